@@ -252,7 +252,7 @@ def write(family, stored, x, dy, folder):
 
 def replay(options, recipe, folder):
     out = f"{folder}/{recipe}"
-    command = [options.fp8flow, "replay", "--hf-config", f"{folder}/config.json", "--input", f"{folder}/layer.safetensors", "--out", out,
+    command = [options.fp8flow, "replay", "--hf-config", f"{folder}/config.json", "--input", f"{folder}/layer.safetensors", "--out", out, "--overwrite",
                "--backend", options.backend, "--set", f"precision.recipe={recipe}"]
     if options.norm:
         command.append("--norm")

@@ -93,7 +93,7 @@ train_twice() {
     local out=$2 ranks=$1 turn
     shift 2
     for turn in first second; do
-        mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$bin/fp8flow" train "$@" --out "$out/$turn" || return
+        mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$bin/fp8flow" train "$@" --out "$out/$turn" --overwrite || return
         grep -oE '"(iteration|lm loss|grad norm)":[^,}]*' "$out/$turn/metrics.jsonl" > "$out/$turn.txt" || return
     done
     cmp "$out/first.txt" "$out/second.txt" && echo "the same bits twice: $(grep -c iteration "$out/first.txt") iterations"
@@ -131,23 +131,23 @@ for ranks in "${rank_counts[@]}"; do
     split=(--set "parallel.expert_model_parallel_size=$ranks" --set "training.micro_batch_size=$((16 / ranks))")
     quickstart=("$root/configs/quickstart.yaml" --backend hopper --set output.log_interval=50 "${split[@]}")
     add --gpus "$ranks" --detail 'held-out loss' "train on $ranks" "${run[@]}" "$bin/fp8flow" train "${quickstart[@]}" \
-        --out "$out/train$ranks"
+        --out "$out/train$ranks" --overwrite
     if ((ranks == rank_counts[-1])); then
         add --gpus "$ranks" --detail 'same bits|differ' "train twice on $ranks" bash -c 'train_twice "$@"' _ "$ranks" "$out/twice" \
             "${quickstart[@]}" --set training.train_iters=100 --set training.eval_iters=0
         rm -f "$out/validate$ranks/validate.json" # its errors would be taken for those of this call
         add --gpus "$ranks" --detail 'verdict:' --figures "errors_of_validate '$out/validate$ranks/validate.json'" \
             "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
-            --out "$out/validate$ranks" --set validate.max_relative_loss_error=0.0025 --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
+            --out "$out/validate$ranks" --overwrite --set validate.max_relative_loss_error=0.0025 --set 'validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8]'
     fi
     if has_command profile; then
         add --gpus "$ranks" "profile on $ranks" "${run[@]}" "$bin/fp8flow" profile "$root/configs/layer_qwen3_30b_a3b.yaml" \
-            --steps 3 --recipes bf16,fp8_flow --backend hopper --out "$out/profile$ranks" --set "parallel.expert_model_parallel_size=$ranks" \
+            --steps 3 --recipes bf16,fp8_flow --backend hopper --out "$out/profile$ranks" --overwrite --set "parallel.expert_model_parallel_size=$ranks" \
             --set "training.global_batch_size=$ranks" --set model.seq_length=1024 --set profile.energy_seconds=0
     fi
 done
 if has_command bench; then
-    add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench"
+    add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench" --overwrite
 fi
 
 # sanitize TOOL TEST: sets `run` to TEST under compute-sanitizer's TOOL; exit status 77 where it is missing. memcheck runs the whole test, which

@@ -2,6 +2,7 @@
 // MPI of this process: initialise, finalise, abort.
 #include "kernels/comm/mpi_session.h"
 
+#include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 
@@ -14,8 +15,10 @@ namespace fp8flow {
 
 namespace {
 
-// mpirun terminates the remaining ranks with SIGTERM.
-void on_termination(int) {
+// mpirun terminates the remaining ranks with SIGTERM where one is lost. Where all are there, somebody wants
+// the job to end, which a run may do after its step.
+void on_termination(int signal) {
+    if (!is_job_lost() && take_stop_signal(signal)) return;
     report_termination();
     ::_exit(static_cast<int>(ExitCode::peer));
 }

@@ -380,6 +380,8 @@ void note_fatal_signals() {
 
 bool claim_report() { return host->reported.exchange(1) == 0; }
 
+bool is_job_lost() { return host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone); }
+
 void note_failure() { own->state = State::ended; }
 
 void report_termination() {

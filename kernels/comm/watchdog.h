@@ -62,6 +62,9 @@ void note_fatal_signals();
 // True for the first caller among the ranks of this host, which then reports the error. Safe in a signal
 // handler, as is report_termination.
 bool claim_report();
+// A rank of this host has reported an error, or is gone. Safe in a signal handler: mpirun reaps a process
+// that ended before it terminates the others.
+bool is_job_lost();
 // This rank ends by an error of its own: its end is no loss to report.
 void note_failure();
 // The launcher ends this rank: reports the lost rank, or that none is known, if no rank has reported yet.

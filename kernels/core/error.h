@@ -22,6 +22,7 @@ enum class ExitCode : int {
     numeric = 13,   // NaN or Inf where none may be
     peer = 14,      // another rank died, stalled or disagrees
     output = 15,    // the output folder is refused, or a file below it cannot be written
+    stopped = 16,   // by a signal, after a step; a resumed run continues from there
     internal = 70,  // our bug
 };
 

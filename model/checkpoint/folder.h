@@ -17,6 +17,8 @@
 
 namespace fp8flow::checkpoint {
 
+inline constexpr const char* kCheckpoints = "checkpoints";  // below a run's output folder, where train saves
+
 std::string checkpoint_name(int64_t step);  // "step_00000020"
 // The step of such a name, exactly as checkpoint_name writes it; nothing for other names.
 std::optional<int64_t> step_of_name(std::string_view name);

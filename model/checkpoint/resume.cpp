@@ -15,8 +15,6 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-constexpr const char* kCheckpoints = "checkpoints";  // below a run's output folder, where train saves
-
 RankLayout layout_of(const Config& config, const ProcessGroup& world) {
     return {world.rank(), world.size(), config.parallel.expert_model_parallel_size};
 }
@@ -89,6 +87,11 @@ void check_position(const CheckpointReader& reader, const Config& config, uint64
             "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now); name the same "
             "data, {}",
             reader.path(), saved.data_fingerprint, data_fingerprint, kOtherwise);
+    require(
+        saved.step <= config.training.train_iters, ExitCode::usage,
+        "training.train_iters: got {}, want at least {}: as many are done in {}; raise it, or resume from "
+        "an older checkpoint",
+        config.training.train_iters, saved.step, reader.path());
 }
 
 // Keys that say where and how a run computes, not what.

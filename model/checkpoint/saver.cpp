@@ -50,7 +50,9 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::save(Trainer& trainer
     pending.started = Clock::now();
     try {
         on_all_ranks(world_, [&] {
-            if (world_.rank() == 0) folder_->begin(pending.step);
+            if (world_.rank() != 0) return;
+            check_owner_();
+            folder_->begin(pending.step);
         });
     } catch (...) {
         pending_.reset();
@@ -98,7 +100,7 @@ void CheckpointSaver::look_at_threads() {
     try {
         if (is_ready(p.file)) {
             const CheckpointManifest::File file = p.file.get();
-            p.report = {Phase::written, file.bytes, file.header_crc, 0};
+            p.report = {.phase = Phase::written, .bytes = file.bytes, .header_crc = file.header_crc};
         }
         if (is_ready(p.publication)) {
             p.publication.get();
@@ -107,6 +109,7 @@ void CheckpointSaver::look_at_threads() {
     } catch (const Error& error) {
         p.error = error.what();
         p.report.phase = Phase::failed;
+        p.report.error_code = static_cast<int64_t>(error.code());
         p.report.error_bytes = static_cast<int64_t>(p.error.size());
     }
 }
@@ -164,8 +167,10 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
     for (const Report& report : reports) manifest.files.push_back({report.bytes, report.header_crc});
     p.report.phase = Phase::publishing;
     p.publication = std::async(std::launch::async, [this, step = p.step, text = manifest_text(manifest)] {
+        check_owner_();
         folder_->write_manifest(step, text);
         folder_->publish(step);
+        check_owner_();
         if (config_.checkpoint.most_recent_k > 0) folder_->keep_latest(config_.checkpoint.most_recent_k);
     });
 }
@@ -177,9 +182,16 @@ void CheckpointSaver::give_up(const std::vector<Report>& reports) {
     std::string text = pending_->error;
     text.resize(static_cast<size_t>(failed->error_bytes));
     world_.broadcast(text.data(), text.size(), static_cast<int>(failed - reports.begin()));
-    if (world_.rank() == 0) folder_->abandon(pending_->step);
+    if (world_.rank() == 0) {
+        try {
+            check_owner_();
+            folder_->abandon(pending_->step);
+        } catch (const Error&) {  // another run's folder by now
+        }
+    }
+    const auto code = static_cast<ExitCode>(failed->error_code);
     pending_.reset();
-    throw Error(ExitCode::checkpoint, text);
+    throw Error(code, text);
 }
 
 }  // namespace fp8flow::checkpoint

@@ -12,6 +12,7 @@
 #include "model/train/trainer.h"
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <memory>
 #include <optional>
@@ -30,6 +31,10 @@ public:
     CheckpointSaver(const CheckpointSaver&) = delete;
     CheckpointSaver& operator=(const CheckpointSaver&) = delete;
 
+    // `check` throws Error where another run has the folder now. The first rank calls it before each change
+    // of the folder, on any thread; after it has thrown, nothing there is touched.
+    void check_owner_with(std::function<void()> check) { check_owner_ = std::move(check); }
+
     struct Published {
         int64_t step = 0;
         double bytes = 0;    // of all ranks
@@ -38,8 +43,8 @@ public:
         std::string path;
     };
     // The state after trainer.steps_done() steps, with none in flight. Waits for the checkpoint
-    // before, if it is still being written. Throws Error(checkpoint) on every rank if the one before failed
-    // on any.
+    // before, if it is still being written. Throws Error(checkpoint), or what check_owner_with() threw, on
+    // every rank if the one before failed on any.
     std::optional<Published> save(Trainer& trainer);
     // Between steps: what has been published since the last call. Throws like save.
     std::optional<Published> poll();
@@ -55,7 +60,7 @@ private:
         Phase phase = Phase::writing;
         int64_t bytes = 0;
         uint32_t header_crc = 0;
-        int64_t error_bytes = 0;
+        int64_t error_code = 0, error_bytes = 0;
     };
     struct Pending {
         int64_t step = 0;
@@ -77,6 +82,7 @@ private:
     Config config_;
     uint64_t data_fingerprint_;
     ProcessGroup& world_;
+    std::function<void()> check_owner_ = [] {};
     std::unique_ptr<CheckpointFolder> folder_;
     std::unique_ptr<PinnedBuffer> copy_;
     size_t copy_bytes_ = 0;

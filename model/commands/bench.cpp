@@ -148,8 +148,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     Peers peers;
     if (!options.peers.empty()) peers.add_measured_here(options.peers);
     const bool prints = world.rank() == 0;
-    std::optional<OutputFolder> folder;
-    if (prints && !options.out.empty()) folder.emplace(options.out);
+    std::optional<RunFolder> run_folder;
+    if (!options.out.empty())
+        run_folder.emplace(
+            RunFolder::Request{.path = options.out, .command = options.command, .taken = options.taken},
+            world);
+    const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
+    if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
     Runner runner(gemm_backends(options, choice), choice, world, measure_options(options, choice));
 
     const Provenance provenance = make_provenance(options.command, choice, world.size());
@@ -176,14 +181,18 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
         }
         // after each row, so that an interrupted suite leaves its results
         judge(rows);
-        if (folder) write_rows(*folder, rows, provenance);
+        if (folder != nullptr) {
+            run_folder->check_if_unsure();
+            run_folder->keep();
+            write_rows(*folder, rows, provenance);
+        }
         eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
     const bool upstream = options.suite == "upstream";
     std::string table = upstream || options.suite == "exchange" ? suite_table(rows) : tables(rows);
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
     if (prints) fmt::print("\n{}", table);
-    if (folder) {
+    if (folder != nullptr) {
         fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
         folder->write_atomic("bench.txt", table);
         if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));

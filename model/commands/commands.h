@@ -5,6 +5,8 @@
 
 #include "kernels/comm/process_group.h"
 #include "model/base/backend.h"
+#include "model/base/run_folder.h"
+#include "model/config/config.h"
 #include "model/validate/arms.h"
 
 #include <optional>
@@ -22,8 +24,9 @@ struct RunOptions {
     BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
-    std::optional<int64_t> measured_steps;  // profile
-    std::string command;                    // as it was typed, for the results
+    std::optional<int64_t> measured_steps;            // profile
+    std::string command;                              // as it was typed, for the results
+    RunFolder::Taken taken = RunFolder::Taken::next;  // enter: --overwrite
     Placement placement;
 };
 
@@ -37,7 +40,8 @@ struct BenchOptions {
     bool capture = false;      // instead of timing: one call of each row, for an attached profiler
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
-    int samples = 0;           // of a burst; 0: the protocol's
+    RunFolder::Taken taken = RunFolder::Taken::next;  // enter: --overwrite
+    int samples = 0;                                  // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
     BackendKind backend = BackendKind::automatic;
     Placement placement;
@@ -49,6 +53,11 @@ struct ReplayOptions : RunOptions {  // config_path may be empty
     bool norm = false;               // the RMSNorm in front of the layer is part of it
     bool intermediates = false;
 };
+
+// Where a run of these options writes.
+inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {
+    return {.path = config.output.out, .command = options.command, .taken = options.taken};
+}
 
 int run_train(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.

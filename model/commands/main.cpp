@@ -213,6 +213,7 @@ struct CommandLine {
     int64_t gpus = 0, steps = 0;
     double start_deadline = kStartDeadline;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false;
+    bool overwrite = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -223,7 +224,9 @@ struct CommandLine {
         app.footer(
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
             "data, 11 checkpoint, "
-            "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 70 a fault of fp8flow.\n"
+            "12 memory, 13 NaN or Inf,\n14 another rank was lost, 15 output folder, 16 stopped by a signal "
+            "after a "
+            "step, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
@@ -237,6 +240,10 @@ struct CommandLine {
                 "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
                 "and --set come after it");
         }
+        for (CLI::App* command : {train, validate, profile, replay, bench})
+            command->add_flag("--overwrite", overwrite,
+                              "write into --out though it holds an earlier run (otherwise: into --out-2, "
+                              "--out-3, ...); train removes that run's checkpoints");
         train->add_option("--weights", options.weights,
                           "start from a Hugging Face model: a .safetensors file, an index, or a folder");
         train
@@ -244,7 +251,7 @@ struct CommandLine {
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         for (CLI::App* command : {train, validate, profile, replay})
-            command->add_option("--backend", backend, "auto | reference | hopper");
+            command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command
                 ->add_option("--start-deadline", start_deadline,
@@ -315,7 +322,7 @@ struct CommandLine {
                           "file with other implementations' times on this GPU, a JSON object a line: "
                           "operation, shape, us, peer, "
                           "source");
-        bench->add_option("--backend", backend, "auto | reference | hopper");
+        bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
             ->check(CLI::IsMember({"native", "cublaslt", "both"}));
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
@@ -348,6 +355,7 @@ struct CommandLine {
         if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (schedules) options.ablation = validate::Ablation::schedules;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
+        if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
         options.backend = parse_backend(backend);
         options.placement = placement();
         bench_options.backend = options.backend;

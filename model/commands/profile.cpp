@@ -48,17 +48,21 @@ public:
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
-          eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())) {
+          eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())),
+          log_(world.rank()) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
-        if (world.rank() == 0) {
-            folder_.emplace(config_.output.out);
-            log_ = RunLog(*folder_, "profile.log");
-            folder_->write_atomic("config.yaml", dump_config(config_));
-        }
+        run_folder_.emplace(run_folder_of(options, config_), world);
+        config_.output.out = run_folder_->name();
+        if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
+        run_folder_->keep();
+        if (!run_folder_->is_first_rank()) return;
+        folder_ = &run_folder_->folder();
+        log_.open(*folder_, "profile.log");
+        folder_->write_atomic("config.yaml", dump_config(config_));
     }
 
     int run() {
@@ -115,6 +119,7 @@ private:
     }
 
     void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {
+        run_folder_->check_if_unsure();
         const auto now = std::chrono::steady_clock::now();
         if (step != of && (step % config_.output.log_interval != 0 || now - last_progress_ < kProgressPause))
             return;
@@ -125,6 +130,7 @@ private:
 
     // Rank 0 writes for all: only its host is sure to have the folder.
     void write_traces() {
+        run_folder_->check();
         const std::string own = chrome_trace(profile_.arms, world_.rank());
         const auto ranks = static_cast<size_t>(world_.size());
         std::vector<int64_t> sizes(ranks);
@@ -139,7 +145,7 @@ private:
         }
         std::string all(end, '\0');
         world_.all_to_all(own.data(), sent, all.data(), received);
-        for (size_t r = 0; r < ranks && folder_; ++r)
+        for (size_t r = 0; r < ranks && folder_ != nullptr; ++r)
             folder_->write_atomic(fmt::format("trace.rank{}.json", r),
                                   std::string_view(all).substr(received[r].offset, received[r].bytes));
     }
@@ -168,7 +174,8 @@ private:
     std::vector<Arm> arms_;
     EtaEstimator eta_;
     std::chrono::steady_clock::time_point last_progress_;
-    std::optional<OutputFolder> folder_;
+    std::optional<RunFolder> run_folder_;
+    const OutputFolder* folder_ = nullptr;  // of the first rank
     std::shared_ptr<const TokenSource> data_;
     RunLog log_;
     Profile profile_;

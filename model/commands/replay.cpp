@@ -67,8 +67,11 @@ public:
           config_(replay_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
           input_(options.input),
-          folder_(config_.output.out) {
-        if (world.rank() == 0) log_ = RunLog(folder_, "replay.log");
+          run_folder_(run_folder_of(options, config_), world),
+          folder_(run_folder_.name()),
+          log_(world.rank()) {
+        config_.output.out = run_folder_.name();
+        if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         share_tokens();
         layer_.emplace(config_, world, backend_, options.norm ? ReplayNorm::apply : ReplayNorm::skip,
                        options.intermediates ? ReplayRecord::intermediates : ReplayRecord::results, own_,
@@ -80,6 +83,8 @@ public:
         log_.line(fmt::format("replay: {} tokens, recipe {}, {}; tokens {} on each", tokens_,
                               recipe_name(config_.precision.recipe), counted(world_.size(), "rank"), slots_));
         load();
+        run_folder_.keep();
+        if (world_.rank() == 0) log_.open(folder_, "replay.log");
         const std::vector<Bf16> hidden = rows_of(kHidden);
         layer_->forward(hidden);
         add("output", layer_->output());
@@ -91,6 +96,7 @@ public:
             layer_->backward(rows_of(kGradient));
             add("grad_hidden_states", layer_->grad_hidden());
         }
+        run_folder_.check();
         if (world_.rank() == 0) write("replay.safetensors", results_);
         if (replay_.intermediates)
             write(fmt::format("intermediates.rank{}.safetensors", world_.rank()), layer_->intermediates());
@@ -235,7 +241,8 @@ private:
     Config config_;
     BackendChoice backend_;
     TensorSet input_;
-    OutputFolder folder_;
+    RunFolder run_folder_;
+    OutputFolder folder_;  // the same, of each rank
     RunLog log_;
     int64_t tokens_ = 0, slots_ = 0, first_ = 0, own_ = 0;
     std::optional<ReplayLayer> layer_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
+#include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
 #include "layers/tensor_stats.h"
 #include "model/base/provenance.h"
@@ -16,6 +17,8 @@
 
 #include <chrono>
 #include <cmath>
+#include <csignal>
+#include <filesystem>
 #include <memory>
 #include <optional>
 
@@ -66,6 +69,36 @@ nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& pro
     return rows;
 }
 
+std::string name_of_signal(int signal) {
+    switch (signal) {
+        case SIGTERM: return "SIGTERM";
+        case SIGINT: return "SIGINT";
+        case SIGUSR1: return "SIGUSR1";
+        default: return "a signal on another rank";
+    }
+}
+
+// The run continues in its own folder: it resumes from a checkpoint below it.
+bool continues_in_folder(const RunOptions& options, const Config& config) {
+    const std::string& load = config.checkpoint.load;
+    const auto real = [](const std::string& path) {
+        std::error_code error;
+        return (std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error) / "")
+            .string();
+    };
+    const bool continues =
+        load == "auto" || (!load.empty() && real(load).starts_with(real(config.output.out)));
+    require(!continues || options.taken != RunFolder::Taken::enter, ExitCode::usage,
+            "--overwrite would remove what --resume {} continues: give one of the two", load);
+    return continues;
+}
+
+RunFolder::Request train_folder_of(const RunOptions& options, const Config& config, bool continues) {
+    RunFolder::Request request = run_folder_of(options, config);
+    if (continues) request.taken = RunFolder::Taken::enter;
+    return request;
+}
+
 class TrainRun {
 public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
@@ -74,15 +107,14 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
-          folder_(open_folder(config_, world)),
-          export_(export_plan(config_, options.export_format)) {
+          export_(export_plan(config_, options.export_format)),
+          continues_(continues_in_folder(options, config_)),
+          overwrites_(options.taken == RunFolder::Taken::enter),
+          run_folder_(train_folder_of(options, config_, continues_), world),
+          log_(world.rank()) {
+        config_.output.out = run_folder_.name();
+        if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
-        if (folder_) {
-            log_ =
-                RunLog(*folder_, "train.log",
-                       config_.checkpoint.load.empty() ? LineFile::Start::truncate : LineFile::Start::append);
-            folder_->write_atomic("config.yaml", dump_config(config_));
-        }
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
@@ -99,14 +131,16 @@ public:
         first_step_ = trainer_->steps_done();
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
-        if (folder_ && config_.output.metrics) open_records();
-        if (folder_ && !config_.output.tensorboard_dir.empty())
-            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
+        trainer_->stop_when([] { return stop_signal() != 0; });
+        if (run_folder_.is_first_rank()) open_files();
+        // From here on the run has started: what it has made stays.
+        run_folder_.keep();
+        if (checkpoint_folder_) checkpoint_folder_->keep();
     }
 
     int run() {
         const auto start = std::chrono::steady_clock::now();
-        for (int64_t i = first_step_; i < config_.training.train_iters; ++i) {
+        for (int64_t i = first_step_; i < config_.training.train_iters && !stopping_; ++i) {
             const bool observed =
                 config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
             trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
@@ -118,7 +152,7 @@ public:
             };
             // Before the checkpoint: a run that resumes from it has the record.
             if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
-            if (saver_ && due(config_.checkpoint.save_interval)) {
+            if (saver_ && (stopping_ || due(config_.checkpoint.save_interval))) {
                 drain();
                 note_stage(Stage::checkpoint, trainer_->steps_done());
                 report(saver_->save(*trainer_));
@@ -126,30 +160,40 @@ public:
         }
         drain();
         if (saver_) report(saver_->finish());
+        const bool stopped = trainer_->steps_done() < config_.training.train_iters;
+        run_folder_.check();
         note_stage(Stage::exporting, trainer_->steps_done());
-        if (export_) export_model();
+        if (export_ && !stopped) export_model();
         note_stage(Stage::summary, trainer_->steps_done());
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();
-        return 0;
+        return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
     }
 
 private:
-    // Before the data are read and weights are made: a folder that cannot be written is found at once.
-    static std::optional<OutputFolder> open_folder(const Config& config, const ProcessGroup& world) {
-        if (world.rank() != 0) return std::nullopt;
-        return OutputFolder(config.output.out);
+    // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
+    void open_files() {
+        folder_ = &run_folder_.folder();
+        log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
+        folder_->write_atomic("config.yaml", dump_config(config_));
+        if (config_.output.metrics) open_records();
+        if (!config_.output.tensorboard_dir.empty())
+            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
     }
 
-    // The folder of this run's checkpoints, made by the first rank and known to all.
-    std::string checkpoint_folder() {
+    // The folder of this run's checkpoints, made by the first rank and known to all. It has a lease of its
+    // own: another run may name it as its checkpoint.save.
+    std::string checkpoint_path() {
+        const std::string& save = config_.checkpoint.save;
+        checkpoint_folder_.emplace(
+            RunFolder::Request{.path = save.empty() ? config_.output.out + "/" + kCheckpoints : save,
+                               .key = save.empty() ? "--out" : "checkpoint.save",
+                               .command = provenance_.command,
+                               .taken = RunFolder::Taken::enter},
+            world_);
         std::string path;
-        on_all_ranks(world_, [&] {
-            if (!folder_) return;
-            path = config_.checkpoint.save.empty() ? folder_->subfolder("checkpoints").path()
-                                                   : OutputFolder(config_.checkpoint.save).path();
-        });
+        if (checkpoint_folder_->is_first_rank()) path = checkpoint_folder_->folder().path();
         auto length = static_cast<int64_t>(path.size());
         world_.broadcast(&length, sizeof length, 0);
         path.resize(static_cast<size_t>(length));
@@ -160,8 +204,21 @@ private:
     // Before anything of an earlier run is overwritten.
     void find_checkpoints() {
         if (config_.checkpoint.save_interval == 0 && config_.checkpoint.load != "auto") return;
-        checkpoints_ = checkpoint_folder();
-        if (config_.checkpoint.load.empty()) refuse_newer_checkpoints(0);
+        checkpoints_ = checkpoint_path();
+        const bool replaces = overwrites_ && config_.checkpoint.save.empty();
+        if (config_.checkpoint.load.empty() && !replaces) refuse_newer_checkpoints(0);
+    }
+
+    // Those below --out; another folder's are refused like anybody's.
+    void remove_overwritten_checkpoints() {
+        on_all_ranks(world_, [&] {
+            if (!run_folder_.is_first_rank()) return;
+            const std::string path = run_folder_.folder().path_of(kCheckpoints);
+            if (!std::filesystem::is_directory(path)) return;
+            CheckpointFolder folder(std::make_shared<Disk>(), path);
+            folder.clean_up();
+            folder.keep_latest(0);
+        });
     }
 
     // Older and newer by the step in its name: those of another run would be mixed with ours.
@@ -191,9 +248,14 @@ private:
         } else if (spec.load == "auto") {
             log_.line("no checkpoint to resume from: beginning anew");
         }
+        if (overwrites_) remove_overwritten_checkpoints();
         if (spec.save_interval == 0) return;
         refuse_newer_checkpoints(trainer_->steps_done());
         saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_);
+        saver_->check_owner_with([this] {
+            run_folder_.check();
+            checkpoint_folder_->check();
+        });
     }
 
     void report(const std::optional<CheckpointSaver::Published>& saved) {
@@ -219,12 +281,13 @@ private:
     // Results arrive one step late.
     void report(const StepResult& result) {
         const int64_t iteration = result.step + 1;
+        run_folder_.check_if_unsure();
+        stopping_ = stopping_ || result.stop_asked;
         eta_->step_done(result.seconds);
         wire_ += result.wire.total();
         losses_.x.push_back(static_cast<double>(iteration));
         losses_.y.push_back(result.lm_loss);
         last_ = result;
-        if (iteration == config_.training.train_iters) keep_memory(result);
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) {
@@ -236,7 +299,7 @@ private:
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
     }
 
-    // Of the last step, with nothing in flight.
+    // Of the last step so far, with nothing in flight.
     void keep_memory(const StepResult& result) {
         const Trainer::SavedMemory saved = trainer_->saved_memory();
         memory_ = {.parameters = trainer_->parameter_bytes(),
@@ -248,7 +311,7 @@ private:
 
     // The iterations before a resume stay in metrics.jsonl and in the picture.
     void open_records() {
-        const std::vector<nlohmann::json> records = records_until(*folder_, first_step_);
+        const std::vector<nlohmann::json> records = records_until(*folder_, continues_ ? first_step_ : 0);
         metrics_.emplace(open_metrics(*folder_, records));
         const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
             if (!record.contains(key) || !record[key].is_number()) return;
@@ -262,7 +325,10 @@ private:
     }
 
     void drain() {
-        if (const auto result = trainer_->drain()) report(*result);
+        const auto result = trainer_->drain();
+        if (!result) return;
+        report(*result);
+        keep_memory(*result);
     }
 
     void evaluate() {
@@ -297,11 +363,15 @@ private:
     }
 
     void summary(double seconds) {
-        const int64_t steps = config_.training.train_iters - first_step_;
+        const int64_t done = trainer_->steps_done(), all = config_.training.train_iters;
+        const int64_t steps = done - first_step_;
         const double tokens =
             static_cast<double>(steps * config_.training.global_batch_size * config_.model.seq_length);
         log_.line("");
-        log_.line(fmt::format("done: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)",
+        const std::string end = done == all ? "done"
+                                            : fmt::format("stopped by {} after iteration {} of {}",
+                                                          name_of_signal(stop_signal()), done, all);
+        log_.line(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
                               counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
                               recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
                               tokens / seconds));
@@ -334,6 +404,14 @@ private:
         log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
                               config_.output.metrics ? "metrics.jsonl, " : "",
                               config_.output.tensor_stats ? ", tensor_stats.json" : ""));
+        if (done < all) {
+            log_.line(saver_
+                          ? fmt::format("  next           the same command with --out {} --resume auto "
+                                        "continues from here",
+                                        config_.output.out)
+                          : "  next           no checkpoint to continue from: checkpoint.save_interval is 0");
+            return;
+        }
         const auto next = [&](std::string_view what, std::string_view command, std::string_view config,
                               std::string_view options) {
             log_.line(fmt::format("  {:<13}  {:<20} {} {}", what.substr(0, 4) == "next" ? "next" : "",
@@ -347,17 +425,22 @@ private:
     }
 
     ProcessGroup& world_;
+    StopSignals signals_;
     std::string config_path_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
-    std::optional<OutputFolder> folder_;
     std::optional<ExportChoice> export_;
+    bool continues_, overwrites_;
+    RunFolder run_folder_;
+    std::optional<RunFolder> checkpoint_folder_;  // where it saves or looks for one
+    const OutputFolder* folder_ = nullptr;        // of the first rank, which writes
     std::shared_ptr<const TokenSource> data_;
     std::unique_ptr<Trainer> trainer_;
     std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for
     std::unique_ptr<CheckpointSaver> saver_;
     int64_t first_step_ = 0;
+    bool stopping_ = false;  // a rank was asked to; the same on all
     std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
     std::optional<EventFile> events_;

@@ -30,20 +30,24 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
           arms_(make_arms(config_, options.ablation, world.size())),
-          eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())) {
+          eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
+          log_(world.rank()) {
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
                 "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
                 config_.validate.warmup_iters, config_.training.train_iters);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
-        if (world.rank() == 0) {
-            folder_.emplace(config_.output.out);
-            log_ = RunLog(*folder_, "validate.log");
-            folder_->write_atomic("config.yaml", dump_config(config_));
-            curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
-        }
+        run_folder_.emplace(run_folder_of(options, config_), world);
+        config_.output.out = run_folder_->name();
+        if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
+        run_folder_->keep();
+        if (!run_folder_->is_first_rank()) return;
+        folder_ = &run_folder_->folder();
+        log_.open(*folder_, "validate.log");
+        folder_->write_atomic("config.yaml", dump_config(config_));
+        curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
     }
 
     int run() {
@@ -67,6 +71,7 @@ private:
         std::vector<double> seconds;
         const auto report = [&](const StepResult& step) {
             const int64_t iteration = step.step + 1;
+            run_folder_->check_if_unsure();
             eta_.step_done(step.seconds);
             seconds.push_back(step.seconds);
             curve.loss.push_back(step.lm_loss);
@@ -128,6 +133,7 @@ private:
             if (!control) all_pass = all_pass && verdict == Verdict::pass;
             verdicts.push_back(control ? "noise floor" : name_of(verdict));
         }
+        run_folder_->check();
         folder_->write_atomic("validate.json", json(comparisons, verdicts, noise).dump(2) + "\n");
         folder_->write_atomic("loss.svg", picture(comparisons));
         log_.line("");
@@ -254,7 +260,8 @@ private:
     Provenance provenance_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
-    std::optional<OutputFolder> folder_;
+    std::optional<RunFolder> run_folder_;
+    const OutputFolder* folder_ = nullptr;  // of the first rank
     std::shared_ptr<const TokenSource> data_;
     std::optional<LineFile> curve_file_;
     RunLog log_;

@@ -24,14 +24,20 @@ namespace fp8flow::report {
 using namespace data;
 using namespace plan;
 
-RunLog::RunLog(const OutputFolder& folder, std::string_view name, LineFile::Start start)
-    : file_(folder.open_lines(name, start)) {}
-
 void RunLog::line(std::string_view text) {
-    if (!file_) return;
+    if (!speaks_) return;
     fmt::print("{}\n", text);
     std::fflush(stdout);
-    file_->write_line(text);
+    if (file_)
+        file_->write_line(text);
+    else
+        kept_.emplace_back(text);
+}
+
+void RunLog::open(const OutputFolder& folder, std::string_view name, LineFile::Start start) {
+    file_.emplace(folder.open_lines(name, start));
+    for (const std::string& text : kept_) file_->write_line(text);
+    kept_.clear();
 }
 
 namespace {

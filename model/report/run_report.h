@@ -16,15 +16,18 @@
 
 namespace fp8flow::report {
 
-// Prints on rank 0 and appends to <out>/<name>; silent elsewhere.
+// Prints on the first rank and appends to <out>/<name>; silent elsewhere. The file is not touched before
+// open(), which writes what was said by then: a run opens it when it is sure to start.
 class RunLog {
 public:
-    RunLog() = default;  // silent
-    RunLog(const OutputFolder& folder, std::string_view name,
-           LineFile::Start start = LineFile::Start::truncate);
+    explicit RunLog(int rank) : speaks_(rank == 0) {}
     void line(std::string_view text);
+    void open(const OutputFolder& folder, std::string_view name,
+              LineFile::Start start = LineFile::Start::truncate);
 
 private:
+    bool speaks_;
+    std::vector<std::string> kept_;
     std::optional<LineFile> file_;
 };
 

@@ -47,10 +47,10 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
         ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
 }
 
-void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step) {
+void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     auto timed = ctx.part("optimizer");
-    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, loss_sum, ctx.launch);
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, sums, ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
     // whatever they are. Both are the same on every rank, so one that is not finite needs no second
     // reduction.
@@ -64,7 +64,7 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& loss
                              .factor = factor_},
                             ctx.launch);
     };
-    judge(loss_sum, 0.0);  // for its status alone: gradients can be finite where the loss is not
+    judge(sums.slice(0, 1), 0.0);  // for its status alone: gradients can be finite where the loss is not
     judge(dense_squares_, training_.clip_grad);
 
     const double t = static_cast<double>(step + 1);

@@ -18,9 +18,9 @@ public:
     Optimizer(const TrainingSpec& training, Device& device);
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
-    // that hold the same experts. Then clips and updates. loss_sum [1] f32 is summed over ranks with them; a
-    // loss that is not finite prevents the update, as such a gradient does.
-    void step(Context& ctx, ParameterStore& store, const TensorView& loss_sum, int64_t step);
+    // that hold the same experts. Then clips and updates. sums [n] f32, the loss first, are summed over ranks
+    // with them; a loss that is not finite prevents the update, as such a gradient does.
+    void step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 

@@ -29,7 +29,7 @@ void StepRecord::end(const Words& words, Exchange& exchange, const Launch& launc
         if (from) device_.copy_out_async(to, from.data, bytes_of(from), launch.stream);
     };
     copy(&head()->status, words.status);
-    copy(&head()->loss_sum, words.loss_sum);
+    copy(&head()->sums, words.sums);
     copy(&head()->grad_norm, words.grad_norm);
     copy(memory_.at<void>(counts_at_), counts_);
     copy(memory_.at<void>(losses_at_), losses_);

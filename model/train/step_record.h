@@ -19,8 +19,9 @@ public:
     // The order of a step: begin, the step's work, end.
     void begin(Exchange& exchange, const Launch& launch);
     struct Words {
-        TensorView status;               // [1] i32
-        TensorView loss_sum, grad_norm;  // [1] f32
+        TensorView status;     // [1] i32
+        TensorView sums;       // [2] f32: losses, wishes to stop
+        TensorView grad_norm;  // [1] f32
     };
     void end(const Words& words, Exchange& exchange, const Launch& launch);
     bool has_passed() const { return event_.has_passed(); }
@@ -28,7 +29,8 @@ public:
 
     // Valid once it has passed.
     int32_t status() const { return head()->status; }
-    double loss_sum() const { return static_cast<double>(head()->loss_sum); }
+    double loss_sum() const { return static_cast<double>(head()->sums[0]); }
+    bool stop_asked() const { return head()->sums[1] > 0; }
     double grad_norm() const { return static_cast<double>(head()->grad_norm); }
     WireBytes wire() const;  // sent by this rank during the step
     int64_t num_layers() const { return counts_.rank > 0 ? counts_.dim(0) : 0; }
@@ -38,7 +40,7 @@ public:
 private:
     struct Head {
         int32_t status;
-        float loss_sum, grad_norm;
+        float sums[2], grad_norm;
         uint64_t wire_before[3], wire_after[3];  // Exchange::copy_wire_counters
     };
     Head* head() const { return memory_.at<Head>(0); }

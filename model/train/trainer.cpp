@@ -126,7 +126,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     status_ = state_->tensor(DType::i32, {1}, "step");
-    loss_sum_ = state_->tensor(DType::f32, {1}, "step");
+    sums_ = state_->tensor(DType::f32, {2}, "step");
     held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
     ops_->zero({.y = status_});
     for (int i = 0; i < (turns_ ? 2 : 1); ++i)
@@ -230,11 +230,11 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
             .labels = batch.labels,
             .loss_scale =
                 1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length),
-            .loss_sum = loss_sum_};
+            .loss_sum = sums_.slice(0, 1)};
 }
 
 void Trainer::run_micro_batches(const Flight& flight) {
-    ops_->zero({.y = loss_sum_});
+    ops_->zero({.y = sums_});
     const int64_t micro_batches = batcher_.num_micro_batches();
     Context end = make_context(micro_batches - 1, timer_of(flight));
     transformer_->begin_step(end);
@@ -251,7 +251,12 @@ void Trainer::run_micro_batches(const Flight& flight) {
     if (end.wire != nullptr) end.wire->join(end);
     end.wire = nullptr;
     end.timer.set_direction("update");
-    optimizer_->step(end, transformer_->parameters(), loss_sum_, flight.step);
+    if (stop_asked_ && stop_asked_()) {
+        constexpr uint8_t kAnyPositive = 0x3f;  // four of these bytes are the number 0.747
+        const TensorView stop = sums_.slice(1, 1);
+        ops_->device().fill(stop.data, kAnyPositive, static_cast<size_t>(stop.bytes()), end.launch.stream);
+    }
+    optimizer_->step(end, transformer_->parameters(), sums_, flight.step);
     transformer_->end_step(end, flight.step);
 }
 
@@ -330,8 +335,7 @@ void Trainer::launch(Flight& flight) {
     record.begin(*exchange_, {});
     if (skips_rows_) ops_->zero({.y = status_});
     run_micro_batches(flight);
-    record.end({.status = status_, .loss_sum = loss_sum_, .grad_norm = optimizer_->grad_norm()}, *exchange_,
-               {});
+    record.end({.status = status_, .sums = sums_, .grad_norm = optimizer_->grad_norm()}, *exchange_, {});
     flight.casts = ops_->num_casts();
     flight.peak_bytes = 0;
     for (const auto& memory : memory_) flight.peak_bytes += memory->rows->reserved_bytes();
@@ -368,7 +372,8 @@ StepResult Trainer::take_result() {
         .redone = flight.redone,
         .wire = record.wire(),
         .casts = flight.casts,
-        .peak_bytes = flight.peak_bytes};
+        .peak_bytes = flight.peak_bytes,
+        .stop_asked = record.stop_asked()};
     last_end_ = *flight.ended;
     if (StageTimer& timer = timer_of(flight); timer.enabled()) {
         timer.resolve();

@@ -22,6 +22,7 @@
 
 #include <chrono>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -56,8 +57,9 @@ struct StepResult {
     // Of this rank, of the attempt that counted.
     std::map<std::string, double> stage_seconds;
     WireBytes wire;
-    int64_t casts = 0;       // explicit casts, all layers and micro-batches
-    int64_t peak_bytes = 0;  // activations and workspace
+    int64_t casts = 0;        // explicit casts, all layers and micro-batches
+    int64_t peak_bytes = 0;   // activations and workspace
+    bool stop_asked = false;  // on any rank (Trainer::stop_when); every rank has the same
 };
 
 class Trainer {
@@ -83,6 +85,9 @@ public:
     void resume_at(int64_t steps);
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
+    // `asked`: whether the run should stop, looked at once a step. The answers travel with the loss, so that
+    // all ranks learn of one in the result of the same step, and no step gets longer.
+    void stop_when(std::function<bool()> asked) { stop_asked_ = std::move(asked); }
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
     // A diagnosis: steps launched from now on move no rows between ranks (Exchange::skip_rows). Their numbers
@@ -182,7 +187,9 @@ private:
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
     bool skips_rows_ = false;
-    TensorView status_, loss_sum_, held_out_sum_;
+    TensorView status_, held_out_sum_;
+    TensorView sums_;  // [2] f32 over tokens and ranks: losses, and not 0 where a rank wants to stop
+    std::function<bool()> stop_asked_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-// scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, and the
-// line that would run.
+// scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, the line
+// that would run, and a job that is stopped before its time limit and requeued.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 namespace fp8flow {
 namespace {
@@ -75,10 +77,10 @@ TEST_F(Slurm, StartsOneRankATask) {
     ASSERT_EQ(result.status, 0) << result.err;
     const std::string line = lines_of(result.out).back();
     EXPECT_NE(line.find("/mpirun -n 8 --map-by ppr:4:node "), std::string::npos) << line;
-    EXPECT_NE(
-        line.find("/fp8flow train " + folder_.path("configs/small_4gpu.yaml") + " --backend hopper --out " +
-                  folder_.path("runs/slurm-7") + " --set training.train_iters=10"),
-        std::string::npos)
+    EXPECT_NE(line.find("/fp8flow train " + folder_.path("configs/small_4gpu.yaml") +
+                        " --backend hopper --out " + folder_.path("runs/slurm-7") +
+                        " --resume auto --set checkpoint.save_interval=500 --set training.train_iters=10"),
+              std::string::npos)
         << line;
 }
 
@@ -88,8 +90,72 @@ TEST_F(Slurm, TakesAConfigACommandAndALauncher) {
     const std::string line = lines_of(result.out).back();
     EXPECT_NE(line.find("/srun "), std::string::npos) << line;
     EXPECT_NE(line.find("/fp8flow validate configs/own.yaml "), std::string::npos) << line;
+    EXPECT_NE(line.find(" --overwrite"), std::string::npos) << line;
     EXPECT_EQ(submit("FP8FLOW_LAUNCHER=ssh", "").status, 2);
     EXPECT_EQ(submit("", "configs/missing.yaml").status, 2);
+}
+
+// The scheduler: runs the job, sends SIGUSR1 once it trains, and runs it again, with the same number, as long
+// as it asks for that. The third time it has three iterations left. The ranks are real.
+constexpr const char* kScheduler = R"sh(
+for attempt in 1 2 3; do
+    iterations=1000000
+    if ((attempt == 3)); then
+        last=$(cd runs/slurm-7/checkpoints && echo step_*)
+        iterations=$((10#${last##*step_} + 3))
+    fi
+    rm -f requeued
+    bash "$@" --set training.train_iters=$iterations > log$attempt 2>&1 &
+    job=$!
+    if ((attempt < 3)); then
+        until grep -q 'lm loss' log$attempt || ! kill -0 $job; do sleep 0.05; done
+        kill -USR1 $job
+    fi
+    status=0
+    wait $job || status=$?
+    echo "status $status, requeued $(cat requeued 2> /dev/null)"
+done
+echo $iterations
+)sh";
+
+TEST_F(Slurm, AJobStopsBeforeItsLimitGoesBackToTheQueueAndResumes) {
+    const auto script = [&](const std::string& name, const std::string& text) {
+        folder_.write(name, "#!/bin/sh\n" + text + "\n");
+        std::filesystem::permissions(folder_.path(name), std::filesystem::perms::owner_all);
+    };
+    script("bin/mpirun", "exec " FP8FLOW_MPIEXEC " --oversubscribe \"$@\"");
+    script("bin/scontrol", "echo \"$2\" > requeued");
+    folder_.write("scheduler", kScheduler);
+    const std::string job = kScripts + "slurm.sbatch " + config_file("test") +
+                            " --backend reference --set training.eval_iters=0 "
+                            "--set training.lr_decay_iters=100 --set parallel.expert_model_parallel_size=2";
+    const auto run = [&](const std::string& number, const std::string& line) {
+        return run_bash("export SLURM_SUBMIT_DIR=$PWD SLURM_JOB_ID=" + number +
+                            " SLURM_NTASKS=2 SLURM_NTASKS_PER_NODE=2 SLURM_JOB_NODELIST=here "
+                            "PATH=$PWD/bin:$PATH FP8FLOW_PROGRAM=" FP8FLOW_EXECUTABLE "; bash " +
+                            line,
+                        folder_);
+    };
+    const CommandResult stopped = run("7", "scheduler " + job);
+    const std::vector<std::string> lines = lines_of(stopped.out);
+    ASSERT_EQ(lines.size(), 4u) << stopped.out << stopped.err << read_whole(folder_.path("log1"));
+    EXPECT_EQ(lines[0], "status 16, requeued 7") << read_whole(folder_.path("log1"));
+    EXPECT_EQ(lines[1], "status 16, requeued 7") << read_whole(folder_.path("log2"));
+    EXPECT_EQ(lines[2], "status 0, requeued ") << read_whole(folder_.path("log3"));
+    expect_contains(read_whole(folder_.path("log2")), "resumed from ");
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("runs/slurm-7-2")));
+
+    const CommandResult straight = run("8", job + " --set training.train_iters=" + lines[3]);
+    ASSERT_EQ(straight.status, 0) << straight.out << straight.err;
+    const auto losses = [&](const std::string& number) {
+        std::vector<double> losses;
+        for (const std::string& line :
+             lines_of(read_whole(folder_.path("runs/slurm-" + number + "/metrics.jsonl"))))
+            losses.push_back(nlohmann::json::parse(line).at("lm loss"));
+        return losses;
+    };
+    EXPECT_EQ(losses("7"), losses("8"));
+    EXPECT_EQ(losses("7").size(), static_cast<size_t>(std::stoll(lines[3])));
 }
 
 }  // namespace

@@ -101,10 +101,17 @@ TEST(Resume, WhatItSays) {
     EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000006/manifest.json"));
     const std::string log = read_whole(out + "/train.log");
 
-    // Begun anew by mistake: nothing of the earlier run is touched.
-    result = run({});
+    // Begun anew with the checkpoints of another run: nothing of that run is touched, nothing is left.
+    result = fp8flow_alone(train(folder.path("new"), 1, {}, {"checkpoint.save=" + out + "/checkpoints"}));
     EXPECT_EQ(result.status, static_cast<int>(ExitCode::checkpoint));
     expect_contains(result.err, "holds 2 checkpoints of an earlier run, up to iteration 6");
+    EXPECT_EQ(read_whole(out + "/train.log"), log);
+    EXPECT_FALSE(fs::exists(folder.path("new")));
+
+    // Fewer iterations than are done.
+    result = run({"--resume", "auto"}, {"training.train_iters=5"});
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::usage));
+    expect_contains(result.err, "training.train_iters: got 5, want at least 6: as many are done in " + out);
     EXPECT_EQ(read_whole(out + "/train.log"), log);
 
     // On, with more iterations; the key that changed the schedule is named.

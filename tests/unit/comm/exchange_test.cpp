@@ -197,8 +197,8 @@ TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
     const ExchangeCase c{.tokens = {kTokens, kTokens}, .topk = 2, .experts = 4, .seed = 8};
     run_thread_ranks(2, 20, [&](ProcessGroup& group) {
         test::ExchangeRank self(group, CombineOrder::rank);
-        const DispatchPlan plan = test::ExchangeLayer(c, group.rank()).plan();
-        ReferenceOps ops;
+        const test::ExchangeLayer layer(c, group.rank());
+        const DispatchPlan plan = layer.plan();
         test::HostTensor x(DType::f32, {kTokens, kHidden}), y(DType::f32, {kTokens, kHidden}),
             one(DType::f32, {kTokens, kHidden}), rows(DType::f32, {plan.groups.row_capacity, kHidden}),
             drow_prob(DType::f32, {plan.groups.row_capacity}), dprob(DType::f32, {kTokens, 2});
@@ -213,7 +213,7 @@ TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
             for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(y(i), value(i));
             for (int64_t i = 0; i < dprob.numel() && args.dprob; ++i) EXPECT_EQ(dprob(i), 0);
         };
-        self.exchange.skip_rows(&ops);
+        self.exchange.skip_rows(&self.ops);
         self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
         EXPECT_EQ(rows(0), 7.0);
         expect({.src = rows, .drow_prob = drow_prob, .y = y, .dprob = dprob}, [](int64_t) { return 0.0; });

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: MIT
+// Which folder a run gets, and what is left of it where the run does not start.
+#include "model/base/run_folder.h"
+
+#include "kernels/core/error.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <thread>
+
+namespace fp8flow {
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr int kMostNumbers = 10000;
+
+// Hidden files are leases and what a process that died was writing; a start that was killed leaves an empty
+// folder of checkpoints.
+bool is_free(const std::string& path) {
+    std::error_code error;
+    for (const auto& entry : fs::directory_iterator(path, error)) {
+        if (entry.path().filename().string().starts_with('.')) continue;
+        if (!entry.is_directory(error) || entry.is_symlink(error) || !is_free(entry.path())) return false;
+    }
+    return true;
+}
+
+std::string without_trailing_slashes(std::string path) {
+    while (path.size() > 1 && path.back() == '/') path.pop_back();
+    return path;
+}
+
+// The folders on the way to `path` that are not there, outer before inner.
+std::vector<std::string> missing_folders(const std::string& path) {
+    std::vector<std::string> missing;
+    std::error_code error;
+    for (fs::path at = fs::absolute(path, error).lexically_normal(); at.has_relative_path();
+         at = at.parent_path()) {
+        if (fs::exists(fs::symlink_status(at, error))) break;
+        missing.push_back(at.string());
+    }
+    std::reverse(missing.begin(), missing.end());
+    return missing;
+}
+
+}  // namespace
+
+RunFolder::RunFolder(const Request& request, ProcessGroup& world)
+    : name_(without_trailing_slashes(request.path)) {
+    try {
+        if (request.taken == Taken::enter) take_this(request, world);
+        if (request.taken == Taken::next && world.rank() == 0) take_next(request);
+    } catch (...) {
+        close();
+        throw;
+    }
+    auto length = static_cast<int64_t>(name_.size());
+    world.broadcast(&length, sizeof length, 0);
+    name_.resize(static_cast<size_t>(length));
+    world.broadcast(name_.data(), name_.size(), 0);
+}
+
+RunFolder::~RunFolder() { close(); }
+
+void RunFolder::open(const Request& request) {
+    made_ = missing_folders(name_);
+    folder_.emplace(name_);
+    lease_ = std::make_unique<Lease>(folder_->descriptor(), folder_->path(), request.command, request.times);
+}
+
+// Removes what was made, unless it is kept; only what is empty can be removed.
+void RunFolder::close() {
+    lease_.reset();
+    folder_.reset();
+    if (!kept_)
+        for (auto path = made_.rbegin(); path != made_.rend(); ++path) ::rmdir(path->c_str());
+    made_.clear();
+}
+
+Lease::Attempt RunFolder::try_to_take(const Request& request) {
+    if (!folder_) open(request);
+    const Lease::Attempt attempt = lease_->try_to_take();
+    if (attempt == Lease::Attempt::gone) close();  // by a run that did not start
+    return attempt;
+}
+
+// All ranks wait together, in short turns: the lease of a lost machine may take longer to go stale than a
+// rank may wait for another.
+void RunFolder::take_this(const Request& request, ProcessGroup& world) {
+    constexpr std::chrono::milliseconds kBetweenAttempts{200};
+    for (int32_t again = 1; again != 0;) {
+        if (world.rank() == 0) {
+            const Lease::Attempt attempt = try_to_take(request);
+            require(attempt != Lease::Attempt::held, ExitCode::output,
+                    "{} {}: {} is running in it; choose another folder, or wait for its end", request.key,
+                    name_, lease_->holder());
+            again = attempt == Lease::Attempt::taken ? 0 : 1;
+        }
+        world.broadcast(&again, sizeof again, 0);
+        if (again != 0) std::this_thread::sleep_for(kBetweenAttempts);
+    }
+}
+
+void RunFolder::take_next(const Request& request) {
+    const std::string asked = name_;
+    for (int number = 1; number <= kMostNumbers;) {
+        name_ = number == 1 ? asked : fmt::format("{}-{}", asked, number);
+        open(request);
+        const Lease::Attempt attempt = is_free(folder_->path()) ? try_to_take(request) : Lease::Attempt::held;
+        if (attempt == Lease::Attempt::gone) continue;
+        // Once more: another run may have come and ended meanwhile.
+        if (attempt == Lease::Attempt::taken && is_free(folder_->path())) {
+            if (number > 1)
+                note_ = fmt::format(
+                    "{} holds another run: this one goes to {} (--overwrite replaces the other, train "
+                    "--resume "
+                    "auto continues it)",
+                    asked, name_);
+            return;
+        }
+        close();
+        ++number;
+    }
+    fail(ExitCode::output, "{} {}: it and {} folders with a number are taken; choose another", request.key,
+         asked, kMostNumbers - 1);
+}
+
+void RunFolder::check() const {
+    if (lease_) lease_->check();
+}
+
+void RunFolder::check_if_unsure() const {
+    if (lease_) lease_->check_if_unsure();
+}
+
+}  // namespace fp8flow

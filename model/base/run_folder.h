@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// RunFolder: the folder of one run, held by a lease from the start of the run to its end. The first rank
+// holds it; all ranks know its name. A folder is free if it holds nothing but hidden files and empty folders.
+// Until keep(), a run writes no file here, and if it fails by then, what it made is removed. Read next:
+// lease.h, output.h.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "model/base/lease.h"
+#include "model/base/output.h"
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+class RunFolder {
+public:
+    // What becomes of a folder that is not free.
+    enum class Taken {
+        next,   // the run goes to the first of NAME-2, NAME-3, ... that is
+        enter,  // one to continue or to overwrite; refused while another run is in it
+    };
+    struct Request {
+        std::string path;           // as the user wrote it
+        std::string key = "--out";  // what names it, for errors
+        std::string command = {};   // as typed
+        Taken taken = Taken::next;
+        LeaseTimes times = {};
+    };
+    // Collective. Throws ExitCode::output on the first rank, as OutputFolder does and where it is refused.
+    RunFolder(const Request& request, ProcessGroup& world);
+    ~RunFolder();
+    RunFolder(const RunFolder&) = delete;
+    RunFolder& operator=(const RunFolder&) = delete;
+
+    const std::string& name() const { return name_; }  // as the user wrote it, with the number
+    const std::string& note() const { return note_; }  // one line where the run goes elsewhere; else empty
+    bool is_first_rank() const { return folder_.has_value(); }
+    // Of the first rank.
+    const OutputFolder& folder() const { return *folder_; }
+
+    void keep() { kept_ = true; }
+    // Throw ExitCode::output if another run has the folder now. On other ranks they do nothing.
+    void check() const;
+    void check_if_unsure() const;
+
+private:
+    void take_this(const Request& request, ProcessGroup& world);
+    void take_next(const Request& request);
+    Lease::Attempt try_to_take(const Request& request);
+    void open(const Request& request);
+    void close();
+
+    std::string name_, note_;
+    std::optional<OutputFolder> folder_;
+    std::unique_ptr<Lease> lease_;
+    std::vector<std::string> made_;  // folders, outer before inner
+    bool kept_ = false;
+};
+
+}  // namespace fp8flow

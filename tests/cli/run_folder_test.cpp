@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+// One owner per run folder: which folder a run gets, what a start that fails leaves, and two jobs that want
+// the same one.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <functional>
+#include <map>
+#include <set>
+#include <thread>
+
+namespace fp8flow {
+namespace {
+
+namespace fs = std::filesystem;
+using Texts = std::vector<std::string>;
+
+Texts train(const std::string& out, const Texts& more = {}) {
+    Texts line = {"train",     config_file("test"),
+                  "--backend", "reference",
+                  "--out",     out,
+                  "--set",     "training.train_iters=3",
+                  "--set",     "training.eval_iters=0"};
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+// Every file and folder below, hidden ones too, with content.
+std::map<std::string, std::string> tree_of(const std::string& folder) {
+    std::map<std::string, std::string> tree;
+    for (const auto& entry : fs::recursive_directory_iterator(folder))
+        tree[entry.path().lexically_relative(folder).string()] =
+            entry.is_directory() ? "" : read_whole(entry.path());
+    return tree;
+}
+
+std::set<std::string> names_in(const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& entry : fs::directory_iterator(folder)) names.insert(entry.path().filename().string());
+    return names;
+}
+
+void wait_for(const std::function<bool()>& condition) {
+    for (int i = 0; i < 6000 && !condition(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ASSERT_TRUE(condition());
+}
+
+class RunFolders : public testing::Test {
+protected:
+    std::unique_ptr<RunningCommand> start_long_run(const std::string& out, Texts more = {}) {
+        more.insert(more.end(), {"--set", "training.train_iters=1000000"});
+        Texts line = train(out, more);
+        line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+        auto run = std::make_unique<RunningCommand>(line, folder_.path());
+        wait_for([&] { return run->out_so_far().find("lm loss") != std::string::npos; });
+        return run;
+    }
+    TemporaryFolder folder_;
+};
+
+TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
+    for (const int ranks : {1, 2}) {
+        const std::string out = "runs/" + std::to_string(ranks);
+        const Texts line =
+            train(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
+        ASSERT_EQ(fp8flow_on_ranks(ranks, line, folder_.path()).status, 0);
+        const auto first = tree_of(folder_.path(out));
+        EXPECT_EQ(first.count(".lease"), 0u);
+        for (const char* number : {"-2", "-3"}) {
+            const CommandResult again = fp8flow_on_ranks(ranks, line, folder_.path());
+            ASSERT_EQ(again.status, 0) << again.err;
+            EXPECT_EQ(lines_of(again.out).front(),
+                      out + " holds another run: this one goes to " + out + number +
+                          " (--overwrite replaces the other, train --resume auto continues it)");
+            expect_contains(again.out, folder_.path(out + number) + "/");
+            expect_contains(read_whole(folder_.path(out + number + "/config.yaml")), out + number);
+        }
+        EXPECT_EQ(tree_of(folder_.path(out)), first);
+    }
+}
+
+TEST_F(RunFolders, EveryCommandFollowsTheRule) {
+    const std::string mine = folder_.write("out/notes.txt", "mine");
+    const std::string config = config_file("test");
+    const Texts backend = {"--backend", "reference", "--out", "out"};
+    for (const Texts& command :
+         {Texts{"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
+          Texts{"profile", config, "--steps", "1", "--recipes", "bf16"},
+          Texts{"bench", "rms_norm", "--samples", "1"}}) {
+        Texts line = command;
+        line.insert(line.end(), backend.begin(), backend.end());
+        const CommandResult next = fp8flow_alone(line, folder_.path());
+        EXPECT_EQ(next.status, 0) << next.err;
+        expect_contains(next.out, "out holds another run: this one goes to out-2");
+        EXPECT_GT(names_in(folder_.path("out-2")).size(), 1u);
+        EXPECT_EQ(names_in(folder_.path("out")).size(), 1u);
+        fs::remove_all(folder_.path("out-2"));
+    }
+    EXPECT_EQ(read_whole(mine), "mine");
+}
+
+TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
+    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=1"}), folder_.path()).status, 0);
+    const CommandResult second = fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=2", "--set",
+                                                             "training.train_iters=2", "--overwrite"}),
+                                               folder_.path());
+    EXPECT_EQ(second.status, 0) << second.err;
+    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000002"}));
+    EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 2u);
+    EXPECT_FALSE(fs::exists(folder_.path("out-2")));
+    for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
+        const CommandResult both =
+            fp8flow_alone(train("out", {"--overwrite", "--resume", resumed}), folder_.path());
+        EXPECT_EQ(both.status, static_cast<int>(ExitCode::usage));
+        expect_contains(both.err, "--overwrite would remove what --resume " + std::string(resumed));
+    }
+}
+
+// A run that resumes from another run's checkpoint is a new run.
+TEST_F(RunFolders, ResumedFromElsewhere) {
+    const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "checkpoint.most_recent_k=0"};
+    ASSERT_EQ(fp8flow_alone(train("from", saves), folder_.path()).status, 0);
+    ASSERT_EQ(fp8flow_alone(train("out", saves), folder_.path()).status, 0);
+    const auto before = tree_of(folder_.path("out"));
+    Texts line = train("out", saves);
+    line.insert(line.end(), {"--resume", "from/checkpoints/step_00000002"});
+    ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
+    EXPECT_EQ(tree_of(folder_.path("out")), before);
+    EXPECT_EQ(lines_of(read_whole(folder_.path("out-2/metrics.jsonl"))).size(), 1u);
+    line.push_back("--overwrite");
+    const CommandResult replaced = fp8flow_alone(line, folder_.path());
+    EXPECT_EQ(replaced.status, 0) << replaced.err;
+    EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 1u);
+    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000003"}));
+}
+
+// The folder of checkpoints of a live run, named by another.
+TEST_F(RunFolders, CheckpointsHaveOneOwner) {
+    const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1000000"});
+    const CommandResult refused =
+        fp8flow_alone(train("other", {"--set", "checkpoint.save_interval=1", "--set",
+                                      "checkpoint.save=" + folder_.path("out/checkpoints")}),
+                      folder_.path());
+    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
+    expect_contains(refused.err, "checkpoint.save " + folder_.path("out/checkpoints") + ": process ");
+    EXPECT_FALSE(fs::exists(folder_.path("other")));
+}
+
+TEST_F(RunFolders, AStartThatFailsLeavesNothing) {
+    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=3"}), folder_.path()).status, 0);
+    const auto before = tree_of(folder_.path());
+    const Texts no_data = {"--set", "data.data_kind=text",     "--set", "model.vocab_size=257",
+                           "--set", "data.data_path=/nowhere", "--set", "checkpoint.save_interval=1"},
+                other_model = {"--set", "model.num_layers=3", "--set", "model.moe_layer_freq=[0,1,1]"};
+    const auto both = [](Texts a, const Texts& b) {
+        a.insert(a.end(), b.begin(), b.end());
+        return a;
+    };
+    for (const auto& [out, more] :
+         std::vector<std::pair<std::string, Texts>>{{"out", no_data},
+                                                    {"out", both({"--overwrite"}, no_data)},
+                                                    {"out", both({"--resume", "auto"}, no_data)},
+                                                    {"out", both({"--resume", "auto"}, other_model)},
+                                                    {"out", {"--overwrite", "--weights", "nowhere"}},
+                                                    {"fresh/folder", no_data},
+                                                    {"fresh/folder", {"--resume", "nowhere"}},
+                                                    {"fresh/folder", {"--weights", "nowhere"}},
+                                                    {"fresh/folder", {"--set", "training.lr=fast"}}}) {
+        const CommandResult failed = fp8flow_on_ranks(2, train(out, more), folder_.path());
+        EXPECT_NE(failed.status, 0) << testing::PrintToString(more);
+        EXPECT_EQ(error_lines(failed.err).size(), 1u) << failed.err;
+        EXPECT_EQ(tree_of(folder_.path()), before) << testing::PrintToString(more);
+    }
+}
+
+TEST_F(RunFolders, ALiveRunIsLeftAlone) {
+    const auto run = start_long_run("out");
+    const CommandResult other = fp8flow_alone(train("out"), folder_.path());
+    EXPECT_EQ(other.status, 0) << other.err;
+    expect_contains(other.out, "this one goes to out-2");
+    for (const Texts& more : {Texts{"--overwrite"}, Texts{"--resume", "auto"}}) {
+        const CommandResult refused = fp8flow_alone(train("out", more), folder_.path());
+        EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output));
+        expect_contains(refused.err, "--out out: process " + std::to_string(run->pid()) + " on ");
+    }
+    ASSERT_EQ(::kill(run->pid(), SIGKILL), 0);
+    run->wait(30);
+    EXPECT_EQ(names_in(folder_.path("out")).count(".lease"), 1u);
+    EXPECT_EQ(fp8flow_alone(train("out", {"--overwrite"}), folder_.path()).status, 0);  // at once
+    EXPECT_EQ(names_in(folder_.path("out")).count(".lease"), 0u);
+}
+
+// As if another machine had taken over while this run was suspended.
+TEST_F(RunFolders, ARunThatLostItsFolderStops) {
+    const auto run =
+        start_long_run("out", {"--set", "checkpoint.save_interval=1", "--set", "checkpoint.most_recent_k=0"});
+    const std::string path = folder_.path("out/.lease");
+    ASSERT_EQ(::kill(run->pid(), SIGSTOP), 0);
+    const std::string another =
+        R"({"id":"1","machine":"another","host":"there","pid":7,"command":"fp8flow"})";
+    folder_.write("another", another);
+    fs::rename(folder_.path("another"), path);
+    const auto published = [&] {
+        Texts names;
+        for (const std::string& name : names_in(folder_.path("out/checkpoints")))
+            if (!name.ends_with(".tmp")) names.push_back(name);
+        return names;
+    };
+    const Texts before = published();
+    ASSERT_EQ(::kill(run->pid(), SIGCONT), 0);
+    const CommandResult result = run->wait(60);
+    EXPECT_EQ(result.status, static_cast<int>(ExitCode::output)) << result.err;
+    expect_contains(result.err, "this run has lost its folder: process 7 on there (fp8flow) has taken it");
+    EXPECT_EQ(read_whole(path), another);
+    EXPECT_LE(published().size(), before.size() + 1);  // the one that it was renaming when it was suspended
+    EXPECT_FALSE(fs::exists(folder_.path("out/memory.json")));
+}
+
+// FP8FLOW_FIGHTS: how often.
+TEST_F(RunFolders, TwoJobsOverOneFolder) {
+    const char* asked = std::getenv("FP8FLOW_FIGHTS");
+    const int fights = asked != nullptr ? std::stoi(asked) : 5;
+    for (int i = 0; i < fights; ++i) {
+        const std::string out = "fight" + std::to_string(i);
+        Texts line = train(out, {"--set", "checkpoint.save_interval=1"});
+        line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+        RunningCommand a(line, folder_.path()), b(line, folder_.path());
+        const CommandResult first = a.wait(60), second = b.wait(60);
+        ASSERT_EQ(first.status, 0) << first.err;
+        ASSERT_EQ(second.status, 0) << second.err;
+        std::set<std::string> names;
+        for (const std::string& name : {out, out + "-2"}) {
+            const std::string folder = folder_.path(name);
+            ASSERT_TRUE(fs::exists(folder + "/memory.json")) << name << first.out << second.out;
+            EXPECT_EQ(lines_of(read_whole(folder + "/metrics.jsonl")).size(), 3u);
+            EXPECT_EQ(names_in(folder + "/checkpoints"),
+                      (std::set<std::string>{"step_00000002", "step_00000003"}));
+            names = names_in(folder);
+            EXPECT_EQ(names, (std::set<std::string>{"checkpoints", "config.yaml", "loss.svg", "memory.json",
+                                                    "metrics.jsonl", "train.log"}));
+        }
+        EXPECT_FALSE(fs::exists(folder_.path(out + "-3")));
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: MIT
+// A run that a signal stops: after a step, on all ranks, with a checkpoint from which it continues with the
+// same bits; and a second signal, which ends it at once.
+#include "kernels/core/error.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <thread>
+
+namespace fp8flow {
+namespace {
+
+namespace fs = std::filesystem;
+using Texts = std::vector<std::string>;
+
+constexpr int kStopped = static_cast<int>(ExitCode::stopped);
+constexpr double kLongestStop = 30;  // of steps of milliseconds, on a busy machine
+
+class Stop : public testing::Test {
+protected:
+    static Texts train(int ranks, const std::string& out, int64_t iterations, const Texts& more = {}) {
+        Texts line = {"train",     config_file("test"),
+                      "--backend", "reference",
+                      "--out",     out,
+                      "--set",     "training.eval_iters=0",
+                      "--set",     "training.lr_decay_iters=100",
+                      "--set",     "checkpoint.save_interval=1000000",
+                      "--set",     "training.train_iters=" + std::to_string(iterations),
+                      "--set",     "parallel.expert_model_parallel_size=" + std::to_string(ranks)};
+        line.insert(line.end(), more.begin(), more.end());
+        return line;
+    }
+    // Started, and past its first step.
+    std::unique_ptr<RunningCommand> start(int ranks, const Texts& arguments) {
+        Texts line = ranks > 1 ? mpirun_line(ranks, arguments) : Texts{FP8FLOW_EXECUTABLE};
+        if (ranks == 1) line.insert(line.end(), arguments.begin(), arguments.end());
+        auto run = std::make_unique<RunningCommand>(line, folder_.path());
+        for (int i = 0; i < 6000 && run->out_so_far().find("lm loss") == std::string::npos; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return run;
+    }
+    // The step of the only checkpoint.
+    int64_t step_of(const std::string& out) {
+        int64_t step = 0;
+        int count = 0;
+        for (const auto& entry : fs::directory_iterator(folder_.path(out + "/checkpoints"))) {
+            step = std::stoll(entry.path().filename().string().substr(std::string("step_").size()));
+            ++count;
+        }
+        EXPECT_EQ(count, 1);
+        return step;
+    }
+    std::vector<double> losses_of(const std::string& out) {
+        std::vector<double> losses;
+        for (const std::string& line : lines_of(read_whole(folder_.path(out + "/metrics.jsonl"))))
+            losses.push_back(nlohmann::json::parse(line).at("lm loss"));
+        return losses;
+    }
+    TemporaryFolder folder_;
+};
+
+TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
+    for (const auto& [signal, name] :
+         {std::pair{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}}) {
+        const auto run = start(1, train(1, name, 1'000'000));
+        ASSERT_EQ(::kill(run->pid(), signal), 0);
+        const CommandResult stopped = run->wait(kLongestStop);
+        EXPECT_EQ(stopped.status, kStopped) << stopped.err;
+        EXPECT_EQ(stopped.err, "");
+        const int64_t step = step_of(name);
+        const std::string out = name;
+        expect_contains(stopped.out,
+                        "stopped by " + out + " after iteration " + std::to_string(step) + " of 1000000");
+        expect_contains(stopped.out, "the same command with --out " + out + " --resume auto");
+        EXPECT_EQ(losses_of(name).size(), static_cast<size_t>(step));
+        for (const char* file : {"/loss.svg", "/memory.json", "/train.log", "/config.yaml"})
+            EXPECT_TRUE(fs::exists(folder_.path(name + std::string(file)))) << file;
+        EXPECT_FALSE(fs::exists(folder_.path(name + std::string("/.lease"))));
+        EXPECT_FALSE(fs::exists(folder_.path(name + std::string("/checkpoints/.lease"))));
+    }
+}
+
+// mpirun passes SIGUSR1 on; SIGTERM to one rank alone stops all.
+TEST_F(Stop, AllRanksStopAfterTheSameStepAndContinueWithTheSameBits) {
+    for (const bool one_rank : {false, true}) {
+        const std::string out = one_rank ? "one" : "all", straight = out + "_straight";
+        const auto run = start(2, train(2, out, 1'000'000));
+        if (one_rank) {
+            const std::vector<int> ranks = ranks_below(run->pid());
+            ASSERT_EQ(ranks.size(), 2u);
+            ASSERT_EQ(::kill(ranks.back(), SIGTERM), 0);
+        } else {
+            ASSERT_EQ(::kill(run->pid(), SIGUSR1), 0);
+        }
+        const CommandResult stopped = run->wait(kLongestStop);
+        EXPECT_EQ(stopped.status, kStopped) << stopped.err;
+        EXPECT_TRUE(error_lines(stopped.err).empty()) << stopped.err;
+        const int64_t iterations = step_of(out) + 3;
+        ASSERT_EQ(fp8flow_on_ranks(2, train(2, out, iterations, {"--resume", "auto"}), folder_.path()).status,
+                  0);
+        ASSERT_EQ(fp8flow_on_ranks(2, train(2, straight, iterations), folder_.path()).status, 0);
+        EXPECT_EQ(losses_of(out), losses_of(straight));
+    }
+}
+
+TEST_F(Stop, WithoutCheckpointsItSaysSo) {
+    const auto run = start(1, train(1, "out", 1'000'000, {"--set", "checkpoint.save_interval=0"}));
+    ASSERT_EQ(::kill(run->pid(), SIGTERM), 0);
+    const CommandResult stopped = run->wait(kLongestStop);
+    EXPECT_EQ(stopped.status, kStopped) << stopped.err;
+    expect_contains(stopped.out, "no checkpoint to continue from: checkpoint.save_interval is 0");
+}
+
+// Both come before the end of a step, which takes a second or more.
+TEST_F(Stop, ASecondSignalEndsItAtOnce) {
+    const auto run =
+        start(1, train(1, "out", 1'000'000,
+                       {"--set", "training.global_batch_size=512", "--set", "model.seq_length=64"}));
+    ASSERT_EQ(::kill(run->pid(), SIGTERM), 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ASSERT_EQ(::kill(run->pid(), SIGTERM), 0);
+    const CommandResult ended = run->wait(kLongestStop);
+    EXPECT_EQ(ended.status, 128 + SIGTERM);
+    EXPECT_EQ(error_lines(ended.err), (Texts{"fp8flow: error: ended at once by a second signal"}));
+}
+
+TEST_F(Stop, AnIgnoredSignalStaysIgnored) {
+    Texts line = {"bash", "-c", "trap '' INT; exec \"$@\"", "bash", FP8FLOW_EXECUTABLE};
+    const Texts arguments = train(1, "out", 40);
+    line.insert(line.end(), arguments.begin(), arguments.end());
+    RunningCommand run(line, folder_.path());
+    for (int i = 0; i < 6000 && run.out_so_far().find("lm loss") == std::string::npos; ++i)
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    ::kill(run.pid(), SIGINT);
+    EXPECT_EQ(run.wait(60).status, 0);
+}
+
+}  // namespace
+}  // namespace fp8flow
