@@ -150,10 +150,10 @@ if has_command bench; then
     add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench" --overwrite
 fi
 
-# sanitize TOOL TEST: sets `run` to TEST under compute-sanitizer's TOOL; exit status 77 where it is missing. memcheck runs the whole test, which
+# watch TOOL: sets `run` to compute-sanitizer's TOOL, for a program after it; exit status 77 where it is missing. memcheck runs a whole test, which
 # costs little; the others the small shapes (tests/support/cases.h). Watched are this project's kernels, not those of libraries; racecheck
 # and initcheck do not follow what those write, so that they run the cases without.
-sanitize() {
+watch() {
     run=(compute-sanitizer --tool "$1" --error-exitcode 1 --print-limit 20 --kernel-name kns=fp8flow)
     case $1 in
         memcheck) run+=(--leak-check no --report-api-errors no) ;; # NCCL asks for kernels that it has not; our calls are checked
@@ -163,6 +163,11 @@ sanitize() {
         racecheck) run=(env FP8FLOW_SMALL_SHAPES=1 FP8FLOW_OWN_KERNELS=1 "${run[@]}" --num-cuda-barriers 256) ;;
         initcheck) run=(env FP8FLOW_SMALL_SHAPES=1 FP8FLOW_OWN_KERNELS=1 "${run[@]}") ;;
     esac
+    if ! command -v compute-sanitizer > /dev/null; then run=(sh -c 'echo compute-sanitizer is not here; exit 77'); fi
+}
+# sanitize TOOL TEST: sets `run` to TEST under TOOL.
+sanitize() {
+    watch "$1"
     run+=("$bin/tests/$2" --gtest_brief=1)
     # racecheck (2025.3) does not follow a release in which one lane arrives for its warp: it reports the reads of the row scales in the
     # overlapped FP8 product against the copies that refill them, as it does in a kernel of twenty lines of that kind, and is silent
@@ -179,7 +184,6 @@ sanitize() {
     if [[ $1 == initcheck && $2 == *peer_exchange_test ]]; then run+=('--gtest_filter=-PeerMemory.IsCreatedAndFreedManyTimes'); fi
     # of the whole step only the runs on this project's own kernels
     if [[ $2 == *_step_parity_test ]]; then run+=('--gtest_filter=*_native'); fi
-    if ! command -v compute-sanitizer > /dev/null; then run=(sh -c 'echo compute-sanitizer is not here; exit 77'); fi
 }
 for tool in "${tools[@]}"; do
     for test in "${gpu_tests[@]}"; do
@@ -200,6 +204,22 @@ if ((gpus >= 2)); then
         add --gpus 2 --patience 240 --detail 'ERROR SUMMARY|is not here' "memcheck $test" "${run[@]}" "${watched[@]}"
     done
 fi
+# Whole steps whose lanes run beside each other.
+side_lane=(--set schedule.moe_shared_expert_overlap=true --set schedule.delay_wgrad_compute=true)
+turns=(--set schedule.overlap_moe_expert_parallel_comm=true)
+ranks=$((gpus >= 2 ? 2 : 1))
+for tool in memcheck racecheck; do
+    for schedule in side_lane turns; do
+        declare -n keys=$schedule
+        watch "$tool"
+        watched=("${run[@]}")
+        on_ranks "$ranks"
+        add --gpus "$ranks" --patience 240 --detail '(ERROR|RACECHECK) SUMMARY|is not here' "$tool train, $schedule, on $ranks" "${run[@]}" "${watched[@]}" \
+            "$bin/fp8flow" train "$root/configs/test.yaml" --backend hopper --out "$out/$tool-$schedule" --overwrite "${keys[@]}" \
+            --set schedule.overlap_grad_reduce=true --set "parallel.expert_model_parallel_size=$ranks" --set training.train_iters=3 \
+            --set training.eval_iters=0 --set parallel.peer_deadline_seconds=200
+    done
+done
 
 if [[ -n $resume ]]; then
     source_key=$(key_of_sources)/$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -c 'A-Za-z0-9\n' _)
