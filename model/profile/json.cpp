@@ -63,6 +63,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer forward seconds", json_of(arm.whole.forward)},
             {"layer backward seconds", json_of(arm.whole.backward)},
             {"layer clock hertz", json_of(arm.whole.clock)},
+            {"passes seconds", json_of(arm.whole.passes)},
             {"layer seconds by step", arm.whole.layer_by_step},
             {"layer clock hertz by step", arm.whole.clock_by_step},
             {"step seconds", arm.whole.step},
@@ -89,7 +90,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             one["exposed wire seconds"] = *arm.exposed_wire_seconds();
             one["without rows"] = {{"layer seconds", json_of(arm.without_rows->layer)},
                                    {"layer clock hertz", json_of(arm.without_rows->clock)},
-                                   {"step seconds", arm.without_rows->step}};
+                                   {"passes seconds", json_of(arm.without_rows->passes)}};
         }
         if (arm.joules_per_step) {
             one["joules per step"] = *arm.joules_per_step;

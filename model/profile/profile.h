@@ -64,15 +64,15 @@ void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
 // Collective.
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
 // Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not
-// known).
+// known). passes: forward and backward of the whole step over the number of those, whatever runs beside what.
 struct LayerSeconds {
-    double forward = 0, backward = 0, clock = 0;
+    double forward = 0, backward = 0, clock = 0, passes = 0;
 };
 LayerSeconds layer_seconds(const StageTimer& timer);
 
 // One MoE layer and micro-batch as a whole, without marks between stages; of each step the slowest rank.
 struct LayerTimes {
-    Spread layer, forward, backward;
+    Spread layer, forward, backward, passes;
     Spread clock;  // Hz, meanwhile; of each step the lowest rank; 0: not known
     std::vector<double> layer_by_step, clock_by_step;
     double step = 0;  // the whole step, median, host clock
@@ -101,10 +101,11 @@ struct ArmProfile {
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }
-    // What a layer takes longer because rows cross ranks.
+    // What a layer takes longer because rows cross ranks: of the passes, since two micro-batches may be under
+    // way.
     std::optional<double> exposed_wire_seconds() const {
         if (!without_rows) return std::nullopt;
-        return whole.layer.median - without_rows->layer.median;
+        return whole.passes.median - without_rows->passes.median;
     }
 };
 

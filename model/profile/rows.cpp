@@ -181,6 +181,11 @@ LayerSeconds layer_seconds(const StageTimer& timer) {
     }
     const double seconds = layer.forward + layer.backward;
     if (seconds > 0) layer.clock /= seconds;
+    for (const StageSpan& span : timer.spans()) {
+        if (runs <= 0 || std::string_view(span.direction) != "update") continue;
+        layer.passes = (span.begin - timer.spans().front().begin) / runs;
+        break;
+    }
     return layer;
 }
 

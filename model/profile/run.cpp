@@ -134,20 +134,23 @@ private:
         });
         trainer_->time_stages(TimerDetail::off);
         LayerTimes times;
-        std::vector<double> forward, backward;
+        std::vector<double> forward, backward, passes;
         for (const LayerSeconds& seconds : own) {
             std::vector<float> slowest = {
                 static_cast<float>(seconds.forward), static_cast<float>(seconds.backward),
-                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock)};
+                static_cast<float>(seconds.forward + seconds.backward), static_cast<float>(-seconds.clock),
+                static_cast<float>(seconds.passes)};
             world_.all_reduce_max(slowest);
             forward.push_back(slowest[0]);
             backward.push_back(slowest[1]);
             times.layer_by_step.push_back(slowest[2]);
             times.clock_by_step.push_back(-slowest[3]);
+            passes.push_back(slowest[4]);
         }
         times.layer = spread_of(times.layer_by_step);
         times.forward = spread_of(forward);
         times.backward = spread_of(backward);
+        times.passes = spread_of(passes);
         times.clock = spread_of(times.clock_by_step);
         times.step = spread_of(steps).median;
         return times;

@@ -304,7 +304,8 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     Profile profile;
     profile.arms = {arm_of("bf16"), arm_of("fp8_flow")};
     profile.arms[1].whole.layer = {5, 5, 5};
-    profile.arms[1].without_rows = {.layer = {4, 4, 4}};
+    profile.arms[1].whole.passes = {6, 6, 6};
+    profile.arms[1].without_rows = {.layer = {4, 4, 4}, .passes = {5, 5, 5}};
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
     const std::string table = summary_table(profile);
