@@ -143,8 +143,9 @@ FP8FLOW_HD float fp8_to_float(uint8_t code, DType dtype) {
 
 // ---- the quantisation rule
 // -------------------------------------------------------------------------------------------------- All-zero
-// blocks get this amax, so their scale never exceeds a real block's.
-constexpr float kAmaxEps = 1e-10f;
+// blocks get this amax, so their scale never exceeds a real block's. So small that a token's gradient,
+// divided by all tokens of a batch, stays far above it; large enough that no multiplier passes 2^126.
+constexpr float kAmaxEps = 0x1.0p-100f;
 
 struct QuantScale {
     float multiplier;  // code = round(x * multiplier)

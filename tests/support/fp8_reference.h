@@ -58,7 +58,7 @@ struct ReferenceScale {
 // (double is wide enough).
 inline ReferenceScale reference_scale(double amax, DType dtype, ScaleFormat format) {
     if (std::isinf(amax)) return {1.0f, 1.0f};
-    const double least = 1e-10f;
+    const double least = 0x1.0p-100;
     amax = std::max(amax, least);
     if (format == ScaleFormat::fp32) {
         const float multiplier = static_cast<float>(max_value(dtype) / amax);

@@ -57,6 +57,7 @@ struct LayerCase {
     std::vector<int64_t> tokens{64};  // by rank; expert parallel over all of them
     bool forced_routing = true;       // round robin: the same experts under every recipe
     uint64_t seed = 1;
+    double gradient_size = 1.0;  // of a block's dy
 
     LayerCase() {
         model.num_layers = 1;
@@ -226,7 +227,7 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
     HostTensor x(c.activation(), {ctx.tokens, hidden}), dy(c.activation(), {ctx.tokens, hidden}),
         y(c.activation(), {ctx.tokens, hidden}), dx(c.activation(), {ctx.tokens, hidden});
     fill_bf16_normal(x, seed, 0.0625);
-    fill_bf16_normal(dy, seed + 50, 1.0);
+    fill_bf16_normal(dy, seed + 50, c.gradient_size);
     for (Parameter& p : store.all()) rank.ops.device().fill(p.main_grad.data, 0xFF, p.main_grad.bytes());
 
     rank.ops.reset_counts();

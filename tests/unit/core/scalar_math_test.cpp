@@ -184,13 +184,13 @@ TEST(ScalarMath, QuantScaleOfNothingInfinityAndNan) {
     for (DType dtype : kFp8)
         for (ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
             const QuantScale floor = quant_scale(kAmaxEps, fp8_max(dtype), format);
-            for (float amax : {0.0f, FLT_TRUE_MIN, FLT_MIN, 9.9e-11f, std::nanf("")}) {
+            for (float amax : {0.0f, FLT_TRUE_MIN, FLT_MIN, 0x1.Fp-101f, std::nanf("")}) {
                 const QuantScale scale = quant_scale(amax, fp8_max(dtype), format);
                 EXPECT_EQ(scale.multiplier, floor.multiplier);
                 EXPECT_EQ(scale.dequant, floor.dequant);
             }
             EXPECT_GT(floor.dequant, 0.0f);  // 0 is for pads
-            EXPECT_LE(floor.dequant, quant_scale(2e-10f, fp8_max(dtype), format).dequant);
+            EXPECT_LE(floor.dequant, quant_scale(0x1.0p-99f, fp8_max(dtype), format).dequant);
             const QuantScale infinite = quant_scale(INFINITY, fp8_max(dtype), format);
             EXPECT_EQ(infinite.multiplier, 1.0f);
             EXPECT_EQ(infinite.dequant, 1.0f);

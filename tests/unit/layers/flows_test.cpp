@@ -162,6 +162,30 @@ TEST(Flows, SecondMicroBatchAddsItsGradients) {
     }
 }
 
+// The backward is linear and scales are powers of two: gradients of 2^-70 (1e-21) have the bits of those of
+// 1, as a loss has that is divided by very many tokens.
+TEST(Flows, SmallGradientsHaveTheBitsOfLargeOnes) {
+    constexpr double kSmall = 0x1.0p-70;
+    for (Recipe recipe : kRecipes) {
+        LayerCase c = LayerCase::of(recipe);
+        c.tokens = {48, 16};
+        c.moe.moe_shared_expert_intermediate_size = 128;
+        const std::vector<LayerResult> large = run_block(c);
+        c.gradient_size = kSmall;
+        const std::vector<LayerResult> small = run_block(c);
+        for (size_t r = 0; r < large.size(); ++r) {
+            auto expect_scaled = [&](const std::vector<double>& got, std::vector<double> want,
+                                     const std::string& name) {
+                for (double& value : want) value *= kSmall;
+                EXPECT_EQ(got, want) << recipe_name(recipe) << ": " << name;
+            };
+            expect_scaled(small[r].dx, large[r].dx, "dx");
+            for (const auto& [name, gradient] : large[r].gradients)
+                expect_scaled(small[r].gradients.at(name), gradient, name);
+        }
+    }
+}
+
 // Delayed scaling: what a step saw that was not applied (rows overflowed) leaves no trace in the scale of
 // later steps.
 TEST(Flows, ARedoneStepLeavesNoMaximum) {

@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Plants known mistakes in a copy of the sources, one at a time, and runs the test that should catch each: a suite that lets one pass has a hole.
+
+The registry is tests/planted/*.patch. Each begins with three lines and goes on with a diff that `git apply` takes:
+  plants: what is wrong then, in a sentence
+  family: norm, router, exchange, schedule, checkpoint, ...; `hopper ...` needs a Hopper GPU
+  test: the ctest that catches it
+A change of the sources that moves the lines of a patch breaks it; then it is made anew (CONTRIBUTING.md).
+
+  scripts/planted_bugs.py --check                              every patch applies (no build; CI does this)
+  scripts/planted_bugs.py                                      builds and runs all that this machine can
+  scripts/planted_bugs.py --only 'norm|router' --json planted.json
+The copy and its build stay in --work, so that a second call goes on where the first ended (--again: from the start). Exit status 0 if every bug
+is caught, 1 if one is not, or a patch does not apply or build.
+"""
+
+import argparse
+import datetime
+import glob
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+HEADER = re.compile(r"(plants|family|test): (.+)")
+
+
+def registry(only):
+    bugs = []
+    for path in sorted(glob.glob(f"{ROOT}/tests/planted/*.patch")):
+        name = os.path.basename(path)[:-len(".patch")]
+        with open(path) as file:
+            head = dict(match.groups() for match in map(HEADER.match, file.read().split("diff --git")[0].splitlines()) if match)
+        missing = {"plants", "family", "test"} - set(head)
+        if missing:
+            sys.exit(f"{path}: its first lines lack {', '.join(sorted(missing))}")
+        if re.search(only, f"{name} {head['family']}"):
+            bugs.append({"name": name, "path": path, **head})
+    return bugs
+
+
+def run(line, folder, **more):
+    return subprocess.run(line, cwd=folder, capture_output=True, text=True, **more)
+
+
+def check(bugs):
+    bad = 0
+    for bug in bugs:
+        done = run(["git", "apply", "--check", bug["path"]], ROOT)
+        if done.returncode != 0:
+            bad += 1
+            print(f"{bug['name']}: does not apply:\n{done.stderr}")
+    print(f"{len(bugs) - bad} of {len(bugs)} patches apply")
+    return 1 if bad else 0
+
+
+class Copy:
+    """The sources elsewhere, as they are here, and their build."""
+
+    def __init__(self, options):
+        self.options, self.folder = options, os.path.abspath(options.work)
+        os.makedirs(self.folder, exist_ok=True)
+        files = run(["git", "ls-files", "-co", "--exclude-standard"], ROOT).stdout.splitlines()
+        for name in files:
+            source, target = f"{ROOT}/{name}", f"{self.folder}/{name}"
+            if os.path.isfile(source) and not same(source, target):
+                os.makedirs(os.path.dirname(target), exist_ok=True)
+                shutil.copy(source, target)
+        self.commit = run(["git", "rev-parse", "--short", "HEAD"], ROOT).stdout.strip()
+        deps = f"FP8FLOW_DEPS={os.environ.get('FP8FLOW_DEPS') or ROOT + '/.deps'}"
+        done = run(["env", *([deps] if os.path.isdir(deps.split("=")[1]) else []), "bash", "-c", f"source scripts/common.sh; configure {options.preset}"],
+                   self.folder)
+        if done.returncode != 0:
+            sys.exit(done.stdout + done.stderr)
+
+    def build(self, test):
+        """The program of a test and what it starts; returns what went wrong."""
+        program = re.sub(r"^(mpi_.*|gpu_mpi_.*)_\d$", r"\1", test)
+        targets = [program] + (["fp8flow"] if test.startswith("cli") else [])
+        done = run(["ninja", "-C", f"build/{self.options.preset}", *targets], self.folder)
+        return "" if done.returncode == 0 else done.stdout[-2000:]
+
+    def test(self, test):
+        """caught, NOT caught, or why it could not run."""
+        done = run(["ctest", "--test-dir", f"build/{self.options.preset}", "-R", f"^{test}$", "--timeout", "600"], self.folder)
+        if "No tests were found" in done.stdout + done.stderr:
+            return "no such test"
+        if "***Skipped" in done.stdout:
+            return "skipped: no device"
+        return "NOT caught" if done.returncode == 0 else "caught"
+
+    def plant(self, bug):
+        if run(["git", "apply", bug["path"]], self.folder).returncode != 0:
+            return "does not apply"
+        try:
+            return "does not build" if self.build(bug["test"]) else self.test(bug["test"])
+        finally:
+            run(["git", "apply", "-R", bug["path"]], self.folder)
+
+
+def same(one, other):
+    if not os.path.exists(other):
+        return False
+    with open(one, "rb") as a, open(other, "rb") as b:
+        return a.read() == b.read()
+
+
+def hash_of(text):
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def machine():
+    names = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], ROOT).stdout.split("\n") if shutil.which("nvidia-smi") else []
+    gpus = [name for name in names if name]
+    return (f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU") + f", {os.cpu_count()} CPU cores, {platform.machine()}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="only whether the patches apply")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--only", default="", help="names or families that match")
+    parser.add_argument("--work", default=f"{ROOT}/build/planted", help="folder of the copy")
+    parser.add_argument("--preset", default="cuda-release" if shutil.which("nvcc") else "cpu")
+    parser.add_argument("--budget", type=float, default=1e9, help="seconds; no bug is planted later")
+    parser.add_argument("--again", action="store_true", help="also those with a result")
+    parser.add_argument("--json", help="the report goes there")
+    options = parser.parse_args()
+    bugs = registry(options.only)
+    if options.list:
+        print("\n".join(f"{bug['name']:<40} {bug['family']:<16} {bug['test']:<28} {bug['plants']}" for bug in bugs))
+        return 0
+    if options.check:
+        return check(bugs)
+
+    began, copy = time.time(), Copy(options)
+    known_path = f"{copy.folder}/build/planted.json"
+    known = {}
+    if os.path.exists(known_path) and not options.again:
+        with open(known_path) as file:
+            known = json.load(file)
+    results = []
+    for i, bug in enumerate(bugs):
+        with open(bug["path"]) as file:
+            key = f"{copy.commit} {hash_of(file.read())}"
+        if key not in known:
+            if time.time() - began > options.budget:
+                break
+            started = time.time()
+            known[key] = {"result": copy.plant(bug), "seconds": round(time.time() - started, 1)}
+            with open(known_path, "w") as file:
+                json.dump(known, file)
+        result = known[key]
+        results.append({"name": bug["name"], "family": bug["family"], "plants": bug["plants"], "test": bug["test"], **result})
+        left = (time.time() - began) / (i + 1) * (len(bugs) - i - 1)
+        print(f"[{i + 1}/{len(bugs)}, {left:5.0f} s left] {bug['name']:<40} {bug['test']:<28} {result['seconds']:6.1f} s  {result['result']}", flush=True)
+    caught, skipped = (sum(r["result"].startswith(word) for r in results) for word in ("caught", "skipped"))
+    print(f"\n{caught} of {len(results) - skipped} caught, {skipped} need a GPU, {len(bugs) - len(results)} not run, {time.time() - began:.0f} s")
+    if options.json:
+        report = {"command": shlex.join(["scripts/planted_bugs.py", *sys.argv[1:]]), "date": f"{datetime.date.today()}", "commit": copy.commit,
+                  "machine": machine(), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results}
+        with open(options.json, "w") as file:
+            json.dump(report, file, indent=1)
+            file.write("\n")
+    return 0 if caught + skipped == len(bugs) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
