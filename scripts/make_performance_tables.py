@@ -228,6 +228,31 @@ def schedules_2gpu():
         ("the same, 4 micro-batches", "profile_100m_2gpu_micro_batches.json", None, 4)])
 
 
+def exposed_2gpu():
+    """What the layer takes longer because rows cross ranks: passes of a step minus the same without rows."""
+    rows, files = [], []
+    for label, name in (("DeepSeek-V3 dimensions, 128 experts", "exposed_deepseek_v3_2gpu.json"),
+                        ("the same, 8 micro-batches", "exposed_deepseek_v3_2gpu_micro_batches.json"),
+                        ("one micro-batch, routing skewed 1.25", "exposed_deepseek_v3_2gpu_skewed_1_25.json"),
+                        ("one micro-batch, routing skewed 2.0", "exposed_deepseek_v3_2gpu_skewed_2.json"),
+                        ("Mixtral-8x7B, 8 experts", "exposed_mixtral_2gpu.json"), ("107 M model", "exposed_100m_2gpu.json")):
+        for r in load(name)["recipes"]:
+            schedule = "serial" if r["name"] == "fp8_flow" else r["name"].replace("fp8_flow + ", "").replace("turns", "reduce + turns")
+            without = r["without rows"]
+            rows.append([label, schedule, f"{r['passes seconds']['median'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                         f"{without['passes seconds']['median'] * 1e3:.3f}", f"{without['layer clock hertz']['median'] / 1e6:.0f}",
+                         f"{r['exposed wire seconds'] * 1e3:.3f}"])
+        files.append(name)
+    return table(["layer", "schedule", "passes, ms a layer", "MHz", "without rows, ms", "MHz", "exposed, ms"], rows, 2) + source(*map(origin, files))
+
+
+def model_operations():
+    """Every operation of four whole models at its shape, beside its ceiling."""
+    rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['us_sustained']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
+            for r in load("bench_model_h200.json") if r["ceiling_us"]]
+    return table(["operation", "shape", "us", "sustained", "ceiling, us", "share"], rows, 2) + source(origin("bench_model_h200.json"))
+
+
 def peer_layers():
     """Whole layers of other implementations, and of this one, on the same GPU."""
     data = load("peers_layers_h200.json")
@@ -574,6 +599,18 @@ WHAT = {
     "bench_exchange_h200_x4.json": "dispatch and combine on four GPUs",
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
+    "bench_model_h200.json": "every operation of four whole models at its shape",
+    "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
+    "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
+    "exposed_deepseek_v3_2gpu_micro_batches.json": "the same, 8 micro-batches",
+    "exposed_deepseek_v3_2gpu_micro_batches.svg": "its lanes in time",
+    "exposed_deepseek_v3_2gpu_skewed_1_25.json": "the same, one micro-batch, the fullest expert 1.25 of the mean",
+    "exposed_deepseek_v3_2gpu_skewed_2.json": "the same, the fullest expert 2.0 of the mean",
+    "exposed_mixtral_2gpu.json": "the same, Mixtral-8x7B layer",
+    "exposed_100m_2gpu.json": "the same, 107 M model",
+    "exposed_100m_2gpu.svg": "its lanes in time",
+    "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
+    "faults_h200_x2.json": "the same on two GPUs, killed and stopped",
     "bench_heads_h200.json": "the heads of attention, one pass each way",
     "bench_layer_h200.json": "every operation at the sizes of the DeepSeek-V3 layer; kernels of that commit",
     "bench_products_h200.txt": "grouped GEMM, wgrad and the fused fc1, two sittings",
@@ -740,7 +777,8 @@ def picture():
 
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
-    "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "heads": heads, "peer_layers": peer_layers,
+    "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
+    "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
     "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
