@@ -98,6 +98,8 @@ class Copy:
         return "NOT caught" if done.returncode == 0 else "caught"
 
     def plant(self, bug):
+        if bug["family"].startswith("hopper") and not shutil.which("nvidia-smi"):
+            return "skipped: no device"
         if run(["git", "apply", bug["path"]], self.folder).returncode != 0:
             return "does not apply"
         try:
@@ -129,7 +131,7 @@ def main():
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="", help="names or families that match")
     parser.add_argument("--work", default=f"{ROOT}/build/planted", help="folder of the copy")
-    parser.add_argument("--preset", default="cuda-release" if shutil.which("nvcc") else "cpu")
+    parser.add_argument("--preset", default="cuda-release" if shutil.which("nvidia-smi") else "cpu")
     parser.add_argument("--budget", type=float, default=1e9, help="seconds; no bug is planted later")
     parser.add_argument("--again", action="store_true", help="also those with a result")
     parser.add_argument("--json", help="the report goes there")

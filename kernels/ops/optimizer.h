@@ -41,10 +41,11 @@ struct AdamWQuantize {
 
 // Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip
 // / (norm + 1e-6) if that is below 1 (clip > 0), else 1. A norm that is not finite sets *status to
-// kStepNonFinite if it was 0.
+// kStepNonFinite if it was 0, one above the limit to kStepDiverged.
 struct ClipFactor {
     TensorView norm_squared;  // [1] f32
     float clip = 0.0f;        // 0: no clipping
+    float limit = 0.0f;       // 0: none
     TensorView status;        // in/out [1] i32
     TensorView norm;          // out [1] f32
     TensorView factor;        // out [1] f32
@@ -52,6 +53,7 @@ struct ClipFactor {
 
 // Values of the step status word; 0 is a good step. Everything persistent is skipped unless it is 0.
 constexpr int32_t kStepOverflow = 1;   // routed rows exceeded the capacity: redo with more room
-constexpr int32_t kStepNonFinite = 2;  // NaN or Inf in the gradients
+constexpr int32_t kStepNonFinite = 2;  // NaN or Inf in the loss or the gradients
+constexpr int32_t kStepDiverged = 3;   // the loss or the norm of the gradients is past its limit
 
 }  // namespace fp8flow::op

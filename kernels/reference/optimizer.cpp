@@ -58,6 +58,7 @@ void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
     const float norm = sqrt_float(*args.norm_squared.as<float>());
     int32_t* status = args.status.as<int32_t>();
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
+    if (args.limit > 0.0f && norm > args.limit && *status == 0) *status = op::kStepDiverged;
     const float factor = div_float(args.clip, norm + 1e-6f);
     *args.norm.as<float>() = norm;
     *args.factor.as<float>() = args.clip > 0.0f && factor < 1.0f ? factor : 1.0f;

@@ -119,7 +119,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     if (manifest.global_batch_size < 1) wrong("global_batch_size", manifest.global_batch_size);
     int64_t samples = 0;
     if (__builtin_mul_overflow(manifest.step, manifest.global_batch_size, &samples) ||
-        samples != manifest.consumed_samples)
+        manifest.consumed_samples < samples || manifest.consumed_samples % manifest.global_batch_size != 0)
         wrong("consumed_samples", manifest.consumed_samples);
     const auto ranks = static_cast<int64_t>(manifest.files.size());
     if (manifest.expert_parallel_size < 1 || ranks < 1 || ranks % manifest.expert_parallel_size != 0)

@@ -22,8 +22,9 @@ struct CheckpointManifest {
 
         bool operator==(const File&) const = default;
     };
-    int64_t step = 0;              // steps that were done
-    int64_t consumed_samples = 0;  // the position in the data: samples are drawn by index
+    int64_t step = 0;  // steps that were done
+    // The position in the data: samples are drawn by index. More than those of the steps after a rollback.
+    int64_t consumed_samples = 0;
     int64_t expert_parallel_size = 1;
     int64_t global_batch_size = 1;
     uint64_t seed =

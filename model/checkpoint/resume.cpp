@@ -208,7 +208,10 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
         if (!weights_alone) check_position(reader, config, data_fingerprint);
     });
     on_all_ranks(world, [&] { copy_to_device(reader, state, weights_alone, trainer.ops().device()); });
-    trainer.resume_at(weights_alone ? 0 : reader.manifest().step);
+    const CheckpointManifest& saved = reader.manifest();
+    trainer.resume_at(weights_alone ? 0 : saved.step);
+    trainer.set_first_batch(weights_alone ? 0
+                                          : saved.consumed_samples / saved.global_batch_size - saved.step);
     if (load == "auto") {
         const std::vector<int64_t> steps = steps_of(*folder, world);
         on_all_ranks(world, [&] {

@@ -140,26 +140,17 @@ public:
 
     int run() {
         const auto start = std::chrono::steady_clock::now();
-        for (int64_t i = first_step_; i < config_.training.train_iters && !stopping_; ++i) {
-            const bool observed =
-                config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
-            trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
-            if (const auto result = trainer_->step()) report(*result);
-            if (saver_) report(saver_->poll());
-            const bool last = i + 1 == config_.training.train_iters;
-            const auto due = [&](int64_t interval) {
-                return last || (interval > 0 && (i + 1) % interval == 0);
-            };
-            // Before the checkpoint: a run that resumes from it has the record.
-            if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
-            if (saver_ && (stopping_ || due(config_.checkpoint.save_interval))) {
-                drain();
-                note_stage(Stage::checkpoint, trainer_->steps_done());
-                report(saver_->save(*trainer_));
+        for (bool done = false; !done;) {
+            try {
+                train();
+                done = true;
+            } catch (const Diverged& problem) {
+                if (!go_back(problem)) {
+                    keep_last_state();
+                    throw;
+                }
             }
         }
-        drain();
-        if (saver_) report(saver_->finish());
         const bool stopped = trainer_->steps_done() < config_.training.train_iters;
         run_folder_.check();
         note_stage(Stage::exporting, trainer_->steps_done());
@@ -168,10 +159,101 @@ public:
         if (world_.rank() == 0)
             finish(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         world_.barrier();
-        return static_cast<int>(stopped ? ExitCode::stopped : ExitCode::ok);
+        if (stopped) return static_cast<int>(ExitCode::stopped);
+        return static_cast<int>(save_failed_ ? ExitCode::checkpoint : ExitCode::ok);
     }
 
 private:
+    // From where the model stands to the last step, or to one after which a signal asked to stop.
+    void train() {
+        for (int64_t i = trainer_->steps_done(); i < config_.training.train_iters && !stopping_; ++i) {
+            const bool observed =
+                config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
+            trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
+            if (const auto result = trainer_->step()) report(*result);
+            if (saver_) saving([&] { return saver_->poll(); });
+            const bool last = i + 1 == config_.training.train_iters;
+            const auto due = [&](int64_t interval) {
+                return last || (interval > 0 && (i + 1) % interval == 0);
+            };
+            // Before the checkpoint: a run that resumes from it has the record.
+            if (config_.training.eval_iters > 0 && due(config_.training.eval_interval)) evaluate();
+            if (saver_ && (stopping_ || due(config_.checkpoint.save_interval))) {
+                drain();
+                save();
+            }
+        }
+        drain();
+        if (saver_) saving([&] { return saver_->finish(); });
+    }
+
+    void save() {
+        note_stage(Stage::checkpoint, trainer_->steps_done());
+        saving([&] { return saver_->finish(); });
+        saving([&] { return saver_->save(*trainer_); });
+    }
+
+    // What cannot be written ends the run, or with checkpoint.on_error: warn is said, and tried again at the
+    // next interval. All ranks see the same error.
+    template <class Call> void saving(Call call) {
+        try {
+            if (const std::optional<CheckpointSaver::Published> saved = call()) {
+                report(*saved);
+                save_failed_ = false;
+            }
+        } catch (const Error& error) {
+            if (config_.checkpoint.on_error == OnError::stop || error.code() != ExitCode::checkpoint) throw;
+            save_failed_ = true;
+            ++failed_saves_;
+            log_.line(
+                fmt::format("warning: no checkpoint was written ({} so far): {}; the run goes on, and tries "
+                            "again in {} iterations",
+                            failed_saves_, error.what(), config_.checkpoint.save_interval));
+        }
+    }
+
+    // To the last checkpoint, and on with the data after the step that diverged. False: that is not wanted,
+    // or has been done too often, or there is none.
+    bool go_back(const Diverged& problem) {
+        const TrainingSpec& training = config_.training;
+        if (training.on_divergence != OnDivergence::rollback || rollbacks_ == training.max_rollbacks)
+            return false;
+        saving([&] { return saver_->finish(); });
+        const int64_t next_batch = problem.step + trainer_->first_batch() + 1;
+        Config from = config_;
+        from.checkpoint.load = "auto";
+        from.checkpoint.finetune = false;
+        note_stage(Stage::resume);
+        const auto resumed = resume(*trainer_, from, data_->fingerprint(), world_, checkpoints_);
+        if (!resumed) return false;
+        ++rollbacks_;
+        trainer_->set_first_batch(next_batch - resumed->step);
+        log_.line(fmt::format("warning: {}", problem.what()));
+        log_.line(fmt::format("back to iteration {} ({} of {} times), from there on with batch {}",
+                              resumed->step, rollbacks_, training.max_rollbacks, next_batch + 1));
+        forget_after(resumed->step);
+        return true;
+    }
+
+    // Records and curves of steps that are done again.
+    void forget_after(int64_t step) {
+        for (Series* series : {&losses_, &held_out_})
+            while (!series->x.empty() && series->x.back() > static_cast<double>(step)) {
+                series->x.pop_back();
+                series->y.pop_back();
+            }
+        if (!metrics_) return;
+        metrics_.reset();
+        metrics_.emplace(open_metrics(*folder_, records_until(*folder_, step)));
+    }
+
+    // The model is that before the step that diverged.
+    void keep_last_state() {
+        if (!saver_) return;
+        if (last_saved_ != trainer_->steps_done()) save();
+        saving([&] { return saver_->finish(); });
+    }
+
     // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
     void open_files() {
         folder_ = &run_folder_.folder();
@@ -258,13 +340,13 @@ private:
         });
     }
 
-    void report(const std::optional<CheckpointSaver::Published>& saved) {
-        if (!saved) return;
+    void report(const CheckpointSaver::Published& saved) {
+        last_saved_ = saved.step;
         log_.line(
             fmt::format(" checkpoint after iteration {}: {} in {}, written in {} in the background; training "
                         "paused {:.0f} ms",
-                        saved->step, format_bytes(saved->bytes), saved->path, format_duration(saved->seconds),
-                        saved->paused * 1e3));
+                        saved.step, format_bytes(saved.bytes), saved.path, format_duration(saved.seconds),
+                        saved.paused * 1e3));
     }
 
     void export_model() {
@@ -285,9 +367,16 @@ private:
         stopping_ = stopping_ || result.stop_asked;
         eta_->step_done(result.seconds);
         wire_ += result.wire.total();
-        losses_.x.push_back(static_cast<double>(iteration));
-        losses_.y.push_back(result.lm_loss);
-        last_ = result;
+        if (!result.skipped.empty()) {
+            ++skipped_;
+            log_.line(fmt::format("warning: iteration {} is skipped, its update is not applied: {}",
+                                  iteration, result.skipped));
+        } else {
+            losses_.x.push_back(static_cast<double>(iteration));
+            losses_.y.push_back(result.lm_loss);
+            last_ = result;
+            check_gradient(result);
+        }
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) {
@@ -297,6 +386,16 @@ private:
         }
         if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // A gradient that is 0 everywhere, again and again: something cuts it off.
+    void check_gradient(const StepResult& result) {
+        zero_gradients_ = result.grad_norm == 0 ? zero_gradients_ + 1 : 0;
+        const int64_t most = config_.training.zero_grad_iters;
+        require(most == 0 || zero_gradients_ < most, ExitCode::numeric,
+                "iteration {}: the gradient of every parameter is 0 for the {}th time in a row "
+                "(training.zero_grad_iters)",
+                result.step + 1, zero_gradients_);
     }
 
     // Of the last step so far, with nothing in flight.
@@ -368,6 +467,10 @@ private:
         const double tokens =
             static_cast<double>(steps * config_.training.global_batch_size * config_.model.seq_length);
         log_.line("");
+        if (skipped_ + rollbacks_ + failed_saves_ > 0)
+            log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",
+                                  counted(skipped_, "iteration"), counted(rollbacks_, "time"),
+                                  counted(failed_saves_, "checkpoint")));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
@@ -440,7 +543,9 @@ private:
     std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for
     std::unique_ptr<CheckpointSaver> saver_;
     int64_t first_step_ = 0;
-    bool stopping_ = false;  // a rank was asked to; the same on all
+    bool stopping_ = false;     // a rank was asked to; the same on all
+    bool save_failed_ = false;  // the last checkpoint
+    int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
     std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
     std::optional<EventFile> events_;

@@ -35,7 +35,10 @@ public:
         require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
                 "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
                 config_.validate.warmup_iters, config_.training.train_iters);
-        for (const Arm& arm : arms_) check_config(arm.config, world.size());
+        for (Arm& arm : arms_) {
+            check_config(arm.config, world.size());
+            arm.config.training.on_divergence = OnDivergence::stop;  // arms that skip steps do not compare
+        }
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());

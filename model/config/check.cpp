@@ -304,6 +304,9 @@ private:
             fmt::format("got {}, want at most {}: with global_batch_size {} and seq_length {} a run has more "
                         "tokens than are counted",
                         t.train_iters, most_iters, t.global_batch_size, c_.model.seq_length));
+        rule(t.on_divergence != OnDivergence::rollback || c_.checkpoint.save_interval > 0,
+             {"training.on_divergence", "checkpoint.save_interval"},
+             "rollback goes back to a checkpoint: set checkpoint.save_interval above 0");
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
              {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
         rule(t.lr_warmup_iters <= t.train_iters, {"training.lr_warmup_iters", "training.train_iters"},

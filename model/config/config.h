@@ -20,6 +20,8 @@ constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
+enum class OnDivergence : uint8_t { stop, skip, rollback };
+enum class OnError : uint8_t { stop, warn };
 // text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files;
 // megatron: its `.bin` with `.idx`.
 enum class DataKind : uint8_t { text, synthetic, shards, megatron };
@@ -54,7 +56,14 @@ struct TrainingSpec {
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.95;
     double adam_eps = 1e-8;
-    double clip_grad = 1.0;     // global gradient norm; 0: no clipping
+    double clip_grad = 1.0;  // global gradient norm; 0: no clipping
+    // A step past one of these, or with a NaN, is not applied (model/train/divergence.h).
+    double loss_spike_factor = 0.0;  // times the median of recent losses; 0: no limit
+    double grad_norm_limit = 0.0;    // before clipping; 0: no limit
+    int64_t zero_grad_iters = 0;     // steps in a row without any gradient; 0: no limit
+    OnDivergence on_divergence = OnDivergence::stop;
+    int64_t max_skipped_iters = 10;  // skip: in a row
+    int64_t max_rollbacks = 3;
     int64_t eval_interval = 0;  // steps between held-out evaluations; 0: only after the last step
     int64_t eval_iters = 10;    // global batches of one evaluation; 0: no evaluation
 };
@@ -90,9 +99,10 @@ struct CheckpointSpec {
     std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
     int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
     std::string load;  // resume from: `auto`, a folder of checkpoints, or one of them; empty: start afresh
-    int64_t most_recent_k = 2;  // checkpoints that are kept; 0: all
-    bool async_save = true;     // write in the background
-    bool finetune = false;      // load weights only and start at step 0
+    int64_t most_recent_k = 2;         // checkpoints that are kept; 0: all
+    bool async_save = true;            // write in the background
+    bool finetune = false;             // load weights only and start at step 0
+    OnError on_error = OnError::stop;  // where one cannot be written
 };
 
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow

@@ -303,6 +303,22 @@ void add_training(std::vector<ConfigField>& fields) {
                             "added to the root of the second moment"));
     fields.push_back(
         number(s, "clip_grad", AT(training.clip_grad), {.min = 0}, "global gradient norm; 0: no clipping"));
+    fields.push_back(
+        number(s, "loss_spike_factor", AT(training.loss_spike_factor), {.min = 0},
+               "a step whose loss is above this many times the median of the last 32 has diverged; 0: off"));
+    fields.push_back(
+        number(s, "grad_norm_limit", AT(training.grad_norm_limit), {.min = 0},
+               "a step whose gradient norm, before clipping, is above this has diverged; 0: off"));
+    fields.push_back(integer(s, "zero_grad_iters", AT(training.zero_grad_iters), {.min = 0},
+                             "the run stops after so many steps in a row whose gradient is 0; 0: off"));
+    fields.push_back(
+        choice(s, "on_divergence", AT(training.on_divergence), {"stop", "skip", "rollback"},
+               "a step that diverged, or has a NaN, is not applied; then: stop with a checkpoint, skip "
+               "the step, or go back to the last checkpoint and on with the data after the step"));
+    fields.push_back(integer(s, "max_skipped_iters", AT(training.max_skipped_iters), {.min = 1},
+                             "skip: the run stops after so many in a row"));
+    fields.push_back(integer(s, "max_rollbacks", AT(training.max_rollbacks), {.min = 1},
+                             "rollback: the run stops after so many"));
     fields.push_back(integer(s, "eval_interval", AT(training.eval_interval), {.min = 0},
                              "steps between held-out evaluations; 0: only at the end"));
     fields.push_back(integer(s, "eval_iters", AT(training.eval_iters), {.min = 0},
@@ -412,6 +428,9 @@ void add_checkpoint(std::vector<ConfigField>& fields) {
                              "write in the background; training pauses only for the copy to host memory"));
     fields.push_back(boolean(s, "finetune", AT(checkpoint.finetune),
                              "load weights only; moments, step and data position start afresh"));
+    fields.push_back(
+        choice(s, "on_error", AT(checkpoint.on_error), {"stop", "warn"},
+               "where a checkpoint cannot be written: stop, or warn and try again at the next interval"));
 }
 
 std::vector<ConfigField> build_table() {

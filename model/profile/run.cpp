@@ -222,6 +222,7 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     Config result = config;
     if (measured_steps) result.profile.profile_step_end = config.profile.profile_step_start + *measured_steps;
     result.training.eval_iters = 0;
+    result.training.on_divergence = OnDivergence::stop;
     const ProfileRouting routing = config.profile.routing;
     if (routing == ProfileRouting::data) return result;
     result.moe.moe_router_force_load_balancing = routing == ProfileRouting::balanced;

@@ -215,8 +215,8 @@ std::string step_line(const Config& config, const StepResult& result, int world_
         line.losses.push_back({"load_balancing_loss", result.balancing_loss});
     if (config.moe.moe_z_loss_coeff > 0) line.losses.push_back({"z_loss", result.z_loss});
     line.grad_norm = result.grad_norm;
-    line.skipped_iterations = 0;
-    line.nan_iterations = 0;
+    line.skipped_iterations = result.skipped.empty() ? 0 : 1;
+    line.nan_iterations = std::isfinite(result.lm_loss) && std::isfinite(result.grad_norm) ? 0 : 1;
     const LoadSummary load = worst_load(result);
     line.extra = {{"load max/mean", fmt::format("{:.2f}", load.max)}};
     if (load.dead > 0) line.extra.push_back({"dead experts", fmt::format("{}", load.dead)});
@@ -248,6 +248,7 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                              {"casts", result.casts},
                              {"activation bytes", result.peak_bytes},
                              {"redone", result.redone}};
+    if (!result.skipped.empty()) record["skipped"] = result.skipped;
     for (const LayerLoad& load : result.load)
         record["load"].push_back({{"layer", load.layer},
                                   {"max", load.max},

@@ -47,7 +47,8 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
         ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
 }
 
-void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step) {
+void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step,
+                     const Limits& limits) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     auto timed = ctx.part("optimizer");
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, sums, ctx.launch);
@@ -56,16 +57,18 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums
     // reduction.
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
     global_norm(ctx, store);
-    auto judge = [&](const TensorView& value, double clip) {
+    auto judge = [&](const TensorView& value, double clip, double limit) {
         ctx.ops.clip_factor({.norm_squared = value,
                              .clip = static_cast<float>(clip),
+                             .limit = static_cast<float>(limit),
                              .status = ctx.step_status,
                              .norm = norm_,
                              .factor = factor_},
                             ctx.launch);
     };
-    judge(sums.slice(0, 1), 0.0);  // for its status alone: gradients can be finite where the loss is not
-    judge(dense_squares_, training_.clip_grad);
+    // for its status alone: gradients can be finite where the loss is not; its "norm" is its root
+    judge(sums.slice(0, 1), 0.0, std::sqrt(limits.loss_sum));
+    judge(dense_squares_, training_.clip_grad, limits.grad_norm);
 
     const double t = static_cast<double>(step + 1);
     for (Parameter& p : store.all()) {

@@ -19,8 +19,12 @@ public:
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
     // that hold the same experts. Then clips and updates. sums [n] f32, the loss first, are summed over ranks
-    // with them; a loss that is not finite prevents the update, as such a gradient does.
-    void step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step);
+    // with them; a loss that is not finite or past its limit prevents the update, as such a gradient does.
+    struct Limits {
+        double loss_sum = 0, grad_norm = 0;  // 0: none
+    };
+    void step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step,
+              const Limits& limits);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 

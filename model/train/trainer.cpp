@@ -93,7 +93,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
       groups_(make_rank_groups(world, static_cast<int>(config.parallel.expert_model_parallel_size))),
       ops_(make_ops(backend, arithmetic, config.kernels)),
       data_(std::move(data)),
-      batcher_{config.training.global_batch_size, config.training.micro_batch_size, world.size()} {
+      batcher_{config.training.global_batch_size, config.training.micro_batch_size, world.size()},
+      limits_(config.training) {
     ExchangeChoice exchange = make_exchange(backend, groups_, *ops_, config);
     exchange_ = std::move(exchange.exchange);
     exchange_note_ = std::move(exchange.note);
@@ -225,7 +226,7 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
     if (ctx.tensor_stats != nullptr) ctx.side = nullptr;  // it reads tensors where they are made
     const int64_t slot =
         static_cast<int64_t>(slot_of(flight.step)) * batcher_.num_micro_batches() + ctx.micro_batch;
-    const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step, slot);
+    const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step + first_batch_, slot);
     return {.tokens = batch.tokens,
             .labels = batch.labels,
             .loss_scale =
@@ -256,7 +257,9 @@ void Trainer::run_micro_batches(const Flight& flight) {
         const TensorView stop = sums_.slice(1, 1);
         ops_->device().fill(stop.data, kAnyPositive, static_cast<size_t>(stop.bytes()), end.launch.stream);
     }
-    optimizer_->step(end, transformer_->parameters(), sums_, flight.step);
+    const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
+    optimizer_->step(end, transformer_->parameters(), sums_, flight.step,
+                     {.loss_sum = flight.loss_limit * tokens, .grad_norm = config_.training.grad_norm_limit});
     transformer_->end_step(end, flight.step);
 }
 
@@ -296,6 +299,7 @@ std::optional<StepResult> Trainer::step() {
     Flight& flight = flights_.emplace_back();
     flight.step = next_step_++;
     flight.tensor_stats = tensor_stats_;
+    flight.loss_limit = limits_.loss_of(flight.step);
     flight.launched = Clock::now();
     launch(flight);
     if (static_cast<int64_t>(flights_.size()) < kStepsInFlight) return std::nullopt;
@@ -358,9 +362,24 @@ int32_t Trainer::wait_for(Flight& flight) {
 }
 
 StepResult Trainer::take_result() {
-    while (wait_for(flights_.front()) != 0 && !skips_rows_) redo();
-    const Flight flight = std::move(flights_.front());
+    for (int32_t status = wait_for(flights_.front()); status != 0 && !skips_rows_;
+         status = wait_for(flights_.front())) {
+        if (status == op::kStepOverflow)
+            redo();
+        else if (config_.training.on_divergence == OnDivergence::skip &&
+                 skipped_ < config_.training.max_skipped_iters)
+            return skip_step();
+        else
+            give_up();
+    }
+    StepResult result = result_of(flights_.front());
     flights_.pop_front();
+    limits_.accept(result.step, result.lm_loss);
+    skipped_ = 0;
+    return result;
+}
+
+StepResult Trainer::result_of(const Flight& flight) {
     const StepRecord& record = record_of(flight);
     StepResult result{
         .step = flight.step,
@@ -395,30 +414,57 @@ StepResult Trainer::take_result() {
 // all of them come here.
 void Trainer::redo() {
     for (Flight& flight : flights_) wait_for(flight);
-    Flight& bad = flights_.front();
-    if (record_of(bad).status() == op::kStepNonFinite) give_up();
     grow_rows();
-    ++bad.redone;
+    ++flights_.front().redone;
+    launch_again();
+}
+
+void Trainer::launch_again() {
     ops_->zero({.y = status_});
     for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight)
         if (flight->tensor_stats != nullptr) *flight->tensor_stats = flight->stats_before;
     for (Flight& flight : flights_) launch(flight);
 }
 
-// Where another step ran after the one that produced a NaN, its gradients have replaced the bad ones: they
-// are computed again to be searched.
+// The steps after it, which were not applied either, follow the state before it.
+StepResult Trainer::skip_step() {
+    for (Flight& flight : flights_) wait_for(flight);
+    StepResult result = result_of(flights_.front());
+    result.skipped = reason_of(flights_.front());
+    if (TensorStats* stats = flights_.front().tensor_stats; stats != nullptr)
+        *stats = flights_.front().stats_before;
+    flights_.pop_front();
+    ++skipped_;
+    launch_again();
+    return result;
+}
+
+// Where another step ran after the one that diverged, its gradients have replaced the bad ones: they are
+// computed again to be searched.
 void Trainer::give_up() {
-    const int64_t step = flights_.front().step;
+    for (Flight& flight : flights_) wait_for(flight);
     if (flights_.size() > 1) {
         flights_.resize(1);
-        ops_->zero({.y = status_});
-        launch(flights_.front());
+        launch_again();
         wait_for(flights_.front());
     }
+    const Flight flight = flights_.front();
     flights_.clear();
-    next_step_ = step;
+    next_step_ = flight.step;
     ops_->zero({.y = status_});
-    report_non_finite(step);
+    if (record_of(flight).status() == op::kStepNonFinite) report_non_finite(flight.step);
+    const std::string before =
+        skipped_ > 0 ? fmt::format(", nor were {} before it", skipped_) : std::string();
+    throw Diverged(flight.step,
+                   fmt::format("step {}: {}; the largest gradient is that of {}; the step was not applied{}; "
+                               "lower training.lr, or see training.on_divergence",
+                               flight.step + 1, reason_of(flight), largest_gradient(), before));
+}
+
+std::string Trainer::reason_of(const Flight& flight) {
+    const StepRecord& record = record_of(flight);
+    const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
+    return limits_.reason(record.loss_sum() / tokens, flight.loss_limit, record.grad_norm());
 }
 
 double Trainer::evaluate(int64_t batches) {
@@ -483,16 +529,35 @@ void Trainer::report_non_finite(int64_t step) {
     const auto worst = std::min_element(all.begin(), all.end(),
                                         [](const auto& a, const auto& b) { return a.kind < b.kind; });
     if (worst->kind == 2)
-        fail(ExitCode::numeric,
-             "step {}: the loss or the norm of the gradients is not finite, though every weight and gradient "
-             "is; the step was not applied; lower training.lr",
-             step + 1);
+        throw Diverged(step,
+                       fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
+                                   "every weight and gradient is; the step was not applied; lower "
+                                   "training.lr",
+                                   step + 1));
     const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
-    fail(ExitCode::numeric,
-         "step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the step was not "
-         "applied{}",
-         step + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name, worst->count,
-         worst->first, worst->kind == 0 ? "" : "; lower training.lr or check the data");
+    throw Diverged(
+        step,
+        fmt::format("step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the "
+                    "step was not applied{}",
+                    step + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name,
+                    worst->count, worst->first,
+                    worst->kind == 0 ? "" : "; lower training.lr or check the data"));
+}
+
+// By its norm, over all ranks.
+std::string Trainer::largest_gradient() {
+    Arena words(ops_->device(), "search");
+    const TensorView sum = words.tensor(DType::f32, {1}, "search");
+    const auto& parameters = transformer_->parameters().all();
+    std::vector<float> squares;
+    for (const Parameter& p : parameters) {
+        ops_->zero({.y = sum});
+        ops_->norm_squared({.x = p.main_grad, .sum = sum});
+        squares.push_back(read_word<float>(sum));
+    }
+    world_.all_reduce_max(squares);
+    return parameters[static_cast<size_t>(std::max_element(squares.begin(), squares.end()) - squares.begin())]
+        .spec.name;
 }
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {

@@ -16,6 +16,7 @@
 #include "model/config/config.h"
 #include "model/data/batch_feed.h"
 #include "model/data/data.h"
+#include "model/train/divergence.h"
 #include "model/train/optimizer.h"
 #include "model/train/step_record.h"
 #include "model/train/transformer.h"
@@ -60,6 +61,7 @@ struct StepResult {
     int64_t casts = 0;        // explicit casts, all layers and micro-batches
     int64_t peak_bytes = 0;   // activations and workspace
     bool stop_asked = false;  // on any rank (Trainer::stop_when); every rank has the same
+    std::string skipped;      // why the step was not applied (training.on_divergence: skip); empty: it was
 };
 
 class Trainer {
@@ -68,9 +70,10 @@ public:
             std::shared_ptr<const data::TokenSource> data);
     ~Trainer();
 
-    // Launches the next step; the result is that of the step before, none if nothing was in flight. Throws
-    // Error(numeric), naming the step and the tensor, where a step produced a NaN; that step and the one
-    // after it are not applied.
+    // Launches the next step; the result is that of the step before, none if nothing was in flight. Where a
+    // step diverged (training.on_divergence), neither it nor the one after it is applied: throws Diverged,
+    // naming the step and the tensor, with nothing in flight; or the step is skipped and the one after it
+    // launched again.
     std::optional<StepResult> step();
     // The result of the step in flight, if there is one. The state of the model is that of a step only when
     // nothing is in flight.
@@ -83,6 +86,9 @@ public:
     // The masters, moments and other state have been replaced by those after `steps` steps: the working
     // copies follow. Nothing is in flight.
     void resume_at(int64_t steps);
+    // Step n trains on batch n + this. Nothing is in flight.
+    void set_first_batch(int64_t batch) { first_batch_ = batch; }
+    int64_t first_batch() const { return first_batch_; }
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
 
     // `asked`: whether the run should stop, looked at once a step. The answers travel with the loss, so that
@@ -126,6 +132,7 @@ private:
         std::optional<Clock::time_point> ended;
         int64_t redone = 0;
         int64_t casts = 0, peak_bytes = 0;
+        double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
         TensorStats stats_before;  // what they go back to when the step is repeated
     };
@@ -135,7 +142,10 @@ private:
     static size_t slot_of(int64_t step) { return static_cast<size_t>(step % kStepsInFlight); }
     int32_t wait_for(Flight& flight);  // its status
     StepResult take_result();
+    StepResult result_of(const Flight& flight);  // of the oldest step, whose record has passed
     void redo();
+    void launch_again();  // all in flight, whose work was not applied
+    StepResult skip_step();
     [[noreturn]] void give_up();
 
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
@@ -161,7 +171,9 @@ private:
     double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
     std::vector<Arena*> arenas() const;  // of activations and workspace
     void grow_rows();
+    std::string reason_of(const Flight& flight);
     [[noreturn]] void report_non_finite(int64_t step);
+    std::string largest_gradient();
     template <class T> T read_word(const TensorView& word) const;
 
     static constexpr int64_t kStepsInFlight = 2;
@@ -193,7 +205,9 @@ private:
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
-    int64_t next_step_ = 0;
+    int64_t next_step_ = 0, first_batch_ = 0;
+    DivergenceLimits limits_;
+    int64_t skipped_ = 0;         // steps in a row
     Clock::time_point last_end_;  // of the last step with a result
 };
 

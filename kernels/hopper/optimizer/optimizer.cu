@@ -182,10 +182,11 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
 }
 
 // One thread: four words.
-__global__ void clip_factor_kernel(const float* norm_squared, float clip, int32_t* status, float* norm_out,
-                                   float* factor_out) {
+__global__ void clip_factor_kernel(const float* norm_squared, float clip, float limit, int32_t* status,
+                                   float* norm_out, float* factor_out) {
     const float norm = sqrt_float(*norm_squared);
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
+    if (limit > 0.0f && norm > limit && *status == 0) *status = op::kStepDiverged;
     const float factor = div_float(clip, norm + 1e-6f);
     *norm_out = norm;
     *factor_out = clip > 0.0f && factor < 1.0f ? factor : 1.0f;
@@ -215,7 +216,7 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
 }
 
 void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
-    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip,
+    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip, args.limit,
                                                        args.status.as<int32_t>(), args.norm.as<float>(),
                                                        args.factor.as<float>());
     check_launch("clip_factor");

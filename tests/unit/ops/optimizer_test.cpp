@@ -243,6 +243,7 @@ TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
         int32_t status_before;
         double norm, factor;
         int32_t status;
+        float limit = 0.0f;
     };
     const float inf = std::numeric_limits<float>::infinity();
     const Case cases[] = {
@@ -253,14 +254,22 @@ TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
         {25.0f, 1.0f, op::kStepOverflow, 5.0, 1.0 / (5.0 + 1e-6), op::kStepOverflow},
         {inf, 1.0f, 0, inf, 0.0, op::kStepNonFinite},
         {inf, 1.0f, op::kStepOverflow, inf, 0.0, op::kStepOverflow},  // the first cause stands
+        {25.0f, 1.0f, 0, 5.0, 1.0 / (5.0 + 1e-6), 0, 5.0f},
+        {25.0f, 1.0f, 0, 5.0, 1.0 / (5.0 + 1e-6), op::kStepDiverged, 4.999f},
+        {inf, 1.0f, 0, inf, 0.0, op::kStepNonFinite, 4.0f},
+        {25.0f, 1.0f, op::kStepOverflow, 5.0, 1.0 / (5.0 + 1e-6), op::kStepOverflow, 4.0f},
     };
     ReferenceOps ops;
     for (const Case& c : cases) {
         const HostTensor norm_squared = HostTensor::of<float>({c.norm_squared}),
                          status = HostTensor::of<int32_t>({c.status_before}), norm(DType::f32, {1}),
                          factor(DType::f32, {1});
-        ops.clip_factor(
-            {.norm_squared = norm_squared, .clip = c.clip, .status = status, .norm = norm, .factor = factor});
+        ops.clip_factor({.norm_squared = norm_squared,
+                         .clip = c.clip,
+                         .limit = c.limit,
+                         .status = status,
+                         .norm = norm,
+                         .factor = factor});
         EXPECT_EQ(norm(0), c.norm);
         EXPECT_NEAR(factor(0), c.factor, 1e-7);
         EXPECT_EQ(status(0), c.status);

@@ -262,7 +262,7 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                 for (int64_t i = 0; i < p.numel(); ++i) p.main_grad.as<float>()[i] = 1.0f;
             Optimizer optimizer(config.training, ops->device());
             const auto before = snapshot();
-            optimizer.step(ctx, model.parameters(), loss, 0);
+            optimizer.step(ctx, model.parameters(), loss, 0, {});
             model.end_step(ctx, 0);
             const auto after = snapshot();
             size_t changed = 0;

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: MIT
+// `fp8flow train` where a step diverges, or a checkpoint cannot be written: what it says, keeps and returns.
+#include "kernels/core/error.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+using Texts = std::vector<std::string>;
+
+// Twelve steps at a rate that sends the norm of the second gradient to 12 to 17, by batch.
+Texts train(const std::string& out, const Texts& settings, const Texts& more = {}) {
+    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
+    Texts all = {"training.lr=0.05", "training.lr_warmup_iters=0", "training.lr_decay_style=constant",
+                 "training.train_iters=12", "training.eval_iters=0"};
+    all.insert(all.end(), settings.begin(), settings.end());
+    for (const std::string& setting : all) line.insert(line.end(), {"--set", setting});
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+Texts numbers_of(const std::string& out) {
+    Texts numbers;
+    for (const std::string& line : lines_of(read_whole(out + "/metrics.jsonl"))) {
+        const auto record = nlohmann::json::parse(line);
+        numbers.push_back(record["iteration"].dump() + " " + record["lm loss"].dump() + " " +
+                          record["grad norm"].dump());
+    }
+    return numbers;
+}
+
+TEST(Divergence, StopsWithTheStateBeforeTheStep) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("out");
+    for (const int ranks : {1, 2}) {
+        const CommandResult run =
+            fp8flow_on_ranks(ranks, train(out,
+                                          {"checkpoint.save_interval=5", "training.grad_norm_limit=9",
+                                           "parallel.expert_model_parallel_size=" + std::to_string(ranks)},
+                                          {"--overwrite"}));
+        EXPECT_EQ(run.status, static_cast<int>(ExitCode::numeric)) << run.err;
+        const Texts errors = error_lines(run.err);
+        ASSERT_EQ(errors.size(), 1u) << run.err;
+        expect_contains(errors[0], "step 2: the norm of the gradients is 1");
+        expect_contains(errors[0], "the largest gradient is that of layers.");
+        EXPECT_TRUE(std::filesystem::exists(out + "/checkpoints/step_00000001/manifest.json"));
+        EXPECT_EQ(numbers_of(out).size(), 1u);
+    }
+}
+
+// Three batches are too much for the second step, the fourth is not. The run is the same twice, and the same
+// where it is resumed from a checkpoint after that.
+TEST(Divergence, GoesBackAndOnWithOtherData) {
+    TemporaryFolder folder;
+    const Texts keys = {"checkpoint.save_interval=1", "training.on_divergence=rollback",
+                        "training.max_rollbacks=8", "training.grad_norm_limit=13.5"};
+    const CommandResult run = fp8flow_alone(train(folder.path("a"), keys));
+    ASSERT_EQ(run.status, 0) << run.err;
+    expect_contains(run.out, "back to iteration 1 (3 of 8 times), from there on with batch 5");
+    EXPECT_EQ(run.out.find("(4 of 8 times), from there on with batch 6"), std::string::npos);
+    const Texts numbers = numbers_of(folder.path("a"));
+    ASSERT_EQ(numbers.size(), 12u);
+    for (size_t i = 0; i < numbers.size(); ++i)
+        EXPECT_EQ(numbers[i].substr(0, numbers[i].find(' ')), std::to_string(i + 1));
+
+    Texts shorter = keys;
+    shorter.push_back("training.train_iters=7");
+    ASSERT_EQ(fp8flow_alone(train(folder.path("b"), shorter)).status, 0);
+    const CommandResult resumed = fp8flow_alone(train(folder.path("b"), keys, {"--resume", "auto"}));
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    EXPECT_EQ(numbers_of(folder.path("b")), numbers);
+}
+
+TEST(Divergence, SkipsAreCountedAndEnd) {
+    TemporaryFolder folder;
+    const CommandResult run = fp8flow_alone(
+        train(folder.path("out"),
+              {"training.on_divergence=skip", "training.max_skipped_iters=3", "training.grad_norm_limit=9"}));
+    EXPECT_EQ(run.status, static_cast<int>(ExitCode::numeric));
+    expect_contains(run.out,
+                    "warning: iteration 4 is skipped, its update is not applied: the norm of the gradients");
+    expect_contains(run.err, "step 5: ");
+    expect_contains(run.err, "nor were 3 before it");
+    const Texts lines = lines_of(read_whole(folder.path("out") + "/metrics.jsonl"));
+    ASSERT_EQ(lines.size(), 4u);
+    EXPECT_FALSE(nlohmann::json::parse(lines[0]).contains("skipped"));
+    expect_contains(nlohmann::json::parse(lines[3]).at("skipped"), "training.grad_norm_limit");
+}
+
+TEST(Divergence, WantsACheckpointToGoBackTo) {
+    TemporaryFolder folder;
+    const CommandResult run = fp8flow_alone(train(folder.path("out"), {"training.on_divergence=rollback"}));
+    EXPECT_EQ(run.status, static_cast<int>(ExitCode::usage));
+    expect_contains(run.err, "checkpoint.save_interval");
+}
+
+// Files of more than 5 MB cannot be written: a checkpoint has 5.5.
+TEST(CheckpointOnError, WarnGoesOnAndSaysSo) {
+    for (const bool warn : {true, false}) {
+        TemporaryFolder folder;
+        Texts line = {"/bin/sh", "-c", "ulimit -f 10400; exec \"$0\" \"$@\"", FP8FLOW_EXECUTABLE};
+        const Texts arguments =
+            train(folder.path("out"), {"checkpoint.save_interval=4", "training.lr=0.001",
+                                       std::string("checkpoint.on_error=") + (warn ? "warn" : "stop")});
+        line.insert(line.end(), arguments.begin(), arguments.end());
+        const CommandResult run = RunningCommand(line, "").wait(60);
+        EXPECT_EQ(run.status, static_cast<int>(ExitCode::checkpoint)) << run.err;
+        const size_t steps = numbers_of(folder.path("out")).size();
+        if (warn) {
+            EXPECT_EQ(steps, 12u);
+            expect_contains(run.out, "warning: no checkpoint was written (3 so far): ");
+            expect_contains(run.out, "3 checkpoints not written");
+        } else {
+            EXPECT_LT(steps, 12u);
+            expect_contains(run.err, "step_00000004");
+        }
+        EXPECT_TRUE(std::filesystem::is_empty(folder.path("out") + "/checkpoints"));
+    }
+}
+
+}  // namespace
+}  // namespace fp8flow

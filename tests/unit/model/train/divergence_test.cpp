@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: MIT
+// Steps past a limit: which they are, that nothing of them stays, and what the trainer does next.
+#include "model/train/divergence.h"
+
+#include "kernels/core/scalar_math.h"
+#include "model/train/trainer.h"
+#include "tests/support/files.h"
+#include "tests/support/training.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace fp8flow {
+namespace {
+
+using test::test_config;
+using test::train;
+using test::TrainingRun;
+
+TEST(DivergenceLimits, TheMedianOfTheLossesBeforeTheTwoUnderWay) {
+    constexpr auto kWindow = static_cast<int64_t>(DivergenceLimits::kWindow);
+    DivergenceLimits limits(TrainingSpec{.loss_spike_factor = 3.0});
+    for (int64_t step = 0; step < kWindow; ++step) {
+        EXPECT_EQ(limits.loss_of(step), 0) << "too few";
+        limits.accept(step, step == 5 ? 1000.0 : 2.0);
+    }
+    EXPECT_EQ(limits.loss_of(kWindow), 0);
+    EXPECT_EQ(limits.loss_of(kWindow + 1), 0);
+    EXPECT_EQ(limits.loss_of(kWindow + 2), 6.0);
+    limits.accept(kWindow, 1.0);  // of a step that this one may not know
+    EXPECT_EQ(limits.loss_of(kWindow + 2), 6.0);
+    EXPECT_EQ(DivergenceLimits(TrainingSpec{}).loss_of(1000), 0) << "off";
+}
+
+TEST(DivergenceLimits, SaysWhichLimit) {
+    const DivergenceLimits limits(TrainingSpec{.loss_spike_factor = 3.0, .grad_norm_limit = 10.0});
+    expect_contains(limits.reason(7.0, 6.0, 1.0), "the loss is 7, the limit 6 (training.loss_spike_factor");
+    expect_contains(limits.reason(7.0, 0.0, 11.0),
+                    "gradients is 11, the limit 10 (training.grad_norm_limit)");
+    expect_contains(limits.reason(std::numeric_limits<double>::infinity(), 6.0, 1.0), "not finite");
+}
+
+// The limit that one step of a run of six passes, and no step before it.
+struct Baseline {
+    std::vector<std::string> keys;
+    double limit = 0;
+    size_t step = 0;
+};
+Baseline baseline(int ranks) {
+    Baseline base{.keys = {fmt::format("parallel.expert_model_parallel_size={}", ranks), "training.lr=0.05",
+                           "training.lr_warmup_iters=0", "training.micro_batch_size=1"}};
+    const TrainingRun run = train(test_config(Recipe::fp8_flow, base.keys), ranks, {.steps = 6});
+    double most = 0;
+    for (size_t i = 0; i < run.steps.size() && base.step == 0; ++i) {
+        if (i > 0 && run.steps[i].grad_norm > most) {
+            base.step = i;
+            base.limit = (run.steps[i].grad_norm + most) / 2;
+        }
+        most = std::max(most, run.steps[i].grad_norm);
+    }
+    return base;
+}
+
+void expect_same_run(const TrainingRun& a, const TrainingRun& b) {
+    EXPECT_EQ(a.losses(), b.losses());
+    for (size_t i = 0; i < a.steps.size(); ++i) EXPECT_EQ(a.steps[i].skipped, b.steps[i].skipped) << i;
+    test::expect_same_bits(a.state, b.state);
+}
+
+TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
+    for (const int ranks : {1, 2}) {
+        SCOPED_TRACE(ranks);
+        Baseline base = baseline(ranks);
+        ASSERT_GT(base.step, 0u) << "no step passes all before it";
+        base.keys.insert(base.keys.end(), {fmt::format("training.grad_norm_limit={}", base.limit),
+                                           "training.on_divergence=skip"});
+        const Config config = test_config(Recipe::fp8_flow, base.keys);
+        std::vector<test::Values> states;
+        const auto watch = [&](Trainer& trainer, ProcessGroup& world, int64_t) {
+            test::Values state = test::collect(trainer, world, ranks);
+            std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("gradient "); });
+            if (world.rank() == 0) states.push_back(std::move(state));
+        };
+        const TrainingRun one_by_one = train(config, ranks, {.steps = 6, .before_step = watch});
+        const TrainingRun in_flight = train(config, ranks, {.steps = 6});
+        expect_same_run(one_by_one, in_flight);
+        expect_contains(in_flight.steps[base.step].skipped, "training.grad_norm_limit");
+        for (size_t i = 0; i < base.step; ++i) EXPECT_EQ(in_flight.steps[i].skipped, "");
+        test::expect_same_bits(states[base.step], states[base.step + 1]);
+        EXPECT_NE(states[base.step - 1], states[base.step]);
+    }
+}
+
+// NaN, without any limit; and not more often in a row than allowed.
+TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
+    const Config config =
+        test_config(Recipe::bf16, {"training.on_divergence=skip", "training.max_skipped_iters=2"});
+    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                        open_data(config));
+        trainer.run_step();
+        Parameter& weight = trainer.transformer().parameters().all().front();
+        weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
+        weight.master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
+        for (int i = 0; i < 2; ++i) expect_contains(trainer.run_step().skipped, "not finite");
+        try {
+            trainer.run_step();
+            ADD_FAILURE() << "a third step is skipped";
+        } catch (const Diverged& problem) {
+            EXPECT_EQ(problem.step, 3);
+            EXPECT_EQ(problem.code(), ExitCode::numeric);
+            expect_contains(problem.what(), weight.spec.name);
+        }
+        EXPECT_EQ(trainer.steps_done(), 3);
+    });
+}
+
+TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
+    Baseline base = baseline(2);
+    ASSERT_GT(base.step, 0u);
+    const auto steps = static_cast<int64_t>(base.step);
+    const TrainingRun before = train(test_config(Recipe::fp8_flow, base.keys), 2, {.steps = steps});
+    base.keys.push_back(fmt::format("training.grad_norm_limit={}", base.limit));
+    const Config config = test_config(Recipe::fp8_flow, base.keys);
+    const auto data = open_data(config);
+    run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        try {
+            for (int i = 0; i < 6; ++i) trainer.step();
+            trainer.drain();
+            ADD_FAILURE() << "it goes on";
+        } catch (const Diverged& problem) {
+            EXPECT_EQ(problem.step, steps);
+            expect_contains(problem.what(), "the largest gradient is that of ");
+        }
+        EXPECT_EQ(trainer.steps_done(), steps);
+        test::Values state = test::collect(trainer, world, 2);
+        for (const auto& [name, values] : before.state)
+            if (!name.starts_with("gradient ")) {
+                EXPECT_EQ(state[name], values) << name;
+            }
+    });
+}
+
+// Batches are counted apart from steps.
+TEST(Divergence, AnotherFirstBatchIsOtherData) {
+    const Config config = test_config(Recipe::bf16);
+    const TrainingRun run = train(config, 1, {.steps = 3});
+    const auto data = open_data(config);
+    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        trainer.set_first_batch(1);
+        EXPECT_NE(trainer.run_step().lm_loss, run.steps[0].lm_loss);
+    });
+}
+
+}  // namespace
+}  // namespace fp8flow
