@@ -4,6 +4,7 @@
 
 #include <limits>
 #include <string>
+#include <utility>
 
 namespace fp8flow::test {
 namespace {
@@ -121,13 +122,15 @@ TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
 
 TEST(OptimizerParity, ClipFactor) {
     for (const float squared : {0.0f, 0.3f, 123.0f, std::numeric_limits<float>::infinity()})
-        for (const float clip : {0.0f, 1.0f}) {
+        for (const auto& [clip, limit] :
+             {std::pair{0.0f, 0.0f}, {1.0f, 0.0f}, {1.0f, 11.0f}, {1.0f, 12.0f}}) {
             Parity p;
             const HostTensor norm_squared = HostTensor::of(std::vector<float>{squared}),
                              status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
                              factor(DType::f32, {1});
             p.run(op::ClipFactor{.norm_squared = norm_squared,
                                  .clip = clip,
+                                 .limit = limit,
                                  .status = status,
                                  .norm = norm,
                                  .factor = factor});
