@@ -609,6 +609,8 @@ WHAT = {
     "exposed_mixtral_2gpu.json": "the same, Mixtral-8x7B layer",
     "exposed_100m_2gpu.json": "the same, 107 M model",
     "exposed_100m_2gpu.svg": "its lanes in time",
+    "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
+    "planted_h200.json": "the same in GPU kernels",
     "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
     "faults_h200_x2.json": "the same on two GPUs, killed and stopped",
     "bench_heads_h200.json": "the heads of attention, one pass each way",

@@ -168,12 +168,6 @@ void Trainer::time_stages(TimerDetail detail) {
     }
 }
 
-template <class T> T Trainer::read_word(const TensorView& word) const {
-    T value{};
-    ops_->device().copy_out(&value, word.data, sizeof value);
-    return value;
-}
-
 Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
     if (!memory.rows) {
@@ -461,12 +455,6 @@ void Trainer::give_up() {
                                flight.step + 1, reason_of(flight), largest_gradient(), before));
 }
 
-std::string Trainer::reason_of(const Flight& flight) {
-    const StepRecord& record = record_of(flight);
-    const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
-    return limits_.reason(record.loss_sum() / tokens, flight.loss_limit, record.grad_norm());
-}
-
 double Trainer::evaluate(int64_t batches) {
     FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
     world_.set_activity(fmt::format("evaluation after step {}", next_step_));
@@ -495,69 +483,6 @@ double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
         grow_rows();
         ops_->zero({.y = status_});
     }
-}
-
-// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree
-// on it, since a bad weight of one rank spoils gradients everywhere.
-void Trainer::report_non_finite(int64_t step) {
-    struct Finding {
-        int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none
-        int64_t parameter = 0, count = 0, first = 0;
-    };
-    Arena words(ops_->device(), "search");
-    const TensorView count = words.tensor(DType::i64, {1}, "search"),
-                     first = words.tensor(DType::i64, {1}, "search");
-    const auto& parameters = transformer_->parameters().all();
-    const auto search = [&](int64_t kind) {
-        for (size_t i = 0; i < parameters.size(); ++i) {
-            const Parameter& p = parameters[i];
-            const int64_t zero = 0, none = -1;
-            ops_->device().copy_in(count.data, &zero, sizeof zero);
-            ops_->device().copy_in(first.data, &none, sizeof none);
-            ops_->count_non_finite({.x = kind == 0 ? p.master : p.main_grad, .count = count, .first = first});
-            const int64_t found = read_word<int64_t>(count);
-            if (found == 0) continue;
-            const int64_t offset = p.spec.expert ? p.spec.first_expert * (p.numel() / p.spec.shape[0]) : 0;
-            return Finding{kind, static_cast<int64_t>(i), found, offset + read_word<int64_t>(first)};
-        }
-        return Finding{};
-    };
-    Finding mine = search(0);
-    if (mine.kind == 2) mine = search(1);
-    std::vector<Finding> all(static_cast<size_t>(world_.size()));
-    world_.all_gather(&mine, sizeof mine, all.data());
-    const auto worst = std::min_element(all.begin(), all.end(),
-                                        [](const auto& a, const auto& b) { return a.kind < b.kind; });
-    if (worst->kind == 2)
-        throw Diverged(step,
-                       fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
-                                   "every weight and gradient is; the step was not applied; lower "
-                                   "training.lr",
-                                   step + 1));
-    const std::string& name = parameters[static_cast<size_t>(worst->parameter)].spec.name;
-    throw Diverged(
-        step,
-        fmt::format("step {}: rank {}: {}{} has {} values that are not finite, the first at index {}; the "
-                    "step was not applied{}",
-                    step + 1, worst - all.begin(), worst->kind == 0 ? "" : "the gradient of ", name,
-                    worst->count, worst->first,
-                    worst->kind == 0 ? "" : "; lower training.lr or check the data"));
-}
-
-// By its norm, over all ranks.
-std::string Trainer::largest_gradient() {
-    Arena words(ops_->device(), "search");
-    const TensorView sum = words.tensor(DType::f32, {1}, "search");
-    const auto& parameters = transformer_->parameters().all();
-    std::vector<float> squares;
-    for (const Parameter& p : parameters) {
-        ops_->zero({.y = sum});
-        ops_->norm_squared({.x = p.main_grad, .sum = sum});
-        squares.push_back(read_word<float>(sum));
-    }
-    world_.all_reduce_max(squares);
-    return parameters[static_cast<size_t>(std::max_element(squares.begin(), squares.end()) - squares.begin())]
-        .spec.name;
 }
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {

@@ -174,7 +174,11 @@ private:
     std::string reason_of(const Flight& flight);
     [[noreturn]] void report_non_finite(int64_t step);
     std::string largest_gradient();
-    template <class T> T read_word(const TensorView& word) const;
+    template <class T> T read_word(const TensorView& word) const {
+        T value{};
+        ops_->device().copy_out(&value, word.data, sizeof value);
+        return value;
+    }
 
     static constexpr int64_t kStepsInFlight = 2;
 

@@ -157,11 +157,12 @@ TEST(HfWeights, FusedExpertsAndNamesWithoutPrefix) {
 }
 
 // DeepSeek-V3: shared expert, bias, FP8 matrices with scales that are no powers of two.
-LayerCase deepseek_case() {
+LayerCase deepseek_case(int64_t hidden = kH) {
     LayerCase c = moe_case();
     c.moe.moe_shared_expert_intermediate_size = 256;
     c.moe.moe_router_score_function = ScoreFunction::sigmoid;
     c.moe.moe_router_enable_expert_bias = true;
+    c.model.hidden_size = hidden;
     return c;
 }
 
@@ -170,9 +171,9 @@ double scale_at(int tag, int64_t r, int64_t c) {
     return 0.0123 * (tag + 1) + 0.3 * static_cast<double>(r) + 0.07 * static_cast<double>(c);
 }
 
-std::vector<HandMade> deepseek_tensors() {
+std::vector<HandMade> deepseek_tensors(int64_t hidden = kH) {
     const std::string p = kDeepSeek;
-    std::vector<HandMade> all = {marked(p + "gate.weight", {kE, kH}, 99),
+    std::vector<HandMade> all = {marked(p + "gate.weight", {kE, hidden}, 99),
                                  {{p + "gate.e_score_correction_bias", FileDType::f32, {kE}},
                                   [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }}};
     const auto fp8 = [&](const std::string& name, int64_t rows, int64_t cols, int tag) {
@@ -183,13 +184,13 @@ std::vector<HandMade> deepseek_tensors() {
     };
     for (int e = 0; e < kE; ++e) {
         const std::string expert = fmt::format("{}experts.{}.", p, e);
-        fp8(expert + "gate_proj.weight", kF, kH, 10 * e + 1);
-        fp8(expert + "up_proj.weight", kF, kH, 10 * e + 2);
-        fp8(expert + "down_proj.weight", kH, kF, 10 * e + 3);
+        fp8(expert + "gate_proj.weight", kF, hidden, 10 * e + 1);
+        fp8(expert + "up_proj.weight", kF, hidden, 10 * e + 2);
+        fp8(expert + "down_proj.weight", hidden, kF, 10 * e + 3);
     }
-    fp8(p + "shared_experts.gate_proj.weight", 256, kH, 91);
-    fp8(p + "shared_experts.up_proj.weight", 256, kH, 92);
-    fp8(p + "shared_experts.down_proj.weight", kH, 256, 93);
+    fp8(p + "shared_experts.gate_proj.weight", 256, hidden, 91);
+    fp8(p + "shared_experts.up_proj.weight", 256, hidden, 92);
+    fp8(p + "shared_experts.down_proj.weight", hidden, 256, 93);
     return all;
 }
 float dequantised(int tag, int64_t r, int64_t c) {
@@ -197,10 +198,11 @@ float dequantised(int tag, int64_t r, int64_t c) {
 }
 
 TEST(HfWeights, DeepSeekV3InFp8IsDequantisedIntoTheMasters) {
+    constexpr int64_t kWide = 256;  // two blocks of scales both ways
     const TemporaryFolder folder;
-    const std::string path = write_file(folder, "m.safetensors", deepseek_tensors());
+    const std::string path = write_file(folder, "m.safetensors", deepseek_tensors(kWide));
     on_one_rank([&](ProcessGroup& group) {
-        Layer layer(group, deepseek_case());
+        Layer layer(group, deepseek_case(kWide));
         const LoadedWeights loaded = layer.load(path, 4);
         EXPECT_EQ(loaded.dequantised, 15);
         EXPECT_EQ(loaded.tensors, 2 + 2 * 15);
@@ -208,14 +210,14 @@ TEST(HfWeights, DeepSeekV3InFp8IsDequantisedIntoTheMasters) {
                          shared1 = layer.parameter("shared_experts.linear_fc1.weight").master,
                          shared2 = layer.parameter("shared_experts.linear_fc2.weight").master;
         for (int64_t r = 0; r < kF; ++r)
-            for (int64_t h = 0; h < kH; ++h) {
-                ASSERT_EQ(at(w1, (3 * 2 * kF + r) * kH + h), dequantised(31, r, h));
-                ASSERT_EQ(at(w1, (3 * 2 * kF + kF + r) * kH + h), dequantised(32, r, h));
+            for (int64_t h = 0; h < kWide; ++h) {
+                ASSERT_EQ(at(w1, (3 * 2 * kF + r) * kWide + h), dequantised(31, r, h));
+                ASSERT_EQ(at(w1, (3 * 2 * kF + kF + r) * kWide + h), dequantised(32, r, h));
             }
         for (int64_t r = 0; r < 256; ++r)
-            for (int64_t h = 0; h < kH; ++h) {
-                ASSERT_EQ(at(shared1, r * kH + h), dequantised(91, r, h));
-                ASSERT_EQ(at(shared1, (256 + r) * kH + h), dequantised(92, r, h));
+            for (int64_t h = 0; h < kWide; ++h) {
+                ASSERT_EQ(at(shared1, r * kWide + h), dequantised(91, r, h));
+                ASSERT_EQ(at(shared1, (256 + r) * kWide + h), dequantised(92, r, h));
                 ASSERT_EQ(at(shared2, h * 256 + r), dequantised(93, h, r));
             }
         for (int64_t e = 0; e < kE; ++e)
