@@ -150,6 +150,7 @@ if(TARGET fp8flow)
     target_link_libraries(fp8flow_faults PRIVATE fp8flow_flags MPI::MPI_CXX ${CMAKE_DL_LIBS})
     set_target_properties(fp8flow_faults PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
     add_dependencies(cli_watchdog_test fp8flow_faults)
+    add_dependencies(cli_memory_test fp8flow_faults)
     set_tests_properties(cli_watchdog_test PROPERTIES RUN_SERIAL TRUE)
 endif()
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The reference backend with side and wire lanes that work as late as they may: what they are given, calls of
 // the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again
-// too early, then changes bytes. In the order of the program itself, as the reference backend runs it,
-// nothing could go wrong.
+// too early, then changes bytes. Or the other way round (be_late_on_main). In the order of the program
+// itself, as the reference backend runs it, nothing could go wrong.
 #pragma once
 
 #include "kernels/exchange.h"
@@ -10,20 +10,29 @@
 
 #include <deque>
 #include <functional>
+#include <utility>
 
 namespace fp8flow::test {
 
 class LateDevice final : public Device {
 public:
     explicit LateDevice(Device& device) : device_(device) {}
+    // The main lane works as late as it may and all others at once, instead: they come too early then where
+    // they do not wait for it. Before any work.
+    void be_late_on_main() { main_is_late_ = true; }
     ~LateDevice() override { synchronize(); }
 
     void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
-    void free(void* data) override { device_.free(data); }
+    void free(void* data) override {
+        run_main();
+        device_.free(data);
+    }
     void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override {
+        run_main();
         device_.copy_in(device, host, bytes, stream);
     }
     void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override {
+        run_main();
         device_.copy_out(host, device, bytes, stream);
     }
     void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
@@ -34,14 +43,15 @@ public:
     }
     void synchronize() override {
         for (Lane& lane : lanes_) run_until({&lane, lane.given});
+        run_main();
     }
     int64_t free_bytes() const override { return device_.free_bytes(); }
 
     Stream make_stream(Priority) override { return {&lanes_.emplace_back()}; }
     Event make_event() override { return {&points_.emplace_back()}; }
-    // An event of the main lane, which works at once, has always passed.
+    // An event of a lane that works at once has always passed.
     void record(Event event, Stream stream) override {
-        Lane* lane = static_cast<Lane*>(stream.handle);
+        Lane* lane = late_lane(stream);
         *static_cast<Point*>(event.handle) = {lane, lane == nullptr ? 0 : lane->given};
     }
     void follow(Stream stream, Event event) override {
@@ -49,12 +59,12 @@ public:
         if (point.lane != nullptr) give(stream, [this, point] { run_until(point); });
     }
 
-    // Now on the main lane; later on the others.
+    // Now, or on a late lane later. What a piece of work is made of runs with it.
     template <class Work> void give(Stream stream, Work&& work) {
-        if (stream.handle == nullptr) return work();
-        Lane& lane = *static_cast<Lane*>(stream.handle);
-        ++lane.given;
-        lane.waiting.emplace_back(std::forward<Work>(work));
+        Lane* lane = late_lane(stream);
+        if (lane == nullptr || at_work_) return run(work);
+        ++lane->given;
+        lane->waiting.emplace_back(std::forward<Work>(work));
     }
     int64_t waiting() const {
         std::size_t sum = 0;
@@ -71,17 +81,29 @@ private:
         Lane* lane = nullptr;
         int64_t given = 0;
     };
-    static void run_until(const Point& point) {
+    Lane* late_lane(Stream stream) {
+        if (main_is_late_) return stream.handle == nullptr ? &main_ : nullptr;
+        return static_cast<Lane*>(stream.handle);
+    }
+    void run_main() { run_until({&main_, main_.given}); }
+    template <class Work> void run(Work&& work) {
+        const bool inner = std::exchange(at_work_, true);
+        work();
+        at_work_ = inner;
+    }
+    void run_until(const Point& point) {
         Lane& lane = *point.lane;
         while (lane.ran < point.given) {
             ++lane.ran;
             const std::function<void()> work = std::move(lane.waiting.front());
             lane.waiting.pop_front();
-            work();
+            run(work);
         }
     }
 
     Device& device_;
+    bool main_is_late_ = false, at_work_ = false;
+    Lane main_;
     std::deque<Lane> lanes_;
     std::deque<Point> points_;
 };

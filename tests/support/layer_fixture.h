@@ -11,6 +11,7 @@
 #include "tests/support/tensors.h"
 
 #include <algorithm>
+#include <cstring>
 #include <map>
 #include <memory>
 #include <string>
@@ -24,7 +25,7 @@ public:
     explicit PoisonDevice(Device& device) : device_(device) {}
     void* allocate(std::size_t bytes) override {
         void* data = device_.allocate(bytes);
-        device_.fill(data, 0xFF, bytes);
+        std::memset(data, 0xFF, bytes);  // at once, also where the device is late
         return data;
     }
     void free(void* data) override { device_.free(data); }
@@ -58,6 +59,7 @@ struct LayerCase {
     bool forced_routing = true;       // round robin: the same experts under every recipe
     uint64_t seed = 1;
     double gradient_size = 1.0;  // of a block's dy
+    bool main_is_late = false;   // LateDevice::be_late_on_main
 
     LayerCase() {
         model.num_layers = 1;
@@ -107,8 +109,9 @@ struct RankFixture {
     GroupExchange group_exchange;
     LateExchange exchange;
     PoisonDevice poison{ops.device()};
-    Arena state{ops.device(), "state"}, saved{ops.device(), "saved", true},
-        scratch{ops.device(), "scratch", true};
+    // Poisoned, but where the main lane is late: the poison of what another lane takes would be late as well.
+    Arena state{ops.device(), "state"}, saved{ops.device(), "saved", !c.main_is_late},
+        scratch{ops.device(), "scratch", !c.main_is_late};
     int64_t layer_rows;
     RowArena rows;
     std::unique_ptr<SideLane> side;
@@ -123,6 +126,7 @@ struct RankFixture {
           exchange(group_exchange, ops.late_device()),
           layer_rows(MoeLayer::row_capacity(c.moe, c.slots(), group.size())),
           rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
+        if (c.main_is_late) ops.late_device().be_late_on_main();
         if (c.schedule.has_side_lane()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
         if (c.schedule.overlaps()) wire = std::make_unique<WireLane>(ops.device(), c.schedule);
         status = state.tensor(DType::i32, {1}, "step");
@@ -239,6 +243,7 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
         block.backward(ctx, dy, saved, dx);
     }
     block.end_step(ctx, 0);
+    rank.ops.device().synchronize();
     if (block.router() != nullptr) read_router(*block.router(), result);
     read_rank(rank, store, result);
     result.x = to_doubles(x);
@@ -301,9 +306,11 @@ public:
         loss_.as<float>()[0] = offset;
         model_.begin_step(ctx);
         model_.train_micro_batch(ctx, tokens_, labels_, 1.0f / static_cast<float>(ctx.global_tokens), loss_);
+        rank_.ops.device().synchronize();
         LayerResult result;
         read_rank(rank_, model_.parameters(), result);
         model_.end_step(ctx, 0);
+        rank_.ops.device().synchronize();
         result.loss = get(loss_, 0);
         for (const auto& block : model_.blocks())
             if (block->router() != nullptr) read_router(*block->router(), result);

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: MIT
 // A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
 // FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync.
+// FAULT_ALLOCATION: that allocation of a device's memory by that rank (from 1 on) and all after it fail.
 // FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <string>
@@ -40,6 +42,13 @@ struct Loaded {
 
 }  // namespace
 
+// The reference backend's Device takes its memory here, and nothing else does.
+extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
+    static std::atomic<int64_t> calls{0};
+    const std::string first = setting("FAULT_ALLOCATION");
+    if (!first.empty() && is_victim() && ++calls >= std::atoll(first.c_str())) return nullptr;
+    return next(&aligned_alloc, "aligned_alloc")(alignment, bytes);
+}
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
     reach("MPI_Init_thread");
     return next(&MPI_Init_thread, "MPI_Init_thread")(argc, argv, required, provided);

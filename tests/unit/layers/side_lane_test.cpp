@@ -61,7 +61,10 @@ TEST(SideLane, SchedulesChangeNoBit) {
                     recompute.recompute_granularity == RecomputeGranularity::full,
                     schedule.moe_shared_expert_overlap, schedule.delay_wgrad_compute));
                 c.schedule = schedule;
-                expect_equal(run_block(c), wanted);
+                for (const bool main_is_late : {false, true}) {
+                    c.main_is_late = main_is_late;
+                    expect_equal(run_block(c), wanted);
+                }
             }
         }
 }
@@ -72,7 +75,10 @@ TEST(SideLane, SchedulesChangeNoBitOnTwoRanks) {
         c.tokens = {48, 64};
         const std::vector<LayerResult> wanted = run_block(c);
         c.schedule = kSchedules[2];
-        expect_equal(run_block(c), wanted);
+        for (const bool main_is_late : {false, true}) {
+            c.main_is_late = main_is_late;
+            expect_equal(run_block(c), wanted);
+        }
     }
 }
 

@@ -40,24 +40,24 @@ TEST(DivergenceLimits, SaysWhichLimit) {
     expect_contains(limits.reason(std::numeric_limits<double>::infinity(), 6.0, 1.0), "not finite");
 }
 
-// The limit that one step of a run of six passes, and no step before it.
+constexpr int64_t kSteps = 8;
+
+// The limit that one step of a run of eight passes, and no other: weights hardly move, so norms follow from
+// batches.
 struct Baseline {
     std::vector<std::string> keys;
     double limit = 0;
     size_t step = 0;
 };
 Baseline baseline(int ranks) {
-    Baseline base{.keys = {fmt::format("parallel.expert_model_parallel_size={}", ranks), "training.lr=0.05",
-                           "training.lr_warmup_iters=0", "training.micro_batch_size=1"}};
-    const TrainingRun run = train(test_config(Recipe::fp8_flow, base.keys), ranks, {.steps = 6});
-    double most = 0;
-    for (size_t i = 0; i < run.steps.size() && base.step == 0; ++i) {
-        if (i > 0 && run.steps[i].grad_norm > most) {
-            base.step = i;
-            base.limit = (run.steps[i].grad_norm + most) / 2;
-        }
-        most = std::max(most, run.steps[i].grad_norm);
-    }
+    Baseline base{.keys = {fmt::format("parallel.expert_model_parallel_size={}", ranks), "training.lr=1e-5",
+                           "training.min_lr=0", "training.lr_warmup_iters=0", "training.micro_batch_size=1"}};
+    const TrainingRun run = train(test_config(Recipe::fp8_flow, base.keys), ranks, {.steps = kSteps});
+    std::vector<double> norms;
+    for (const StepResult& step : run.steps) norms.push_back(step.grad_norm);
+    base.step = static_cast<size_t>(std::max_element(norms.begin(), norms.end()) - norms.begin());
+    std::sort(norms.begin(), norms.end());
+    base.limit = (norms[kSteps - 1] + norms[kSteps - 2]) / 2;
     return base;
 }
 
@@ -71,7 +71,6 @@ TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
     for (const int ranks : {1, 2}) {
         SCOPED_TRACE(ranks);
         Baseline base = baseline(ranks);
-        ASSERT_GT(base.step, 0u) << "no step passes all before it";
         base.keys.insert(base.keys.end(), {fmt::format("training.grad_norm_limit={}", base.limit),
                                            "training.on_divergence=skip"});
         const Config config = test_config(Recipe::fp8_flow, base.keys);
@@ -81,13 +80,15 @@ TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
             std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("gradient "); });
             if (world.rank() == 0) states.push_back(std::move(state));
         };
-        const TrainingRun one_by_one = train(config, ranks, {.steps = 6, .before_step = watch});
-        const TrainingRun in_flight = train(config, ranks, {.steps = 6});
+        const TrainingRun one_by_one = train(config, ranks, {.steps = kSteps, .before_step = watch});
+        const TrainingRun in_flight = train(config, ranks, {.steps = kSteps});
         expect_same_run(one_by_one, in_flight);
-        expect_contains(in_flight.steps[base.step].skipped, "training.grad_norm_limit");
-        for (size_t i = 0; i < base.step; ++i) EXPECT_EQ(in_flight.steps[i].skipped, "");
+        for (size_t i = 0; i < kSteps; ++i)
+            EXPECT_EQ(in_flight.steps[i].skipped.find("training.grad_norm_limit") != std::string::npos,
+                      i == base.step)
+                << i << ": " << in_flight.steps[i].skipped;
         test::expect_same_bits(states[base.step], states[base.step + 1]);
-        EXPECT_NE(states[base.step - 1], states[base.step]);
+        EXPECT_NE(states[(base.step + 1) % kSteps], states[(base.step + 1) % kSteps + 1]);
     }
 }
 
@@ -117,7 +118,6 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
 
 TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     Baseline base = baseline(2);
-    ASSERT_GT(base.step, 0u);
     const auto steps = static_cast<int64_t>(base.step);
     const TrainingRun before = train(test_config(Recipe::fp8_flow, base.keys), 2, {.steps = steps});
     base.keys.push_back(fmt::format("training.grad_norm_limit={}", base.limit));
@@ -126,7 +126,7 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
         Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
         try {
-            for (int i = 0; i < 6; ++i) trainer.step();
+            for (int64_t i = 0; i < kSteps; ++i) trainer.step();
             trainer.drain();
             ADD_FAILURE() << "it goes on";
         } catch (const Diverged& problem) {

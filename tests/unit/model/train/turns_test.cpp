@@ -82,8 +82,8 @@ struct OtherMemory {
     Arena saved, scratch;
     RowArena rows;
     explicit OtherMemory(RankFixture& rank)
-        : saved(rank.ops.device(), "saved", true),
-          scratch(rank.ops.device(), "scratch", true),
+        : saved(rank.ops.device(), "saved", !rank.c.main_is_late),
+          scratch(rank.ops.device(), "scratch", !rank.c.main_is_late),
           rows(rank.poison, rank.layer_rows * rank.c.model.num_layers, rank.c.model.num_layers + 1) {}
 };
 
@@ -132,9 +132,11 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
             for (const bool forward : {true, false}) pass(m, nullptr, forward);
     }
     wire.join(begin);
+    rank.ops.device().synchronize();
     LayerResult result;
     read_rank(rank, model.parameters(), result);
     model.model().end_step(begin, 0);
+    rank.ops.device().synchronize();
     for (const auto& block : model.model().blocks())
         if (block->router() != nullptr) read_router(*block->router(), result);
     result.loss = loss.as<float>()[0];
@@ -142,28 +144,35 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
     return result;
 }
 
-void expect_turns_change_no_bit(const LayerCase& c) {
-    std::vector<LayerResult> results[2] = {std::vector<LayerResult>(c.tokens.size()),
-                                           std::vector<LayerResult>(c.tokens.size())};
-    for (const bool in_turns : {false, true})
+void expect_same(const LayerResult& got, const LayerResult& wanted) {
+    EXPECT_EQ(got.loss, wanted.loss);
+    EXPECT_EQ(got.gradients, wanted.gradients);
+    EXPECT_EQ(got.router_counts, wanted.router_counts);
+    EXPECT_EQ(got.balancing_loss, wanted.balancing_loss);
+    EXPECT_EQ(got.z_loss, wanted.z_loss);
+    EXPECT_EQ(got.casts, wanted.casts);
+    EXPECT_EQ(got.in_use, 0);
+    for (const auto& [name, values] : wanted.gradients)
+        EXPECT_GT(std::accumulate(values.begin(), values.end(), 0.0,
+                                  [](double sum, double v) { return sum + std::abs(v); }),
+                  0.0)
+            << name;
+}
+
+void expect_turns_change_no_bit(LayerCase c) {
+    const auto run = [&](bool in_turns) {
+        std::vector<LayerResult> results(c.tokens.size());
         run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
-            results[in_turns][static_cast<std::size_t>(group.rank())] =
-                train_micro_batches(group, c, in_turns);
+            results[static_cast<std::size_t>(group.rank())] = train_micro_batches(group, c, in_turns);
         });
-    for (std::size_t rank = 0; rank < c.tokens.size(); ++rank) {
-        const LayerResult &got = results[1][rank], &wanted = results[0][rank];
-        EXPECT_EQ(got.loss, wanted.loss);
-        EXPECT_EQ(got.gradients, wanted.gradients);
-        EXPECT_EQ(got.router_counts, wanted.router_counts);
-        EXPECT_EQ(got.balancing_loss, wanted.balancing_loss);
-        EXPECT_EQ(got.z_loss, wanted.z_loss);
-        EXPECT_EQ(got.casts, wanted.casts);
-        EXPECT_EQ(got.in_use, 0);
-        for (const auto& [name, values] : wanted.gradients)
-            EXPECT_GT(std::accumulate(values.begin(), values.end(), 0.0,
-                                      [](double sum, double v) { return sum + std::abs(v); }),
-                      0.0)
-                << name;
+        return results;
+    };
+    const std::vector<LayerResult> wanted = run(false);
+    for (const bool main_is_late : {false, true}) {
+        SCOPED_TRACE(main_is_late ? "the main lane is late" : "the other lanes are late");
+        c.main_is_late = main_is_late;
+        const std::vector<LayerResult> got = run(true);
+        for (std::size_t rank = 0; rank < wanted.size(); ++rank) expect_same(got[rank], wanted[rank]);
     }
 }
 
