@@ -145,10 +145,9 @@ public:
                 train();
                 done = true;
             } catch (const Diverged& problem) {
-                if (!go_back(problem)) {
-                    keep_last_state();
-                    throw;
-                }
+                if (go_back(problem)) continue;
+                keep_last_state();
+                throw;
             }
         }
         const bool stopped = trainer_->steps_done() < config_.training.train_iters;
@@ -227,6 +226,7 @@ private:
         const auto resumed = resume(*trainer_, from, data_->fingerprint(), world_, checkpoints_);
         if (!resumed) return false;
         ++rollbacks_;
+        last_saved_ = resumed->step;
         trainer_->set_first_batch(next_batch - resumed->step);
         log_.line(fmt::format("warning: {}", problem.what()));
         log_.line(fmt::format("back to iteration {} ({} of {} times), from there on with batch {}",
@@ -247,11 +247,18 @@ private:
         metrics_.emplace(open_metrics(*folder_, records_until(*folder_, step)));
     }
 
-    // The model is that before the step that diverged.
+    // The model is that before the step that diverged, of which there may be a checkpoint. One that cannot be
+    // written does not hide why the run ends.
     void keep_last_state() {
         if (!saver_) return;
-        if (last_saved_ != trainer_->steps_done()) save();
-        saving([&] { return saver_->finish(); });
+        try {
+            saving([&] { return saver_->finish(); });
+            if (last_saved_ == trainer_->steps_done()) return;
+            save();
+            saving([&] { return saver_->finish(); });
+        } catch (const Error& error) {
+            log_.line(fmt::format("warning: no checkpoint of the last state was written: {}", error.what()));
+        }
     }
 
     // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
@@ -321,6 +328,8 @@ private:
     void open_checkpoints() {
         const CheckpointSpec& spec = config_.checkpoint;
         if (const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_)) {
+            if (std::filesystem::path(resumed->path).parent_path() == checkpoints_)
+                last_saved_ = resumed->step;
             for (const std::string& refused : resumed->refused)
                 log_.line("warning: not resumed from a newer checkpoint: " + refused);
             log_.line(

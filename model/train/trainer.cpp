@@ -317,6 +317,8 @@ void Trainer::resume_at(int64_t steps) {
         transformer_->parameters().write_copies(parameter);
     ops_->device().synchronize();
     next_step_ = steps;
+    limits_ = DivergenceLimits(config_.training);
+    skipped_ = 0;
 }
 
 void Trainer::launch(Flight& flight) {

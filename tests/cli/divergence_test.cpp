@@ -54,6 +54,27 @@ TEST(Divergence, StopsWithTheStateBeforeTheStep) {
     }
 }
 
+// The state before the step may be in a checkpoint already, which may still be written, or be the one resumed
+// from.
+TEST(Divergence, AStateThatIsSavedIsNotSavedAgain) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("out");
+    const auto expect_stop = [&](const Texts& settings, const Texts& more) {
+        const CommandResult run = fp8flow_alone(train(out, settings, more));
+        EXPECT_EQ(run.status, static_cast<int>(ExitCode::numeric)) << run.err;
+        ASSERT_EQ(error_lines(run.err).size(), 1u) << run.err;
+        expect_contains(error_lines(run.err)[0], "step 2: the norm of the gradients is 1");
+        EXPECT_EQ(run.out.find("no checkpoint"), std::string::npos) << run.out;
+        EXPECT_TRUE(std::filesystem::exists(out + "/checkpoints/step_00000001/manifest.json"));
+    };
+    expect_stop({"checkpoint.save_interval=1", "training.grad_norm_limit=9"}, {});
+    ASSERT_EQ(
+        fp8flow_alone(train(out, {"checkpoint.save_interval=1", "training.train_iters=1"}, {"--overwrite"}))
+            .status,
+        0);
+    expect_stop({"checkpoint.save_interval=5", "training.grad_norm_limit=9"}, {"--resume", "auto"});
+}
+
 // Three batches are too much for the second step, the fourth is not. The run is the same twice, and the same
 // where it is resumed from a checkpoint after that.
 TEST(Divergence, GoesBackAndOnWithOtherData) {

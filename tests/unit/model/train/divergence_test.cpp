@@ -142,6 +142,26 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     });
 }
 
+// A resumed run, or one that went back, begins to count losses anew.
+TEST(Divergence, LossesBeforeAResumeDoNotCount) {
+    constexpr auto kFirstJudged = static_cast<int64_t>(DivergenceLimits::kWindow) + 2;
+    const Config config =
+        test_config(Recipe::bf16, {"training.loss_spike_factor=0.5", "training.train_iters=100"});
+    const auto data = open_data(config);
+    for (const bool resumed : {false, true}) {
+        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            for (int64_t i = 0; i < kFirstJudged; ++i) trainer.run_step();
+            if (resumed) {
+                trainer.resume_at(kFirstJudged);
+                trainer.run_step();
+            } else {
+                EXPECT_THROW(trainer.run_step(), Diverged);
+            }
+        });
+    }
+}
+
 // Batches are counted apart from steps.
 TEST(Divergence, AnotherFirstBatchIsOtherData) {
     const Config config = test_config(Recipe::bf16);
