@@ -18,7 +18,6 @@ import glob
 import json
 import mmap
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -29,7 +28,8 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from jobs import ROOT, commit, descendants, environment, machine, mpirun
+
 KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT}
 # as in watchdog.h: their numbers there
 STAGES = {"set_up": 2, "weights": 3, "resume": 4, "step": 5, "evaluation": 6, "checkpoint": 7, "exporting": 8, "summary": 9}
@@ -43,32 +43,17 @@ SETTINGS = {"training.train_iters": ITERATIONS, "training.eval_interval": 4, "tr
             "model.qk_layernorm": "true", "moe.moe_shared_expert_intermediate_size": 0}
 
 
-def command_of(options, ranks, out, more=(), environment=()):
+def command_of(options, ranks, out, more=(), faults=()):
     line = [options.fp8flow, "train", options.config, "--backend", options.backend, "--out", out, "--start-deadline", str(options.deadline),
             "--export", "f32", *more]
     settings = dict(SETTINGS, **{"parallel.expert_model_parallel_size": ranks, "parallel.peer_deadline_seconds": options.deadline})
     for key, value in settings.items():
         line += ["--set", f"{key}={value}"]
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    return ["mpirun", *root, "--oversubscribe", "--quiet", "--bind-to", "none", "-n", str(ranks), "env", *environment, *line]
-
-
-def environment():
-    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_MCA_mpi_yield_when_idle="1",
-                OMPI_MCA_btl_vader_single_copy_mechanism="none")
+    return [*mpirun(ranks), "env", *faults, *line]
 
 
 def shared_memory():
     return set(glob.glob("/dev/shm/fp8flow-*"))
-
-
-def descendants(pid):
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        children = []
-    return [p for child in children for p in [child, *descendants(child)]]
 
 
 def gpu_memory():
@@ -199,13 +184,6 @@ def table(cases):
     return "\n".join(lines)
 
 
-def machine():
-    names = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True,
-                           text=True).stdout.split("\n") if shutil.which("nvidia-smi") else []
-    gpus = [name for name in names if name]
-    return (f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU") + f", {os.cpu_count()} CPU cores, {platform.machine()}"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fp8flow", default=f"{ROOT}/build/cuda-release/fp8flow", help="the program")
@@ -224,7 +202,6 @@ def main():
     options = parser.parse_args()
     options.faults = options.faults or f"{os.path.dirname(os.path.abspath(options.fp8flow))}/tests/libfp8flow_faults.so"
     ranks = [int(n) for n in options.ranks.split(",")]
-    commit = options.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
     cases = [{"ranks": n, "victim": victim, "stage": stage, "kind": kind}
              for stage in options.stages.split(",") for kind in options.kinds.split(",") for n in ranks for victim in (0, n - 1)]
     began, results, memory = time.time(), [], gpu_memory()
@@ -247,7 +224,8 @@ def main():
           f"deadline {options.deadline} s, {time.time() - began:.0f} s; the run after them: {'works' if after.returncode == 0 else 'FAILS'}"
           + (f"; GPU memory: {'free again' if freed else 'NOT free again'}" if memory else ""))
     if options.json:
-        report = {"command": shlex.join(["scripts/fault_matrix.py", *[word for word in sys.argv[1:]]]), "date": f"{datetime.date.today()}", "commit": commit,
+        report = {"command": shlex.join(["scripts/fault_matrix.py", *sys.argv[1:]]), "date": f"{datetime.date.today()}",
+                  "commit": options.commit or commit(),
                   "machine": machine(), "deadline seconds": options.deadline, "not run": len(cases) - len(results),
                   "the run after them": after.returncode == 0, "gpu memory free again": freed if memory else None, "cases": results}
         for result in report["cases"]:  # names of processes and hosts say nothing to a reader

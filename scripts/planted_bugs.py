@@ -21,7 +21,6 @@ import glob
 import hashlib
 import json
 import os
-import platform
 import re
 import shlex
 import shutil
@@ -29,7 +28,8 @@ import subprocess
 import sys
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from jobs import ROOT, commit, machine
+
 HEADER = re.compile(r"(plants|family|test): (.+)")
 
 
@@ -74,7 +74,7 @@ class Copy:
             if os.path.isfile(source) and not same(source, target):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 shutil.copy(source, target)
-        self.commit = run(["git", "rev-parse", "--short", "HEAD"], ROOT).stdout.strip()
+        self.commit = commit()
         deps = f"FP8FLOW_DEPS={os.environ.get('FP8FLOW_DEPS') or ROOT + '/.deps'}"
         done = run(["env", *([deps] if os.path.isdir(deps.split("=")[1]) else []), "bash", "-c", f"source scripts/common.sh; configure {options.preset}"],
                    self.folder)
@@ -117,12 +117,6 @@ def same(one, other):
 
 def hash_of(text):
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def machine():
-    names = run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], ROOT).stdout.split("\n") if shutil.which("nvidia-smi") else []
-    gpus = [name for name in names if name]
-    return (f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU") + f", {os.cpu_count()} CPU cores, {platform.machine()}"
 
 
 def main():

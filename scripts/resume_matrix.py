@@ -16,7 +16,6 @@ import datetime
 import glob
 import json
 import os
-import platform
 import random
 import re
 import signal
@@ -25,7 +24,8 @@ import sys
 import tempfile
 import time
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from jobs import ROOT, commit, descendants, environment, machine, mpirun
+
 COMPARED = ("iteration", "lm loss", "load_balancing_loss", "grad norm", "learning rate", "held-out loss")
 
 
@@ -37,14 +37,8 @@ def command_of(options, recipe, ranks, out, resume="auto"):
     for setting in [f"{key}={value}" for key, value in settings.items()] + options.set:
         line += ["--set", setting]
     if ranks > 1:
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        line = ["mpirun", *root, "--oversubscribe", "--quiet", "--bind-to", "none", "-n", str(ranks), *line]
+        line = [*mpirun(ranks), *line]
     return line
-
-
-def environment():
-    return dict(os.environ, OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", OMPI_MCA_mpi_yield_when_idle="1",
-                OMPI_MCA_btl_vader_single_copy_mechanism="none")
 
 
 def run(options, recipe, ranks, out, resume="auto"):
@@ -83,19 +77,9 @@ def state_of(out, step):
     return tensors
 
 
-def descendants(pid):
-    """The process and all below it, itself last."""
-    try:
-        with open(f"/proc/{pid}/task/{pid}/children") as file:
-            children = [int(child) for child in file.read().split()]
-    except OSError:
-        children = []
-    return [p for child in children for p in descendants(child)] + [pid]
-
-
 def ranks_of(process, ranks):
     """Processes of the program itself, not of mpirun."""
-    return [process.pid] if ranks == 1 else [p for p in descendants(process.pid) if p != process.pid]
+    return [process.pid] if ranks == 1 else descendants(process.pid)
 
 
 def unfinished(out):
@@ -165,13 +149,6 @@ def cell(options, folder, recipe, ranks, point, resumed_ranks):
     return dict(result, holds=holds)
 
 
-def machine():
-    names = subprocess.run(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True).stdout if os.path.exists(
-        "/usr/bin/nvidia-smi") else ""
-    gpus = names.strip().splitlines()
-    return (f"{len(gpus)} x {gpus[0]}" if gpus else "no GPU") + f", {os.cpu_count()} CPU cores, {platform.machine()}"
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
@@ -189,7 +166,7 @@ def main():
     parser.add_argument("--json", help="the report goes there")
     options = parser.parse_args()
     ranks, recipes = [int(r) for r in options.ranks.split(",")], options.recipes.split(",")
-    commit = options.commit or subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    at = options.commit or commit()
     began = time.time()
     with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda c: run(options, *c, f"{folder}/straight_{c[0]}_{c[1]}"), [(r, n) for r in recipes for n in ranks]))
@@ -202,7 +179,7 @@ def main():
     held = sum(result["holds"] for result in results)
     print(f"{held} of {len(results)} hold, {time.time() - began:.0f} s")
     if options.json:
-        report = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "commit": commit,
+        report = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"), "machine": machine(), "commit": at,
                   "command": " ".join(["scripts/resume_matrix.py", *sys.argv[1:]]), "held": held, "of": len(results), "cells": results}
         with open(options.json, "w") as file:
             json.dump(report, file, indent=1)
