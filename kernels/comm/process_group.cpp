@@ -56,6 +56,13 @@ void ProcessGroup::broadcast(void* data, std::size_t bytes, int root) {
     transfer("broadcast", data, send_parts, data, recv_parts);
 }
 
+void ProcessGroup::broadcast(std::string& text, int root) {
+    auto length = static_cast<int64_t>(text.size());
+    broadcast(&length, sizeof length, root);
+    text.resize(static_cast<std::size_t>(length));
+    broadcast(text.data(), text.size(), root);
+}
+
 template <class T, class Reduce>
 void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce reduce) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());

@@ -36,6 +36,7 @@ public:
     void all_to_all(const void* send, std::span<const Part> send_parts, void* recv,
                     std::span<const Part> recv_parts);
     void broadcast(void* data, std::size_t bytes, int root);
+    void broadcast(std::string& text, int root);  // of any length
     // A new group of the ranks with the same color, ordered by rank.
     virtual std::unique_ptr<ProcessGroup> split(int color) = 0;
 

@@ -19,7 +19,7 @@ enum class ExitCode : int {
     data = 10,         // unreadable, empty or corrupt training data
     checkpoint = 11,
     memory = 12,
-    numeric = 13,   // NaN or Inf where none may be
+    numeric = 13,   // a step diverged: NaN, Inf, or past a limit
     peer = 14,      // another rank died, stalled or disagrees
     output = 15,    // the output folder is refused, or a file below it cannot be written
     stopped = 16,   // by a signal, after a step; a resumed run continues from there

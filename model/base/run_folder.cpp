@@ -59,10 +59,7 @@ RunFolder::RunFolder(const Request& request, ProcessGroup& world)
         close();
         throw;
     }
-    auto length = static_cast<int64_t>(name_.size());
-    world.broadcast(&length, sizeof length, 0);
-    name_.resize(static_cast<size_t>(length));
-    world.broadcast(name_.data(), name_.size(), 0);
+    world.broadcast(name_, 0);
 }
 
 RunFolder::~RunFolder() { close(); }

@@ -111,7 +111,6 @@ void CheckpointSaver::look_at_threads() {
         p.error = error.what();
         p.report.phase = Phase::failed;
         p.report.error_code = static_cast<int64_t>(error.code());
-        p.report.error_bytes = static_cast<int64_t>(p.error.size());
     }
 }
 
@@ -181,8 +180,7 @@ void CheckpointSaver::give_up(const std::vector<Report>& reports) {
     const auto failed = std::find_if(reports.begin(), reports.end(),
                                      [](const Report& report) { return report.phase == Phase::failed; });
     std::string text = pending_->error;
-    text.resize(static_cast<size_t>(failed->error_bytes));
-    world_.broadcast(text.data(), text.size(), static_cast<int>(failed - reports.begin()));
+    world_.broadcast(text, static_cast<int>(failed - reports.begin()));
     if (world_.rank() == 0) {
         try {
             check_owner_();

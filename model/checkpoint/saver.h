@@ -60,7 +60,7 @@ private:
         Phase phase = Phase::writing;
         int64_t bytes = 0;
         uint32_t header_crc = 0;
-        int64_t error_code = 0, error_bytes = 0;
+        int64_t error_code = 0;
     };
     struct Pending {
         int64_t step = 0, next_batch = 0;

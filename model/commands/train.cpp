@@ -283,10 +283,7 @@ private:
             world_);
         std::string path;
         if (checkpoint_folder_->is_first_rank()) path = checkpoint_folder_->folder().path();
-        auto length = static_cast<int64_t>(path.size());
-        world_.broadcast(&length, sizeof length, 0);
-        path.resize(static_cast<size_t>(length));
-        world_.broadcast(path.data(), path.size(), 0);
+        world_.broadcast(path, 0);
         return path;
     }
 

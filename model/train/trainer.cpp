@@ -223,8 +223,7 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
     const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step + first_batch_, slot);
     return {.tokens = batch.tokens,
             .labels = batch.labels,
-            .loss_scale =
-                1.0f / static_cast<float>(config_.training.global_batch_size * config_.model.seq_length),
+            .loss_scale = 1.0f / static_cast<float>(tokens_of_step()),
             .loss_sum = sums_.slice(0, 1)};
 }
 
@@ -251,9 +250,9 @@ void Trainer::run_micro_batches(const Flight& flight) {
         const TensorView stop = sums_.slice(1, 1);
         ops_->device().fill(stop.data, kAnyPositive, static_cast<size_t>(stop.bytes()), end.launch.stream);
     }
-    const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
     optimizer_->step(end, transformer_->parameters(), sums_, flight.step,
-                     {.loss_sum = flight.loss_limit * tokens, .grad_norm = config_.training.grad_norm_limit});
+                     {.loss_sum = flight.loss_limit * static_cast<double>(tokens_of_step()),
+                      .grad_norm = config_.training.grad_norm_limit});
     transformer_->end_step(end, flight.step);
 }
 
@@ -383,7 +382,7 @@ StepResult Trainer::result_of(const Flight& flight) {
         .learning_rate = learning_rate(config_.training, flight.step),
         .seconds =
             std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
-        .tokens = config_.training.global_batch_size * config_.model.seq_length,
+        .tokens = tokens_of_step(),
         .redone = flight.redone,
         .wire = record.wire(),
         .casts = flight.casts,
@@ -394,7 +393,7 @@ StepResult Trainer::result_of(const Flight& flight) {
         timer.resolve();
         result.stage_seconds = timer.seconds();
     }
-    result.lm_loss = record.loss_sum() / static_cast<double>(result.tokens);
+    result.lm_loss = mean_loss(record);
     int64_t moe_layer = 0;
     for (size_t i = 0; i < transformer_->blocks().size(); ++i) {
         if (!transformer_->blocks()[i]->is_moe()) continue;
@@ -467,7 +466,7 @@ double Trainer::evaluate(int64_t batches) {
     world_.all_reduce_sum(std::span<double>(&sum, 1));
     require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite",
             next_step_);
-    return sum / static_cast<double>(batches * config_.training.global_batch_size * config_.model.seq_length);
+    return sum / static_cast<double>(batches * tokens_of_step());
 }
 
 // This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.

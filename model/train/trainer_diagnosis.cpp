@@ -8,8 +8,7 @@ namespace fp8flow {
 
 std::string Trainer::reason_of(const Flight& flight) {
     const StepRecord& record = record_of(flight);
-    const auto tokens = static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
-    return limits_.reason(record.loss_sum() / tokens, flight.loss_limit, record.grad_norm());
+    return limits_.reason(mean_loss(record), flight.loss_limit, record.grad_norm());
 }
 
 // The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree

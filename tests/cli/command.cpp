@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -106,6 +107,22 @@ std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& 
         FP8FLOW_MPIEXEC, "-n",   std::to_string(ranks), "--quiet", "--oversubscribe",
         "--bind-to",     "none", FP8FLOW_EXECUTABLE};
     line.insert(line.end(), arguments.begin(), arguments.end());
+    return line;
+}
+
+std::vector<std::string> with_settings(std::vector<std::string> line,
+                                       const std::vector<std::string>& settings) {
+    for (const std::string& setting : settings) line.insert(line.end(), {"--set", setting});
+    return line;
+}
+
+std::vector<std::string> with_faults(std::vector<std::string> line,
+                                     const std::vector<std::string>& environment) {
+    std::vector<std::string> words = {"env", "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
+                                      "ASAN_OPTIONS=verify_asan_link_order=0"};
+    words.insert(words.end(), environment.begin(), environment.end());
+    line.insert(std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE)), words.begin(),
+                words.end());
     return line;
 }
 

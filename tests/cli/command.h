@@ -41,6 +41,12 @@ CommandResult fp8flow_alone(const std::vector<std::string>& arguments, const std
 CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& arguments,
                                const std::string& cwd = "");
 std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& arguments);
+// The line with `--set SETTING` for each.
+std::vector<std::string> with_settings(std::vector<std::string> line,
+                                       const std::vector<std::string>& settings);
+// The line, of the program alone or below mpirun, with tests/cli/faults preloaded into the program.
+std::vector<std::string> with_faults(std::vector<std::string> line,
+                                     const std::vector<std::string>& environment);
 
 // The process ids of the ranks: the processes below mpirun that run our program.
 std::vector<int> ranks_below(int mpirun);

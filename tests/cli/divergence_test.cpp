@@ -16,11 +16,10 @@ using Texts = std::vector<std::string>;
 
 // Twelve steps at a rate that sends the norm of the second gradient to 12 to 17, by batch.
 Texts train(const std::string& out, const Texts& settings, const Texts& more = {}) {
-    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
     Texts all = {"training.lr=0.05", "training.lr_warmup_iters=0", "training.lr_decay_style=constant",
                  "training.train_iters=12", "training.eval_iters=0"};
     all.insert(all.end(), settings.begin(), settings.end());
-    for (const std::string& setting : all) line.insert(line.end(), {"--set", setting});
+    Texts line = with_settings({"train", config_file("test"), "--backend", "reference", "--out", out}, all);
     line.insert(line.end(), more.begin(), more.end());
     return line;
 }

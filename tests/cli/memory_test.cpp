@@ -6,9 +6,6 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <filesystem>
-
 namespace fp8flow {
 namespace {
 
@@ -19,22 +16,16 @@ constexpr double kSeconds = 30;
 // Two steps with an evaluation and a checkpoint on `ranks` ranks, of which the last has no memory from its
 // allocation `first` on.
 CommandResult run(int ranks, int64_t first, const std::string& out) {
-    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out, "--overwrite"};
-    for (const std::string& setting :
-         {std::string("training.train_iters=2"), std::string("checkpoint.save_interval=1"),
-          std::string("parallel.peer_deadline_seconds=10"),
-          fmt::format("parallel.expert_model_parallel_size={}", ranks)})
-        line.insert(line.end(), {"--set", setting});
+    Texts line = with_settings(
+        {"train", config_file("test"), "--backend", "reference", "--out", out, "--overwrite"},
+        {"training.train_iters=2", "checkpoint.save_interval=1", "parallel.peer_deadline_seconds=10",
+         fmt::format("parallel.expert_model_parallel_size={}", ranks)});
     if (ranks > 1)
         line = mpirun_line(ranks, line);
     else
         line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-    const Texts faults = {"env", "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
-                          "ASAN_OPTIONS=verify_asan_link_order=0",
-                          "FAULT_RANK=" + (ranks > 1 ? std::to_string(ranks - 1) : ""),
-                          fmt::format("FAULT_ALLOCATION={}", first)};
-    line.insert(std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE)), faults.begin(),
-                faults.end());
+    line = with_faults(line, {"FAULT_RANK=" + (ranks > 1 ? std::to_string(ranks - 1) : ""),
+                              fmt::format("FAULT_ALLOCATION={}", first)});
     return RunningCommand(line, "").wait(kSeconds);
 }
 

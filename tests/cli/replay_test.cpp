@@ -77,11 +77,8 @@ Tensors layer_of(int64_t tokens, Experts experts) {
 
 Texts replay(const std::string& input, const std::string& out, const Texts& settings = kLayer,
              const Texts& more = {}) {
-    Texts line = {"replay", "--backend", "reference", "--input", input, "--out", out};
-    for (const std::string& setting : settings) {
-        line.push_back("--set");
-        line.push_back(setting);
-    }
+    Texts line =
+        with_settings({"replay", "--backend", "reference", "--input", input, "--out", out}, settings);
     line.insert(line.end(), more.begin(), more.end());
     return line;
 }

@@ -19,11 +19,10 @@ namespace fs = std::filesystem;
 using Texts = std::vector<std::string>;
 
 Texts train(const std::string& out, int ranks, const Texts& more = {}, const Texts& settings = {}) {
-    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
     Texts all = {"checkpoint.save_interval=4", "training.train_iters=48", "training.eval_interval=20",
                  "parallel.expert_model_parallel_size=" + std::to_string(ranks)};
     all.insert(all.end(), settings.begin(), settings.end());
-    for (const std::string& setting : all) line.insert(line.end(), {"--set", setting});
+    Texts line = with_settings({"train", config_file("test"), "--backend", "reference", "--out", out}, all);
     line.insert(line.end(), more.begin(), more.end());
     return line;
 }

@@ -44,13 +44,7 @@ std::vector<std::string> faulty(int ranks, const std::vector<std::string>& envir
                                               "parallel.peer_deadline_seconds=" + std::to_string(kDeadline)};
     line.insert(line.end(), options.begin(), options.end());
     line.insert(line.end(), more.begin(), more.end());
-    std::vector<std::string> settings = {"env",
-                                         "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
-                                         "ASAN_OPTIONS=verify_asan_link_order=0"};
-    settings.insert(settings.end(), environment.begin(), environment.end());
-    const auto program = std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE));
-    line.insert(program, settings.begin(), settings.end());
-    return line;
+    return with_faults(line, environment);
 }
 
 void lose(int ranks, int victim, int signal, const std::string& call) {
