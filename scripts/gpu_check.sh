@@ -114,7 +114,7 @@ test_line='\[  (PASSED|FAILED)  \]|skipped'
 # place TEST: sets `place`. Tests that look at times or at a GPU's free memory have it to themselves.
 place() {
     place=()
-    if [[ $1 =~ _(measure|stage_timer|peer_exchange)_ ]]; then place=(--gpus 1); fi
+    if [[ $1 =~ _(measure|stage_timer|peer_exchange|out_of_memory)_ ]]; then place=(--gpus 1); fi
 }
 for test in "${gpu_tests[@]}"; do
     place "$test"
@@ -134,7 +134,7 @@ for ranks in "${rank_counts[@]}"; do
         --out "$out/train$ranks" --overwrite
     if ((ranks == rank_counts[-1])); then
         add --gpus "$ranks" --detail 'same bits|differ' "train twice on $ranks" bash -c 'train_twice "$@"' _ "$ranks" "$out/twice" \
-            "${quickstart[@]}" --set training.train_iters=100 --set training.eval_iters=0
+            "${quickstart[@]}" --set training.train_iters=1000 --set training.eval_iters=0
         rm -f "$out/validate$ranks/validate.json" # its errors would be taken for those of this call
         add --gpus "$ranks" --detail 'verdict:' --figures "errors_of_validate '$out/validate$ranks/validate.json'" \
             "validate on $ranks" "${run[@]}" "$bin/fp8flow" validate "${quickstart[@]}" \
