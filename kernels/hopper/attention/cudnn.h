@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/core/stream.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/ops/attention.h"
 
 #include <memory>

@@ -2,7 +2,6 @@
 // The GPU rounds as the host does: conversions in hardware and in scalar_math.h, and the elementary
 // functions, bit by bit.
 #include "kernels/core/scalar_math.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/hopper/runtime/self_test.h"
 

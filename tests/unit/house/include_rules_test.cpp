@@ -214,6 +214,35 @@ void check_cycles(const Tree& tree, Problems& problems) {
         if (is_source(path)) visit(tree, path, open, done, problems);
 }
 
+// Builds without CUDA compile everything but the .cu files and kernels/hopper, and of that the files that say
+// why it is not there.
+bool built_without_cuda(const std::string& path) {
+    const std::string name = path.substr(path.rfind('/') + 1);
+    return path.ends_with(".cpp") &&
+           (!under(path, kHopper) || name.starts_with("without_") || name == "gpu_visible.cpp");
+}
+
+// A header of CUDA or NCCL that `path` reaches, with the file that includes it; empty if there is none.
+std::string cuda_header_of(const Tree& tree, const std::string& path, std::set<std::string>& seen) {
+    static const std::regex pattern(R"((^|\n)#include <((cu|nccl)[A-Za-z_]*\.h)>)");
+    if (!seen.insert(path).second || !tree.contains(path)) return "";
+    std::smatch match;
+    const std::string& text = tree.at(path);
+    if (std::regex_search(text, match, pattern)) return path + " includes " + match[2].str();
+    for (const std::string& include : includes_of(text))
+        if (const std::string found = cuda_header_of(tree, include, seen); !found.empty()) return found;
+    return "";
+}
+
+void check_builds_without_cuda(const Tree& tree, Problems& problems) {
+    for (const auto& [path, text] : tree) {
+        std::set<std::string> seen;
+        if (!built_without_cuda(path)) continue;
+        const std::string found = cuda_header_of(tree, path, seen);
+        if (!found.empty()) problems.push_back(path + ": builds without CUDA compile it, and " + found);
+    }
+}
+
 void check_texts(const Tree& tree, Problems& problems) {
     static const std::regex assembly(R"((^|[^A-Za-z0-9_])(asm|__asm__)\s*(volatile|__volatile__)?\s*[({])");
     for (const auto& [path, text] : tree) {
@@ -275,6 +304,7 @@ Problems problems_of(const Tree& tree) {
     Problems problems;
     check_includes(tree, problems);
     check_cycles(tree, problems);
+    check_builds_without_cuda(tree, problems);
     check_texts(tree, problems);
     check_folders(tree, problems);
     return problems;
@@ -369,6 +399,7 @@ Tree pair(const std::string& file, const std::string& include) {
 
 std::vector<Planted> planted() {
     const std::string keyword = "as";  // in two parts, so that this file obeys the rule on assembly
+    const std::string cuda = "#include <cuda_runtime.h>\n";
     const std::string assembly = header({}) + "void f() { " + keyword + "m volatile(\"nop;\"); }\n";
     std::string lengthy = header({});
     for (int i = 0; i < kMaxLines; ++i) lengthy += "int x;\n";
@@ -398,6 +429,14 @@ std::vector<Planted> planted() {
           {"model/base/c.h", header({"model/base/a.h"})}},
          "include cycle: model/base/a.h -> model/base/b.h -> "
          "model/base/c.h -> model/base/a.h"},
+        {"stub_sees_cuda",
+         {{"kernels/hopper/attention/without_it.cpp", header({"kernels/hopper/device/a.h"})},
+          {"kernels/hopper/device/a.h", header({}) + cuda}},
+         "kernels/hopper/device/a.h includes cuda_runtime.h"},
+        {"kernel_sees_cuda",
+         {{"kernels/hopper/attention/with_it.cpp", header({"kernels/hopper/device/a.h"})},
+          {"kernels/hopper/device/a.h", header({}) + cuda}},
+         ""},
         {"no_comment", {{"model/base/a.cpp", std::string(kLicence) + "int x;\n"}}, "without a comment"},
         {"no_licence", {{"model/base/a.cpp", "// What it holds.\nint x;\n"}}, "SPDX"},
         {"no_pragma",
