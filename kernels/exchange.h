@@ -69,8 +69,8 @@ public:
     };
     void combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch = {});
 
-    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), i64
-    // (sum), one i32 (max).
+    // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), bf16
+    // (sum, in f32, rounded to nearest even at the end), i64 (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
     virtual int num_ranks(Ranks ranks) const = 0;
     // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call

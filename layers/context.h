@@ -58,7 +58,13 @@ struct Context {
     bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
     DelayedWgrads* delayed = nullptr;          // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
-    TensorView step_status;    // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
+    // What stochastic rounding counts by, beside the tensor and the micro-batch.
+    struct Rounding {
+        uint64_t seed = 0;
+        int64_t step = 0;
+        int64_t replica = 0;  // of the ranks that hold the same experts
+    } rounding = {};
+    TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     GemmObserver* gemms = nullptr;  // absent: nobody
     SideLane* side = nullptr;       // absent: one operation after the other

@@ -12,17 +12,16 @@ namespace fp8flow {
 namespace {
 
 // Drawn by global index, so that an expert's weights do not depend on who holds it.
-void write_initial_values(const ParameterSpec& spec, const TensorView& master, uint64_t seed, Ops& ops) {
-    switch (spec.init) {
-        case Init::normal: {
-            const int64_t per_expert = spec.expert ? master.numel() / spec.shape[0] : 0;
+void write_initial_values(const Parameter& parameter, uint64_t seed, Ops& ops) {
+    const TensorView& master = parameter.master;
+    switch (parameter.spec.init) {
+        case Init::normal:
             ops.fill_normal({.seed = seed,
-                             .stream = fnv1a64(spec.name),
-                             .first = spec.first_expert * per_expert,
-                             .standard_deviation = spec.init_std,
+                             .stream = parameter.stream,
+                             .first = parameter.first_element(),
+                             .standard_deviation = parameter.spec.init_std,
                              .y = master});
             return;
-        }
         case Init::zeros: ops.zero({.y = master}); return;
         case Init::ones: {
             const std::vector<float> ones(static_cast<size_t>(master.numel()), 1.0f);
@@ -38,6 +37,7 @@ void write_initial_values(const ParameterSpec& spec, const TensorView& master, u
 Parameter& ParameterStore::add(const ParameterSpec& spec) {
     Parameter& p = parameters_.emplace_back();
     p.spec = spec;
+    p.stream = fnv1a64(spec.name);
     auto shaped = [&](DType dtype, const char* category) {
         const int64_t* s = spec.shape;
         if (spec.rank == 1) return arena_.tensor(dtype, {s[0]}, category);
@@ -45,8 +45,8 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         return arena_.tensor(dtype, {s[0], s[1], s[2]}, category);
     };
     p.master = shaped(DType::f32, "master");
-    p.m = shaped(DType::f32, "moments");
-    p.v = shaped(DType::f32, "moments");
+    p.m = shaped(state_dtype(dtypes_.exp_avg_dtype), "moments");
+    p.v = shaped(state_dtype(dtypes_.exp_avg_sq_dtype), "moments");
     const WeightFormat& format = spec.format;
     if (format.plain)
         p.plain = spec.plain_dtype == DType::f32 ? p.master : shaped(spec.plain_dtype, "copies");
@@ -57,7 +57,7 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
     }
     Device& device = ops_.device();
-    write_initial_values(spec, p.master, seed_, ops_);
+    write_initial_values(p, seed_, ops_);
     for (const TensorView& zeroed : {p.m, p.v})
         device.fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
     write_copies(p);
@@ -65,21 +65,23 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
 }
 
 void ParameterStore::allocate_gradients() {
-    constexpr int64_t kAlignment = 256 / sizeof(float);
     for (const bool expert : {false, true}) {
+        const DType dtype = expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32;
+        const int64_t alignment = 256 / size_of(dtype);
         int64_t total = 0;
         for (const Parameter& p : parameters_)
-            if (p.spec.expert == expert) total += round_up(p.numel(), kAlignment);
+            if (p.spec.expert == expert) total += round_up(p.numel(), alignment);
         if (total == 0) continue;
         TensorView& all = expert ? expert_gradients_ : dense_gradients_;
-        all = arena_.tensor(DType::f32, {total}, "main_grad");
+        all = arena_.tensor(dtype, {total}, "main_grad");
         ops_.device().fill(all.data, 0, static_cast<size_t>(all.bytes()));
-        float* next = all.as<float>();
+        int64_t next = 0;
         for (Parameter& p : parameters_) {
             if (p.spec.expert != expert) continue;
             p.main_grad = p.master;
-            p.main_grad.data = next;
-            next += round_up(p.numel(), kAlignment);
+            p.main_grad.dtype = dtype;
+            p.main_grad.data = all.slice(next, 1).data;
+            next += round_up(p.numel(), alignment);
         }
     }
 }
@@ -89,8 +91,9 @@ ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last
     for (size_t i = first; i < last; ++i) {
         const TensorView& gradient = parameters_[i].main_grad;
         TensorView& all = parameters_[i].spec.expert ? found.expert : found.dense;
-        float* const begin = all ? all.as<float>() : gradient.as<float>();
-        all = make_view(begin, DType::f32, {gradient.as<float>() + gradient.numel() - begin});
+        uint8_t* const begin = all ? all.bytes_ptr() : gradient.bytes_ptr();
+        const int64_t bytes = gradient.bytes_ptr() + gradient.bytes() - begin;
+        all = make_view(begin, gradient.dtype, {bytes / size_of(gradient.dtype)});
     }
     return found;
 }

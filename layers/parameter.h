@@ -45,20 +45,24 @@ struct ParameterSpec {
 
 struct Parameter {
     ParameterSpec spec;
-    TensorView master, m, v, main_grad;  // f32, spec.shape
+    uint64_t stream = 0;                 // of its random numbers: a hash of the name
+    TensorView master, m, v, main_grad;  // spec.shape; f32, or as StateDtypes says
     TensorView plain;                    // working copy in the activation dtype
     ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
     ScaledTensor for_fprop() const { return fprop ? fprop : ScaledTensor{.data = plain}; }
     int64_t numel() const { return master.numel(); }
+    // Of the whole tensor, where other ranks hold experts before these.
+    int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
 };
 
 // All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash
 // of weights.
 class ParameterStore {
 public:
-    ParameterStore(Ops& ops, uint64_t seed) : ops_(ops), seed_(seed), arena_(ops.device(), "parameters") {}
+    ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {})
+        : ops_(ops), seed_(seed), dtypes_(dtypes), arena_(ops.device(), "parameters") {}
 
     // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
     // writes the working copies.
@@ -67,12 +71,12 @@ public:
     // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
     // between two gradients is 0.
     void allocate_gradients();
-    // [N] f32; absent where there are none.
+    // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
     TensorView expert_gradients() const { return expert_gradients_; }
     // Of the parameters added first to last, last excluded.
     struct Gradients {
-        TensorView dense, expert;  // [N] f32; absent where there are none
+        TensorView dense, expert;  // [N]; absent where there are none
     };
     Gradients gradients_of(size_t first, size_t last) const;
     std::deque<Parameter>& all() { return parameters_; }
@@ -85,6 +89,7 @@ public:
 private:
     Ops& ops_;
     uint64_t seed_;
+    StateDtypes dtypes_;
     Arena arena_;
     std::deque<Parameter> parameters_;
     TensorView dense_gradients_, expert_gradients_;

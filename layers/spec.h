@@ -99,6 +99,16 @@ struct RecomputeSpec {
          shared_experts = false;
 };
 
+// What the optimizer's tensors are kept in: Megatron's names. Masters are FP32.
+enum class StateDtype : uint8_t { fp32, bf16 };
+struct StateDtypes {
+    StateDtype main_params_dtype = StateDtype::fp32;
+    StateDtype main_grads_dtype = StateDtype::fp32;  // of routed experts; all others have FP32 gradients
+    StateDtype exp_avg_dtype = StateDtype::fp32;
+    StateDtype exp_avg_sq_dtype = StateDtype::fp32;
+};
+inline DType state_dtype(StateDtype dtype) { return dtype == StateDtype::bf16 ? DType::bf16 : DType::f32; }
+
 // What may run at the same time (docs/architecture.md, Schedules). No schedule changes a bit.
 struct ScheduleSpec {
     bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire

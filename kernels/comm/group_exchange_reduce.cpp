@@ -26,6 +26,9 @@ void GroupExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& 
         int64_t word = *values.as<int32_t>();
         group.all_reduce_max(std::span<int64_t>(&word, 1));
         *values.as<int32_t>() = static_cast<int32_t>(word);
+    } else if (values.dtype == DType::bf16) {
+        FP8FLOW_CHECK(reduce == Reduce::sum, "only sums of {}", describe(values));
+        group.all_reduce_sum(std::span<Bf16>(values.as<Bf16>(), count));
     } else if (reduce == Reduce::sum) {
         group.all_reduce_sum(std::span<float>(values.as<float>(), count));
     } else {

@@ -66,11 +66,20 @@ void ProcessGroup::broadcast(std::string& text, int root) {
 template <class T, class Reduce>
 void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce reduce) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
-    // result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right
+    // result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; BF16 in FP32, rounded at the end
     const auto reduce_rows = [&](const T* rows, std::size_t count, T* result) {
-        std::copy_n(rows, count, result);
-        for (std::size_t r = 1; r < ranks; ++r)
-            for (std::size_t i = 0; i < count; ++i) result[i] = reduce(result[i], rows[r * count + i]);
+        if constexpr (std::is_same_v<T, Bf16>) {
+            for (std::size_t i = 0; i < count; ++i) {
+                float sum = to_float(rows[i]);
+                for (std::size_t r = 1; r < ranks; ++r) sum = reduce(sum, to_float(rows[r * count + i]));
+                result[i] = to_bf16(sum);
+            }
+            return;
+        } else {
+            std::copy_n(rows, count, result);
+            for (std::size_t r = 1; r < ranks; ++r)
+                for (std::size_t i = 0; i < count; ++i) result[i] = reduce(result[i], rows[r * count + i]);
+        }
     };
     const auto scratch = [&](std::size_t count) {
         scratch_.resize(std::max(scratch_.size(), count * sizeof(T)));
@@ -103,6 +112,9 @@ void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce
 }
 
 void ProcessGroup::all_reduce_sum(std::span<float> values) {
+    all_reduce("all_reduce_sum", values, [](float a, float b) { return a + b; });
+}
+void ProcessGroup::all_reduce_sum(std::span<Bf16> values) {
     all_reduce("all_reduce_sum", values, [](float a, float b) { return a + b; });
 }
 void ProcessGroup::all_reduce_sum(std::span<double> values) {

@@ -4,6 +4,8 @@
 // the same methods in the same order.
 #pragma once
 
+#include "kernels/core/dtype.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -43,6 +45,7 @@ public:
     // In place: element-wise fp32 sum in ascending rank order (shards exchanged, summed by their owner,
     // gathered): the same bits on every rank and for every transport.
     void all_reduce_sum(std::span<float> values);
+    void all_reduce_sum(std::span<Bf16> values);  // in FP32, rounded to nearest even at the end
     void all_reduce_sum(std::span<double> values);
     void all_reduce_sum(std::span<int64_t> values);
     void all_reduce_max(std::span<float> values);  // NaN only where every rank has NaN

@@ -147,8 +147,8 @@ OpCost cost(const op::GroupedGemm& args) {
 }
 
 void check(const op::GroupedGemmWgrad& args) {
-    FP8FLOW_CHECK(args.dw.rank == 3 && args.dw.dtype == DType::f32, "dw is {}, must be f32 [groups, N, K]",
-                  describe(args.dw));
+    FP8FLOW_CHECK(args.dw.rank == 3 && is_bf16_or_f32(args.dw.dtype),
+                  "dw is {}, must be f32 or bf16 [groups, N, K]", describe(args.dw));
     check_wgrad_operands({args.dy, args.x, args.groups}, args.dw, "dy", "x");
     if (!args.second) return;
     check_wgrad_operands(args.second, args.dw, "the second dy", "the second x");

@@ -8,7 +8,7 @@ namespace fp8flow {
 namespace {
 
 void check_state(const TensorView& view, const char* what, const TensorView& master) {
-    FP8FLOW_CHECK(view.numel() == master.numel() && view.dtype == DType::f32, "{} is {}, the master is {}",
+    FP8FLOW_CHECK(view.numel() == master.numel() && is_bf16_or_f32(view.dtype), "{} is {}, the master is {}",
                   what, describe(view), describe(master));
     check_own_rows(view, what);
 }
@@ -16,7 +16,7 @@ void check_state(const TensorView& view, const char* what, const TensorView& mas
 }  // namespace
 
 void check(const op::NormSquared& args) {
-    FP8FLOW_CHECK(args.x && args.x.dtype == DType::f32, "x is {}", describe(args.x));
+    FP8FLOW_CHECK(args.x && is_bf16_or_f32(args.x.dtype), "x is {}", describe(args.x));
     check_own_rows(args.x, "x");
     check_tensor(args.sum, "sum", DType::f32, {1});
 }
@@ -26,7 +26,8 @@ OpCost cost(const op::NormSquared& args) {
 
 void check(const op::AdamW& args) {
     FP8FLOW_CHECK(static_cast<bool>(args.master), "no master weights");
-    check_state(args.master, "master", args.master);
+    FP8FLOW_CHECK(args.master.dtype == DType::f32, "master is {}", describe(args.master));
+    check_own_rows(args.master, "master");
     check_state(args.grad, "grad", args.master);
     check_state(args.m, "m", args.master);
     check_state(args.v, "v", args.master);

@@ -10,6 +10,7 @@
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
+#include "kernels/core/stochastic_rounding.h"
 
 namespace fp8flow::op {
 
@@ -59,13 +60,18 @@ struct WgradOperands {
 // groups of other sizes. One accumulator: the rows of the first, then those of the second; a backend may
 // instead add the second's result to dW as a separate accumulating call would. A group has 0 rows where both
 // have.
+//
+// dw in BF16: the sum, with the old value in FP32 where it accumulates, is rounded stochastically once (twice
+// by a backend that makes two calls of it), by global row (kernels/core/stochastic_rounding.h): row n of
+// group g is row rounding.first + g N + n.
 struct GroupedGemmWgrad {
     ScaledTensor dy;
     ScaledTensor x;
     RowGroups groups;
     Gradient mode = Gradient::overwrite;
-    TensorView dw;         // out [G, N, K] f32
+    TensorView dw;         // out [G, N, K] f32 | bf16
     WgradOperands second;  // optional
+    StochasticRounding rounding = {};
 };
 // The calls that together give the same gradient as one with a second set of operands.
 inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
@@ -73,7 +79,13 @@ inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
     return args;
 }
 inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
-    return {args.second.dy, args.second.x, args.second.groups, Gradient::accumulate, args.dw, {}};
+    return {args.second.dy,
+            args.second.x,
+            args.second.groups,
+            Gradient::accumulate,
+            args.dw,
+            {},
+            {args.rounding.key + 1, args.rounding.first}};
 }
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
+#include "kernels/core/stochastic_rounding.h"
 
 namespace fp8flow::op {
 
@@ -13,20 +14,25 @@ namespace fp8flow::op {
 // neighbouring strands are added in halves, then the 32 sums likewise.
 constexpr int64_t kNormSquaredBlock = 8192, kNormSquaredStrands = 128, kNormSquaredBlockStrands = 1024;
 struct NormSquared {
-    TensorView x;    // f32, any shape
+    TensorView x;    // f32 | bf16, any shape
     TensorView sum;  // in/out [1] f32
 };
 
 // g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) (g g); w -= lr * ((m/c1) / (sqrt(v/c2) + eps)
 // + wd w). All fp32, each operation as written and rounded on its own (no fma), bit-equal across backends.
-// Nothing is written when *status != 0.
+// Nothing is written when *status != 0. Moments in BF16 are read as they are and rounded stochastically when
+// they are written, each with its own key, by global element (kernels/core/stochastic_rounding.h); the update
+// itself takes the values before that.
 struct AdamW {
-    TensorView grad;  // f32
+    TensorView grad;  // f32 | bf16
     float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
     float correction1 = 1, correction2 = 1;  // 1 - beta^step
     TensorView grad_scale;                   // [1] f32: clipping factor / loss scale, device word
     TensorView status;                       // [1] i32, optional
-    TensorView master, m, v;                 // in/out f32
+    TensorView master;                       // in/out f32
+    TensorView m, v;                         // in/out f32 | bf16, each
+    uint64_t m_key = 0, v_key = 0;           // of moments in BF16
+    int64_t first_element = 0;               // of the whole tensor, for the same
     TensorView copy;                         // out bf16 | f32 working copy, optional
 };
 

@@ -81,6 +81,32 @@ Operand of_group(Operand operand, const ScaledTensor& tensor, int64_t group) {
     return operand;
 }
 
+// dw (+)= sums of the groups with rows, in either set; a group without any gets zeros, or keeps its values.
+void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& sums) {
+    const bool adds = args.mode == Gradient::accumulate;
+    const int64_t rows = args.dw.dim(1), columns = args.dw.dim(2);
+    const auto first = group_ranges(args.groups, 0);
+    auto second = first;
+    if (args.second) second = group_ranges(args.second.groups, 0);
+#pragma omp parallel for
+    for (int64_t row = 0; row < args.dw.dim(0) * rows; ++row) {
+        const auto group = static_cast<std::size_t>(row / rows);
+        if (adds && first[group].count == 0 && (!args.second || second[group].count == 0)) continue;
+        const uint32_t counter = rounding_row(args.rounding.key, args.rounding.first + row);
+        for (int64_t column = 0; column < columns; ++column) {
+            const int64_t i = row * columns + column;
+            const float sum = sums[static_cast<std::size_t>(i)];
+            if (args.dw.dtype == DType::f32) {
+                float& to = args.dw.as<float>()[i];
+                to = adds ? to + sum : sum;
+                continue;
+            }
+            Bf16& to = args.dw.as<Bf16>()[i];
+            to = round_stochastically(adds ? to_float(to) + sum : sum, rounding_bits(counter, column));
+        }
+    }
+}
+
 // The weight gradient of each group that has something to write or to add.
 std::vector<GemmProblem> gradients(const op::WgradOperands& set, const TensorView& dw, Gradient mode,
                                    Start start) {
@@ -143,28 +169,22 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
 }
 
 void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
-    if (!args.second) {
+    const bool f32 = args.dw.dtype == DType::f32;
+    if (!args.second && f32) {
         run_gemms(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero),
                   options_.summation);
         return;
     }
-    // both GEMMs into one sum; with accumulate, in memory of its own
-    const bool adds = args.mode == Gradient::accumulate;
-    std::vector<float> sums(adds ? static_cast<std::size_t>(args.dw.numel()) : 0);
+    // both GEMMs into one sum; with accumulate, or for BF16, in memory of its own
+    const bool apart = args.mode == Gradient::accumulate || !f32;
+    std::vector<float> sums(apart ? static_cast<std::size_t>(args.dw.numel()) : 0);
     TensorView dw = args.dw;
-    if (adds) dw.data = sums.data();
+    dw.dtype = DType::f32;
+    if (apart) dw.data = sums.data();
     run_gemms(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero),
               options_.summation);
-    run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
-    if (!adds) return;
-    const int64_t each = args.dw.dim(1) * args.dw.dim(2);
-    const auto second = group_ranges(args.second.groups, 0);
-    for (const GroupRange& range : group_ranges(args.groups, 0)) {
-        if (range.count + second[static_cast<std::size_t>(range.group)].count == 0) continue;
-        const float* from = sums.data() + range.group * each;
-        float* to = args.dw.as<float>() + range.group * each;
-        for (int64_t i = 0; i < each; ++i) to[i] += from[i];
-    }
+    if (args.second) run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
+    if (apart) store_gradient(args, sums);
 }
 
 }  // namespace fp8flow

@@ -20,7 +20,9 @@ double sum_in_halves(double* sums) {
 }
 
 // The squares of one block, in the order that kernels/ops/optimizer.h states.
-double block_of_squares(const float* x, int64_t count) {
+double block_of_squares(const TensorView& values, int64_t begin, int64_t count) {
+    float x[op::kNormSquaredBlock];
+    reference::load_floats(values, begin, count, x);
     constexpr int64_t kStrands = op::kNormSquaredStrands, kFour = kStrands / kHalved;
     double strands[kStrands] = {}, sums[kHalved];
     for (int64_t first = 0; first < count; first += kStrands)
@@ -33,10 +35,21 @@ double block_of_squares(const float* x, int64_t count) {
     return sum_in_halves(sums);
 }
 
+// Values from `start` on; `first`: the place of the moment's first element in the whole tensor.
+void store_moment(const TensorView& moment, uint64_t key, int64_t first, int64_t start, int64_t count,
+                  const float* values) {
+    if (moment.dtype == DType::f32) {
+        std::copy_n(values, count, moment.as<float>() + start);
+        return;
+    }
+    for (int64_t i = 0; i < count; ++i)
+        moment.as<Bf16>()[start + i] =
+            round_stochastically(values[i], rounding_bits_of_element(key, first + start + i));
+}
+
 }  // namespace
 
 void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
-    const float* x = args.x.as<float>();
     if (args.x.numel() == 0) return;
     constexpr int64_t kBlockSize = op::kNormSquaredBlock, kStrands = op::kNormSquaredBlockStrands;
     const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockSize);
@@ -44,7 +57,7 @@ void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
 #pragma omp parallel for
     for (int64_t block = 0; block < blocks; ++block)
         block_sums[static_cast<std::size_t>(block)] =
-            block_of_squares(x + block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
+            block_of_squares(args.x, block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
     double strands[kStrands] = {}, sums[kStrands / kHalved];
     for (int64_t block = 0; block < blocks; ++block)
         strands[block % kStrands] += block_sums[static_cast<std::size_t>(block)];
@@ -66,10 +79,7 @@ void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
 
 void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
     if (args.status && *args.status.as<int32_t>() != 0) return;
-    const float* grad = args.grad.as<float>();
     float* master = args.master.as<float>();
-    float* first_moment = args.m.as<float>();
-    float* second_moment = args.v.as<float>();
     const float grad_scale = *args.grad_scale.as<float>();
     const float lr = args.lr, beta1 = args.beta1, beta2 = args.beta2, eps = args.eps,
                 weight_decay = args.weight_decay;
@@ -80,16 +90,22 @@ void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
 #pragma omp parallel for
     for (int64_t start = 0; start < count; start += kChunk) {
         const int64_t end = std::min(count, start + kChunk);
+        float grad[kChunk], first_moment[kChunk], second_moment[kChunk];
+        reference::load_floats(args.grad, start, end - start, grad);
+        reference::load_floats(args.m, start, end - start, first_moment);
+        reference::load_floats(args.v, start, end - start, second_moment);
 #pragma omp simd
-        for (int64_t i = start; i < end; ++i) {
+        for (int64_t i = 0; i < end - start; ++i) {
             const float g = grad[i] * grad_scale;
             const float m = beta1 * first_moment[i] + rest1 * g;
             const float v = beta2 * second_moment[i] + rest2 * (g * g);
             const float step = div_float(m, correction1) / (sqrt_float(div_float(v, correction2)) + eps);
             first_moment[i] = m;
             second_moment[i] = v;
-            master[i] = master[i] - lr * (step + weight_decay * master[i]);
+            master[start + i] = master[start + i] - lr * (step + weight_decay * master[start + i]);
         }
+        store_moment(args.m, args.m_key, args.first_element, start, end - start, first_moment);
+        store_moment(args.v, args.v_key, args.first_element, start, end - start, second_moment);
         if (args.copy) reference::store_floats(args.copy, start, end - start, master + start);
     }
 }

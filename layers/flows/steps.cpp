@@ -169,11 +169,28 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
     if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, dy, dx, groups);
 }
 
+namespace {
+
+// Of a gradient in BF16: the same for any number of ranks that share the experts.
+StochasticRounding rounding_of(const Context& ctx, const Parameter& weight) {
+    constexpr int64_t kMoments = 2;  // uses 0 and 1 of a tensor are its moments
+    const int64_t use = kMoments + ctx.rounding.replica * ctx.num_micro_batches + ctx.micro_batch;
+    return {rounding_key(ctx.rounding.seed, weight.stream, ctx.rounding.step, use),
+            weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0};
+}
+
+}  // namespace
+
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight) {
     auto timed = ctx.stage(stage);
-    ctx.ops.grouped_gemm_wgrad(
-        {.dy = dy, .x = x, .groups = groups, .mode = ctx.grad_mode, .dw = weight.main_grad}, ctx.launch);
+    ctx.ops.grouped_gemm_wgrad({.dy = dy,
+                                .x = x,
+                                .groups = groups,
+                                .mode = ctx.grad_mode,
+                                .dw = weight.main_grad,
+                                .rounding = rounding_of(ctx, weight)},
+                               ctx.launch);
 }
 
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
@@ -195,7 +212,8 @@ void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor&
                                 .groups = first.groups,
                                 .mode = waiting->mode,
                                 .dw = weight.main_grad,
-                                .second = own},
+                                .second = own,
+                                .rounding = rounding_of(ctx, weight)},
                                ctx.launch);
 }
 

@@ -26,6 +26,7 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .reduces_gradients = reduces_gradients,
             .delayed = delayed,
             .recomputing = recomputing,
+            .rounding = rounding,
             .step_status = step_status,
             .tensor_stats = tensor_stats,
             .gemms = gemms,

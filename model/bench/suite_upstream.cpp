@@ -203,7 +203,8 @@ void add_layers(Upstream& suite) {
     // once a step, and the ends of the network
     for (const char* weight : {"N=4096,K=7168", "N=7168,K=2048"}) {
         suite.add("quantize_weight", std::string("E=32,") + weight);
-        suite.add("adamw_quantize", std::string("E=8,") + weight);
+        for (const char* state : {"", ",state=bf16"})
+            suite.add("adamw_quantize", std::string("E=8,") + weight + state);
     }
     suite.add("cross_entropy", "T=1024,V=129280");
     suite.add("embedding", "T=4096,H=7168");

@@ -24,7 +24,8 @@ void add_expert_gemms(Suite& suite, const std::string& groups, int64_t n, int64_
     add("grouped_gemm", fmt::format(",N={},K={}", n, k));
     add("grouped_gemm", fmt::format(",N={},K={}{}", k, n, type == "bf16" ? ",form=nn" : ""));
     for (const char* mode : {"overwrite", "accumulate"})
-        add("grouped_gemm_wgrad", fmt::format(",N={},K={},mode={}", n, k, mode));
+        for (const char* dtype : {"", ",dw=bf16"})
+            add("grouped_gemm_wgrad", fmt::format(",N={},K={},mode={}{}", n, k, mode, dtype));
     if (type == "fp8" && rows == "balanced")
         for (const char* mode : {"overwrite", "accumulate"})
             add("grouped_gemm_wgrad", fmt::format(",N={},K={},mode={},micro_batches=2", n, k, mode));

@@ -53,7 +53,7 @@ CheckpointManifest::File write_rank_file(const CheckpointFolder& folder, int64_t
     std::string checksums;
     for (const HostTensor& tensor : tensors) {
         stop_if(stop);
-        declared.push_back({tensor.name, FileDType::f32, tensor.shape});
+        declared.push_back({tensor.name, tensor.dtype, tensor.shape});
         checksums += fmt::format("{:08x}", crc32c(tensor.data, static_cast<size_t>(tensor.bytes)));
     }
     CheckpointFolder::Part part(folder, step, rank_file_name(rank));

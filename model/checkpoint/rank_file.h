@@ -11,12 +11,13 @@
 
 namespace fp8flow::checkpoint {
 
-// A tensor in host memory, F32.
+// A tensor in host memory.
 struct HostTensor {
     std::string name;
     std::vector<int64_t> shape;
     const uint8_t* data = nullptr;
     int64_t bytes = 0;
+    FileDType dtype = FileDType::f32;
 };
 
 // Writes rank_R.safetensors into step_N.tmp and waits until it is on the disk. Ends early, with an Error,

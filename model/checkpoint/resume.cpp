@@ -3,12 +3,14 @@
 #include "model/checkpoint/resume.h"
 
 #include "kernels/comm/watchdog.h"
+#include "kernels/core/scalar_math.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
 #include "model/safetensors/tensor_set.h"
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 
 namespace fp8flow::checkpoint {
@@ -57,17 +59,18 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
         if (!reader.tensors().contains(tensor.name))
             problems.push_back(fmt::format("{}: tensor {} is not there, this model has it as {}",
                                            reader.path(), tensor.name,
-                                           text_of(FileDType::f32, tensor.shape)));
+                                           text_of(file_dtype(tensor.dtype), tensor.shape)));
     }
     for (const auto& [name, place] : reader.tensors()) {
         const auto found = wanted.find(name);
         if (found == wanted.end())
             problems.push_back(fmt::format("{}: tensor {}: this model has none of that name",
                                            reader.path_of_file(place.file), name));
-        else if (place.dtype != FileDType::f32 || place.shape != found->second->shape)
-            problems.push_back(fmt::format(
-                "{}: tensor {} is {}, this model has it as {}", reader.path_of_file(place.file), name,
-                text_of(place.dtype, place.shape), text_of(FileDType::f32, found->second->shape)));
+        else if (!found->second->may_be_read_from(place.dtype) || place.shape != found->second->shape)
+            problems.push_back(fmt::format("{}: tensor {} is {}, this model has it as {}",
+                                           reader.path_of_file(place.file), name,
+                                           text_of(place.dtype, place.shape),
+                                           text_of(file_dtype(found->second->dtype), found->second->shape)));
     }
     throw_problems(problems, ExitCode::checkpoint);
 }
@@ -112,14 +115,37 @@ std::vector<std::string> changed_keys(const CheckpointReader& reader, const Conf
     }
 }
 
+// Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
+std::vector<uint8_t> converted(const std::vector<uint8_t>& bytes, FileDType from) {
+    const bool widens = from == FileDType::bf16;
+    const size_t count = bytes.size() / (widens ? sizeof(Bf16) : sizeof(float));
+    std::vector<uint8_t> result(count * (widens ? sizeof(float) : sizeof(Bf16)));
+    for (size_t i = 0; i < count; ++i) {
+        float value = 0;
+        Bf16 narrow{};
+        if (widens) {
+            std::memcpy(&narrow, bytes.data() + i * sizeof narrow, sizeof narrow);
+            value = to_float(narrow);
+            std::memcpy(result.data() + i * sizeof value, &value, sizeof value);
+        } else {
+            std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+            narrow = to_bf16(value);
+            std::memcpy(result.data() + i * sizeof narrow, &narrow, sizeof narrow);
+        }
+    }
+    return result;
+}
+
 void copy_to_device(const CheckpointReader& reader, const std::vector<StateTensor>& state, bool weights_alone,
                     Device& device) {
     std::vector<uint8_t> bytes;
     for (const StateTensor& tensor : state) {
         if (!tensor.view || (weights_alone && !is_weight(tensor.name))) continue;
-        bytes.resize(static_cast<size_t>(tensor.bytes()));
         note_progress();
-        reader.read(tensor.name, reader.tensors().at(tensor.name), bytes);
+        const CheckpointReader::Place& place = reader.tensors().at(tensor.name);
+        bytes.resize(static_cast<size_t>(place.bytes));
+        reader.read(tensor.name, place, bytes);
+        if (place.dtype != file_dtype(tensor.dtype)) bytes = converted(bytes, place.dtype);
         device.copy_in(tensor.view.data, bytes.data(), bytes.size());
     }
 }

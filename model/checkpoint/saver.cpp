@@ -88,7 +88,8 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
     for (const StateTensor& tensor : state) {
         auto* to = copy_->at<uint8_t>(at);
         device.copy_out_async(to, tensor.view.data, static_cast<size_t>(tensor.bytes()));
-        pending_->tensors.push_back({tensor.name, tensor.shape, to, tensor.bytes()});
+        pending_->tensors.push_back(
+            {tensor.name, tensor.shape, to, tensor.bytes(), file_dtype(tensor.dtype)});
         at += static_cast<size_t>(round_up(tensor.bytes(), kAlignment));
     }
     copied.record({});

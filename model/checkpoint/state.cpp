@@ -8,7 +8,7 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-constexpr std::string_view kWeight = "fp32_param.";
+constexpr std::string_view kWeight = "fp32_param.", kMoment = "exp_avg";
 
 // "layers.1.moe.experts.linear_fc1.weight" -> "layers.1.moe.experts.3.linear_fc1.weight"
 std::string name_of_expert(const std::string& parameter, int64_t expert) {
@@ -43,10 +43,16 @@ void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
 }  // namespace
 
 int64_t StateTensor::bytes() const {
-    int64_t bytes = size_of(DType::f32);
+    int64_t bytes = size_of(dtype);
     for (const int64_t size : shape) bytes *= size;
     return bytes;
 }
+
+bool StateTensor::may_be_read_from(FileDType type) const {
+    return type == FileDType::f32 || (type == FileDType::bf16 && name.starts_with(kMoment));
+}
+
+FileDType file_dtype(DType dtype) { return dtype == DType::bf16 ? FileDType::bf16 : FileDType::f32; }
 
 bool is_weight(const std::string& state_name) {
     return state_name.starts_with(kWeight) || state_name.ends_with(".expert_bias");
@@ -55,7 +61,7 @@ bool is_weight(const std::string& state_name) {
 std::vector<StateTensor> training_state(Transformer& transformer, const RankLayout& layout) {
     std::vector<StateTensor> state;
     const auto add = [&](const std::string& name, const TensorView& view, int64_t holder, bool here) {
-        state.push_back({name, shape_of(view), holder, 0, here ? view : TensorView{}});
+        state.push_back({name, shape_of(view), holder, 0, here ? view : TensorView{}, view.dtype});
     };
     for (const Parameter& p : transformer.parameters().all()) {
         const std::pair<std::string, TensorView> parts[] = {

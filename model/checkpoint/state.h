@@ -5,6 +5,7 @@
 // of it. Read next: saver.h, reader.h.
 #pragma once
 
+#include "model/safetensors/header.h"
 #include "model/train/transformer.h"
 
 #include <string>
@@ -20,14 +21,18 @@ struct RankLayout {
 };
 
 struct StateTensor {
-    std::string name;            // "exp_avg.layers.1.moe.experts.3.linear_fc1.weight"
-    std::vector<int64_t> shape;  // F32
-    int64_t holder = -1;         // the expert-parallel rank that has it; -1: all ranks
-    int64_t owner = 0;           // the rank that saves it; the sums of bytes are about equal
-    TensorView view;             // on this rank's device; absent where another rank holds it
+    std::string name;  // "exp_avg.layers.1.moe.experts.3.linear_fc1.weight"
+    std::vector<int64_t> shape;
+    int64_t holder = -1;       // the expert-parallel rank that has it; -1: all ranks
+    int64_t owner = 0;         // the rank that saves it; the sums of bytes are about equal
+    TensorView view;           // on this rank's device; absent where another rank holds it
+    DType dtype = DType::f32;  // f32 | bf16
 
     int64_t bytes() const;
+    // Of which type a file may hold it: moments, of either, whatever this run keeps them in.
+    bool may_be_read_from(FileDType file_dtype) const;
 };
+FileDType file_dtype(DType dtype);
 
 // All tensors of the model, those of other ranks too: the same list on every rank, but for the views.
 // Prefixes as in Megatron's checkpoints: fp32_param., exp_avg., exp_avg_sq.; none before expert biases and

@@ -212,7 +212,8 @@ struct CommandLine {
     std::string backend = "auto", out, json, recipes, resume;
     int64_t gpus = 0, steps = 0;
     double start_deadline = kStartDeadline;
-    bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false;
+    bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
+         state_dtypes = false;
     bool overwrite = false;
     std::vector<std::string> compared;
 
@@ -259,15 +260,22 @@ struct CommandLine {
                              "seconds that a rank waits for the others until the configuration is read, 0: "
                              "for ever (default: 300)")
                 ->check(CLI::Range(0.0, 1e6));
-        for (CLI::App* command : {validate, profile})
+        for (CLI::App* command : {validate, profile}) {
             command->add_flag("--ablate", ablate,
                               "also run fp8_flow with each of its optimisations switched off, one at a time");
+            command
+                ->add_flag("--state-dtypes", state_dtypes,
+                           "every recipe with FP32 gradients and moments, with BF16 gradients, and with all "
+                           "in BF16")
+                ->excludes("--ablate");
+        }
         profile
             ->add_flag(
                 "--schedules", schedules,
                 "every recipe serial, and with the shared expert, the weight gradients and both beside "
                 "(section schedule)")
-            ->excludes("--ablate");
+            ->excludes("--ablate")
+            ->excludes("--state-dtypes");
         profile
             ->add_option("--compare", compared,
                          "OLD NEW: print two profile.json beside each other, stage by stage, and run nothing")
@@ -355,6 +363,7 @@ struct CommandLine {
         if (steps > 0) options.measured_steps = steps;
         if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (schedules) options.ablation = validate::Ablation::schedules;
+        if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
         options.backend = parse_backend(backend);

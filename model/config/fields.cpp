@@ -301,6 +301,15 @@ void add_training(std::vector<ConfigField>& fields) {
     fields.push_back(number(s, "adam_beta2", AT(training.adam_beta2), beta, "decay of the second moment"));
     fields.push_back(number(s, "adam_eps", AT(training.adam_eps), {.min = 0, .above_min = true},
                             "added to the root of the second moment"));
+    fields.push_back(choice(s, "main_params_dtype", AT(training.state.main_params_dtype), {"fp32"},
+                            "master weights of the optimizer"));
+    fields.push_back(choice(s, "main_grads_dtype", AT(training.state.main_grads_dtype), {"fp32", "bf16"},
+                            "gradients of the routed experts' weights, in which micro-batches add up; bf16: "
+                            "rounded stochastically. All other gradients are FP32"));
+    fields.push_back(choice(s, "exp_avg_dtype", AT(training.state.exp_avg_dtype), {"fp32", "bf16"},
+                            "first moments; bf16: rounded stochastically when they are written"));
+    fields.push_back(choice(s, "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},
+                            "second moments; bf16: rounded stochastically when they are written"));
     fields.push_back(
         number(s, "clip_grad", AT(training.clip_grad), {.min = 0}, "global gradient norm; 0: no clipping"));
     fields.push_back(

@@ -225,8 +225,15 @@ double saved_bytes(const Config& config, const RecomputeSpec& recompute, double 
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;
     const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
-    double parameters = 0;
-    for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
+    double parameters = 0, experts = 0;
+    for (const auto& part : count_parameters(config)) {
+        parameters += f64(part.per_rank);
+        if (part.part == "experts") experts += f64(part.per_rank);
+    }
+    const StateDtypes& state = config.training.state;
+    const double moments =
+        f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
+    const bool bf16_gradients = state.main_grads_dtype == StateDtype::bf16;
     const WeightBytes weights = weight_bytes(config);
     const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
     const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
@@ -242,8 +249,14 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"weights (FP8 copies)", weights.fp8_copies,
          "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
         {"master weights (FP32)", 4 * parameters, "4 bytes x " + of},
-        {"Adam moments (FP32)", 8 * parameters, "8 bytes x " + of},
-        {"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
+        {moments == 8   ? "Adam moments (FP32)"
+         : moments == 4 ? "Adam moments (BF16)"
+                        : "Adam moments",
+         moments * parameters, fmt::format("{:.0f} bytes x {}", moments, of)},
+        bf16_gradients
+            ? MemoryItem{"main gradients (BF16)", 4 * (parameters - experts) + 2 * experts,
+                         fmt::format("2 bytes x {:.4g} B of routed experts, 4 x others", experts / 1e9)}
+            : MemoryItem{"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
         {"saved activations", in_flight * saved_bytes(config, config.recompute, capacity),
          fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers{}", tokens, capacity,
                      m.num_layers, in_flight > 1 ? ", two micro-batches" : "")},

@@ -2,6 +2,8 @@
 // Learning-rate schedule, clipping by the global norm, and one AdamW call per parameter, all on the device.
 #include "model/train/optimizer.h"
 
+#include "kernels/core/stochastic_rounding.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -86,6 +88,9 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums
             .master = p.master,
             .m = p.m,
             .v = p.v,
+            .m_key = rounding_key(training_.seed, p.stream, step, 0),
+            .v_key = rounding_key(training_.seed, p.stream, step, 1),
+            .first_element = p.first_element(),
             .copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{}};
         if (!p.fprop) {
             ctx.ops.adamw(adamw, ctx.launch);

@@ -115,7 +115,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                                       .recompute = config.recompute,
                                                       .expert_parallel_rank = groups_.expert_parallel->rank(),
                                                       .expert_parallel_size = groups_.expert_parallel->size(),
-                                                      .seed = config.training.seed},
+                                                      .seed = config.training.seed,
+                                                      .state = config.training.state},
                                       *ops_);
     optimizer_ = std::make_unique<Optimizer>(config.training, device);
     state_ = std::make_unique<Arena>(device, "step");
@@ -168,7 +169,7 @@ void Trainer::time_stages(TimerDetail detail) {
     }
 }
 
-Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
+Context Trainer::make_context(int64_t step, int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
     if (!memory.rows) {
         const bool one_layer =
@@ -200,6 +201,9 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.rounding = {.seed = config_.training.seed,
+                    .step = step,
+                    .replica = world_.rank() / groups_.expert_parallel->size()};
     ctx.step_status = status_;
     ctx.all_tokens = memory.feed.all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
@@ -230,13 +234,13 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
 void Trainer::run_micro_batches(const Flight& flight) {
     ops_->zero({.y = sums_});
     const int64_t micro_batches = batcher_.num_micro_batches();
-    Context end = make_context(micro_batches - 1, timer_of(flight));
+    Context end = make_context(flight.step, micro_batches - 1, timer_of(flight));
     transformer_->begin_step(end);
     if (turns_ && flight.tensor_stats == nullptr) {
         run_in_turns(flight);
     } else {
         for (int64_t m = 0; m < micro_batches; ++m) {
-            Context ctx = make_context(m, timer_of(flight));
+            Context ctx = make_context(flight.step, m, timer_of(flight));
             Transformer::MicroBatch batch = load_micro_batch(ctx, flight);
             transformer_->forward(ctx, batch);
             transformer_->backward(ctx, batch);
@@ -262,7 +266,7 @@ void Trainer::run_in_turns(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
     std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));
     const auto pass = [&](int64_t m, Turn* turn, auto half) {
-        Context ctx = make_context(m, timer_of(flight));
+        Context ctx = make_context(flight.step, m, timer_of(flight));
         ctx.turn = turn;
         half(ctx, batches[static_cast<size_t>(m)]);
     };
@@ -473,7 +477,7 @@ double Trainer::evaluate(int64_t batches) {
 double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
     note_progress();
     for (;;) {
-        Context ctx = make_context(micro_batch, untimed_);
+        Context ctx = make_context(next_step_, micro_batch, untimed_);
         const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);
         ops_->zero({.y = held_out_sum_});
         transformer_->evaluate(ctx, held_out.tokens, held_out.labels, held_out_sum_);

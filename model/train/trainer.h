@@ -167,7 +167,7 @@ private:
     Memory& memory_of(int64_t micro_batch) {
         return *memory_[static_cast<size_t>(micro_batch) % memory_.size()];
     }
-    Context make_context(int64_t micro_batch, StageTimer& timer);
+    Context make_context(int64_t step, int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
     Transformer::MicroBatch load_micro_batch(Context& ctx, const Flight& flight);
     void run_in_turns(const Flight& flight);

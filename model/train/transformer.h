@@ -20,6 +20,7 @@ struct TransformerSpec {
     int expert_parallel_rank = 0;
     int expert_parallel_size = 1;
     uint64_t seed = 0;
+    StateDtypes state = {};
 };
 
 class Transformer {

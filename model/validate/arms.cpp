@@ -40,7 +40,9 @@ const std::vector<Switch>& flow_switches() {
 void check_same_run(const Arm& base, const Arm& arm) {
     for (const std::string& line : diff_configs(base.config, arm.config)) {
         const bool allowed = line.starts_with("precision.") || line.starts_with("recompute.") ||
-                             line.starts_with("schedule.") || line.starts_with("moe.moe_row_alignment");
+                             line.starts_with("schedule.") || line.starts_with("training.main_grads_dtype") ||
+                             line.starts_with("training.exp_avg") ||
+                             line.starts_with("moe.moe_row_alignment");
         require(allowed, ExitCode::usage, "arms must differ in the recipe alone; {} and {} differ in {}",
                 base.name, arm.name, line);
     }
@@ -64,6 +66,17 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
         add(" + turns", {.overlap_moe_expert_parallel_comm = true});
 }
 
+void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Config& config) {
+    const auto add = [&](const char* what, StateDtype gradients, StateDtype moments) {
+        arms.push_back({name + what, config});
+        arms.back().config.training.state = {
+            .main_grads_dtype = gradients, .exp_avg_dtype = moments, .exp_avg_sq_dtype = moments};
+    };
+    add("", StateDtype::fp32, StateDtype::fp32);
+    add(" + bf16 gradients", StateDtype::bf16, StateDtype::fp32);
+    add(" + bf16 state", StateDtype::bf16, StateDtype::bf16);
+}
+
 }  // namespace
 
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
@@ -73,11 +86,12 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
         // the config's own precision options belong to its own recipe
         const std::string name(recipe_name(recipe));
         Config own = recipe == config.precision.recipe ? config : with_recipe(config, recipe);
-        if (ablation != Ablation::schedules) {
+        if (ablation == Ablation::schedules)
+            add_schedules(arms, name, own, ranks);
+        else if (ablation == Ablation::state_dtypes)
+            add_state_dtypes(arms, name, own);
+        else
             arms.push_back({name, own});
-            continue;
-        }
-        add_schedules(arms, name, own, ranks);
     }
     if (ablation == Ablation::flow_switches) {
         const Config flow =

@@ -272,28 +272,34 @@ TEST_P(GpuExchange, AllReduce) {
                 if (length > 1000 && expert_ranks != std::min(2, ranks())) continue;  // once is enough
                 SCOPED_TRACE(fmt::format("{} values over {} of {} ranks", length, count, ranks()));
                 HostTensor sum(DType::f32, {length}), max(DType::f32, {length}), words(DType::i64, {length}),
-                    want(DType::f32, {length}), want_max(DType::f32, {length}),
-                    want_words(DType::i64, {length});
+                    want(DType::f32, {length}), want_max(DType::f32, {length}), narrow(DType::bf16, {length}),
+                    want_narrow(DType::bf16, {length}), want_words(DType::i64, {length});
                 for (int64_t i = 0; i < length; ++i) {
                     sum.as<float>()[i] = summand(rank(), i);
                     max.as<float>()[i] = candidate(rank(), i, ranks());
+                    narrow.as<Bf16>()[i] = to_bf16(summand(rank(), i));
                     words.as<int64_t>()[i] = (int64_t{1} << 40) * (rank() + 1) - i;
                     float total = summand(members[0], i), largest = candidate(members[0], i, ranks());
+                    float total_narrow = round_bf16(total);
                     int64_t words_total = 0;
                     for (int m = 0; m < count; ++m) {
                         if (m > 0) {
                             total += summand(members[static_cast<std::size_t>(m)], i);
+                            total_narrow += round_bf16(summand(members[static_cast<std::size_t>(m)], i));
                             largest = max_ignore_nan(
                                 largest, candidate(members[static_cast<std::size_t>(m)], i, ranks()));
                         }
                         words_total += (int64_t{1} << 40) * (members[static_cast<std::size_t>(m)] + 1) - i;
                     }
                     want.as<float>()[i] = total;
+                    want_narrow.as<Bf16>()[i] = to_bf16(total_narrow);
                     want_max.as<float>()[i] = largest;
                     want_words.as<int64_t>()[i] = words_total;
                 }
                 exchange.all_reduce(Reduce::sum, which, sum);
                 EXPECT_TRUE(same_bytes(sum, want));
+                exchange.all_reduce(Reduce::sum, which, narrow);
+                EXPECT_TRUE(same_bytes(narrow, want_narrow));
                 exchange.all_reduce(Reduce::max, which, max);
                 EXPECT_TRUE(same_bytes(max, want_max));
                 exchange.all_reduce(Reduce::sum, which, words);

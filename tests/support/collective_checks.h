@@ -79,30 +79,34 @@ inline float term(int rank, std::size_t i) {
 
 inline void check_all_reduce(ProcessGroup& group, std::size_t count) {
     std::vector<float> sum(count), maximum(count);
+    std::vector<Bf16> narrow(count);
     std::vector<double> sum64(count);
     std::vector<int64_t> integers(count), integer_max(count);
     for (std::size_t i = 0; i < count; ++i) {
         sum[i] = maximum[i] = term(group.rank(), i);
+        narrow[i] = to_bf16(sum[i]);
         sum64[i] = static_cast<double>(sum[i]) / 3;
         integers[i] = integer_max[i] = static_cast<int64_t>(i) * (group.rank() + 1) - (int64_t{1} << 40);
     }
     group.all_reduce_sum(std::span<float>(sum));
     group.all_reduce_max(std::span<float>(maximum));
+    group.all_reduce_sum(std::span<Bf16>(narrow));
     group.all_reduce_sum(std::span<double>(sum64));
     group.all_reduce_sum(std::span<int64_t>(integers));
     group.all_reduce_max(std::span<int64_t>(integer_max));
     std::size_t wrong = 0;
     for (std::size_t i = 0; i < count; ++i) {
-        float want = term(0, i), want_max = want;
+        float want = term(0, i), want_max = want, want_narrow = round_bf16(want);
         double want64 = static_cast<double>(want) / 3;
         for (int r = 1; r < group.size(); ++r) {
             want += term(r, i);
+            want_narrow += round_bf16(term(r, i));
             want_max = std::fmax(want_max, term(r, i));
             want64 += static_cast<double>(term(r, i)) / 3;
         }
         const int64_t ranks = group.size(), at = static_cast<int64_t>(i);
         wrong += std::bit_cast<uint32_t>(sum[i]) != std::bit_cast<uint32_t>(want) || maximum[i] != want_max ||
-                 sum64[i] != want64 ||
+                 narrow[i].bits != to_bf16(want_narrow).bits || sum64[i] != want64 ||
                  integers[i] != at * ranks * (ranks + 1) / 2 - ranks * (int64_t{1} << 40) ||
                  integer_max[i] != at * ranks - (int64_t{1} << 40);
     }

@@ -41,7 +41,13 @@ inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
     const auto gather = [&](const std::string& name, const TensorView& view, bool expert) {
         const auto count = static_cast<size_t>(view.numel());
         std::vector<float> mine(count), all(count * ranks);
-        trainer.ops().device().copy_out(mine.data(), view.data, count * sizeof(float));
+        if (view.dtype == DType::f32) {
+            trainer.ops().device().copy_out(mine.data(), view.data, count * sizeof(float));
+        } else {
+            std::vector<Bf16> narrow(count);
+            trainer.ops().device().copy_out(narrow.data(), view.data, count * sizeof(Bf16));
+            for (size_t i = 0; i < count; ++i) mine[i] = to_float(narrow[i]);
+        }
         world.all_gather(mine.data(), count * sizeof(float), all.data());
         const size_t holders = expert ? static_cast<size_t>(expert_ranks) : 1;
         for (size_t r = holders; r < ranks; ++r)

@@ -3,6 +3,8 @@
 // are opaque to the compiler. For kernels that keep raw words in registers.
 #pragma once
 
+#include "kernels/core/stochastic_rounding.h"
+
 #include <cstdint>
 
 namespace fp8flow::hopper {
@@ -21,6 +23,18 @@ __device__ __forceinline__ void transpose_4x4(const uint32_t (&rows)[4], uint32_
     columns[1] = __byte_perm(low01, low23, 0x7632);
     columns[2] = __byte_perm(high01, high23, 0x5410);
     columns[3] = __byte_perm(high01, high23, 0x7632);
+}
+
+// Two neighbouring values as BF16, rounded stochastically with the halves of a random word. NaN is the one
+// that arithmetic makes here, 0x7FFFFFFF.
+__device__ __forceinline__ uint32_t round_pair(float x, float y, uint32_t random) {
+    const uint32_t low = is_nan_bits(float_bits(x)) ? 0x7FFFFFFFu : float_bits(x) + (random & 0xFFFFu),
+                   high = is_nan_bits(float_bits(y)) ? 0x7FFFFFFFu : float_bits(y) + (random >> 16);
+    return __byte_perm(low, high, 0x7632);
+}
+// The halves of a word of two BF16 values as FP32.
+__device__ __forceinline__ float2 unpack_bf16x2(uint32_t pair) {
+    return {bits_float(pair << 16), bits_float(pair & 0xFFFF0000u)};
 }
 
 // |x| of both halves.

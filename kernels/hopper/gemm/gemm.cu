@@ -72,12 +72,14 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         do_grouped_gemm_wgrad(second_call(args), launch);
         return;
     }
-    if (kernels_.gemm == GemmBackend::cublaslt)
+    // cuBLASLt cannot round stochastically
+    const bool library = kernels_.gemm == GemmBackend::cublaslt;
+    if (library && args.dw.dtype == DType::f32)
         launch_cublaslt(workspace(launch).cublaslt,
                         {problem_of(args), form_of(args), args.dy.layout, args.x.layout}, launch);
     else
-        launch_native(problem_of(args), args.dy.data, args.x.data, args.groups.alignment, kernels_.gemm,
-                      launch);
+        launch_native(problem_of(args), args.dy.data, args.x.data, args.groups.alignment,
+                      library ? GemmBackend::native : kernels_.gemm, launch);
 }
 
 }  // namespace fp8flow

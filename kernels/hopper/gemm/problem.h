@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
+#include "kernels/core/stochastic_rounding.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -68,7 +69,8 @@ struct GemmProblem {
     void* d = nullptr;
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
-    SecondOperands second;  // used by launch_wgmma_fp8_wgrad_two only
+    SecondOperands second;        // used by launch_wgmma_fp8_wgrad_two only
+    StochasticRounding rounding;  // of weight gradients in BF16
 };
 
 // A tile of D of the fallback kernels (sm90/ has its own, WorkTile): `rows` rows are written, the first
@@ -166,6 +168,18 @@ __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64
             count > 3 ? load_float(data, dtype, offset + 3) : 0.0f};
 }
 
+// Writes a sum to an element of D, or adds it. Weight gradients in BF16 are rounded stochastically, other
+// outputs to nearest even.
+__device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int64_t col, float sum) {
+    const int64_t at = row * p.n + col;
+    if (p.mode == Gradient::accumulate) sum = load_float(p.d, p.d_dtype, at) + sum;
+    if (p.d_dtype == DType::bf16 && p.grouped == Grouped::contraction)
+        static_cast<Bf16*>(p.d)[at] = round_stochastically(
+            sum, rounding_bits(rounding_row(p.rounding.key, p.rounding.first + row), col));
+    else
+        store_float(p.d, p.d_dtype, at, sum);
+}
+
 // ---- operations as GEMM problems (fallback/simt.cu)
 GemmProblem problem_of(const op::Gemm& args);
 GemmProblem problem_of(const op::GroupedGemm& args);
@@ -178,7 +192,7 @@ void launch_simt(const GemmProblem& problem, const Launch& launch);
 // sm90/fp8_wgrad.cu.
 inline bool is_blockwise_wgrad(const GemmProblem& p) {
     return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
-           p.n % 4 == 0;
+           p.n * size_of(p.d_dtype) % 16 == 0;
 }
 
 // Grouped and dense GEMMs on wgmma (sm90/dispatch.cu), of operands stored as a and b, where dtypes, layouts

@@ -35,8 +35,10 @@ constexpr int kFour = 4;
 constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
 constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
               kPieces = static_cast<int>(op::kNormSquaredBlock) / kPiece, kSlots = 3;
-constexpr int kSumBytes = kWarps * kSlots * kPiece * static_cast<int>(sizeof(float));
 static_assert(kStrands == kFour * kWarpSize && kPieces * kPiece == op::kNormSquaredBlock);
+
+// Pieces: of FP32 as said, of BF16 half the bytes.
+template <class T> constexpr int kSumBytes = kWarps* kSlots* kPiece* static_cast<int>(sizeof(T));
 
 __device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFour]) {
     sums[0] = __fma_rn(static_cast<double>(x.x), static_cast<double>(x.x), sums[0]);
@@ -50,14 +52,15 @@ __device__ __forceinline__ double warp_sum(double sum) {
     return sum;
 }
 
-__global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const float* values, int64_t count,
+template <class T>
+__global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const T* values, int64_t count,
                                                                            bool vectorised, double* out) {
     pdl_launch_dependents();
-    extern __shared__ __align__(128) float4 slot_memory[];
+    extern __shared__ __align__(128) uint8_t slot_memory[];
     __shared__ Mbarrier barriers[kWarps][kSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    float4* const slots = slot_memory + warp * kSlots * (kPiece / kFour);
+    Four<T>* const slots = reinterpret_cast<Four<T>*>(slot_memory) + warp * kSlots * (kPiece / kFour);
     Mbarrier* const full = barriers[warp];
     const int64_t blocks = (count + op::kNormSquaredBlock - 1) / op::kNormSquaredBlock,
                   step = static_cast<int64_t>(gridDim.x) * kWarps,
@@ -66,7 +69,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
     int64_t ahead = begin * kPieces;                        // the piece that is loaded next
     const auto load = [&](int slot) {
         if (lane == 0 && ahead < whole) {
-            constexpr uint32_t kBytes = kPiece * sizeof(float);
+            constexpr uint32_t kBytes = kPiece * sizeof(T);
             mbarrier_arrive_expect_tx(&full[slot], kBytes);
             bulk_load(values + ahead * kPiece, &full[slot], slots + slot * (kPiece / kFour), kBytes);
         }
@@ -87,18 +90,18 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
         for (int64_t piece = block * kPieces; piece < (block + 1) * kPieces; ++piece) {
             if (piece < whole) {
                 mbarrier_wait(&full[slot], parity);
-                const float4* from = slots + slot * (kPiece / kFour) + lane;
+                const Four<T>* from = slots + slot * (kPiece / kFour) + lane;
 #pragma unroll
-                for (int i = 0; i < kRows; ++i) add_squares(from[i * kWarpSize], sums);
+                for (int i = 0; i < kRows; ++i) add_squares(values_of(from[i * kWarpSize]), sums);
             } else {
                 const int64_t first = piece * kPiece + lane * kFour;
 #pragma unroll
                 for (int i = 0; i < kRows; ++i) {
                     const int64_t at = first + i * kStrands;
-                    add_squares(
-                        {at < count ? values[at] : 0.0f, at + 1 < count ? values[at + 1] : 0.0f,
-                         at + 2 < count ? values[at + 2] : 0.0f, at + 3 < count ? values[at + 3] : 0.0f},
-                        sums);
+                    const auto value = [&](int64_t place) {
+                        return place < count ? value_of(values[place]) : 0.0f;
+                    };
+                    add_squares({value(at), value(at + 1), value(at + 2), value(at + 3)}, sums);
                 }
             }
             __syncwarp();
@@ -139,45 +142,23 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
     if (thread == 0) *result = static_cast<float>(before + sum);
 }
 
-// One AdamW step. Bytes: 28 a parameter, and the working copy (2 or 4). A thread takes four parameters at a
-// time by 16-byte accesses. Element-wise, so deterministic; compiled without contraction, so that every
-// operation rounds as in the reference. Returns at once when *status != 0.
+// One AdamW step. Bytes: 28 a parameter (18 with gradient and moments in BF16), and the working copy (2 or
+// 4). A thread takes four parameters at a time by 16-byte accesses (8-byte ones of BF16). Element-wise, so
+// deterministic; compiled without contraction, so that every operation rounds as in the reference. Returns at
+// once when *status != 0.
 constexpr int kAdamWThreads = 256;
+template <class Types>
 __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
     if (args.status != nullptr && *args.status != 0) return;
     const float grad_scale = *args.grad_scale;
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * kAdamWThreads + threadIdx.x;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kAdamWThreads;
     const int64_t vectors = vectorised ? args.count / 4 : 0;
-    for (int64_t i = thread; i < vectors; i += threads) {
-        const float4 grad = reinterpret_cast<const float4*>(args.grad)[i];
-        float4 master = reinterpret_cast<float4*>(args.master)[i];
-        float4 m = reinterpret_cast<float4*>(args.m)[i];
-        float4 v = reinterpret_cast<float4*>(args.v)[i];
-        const Element x = updated(args, grad_scale, grad.x, {master.x, m.x, v.x});
-        const Element y = updated(args, grad_scale, grad.y, {master.y, m.y, v.y});
-        const Element z = updated(args, grad_scale, grad.z, {master.z, m.z, v.z});
-        const Element w = updated(args, grad_scale, grad.w, {master.w, m.w, v.w});
-        master = make_float4(x.master, y.master, z.master, w.master);
-        reinterpret_cast<float4*>(args.master)[i] = master;
-        reinterpret_cast<float4*>(args.m)[i] = make_float4(x.m, y.m, z.m, w.m);
-        reinterpret_cast<float4*>(args.v)[i] = make_float4(x.v, y.v, z.v, w.v);
-        if (args.copy == nullptr) continue;
-        if (args.copy_dtype == DType::f32) {
-            reinterpret_cast<float4*>(args.copy)[i] = master;
-        } else {
-            const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16;
-            const uint32_t high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits)
-                                                               << 16;
-            reinterpret_cast<uint2*>(args.copy)[i] = make_uint2(low, high);
-        }
-    }
+    for (int64_t i = thread; i < vectors; i += threads)
+        step_four<Types>(args, grad_scale, load_four<Types>(args, true, 4 * i), 4 * i);
     for (int64_t i = vectors * 4 + thread; i < args.count; i += threads) {
-        const Element now = updated(args, grad_scale, args.grad[i], {args.master[i], args.m[i], args.v[i]});
-        args.master[i] = now.master;
-        args.m[i] = now.m;
-        args.v[i] = now.v;
-        if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, now.master);
+        const float master = step_one<Types>(args, grad_scale, i);
+        if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, master);
     }
 }
 
@@ -206,10 +187,13 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     if (count == 0) return;
     const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
     double* sums = workspace(launch).partials_for<double>(blocks);
-    allow_shared_memory(block_sums_kernel, kSumBytes, "shared memory of norm_squared");
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
-    block_sums_kernel<<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads, kSumBytes,
-                        stream_of(launch)>>>(args.x.as<float>(), count, vectorised, sums);
+    const auto sum_blocks = [&]<class T>() {
+        allow_shared_memory(block_sums_kernel<T>, kSumBytes<T>, "shared memory of norm_squared");
+        block_sums_kernel<T><<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
+                               kSumBytes<T>, stream_of(launch)>>>(args.x.as<T>(), count, vectorised, sums);
+    };
+    args.x.dtype == DType::f32 ? sum_blocks.operator()<float>() : sum_blocks.operator()<Bf16>();
     check_launch("norm_squared");
     launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
                args.sum.as<float>());
@@ -226,11 +210,14 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     const int64_t count = args.master.numel();
     if (count == 0) return;
     const AdamWArgs kernel_args = adamw_args(args);
-    bool vectorised = true;
+    bool vectorised = args.first_element % 4 == 0;
     for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
         vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
-    adamw_kernel<<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0,
-                   stream_of(launch)>>>(kernel_args, vectorised);
+    with_types(args, [&]<class Types>() {
+        adamw_kernel<Types>
+            <<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0, stream_of(launch)>>>(
+                kernel_args, vectorised);
+    });
     check_launch("adamw");
 }
 

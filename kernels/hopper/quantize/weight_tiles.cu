@@ -47,42 +47,6 @@ __device__ __forceinline__ Place place_of(const WeightJob& job, int tile) {
     return {row / job.row_tiles, row % job.row_tiles, tile % job.col_tiles};
 }
 
-// Four neighbouring parameters, loaded ahead of their step.
-struct FourParameters {
-    float4 grad, master, m, v;
-};
-__device__ __forceinline__ FourParameters load_four(const AdamWArgs& step, bool steps, int64_t at) {
-    FourParameters four;
-    four.master = *reinterpret_cast<const float4*>(step.master + at);
-    if (steps) {
-        four.grad = *reinterpret_cast<const float4*>(step.grad + at);
-        four.m = *reinterpret_cast<const float4*>(step.m + at);
-        four.v = *reinterpret_cast<const float4*>(step.v + at);
-    }
-    return four;
-}
-
-// The AdamW step of four parameters. Returns the new masters.
-__device__ __forceinline__ float4 step_four(const AdamWArgs& step, float grad_scale,
-                                            const FourParameters& old, int64_t at) {
-    const Element x = updated(step, grad_scale, old.grad.x, {old.master.x, old.m.x, old.v.x});
-    const Element y = updated(step, grad_scale, old.grad.y, {old.master.y, old.m.y, old.v.y});
-    const Element z = updated(step, grad_scale, old.grad.z, {old.master.z, old.m.z, old.v.z});
-    const Element w = updated(step, grad_scale, old.grad.w, {old.master.w, old.m.w, old.v.w});
-    const float4 master = {x.master, y.master, z.master, w.master};
-    *reinterpret_cast<float4*>(step.master + at) = master;
-    *reinterpret_cast<float4*>(step.m + at) = float4{x.m, y.m, z.m, w.m};
-    *reinterpret_cast<float4*>(step.v + at) = float4{x.v, y.v, z.v, w.v};
-    if (step.copy != nullptr && step.copy_dtype == DType::f32) {
-        *reinterpret_cast<float4*>(static_cast<float*>(step.copy) + at) = master;
-    } else if (step.copy != nullptr) {
-        const uint32_t low = to_bf16(master.x).bits | static_cast<uint32_t>(to_bf16(master.y).bits) << 16,
-                       high = to_bf16(master.z).bits | static_cast<uint32_t>(to_bf16(master.w).bits) << 16;
-        *reinterpret_cast<uint2*>(static_cast<uint16_t*>(step.copy) + at) = uint2{low, high};
-    }
-    return master;
-}
-
 // The scale of a tile from the maxima of the warps, four in a word; after a barrier.
 template <DType kCodes, int kWords>
 __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWords]) {
@@ -220,7 +184,7 @@ struct StepShared {
 
 // AdamW step of weights [E, N, K] and both FP8 copies of the new masters, one scale per 128x128 tile.
 // Floor: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (as two operations: 28 and 2, then 6): 7.05
-// GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s.
+// GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. With gradient and moments in BF16 10 in and 10 out.
 // A CTA takes one tile, scheduled as above (persistent CTAs: 4 % slower). A warp takes 8 rows, one after the
 // other, a thread 16 bytes of each, so that every access is whole lines (two adjacent 16-byte accesses a
 // thread: stores reached L2 as half sectors, 87 % of its throughput at 63 % of that of DRAM). The next row of
@@ -232,7 +196,7 @@ struct StepShared {
 // 2  the transposed tile is complete, and is stored
 // Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
 // with *status != 0 writes no parameter; the copies are then those of the unchanged masters.
-template <DType kCodes>
+template <class Types, DType kCodes>
 __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
     extern __shared__ uint4 step_memory[];
     StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
@@ -248,17 +212,17 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
         return row * cols + place.col_tile * kTile + lane * kStepCols;
     };
     int64_t at = start(static_cast<int>(blockIdx.x));  // a CTA has at least one tile
-    FourParameters next = load_four(job.step, steps, at);
+    FourParameters<Types> next = load_four<Types>(job.step, steps, at);
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         const int following = tile + static_cast<int>(gridDim.x);
         float largest = 0.0f;
 #pragma unroll 1
         for (int k = 0; k < kStepRows; ++k) {
-            const FourParameters now = next;
+            const FourParameters<Types> now = next;
             const int64_t here = at;
             at += cols;
             if (k + 1 == kStepRows) at = start(following);
-            if (k + 1 < kStepRows || following < job.tiles) next = load_four(job.step, steps, at);
+            if (k + 1 < kStepRows || following < job.tiles) next = load_four<Types>(job.step, steps, at);
             const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
             shared.masters[k * kStepThreads + thread] = master;
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
@@ -321,11 +285,13 @@ void launch(const WeightJob& job, DType codes, const Launch& launch) {
         codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
     launch_pdl(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
 }
-void launch_step(const WeightJob& job, DType codes, const Launch& launch) {
-    const auto kernel =
-        codes == DType::e5m2 ? step_tiles_kernel<DType::e5m2> : step_tiles_kernel<DType::e4m3>;
-    allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
-    kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+void launch_step(const WeightJob& job, const op::AdamW& step, DType codes, const Launch& launch) {
+    with_types(step, [&]<class Types>() {
+        const auto kernel = codes == DType::e5m2 ? step_tiles_kernel<Types, DType::e5m2>
+                                                 : step_tiles_kernel<Types, DType::e4m3>;
+        allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
+        kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+    });
     check_launch("step_tiles");
 }
 
@@ -353,11 +319,12 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
     if (step != nullptr) {
         for (const TensorView* view : {&step->grad, &step->master, &step->m, &step->v, &step->copy})
             if (!is_aligned(view->data)) return false;
+        if (step->first_element % 4 != 0) return false;
         job.step = adamw_args(*step);
     }
     const DType codes = fprop ? fprop.data.dtype : dgrad.data.dtype;
     if (step != nullptr)
-        launch_step(job, codes, launch_args);
+        launch_step(job, *step, codes, launch_args);
     else
         launch(job, codes, launch_args);
     return true;

@@ -58,10 +58,11 @@ CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols
                          size, {cols, rows}, {static_cast<int>(box_row_bytes / size), box_rows});
 }
 
-CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows) {
-    constexpr int kSize = sizeof(float);
-    return encode_map<3>(data, CU_TENSOR_MAP_DATA_TYPE_FLOAT32, kSize, {cols, rows, groups},
-                         {kSwizzleBytes / kSize, box_rows, 1});
+CUtensorMap tensor_map_of_groups(const void* data, DType dtype, int64_t groups, int64_t rows, int64_t cols,
+                                 int box_rows) {
+    const int size = static_cast<int>(size_of(dtype));
+    return encode_map<3>(data, size == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                         size, {cols, rows, groups}, {kSwizzleBytes / size, box_rows, 1});
 }
 
 }  // namespace fp8flow::hopper

@@ -16,7 +16,8 @@ namespace fp8flow::hopper {
 // stored.
 CUtensorMap tensor_map(const void* data, DType dtype, int64_t rows, int64_t cols, int box_rows,
                        int box_row_bytes = 128);
-// An FP32 tensor [groups, rows, cols] in boxes of 1 x box_rows rows x 128 bytes, 128-byte swizzled.
-CUtensorMap tensor_map_f32(const void* data, int64_t groups, int64_t rows, int64_t cols, int box_rows);
+// A tensor [groups, rows, cols] f32 | bf16 in boxes of 1 x box_rows rows x 128 bytes, 128-byte swizzled.
+CUtensorMap tensor_map_of_groups(const void* data, DType dtype, int64_t groups, int64_t rows, int64_t cols,
+                                 int box_rows);
 
 }  // namespace fp8flow::hopper

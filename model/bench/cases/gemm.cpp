@@ -108,11 +108,12 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed.groups)
                           : buffers.operand(kind.dtype, {dim, routed.capacity()}, layout, groups);
     };
-    op::GroupedGemmWgrad args{.dy = operand(n),
-                              .x = operand(k),
-                              .groups = routed.groups,
-                              .mode = shape.gradient(),
-                              .dw = buffers.zeros(DType::f32, {groups, n, k})};
+    op::GroupedGemmWgrad args{
+        .dy = operand(n),
+        .x = operand(k),
+        .groups = routed.groups,
+        .mode = shape.gradient(),
+        .dw = buffers.zeros(shape.dtype("dw", {DType::f32, DType::bf16}), {groups, n, k})};
     std::vector<const ScaledTensor*> operands_read = {&args.dy, &args.x};
     if (micro_batches == 2) {
         args.second = {operand(n), operand(k), routed.groups};
@@ -177,6 +178,7 @@ Case grouped_gemm_wgrad_case() {
                     kType,
                     kMode,
                     {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                    {"dw", "f32", "f32", "the gradient, bf16 rounded stochastically: f32 | bf16"},
                     {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
             wgrad};
 }

@@ -10,6 +10,8 @@ const std::vector<Key> kWeight = {{"E", "8", "2", "experts"},
                                   {"N", "4096", "256", "rows of a weight"},
                                   {"K", "7168", "384", "columns of a weight"}};
 
+const Key kState = {"state", "f32", "f32", "gradient and moments: f32 | bf16"};
+
 Call norm_squared(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::NormSquared args{.x = buffers.normal(DType::f32, {shape.number("N")}),
                                .sum = buffers.zeros(DType::f32, {1})};
@@ -32,7 +34,8 @@ Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
 
 op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
     const Buffers::Dims dims = {shape.positive("E"), shape.positive("N"), shape.positive("K")};
-    const op::AdamW args{.grad = buffers.normal(DType::f32, dims, 1e-3),
+    const DType state = shape.dtype("state", {DType::f32, DType::bf16});
+    const op::AdamW args{.grad = buffers.normal(state, dims, 1e-3),
                          .lr = 1e-5f,
                          .weight_decay = 0.1f,
                          .correction1 = 0.1f,
@@ -40,8 +43,8 @@ op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
                          .grad_scale = buffers.values(std::vector<float>{1.0f}),
                          .status = buffers.zeros(DType::i32, {1}),
                          .master = buffers.normal(DType::f32, dims, 0.02),
-                         .m = buffers.zeros(DType::f32, dims),
-                         .v = buffers.pow2(DType::f32, dims)};
+                         .m = buffers.zeros(state, dims),
+                         .v = buffers.pow2(state, dims)};
     work.reads_all(args.grad, args.grad_scale, args.status, args.master, args.m, args.v)
         .writes_all(args.master, args.m, args.v);
     work.computes(15.0 * static_cast<double>(args.master.numel()));
@@ -90,12 +93,14 @@ Case norm_squared_case() {
 Case clip_factor_case() { return {"clip_factor", "clipping by the global norm", {}, clip_factor}; }
 Case adamw_case() {
     return {"adamw", "AdamW with FP32 masters",
-            kWeight + std::vector<Key>{{"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}}, adamw};
+            kWeight + std::vector<Key>{kState, {"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}},
+            adamw};
 }
 Case adamw_quantize_case() {
     return {"adamw_quantize", "AdamW, then both FP8 copies of the weights",
             kWeight +
-                std::vector<Key>{{"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
+                std::vector<Key>{kState,
+                                 {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
                                  {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
                                  {"dgrad", "yes", "yes", "transposed copy: yes | no"},
                                  {"scale", "pow2", "pow2", "scales: pow2 | fp32"},

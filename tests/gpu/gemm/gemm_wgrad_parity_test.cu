@@ -100,6 +100,52 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
     parity.expect_close(dw[0], 1e-7, "dw");
 }
 
+// dw in BF16: the bits of the kernel's own FP32 sums, rounded by the counters of their places, with the old
+// value where it accumulates.
+void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
+    SCOPED_TRACE(fmt::format("BF16: {} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
+                             name_of(c.formats.dy), c.n, c.k,
+                             mode == Gradient::accumulate ? "accumulate" : "overwrite",
+                             fmt::join(c.counts, ","), fmt::join(c.second, ",")));
+    std::vector<Rows> sets;
+    sets.emplace_back(c.counts, 0, c.formats, c.n, c.k, 41);
+    if (!c.second.empty()) sets.emplace_back(c.second, 256, c.formats, c.n, c.k, 51);
+    int64_t total = 0;
+    for (const Rows& set : sets) total += set.groups.total();
+    if (too_large_here(c.n * c.k * total / 32)) return;
+    const auto G = static_cast<int64_t>(c.counts.size());
+    HostTensor sums(DType::f32, {G, c.n, c.k}), dw(DType::bf16, {G, c.n, c.k}),
+        again(DType::bf16, {G, c.n, c.k});
+    fill_normal(dw, 46, 5.0);
+    fill_normal(again, 46, 5.0);
+    HostTensor wanted(DType::bf16, {G, c.n, c.k});
+    Parity parity;
+    parity.gpu.choose_kernels({.gemm = backend});
+    const StochasticRounding rounding{.key = 0xFEDCBA9876543210ull, .first = 5 * c.n};
+    const auto run = [&](const HostTensor& to, Gradient how, int sm_limit) {
+        op::GroupedGemmWgrad args{
+            .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = how, .dw = to.view()};
+        if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
+        args.rounding = rounding;
+        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(args), {.sm_limit = sm_limit});
+    };
+    run(sums, Gradient::overwrite, 0);
+    const HostTensor exact = parity.from_gpu(sums.view());
+    for (int64_t row = 0; row < G * c.n; ++row) {
+        const uint32_t counter = rounding_row(rounding.key, rounding.first + row);
+        for (int64_t col = 0; col < c.k; ++col) {
+            const int64_t i = row * c.k + col;
+            float value = exact.as<float>()[i];
+            if (mode == Gradient::accumulate) value = to_float(dw.as<Bf16>()[i]) + value;
+            wanted.as<Bf16>()[i] = round_stochastically(value, rounding_bits(counter, col));
+        }
+    }
+    run(dw, mode, 0);
+    run(again, mode, 2);
+    EXPECT_TRUE(same_bytes(parity.from_gpu(dw.view()), wanted));
+    EXPECT_TRUE(same_bytes(parity.from_gpu(again.view()), wanted)) << "one cluster gave other bits";
+}
+
 constexpr Gradient kModes[] = {Gradient::overwrite, Gradient::accumulate};
 constexpr Formats kTilesE4m3 = {DType::e4m3, DType::e4m3, L::tile128},
                   kTilesE5m2 = {DType::e5m2, DType::e4m3, L::tile128},
@@ -129,6 +175,41 @@ TEST(WgradKernels, ShortAndLongContractions) {
     };
     for (const WgradCase& c : cases)
         for (const Gradient mode : kModes) run_case(c, mode);
+}
+
+// Every kernel that writes weight gradients, and two sets of operands where one call takes both.
+TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
+    const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100},
+                               short_ones = {1, 384, 0, 0, 128, 300, 257, 1, 0},
+                               lengths = {512, 640, 641, 768, 1, 129, 385, 4300};
+    constexpr Formats kBf16 = {DType::bf16, DType::bf16, L::none},
+                      kRows = {DType::e4m3, DType::e4m3, L::group_row},
+                      kTensor = {DType::e5m2, DType::e4m3, L::tensor};
+    const std::vector<WgradCase> cases = {
+        {kTilesE4m3, 300, 520, mixed, {}},
+        {kTilesE5m2, 256, 264, uneven, {}},
+        {kTilesE4m3, 40, 12, mixed, {}},
+        {kTilesE4m3, 130, 134, uneven, {}},
+        {kTilesE5m2, 390, 776, short_ones, {}},
+        {kTilesE4m3, 256, 512, lengths, {}},
+        {kColumnsE4m3, 128, 256, mixed, {}},
+        {kColumnsE5m2, 256, 512, lengths, {}},
+        {kBf16, 300, 520, mixed, {}},
+        {kBf16, 256, 512, lengths, {}},
+        {kBf16, 130, 136, short_ones, {}},
+        {kRows, 300, 520, mixed, {}},
+        {kTensor, 256, 512, uneven, {}},
+        {kTilesE4m3, 300, 520, mixed, {0, 0, 700, 1, 128, 300}},
+        {kColumnsE4m3, 256, 512, mixed, {0, 0, 700, 1, 128, 300}},
+    };
+    for (const WgradCase& c : cases)
+        for (const Gradient mode : kModes) run_rounded(c, mode);
+    for (const Gradient mode : kModes)
+        for (const GemmBackend backend :
+             {GemmBackend::alternative, GemmBackend::simt, GemmBackend::cublaslt}) {
+            run_rounded({kTilesE4m3, 300, 520, mixed, {}}, mode, backend);
+            run_rounded({kBf16, 130, 134, mixed, {}}, mode, backend);
+        }
 }
 
 // Groups that are empty in the first, in the second and in both; the border between the two before, at and

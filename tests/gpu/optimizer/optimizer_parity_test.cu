@@ -94,6 +94,104 @@ TEST(OptimizerParity, AdamW) {
     }
 }
 
+// Gradient and moments in BF16, each by itself, aligned and not; elements counted from within a row of
+// counters.
+TEST(OptimizerParity, AdamWOfBf16) {
+    const DType dtypes[] = {DType::f32, DType::bf16};
+    for (const int64_t count : {1, 129, 300001})
+        for (int which = 1; which < 8; ++which)
+            for (const auto& [skip, first] :
+                 {std::pair<int64_t, int64_t>{0, 0}, {0, 8188}, {0, 5}, {1, 1 << 20}}) {
+                SCOPED_TRACE(std::to_string(count) + " dtypes " + std::to_string(which) + ", skip " +
+                             std::to_string(skip) + ", first " + std::to_string(first));
+                Parity parity;
+                HostTensor grad(dtypes[which & 1], {count + skip}), master(DType::f32, {count + skip}),
+                    m(dtypes[which >> 1 & 1], {count + skip}), v(dtypes[which >> 2], {count + skip});
+                fill_normal(grad, 1, 1e-3);
+                fill_normal(master, 2, 0.02);
+                fill_normal(m, 3, 1e-4);
+                fill_uniform(v, 4, 0, 1e-6);
+                const HostTensor grad_scale = HostTensor::of<float>({0.37f});
+                op::AdamW args{.grad = grad,
+                               .lr = 1e-3f,
+                               .weight_decay = 0.1f,
+                               .correction1 = 0.19f,
+                               .correction2 = 0.0975f,
+                               .grad_scale = grad_scale,
+                               .status = {},
+                               .master = master,
+                               .m = m,
+                               .v = v,
+                               .m_key = 0x0123456789ABCDEFull,
+                               .v_key = 77,
+                               .first_element = first,
+                               .copy = {}};
+                for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v}) {
+                    parity.to_gpu(args.*member);
+                    args.*member = tail_of(args.*member, skip);
+                }
+                parity.run(args);
+                parity.expect_same_bytes(master, "master");
+                parity.expect_same_bytes(m, "m");
+                parity.expect_same_bytes(v, "v");
+            }
+}
+
+// The step with both FP8 copies: experts in whole tiles, which one kernel takes.
+TEST(OptimizerParity, AdamWQuantizeOfBf16) {
+    const DType dtypes[] = {DType::f32, DType::bf16};
+    for (int which = 0; which < 8; ++which) {
+        SCOPED_TRACE(which);
+        Parity parity;
+        constexpr int64_t kExperts = 2, kRows = 256, kCols = 384;
+        HostTensor grad(dtypes[which & 1], {kExperts, kRows, kCols}),
+            master(DType::f32, {kExperts, kRows, kCols}), m(dtypes[which >> 1 & 1], {kExperts, kRows, kCols}),
+            v(dtypes[which >> 2], {kExperts, kRows, kCols});
+        HostScaled fprop(DType::e4m3, {kExperts, kRows, kCols}, ScaleLayout::block128),
+            dgrad(DType::e4m3, {kExperts, kCols, kRows}, ScaleLayout::block128);
+        fill_normal(grad, 1, 1e-3);
+        fill_normal(master, 2, 0.02);
+        fill_normal(m, 3, 1e-4);
+        fill_uniform(v, 4, 0, 1e-6);
+        const HostTensor grad_scale = HostTensor::of<float>({0.37f});
+        const op::AdamWQuantize args{.adamw = {.grad = grad,
+                                               .lr = 1e-3f,
+                                               .correction1 = 0.19f,
+                                               .correction2 = 0.0975f,
+                                               .grad_scale = grad_scale,
+                                               .status = {},
+                                               .master = master,
+                                               .m = m,
+                                               .v = v,
+                                               .m_key = 5,
+                                               .v_key = 6,
+                                               .first_element = 3 * kRows * kCols,
+                                               .copy = {}},
+                                     .fprop = fprop,
+                                     .dgrad = dgrad};
+        parity.run(args);
+        parity.expect_same_bytes(master, "master");
+        parity.expect_same_bytes(m, "m");
+        parity.expect_same_bytes(v, "v");
+        parity.expect_same_bytes(fprop.data, "fprop codes");
+        parity.expect_same_bytes(dgrad.data, "dgrad codes");
+    }
+}
+
+TEST(OptimizerParity, NormSquaredOfBf16) {
+    for (const int64_t skip : {0, 1})
+        for (const int64_t count : {1, 1025, 8193, 300 * 4096 + 77}) {
+            SCOPED_TRACE(std::to_string(count) + ", skip " + std::to_string(skip));
+            Parity parity;
+            HostTensor x(DType::bf16, {count + skip});
+            fill_normal(x, 5, 1e-3);
+            const HostTensor sum = HostTensor::of<float>({0.5f});
+            const op::NormSquared args{.x = tail_of(x, skip), .sum = sum};
+            parity.run(args);
+            parity.expect_same_bytes(args.sum, "sum");
+        }
+}
+
 TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
     Parity parity;
     constexpr int64_t kCount = 4099;

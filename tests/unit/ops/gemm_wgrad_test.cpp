@@ -127,6 +127,56 @@ TEST(GroupedGemmWgrad, TwoMicroBatches) {
     }
 }
 
+// In BF16: the sums in FP32, rounded once by the counters of their places, with the old value where it
+// accumulates.
+void run_rounded(DType dtype, ScaleLayout layout, int64_t alignment, Gradient mode, bool two) {
+    SCOPED_TRACE(fmt::format("{} {} {}{}", name_of(layout), name_of(dtype),
+                             mode == Gradient::accumulate ? "accumulate" : "overwrite", two ? ", two" : ""));
+    const GroupsFixture groups({300, 0, 129, 0, 3}, alignment, 2), others({5, 0, 260, 1, 0}, alignment, 2);
+    const int64_t G = groups.num_groups(), n = 30, k = 141;
+    const int64_t rows = round_up(std::max(groups.capacity(), others.capacity()), 128);
+    const bool fp8 = is_fp8(dtype);
+    const auto operand = [&](int64_t width, uint64_t seed) {
+        HostScaled t =
+            fp8 ? HostScaled(dtype, {width, rows}, layout, G) : HostScaled(dtype, {rows, width}, layout);
+        fill_operand(t, seed);
+        return t;
+    };
+    const HostScaled dy = operand(n, 61), x = operand(k, 62), dy2 = operand(n, 63), x2 = operand(k, 64);
+    HostTensor sums(DType::f32, {G, n, k}), dw(DType::bf16, {G, n, k});
+    fill_normal(dw, 65, 5.0);
+    const std::vector<double> before = to_doubles(dw);
+    op::GroupedGemmWgrad args{.dy = dy, .x = x, .groups = groups, .dw = sums};
+    if (two) args.second = {dy2, x2, others};
+    ReferenceOps().grouped_gemm_wgrad(args);
+    args.mode = mode;
+    args.dw = dw;
+    args.rounding = {.key = 0x123456789ABCDEFull, .first = 7 * n};
+    ReferenceOps().grouped_gemm_wgrad(args);
+    for (int64_t g = 0; g < G; ++g) {
+        const bool empty = groups.count(g) + (two ? others.count(g) : 0) == 0;
+        for (int64_t i = g * n * k; i < (g + 1) * n * k; ++i) {
+            const float had = static_cast<float>(before[static_cast<size_t>(i)]), sum = sums.as<float>()[i];
+            const uint32_t bits = rounding_bits(rounding_row(args.rounding.key, 7 * n + i / k), i % k);
+            const bool adds = mode == Gradient::accumulate;
+            const float wanted =
+                adds && empty ? had : to_float(round_stochastically(adds ? had + sum : sum, bits));
+            ASSERT_EQ(static_cast<float>(dw(i)), wanted) << "group " << g << ", element " << i - g * n * k;
+        }
+    }
+    EXPECT_TRUE(dw.guards_intact());
+}
+
+TEST(GroupedGemmWgrad, InBf16IsTheFp32SumRoundedOnce) {
+    using L = ScaleLayout;
+    for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate})
+        for (const bool two : {false, true}) {
+            run_rounded(DType::bf16, L::none, 1, mode, two);
+            run_rounded(DType::e4m3, L::tile128, 128, mode, two);
+            run_rounded(DType::e4m3, L::group_row, 16, mode, two);
+        }
+}
+
 TEST(GroupedGemmWgrad, LayoutsGroupsAndBases) {
     using L = ScaleLayout;
     for (const auto& counts : kGroupCounts) {

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <limits>
+#include <string>
 #include <vector>
 
 namespace fp8flow {
@@ -108,6 +109,62 @@ TEST(AdamW, EqualsAPlainLoopBitForBit) {
                 ASSERT_EQ(actual.copy(i), round_bf16(static_cast<float>(actual.master(i))));
         }
         EXPECT_TRUE(actual.guards_intact());
+    }
+}
+
+// Moments in BF16: the update takes them as they are, and the new ones are rounded with their own bits.
+TEST(AdamW, Bf16StateIsFp32OfTheSameValuesRoundedAtTheEnd) {
+    const int64_t count = 20000, first = 3 * 8192 - 5;  // several rows of counters, from within one
+    for (const bool m_narrow : {false, true})
+        for (const bool v_narrow : {false, true}) {
+            SCOPED_TRACE(std::to_string(m_narrow) + std::to_string(v_narrow));
+            ReferenceOps ops;
+            Weights wide(count);
+            HostTensor grad(DType::bf16, {count}), m(m_narrow ? DType::bf16 : DType::f32, {count}),
+                v(v_narrow ? DType::bf16 : DType::f32, {count}), master(DType::f32, {count});
+            fill_normal(grad, 5, 0.01);
+            fill_normal(m, 6, 1e-4);
+            test::fill_uniform(v, 7, 0, 1e-6);
+            op::AdamW args = wide.args(3);
+            for (int64_t i = 0; i < count; ++i) {
+                wide.grad.as<float>()[i] = static_cast<float>(grad(i));
+                wide.m.as<float>()[i] = static_cast<float>(m(i));
+                wide.v.as<float>()[i] = static_cast<float>(v(i));
+                master.as<float>()[i] = wide.master.as<float>()[i];
+            }
+            ops.adamw(args);
+            args.grad = grad;
+            args.m = m;
+            args.v = v;
+            args.master = master;
+            args.m_key = 11;
+            args.v_key = 12;
+            args.first_element = first;
+            ops.adamw(args);
+            EXPECT_TRUE(same_bytes(master, wide.master));
+            for (int64_t i = 0; i < count; ++i) {
+                const float exact[] = {wide.m.as<float>()[i], wide.v.as<float>()[i]};
+                const auto rounded = [&](int which, uint64_t key) {
+                    return to_float(
+                        round_stochastically(exact[which], rounding_bits_of_element(key, first + i)));
+                };
+                ASSERT_EQ(static_cast<float>(m(i)), m_narrow ? rounded(0, 11) : exact[0]) << i;
+                ASSERT_EQ(static_cast<float>(v(i)), v_narrow ? rounded(1, 12) : exact[1]) << i;
+            }
+            EXPECT_TRUE(m.guards_intact() && v.guards_intact() && master.guards_intact());
+        }
+}
+
+TEST(NormSquared, OfBf16IsThatOfTheSameValuesInFp32) {
+    ReferenceOps ops;
+    for (const int64_t count : {1, 8191, 20000}) {
+        HostTensor narrow(DType::bf16, {count}), wide(DType::f32, {count});
+        fill_normal(narrow, 8);
+        for (int64_t i = 0; i < count; ++i) wide.as<float>()[i] = static_cast<float>(narrow(i));
+        const HostTensor one = HostTensor::of<float>({0.25f}), other = HostTensor::of<float>({0.25f});
+        ops.norm_squared({.x = narrow, .sum = one});
+        ops.norm_squared({.x = wide, .sum = other});
+        EXPECT_TRUE(same_bytes(one, other)) << count;
     }
 }
 

@@ -7,6 +7,7 @@
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/exchange/reduced.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <type_traits>
@@ -327,9 +328,9 @@ __global__ __launch_bounds__(kThreads) void reduce_rows_kernel(const T* rows, in
                                                                T* result, Combine combine) {
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads) {
-        T value = rows[i];
-        for (int64_t r = 1; r < num_rows; ++r) value = combine(value, rows[r * count + i]);
-        result[i] = value;
+        auto value = widened(rows[i]);
+        for (int64_t r = 1; r < num_rows; ++r) value = combine(value, widened(rows[r * count + i]));
+        result[i] = narrowed<T>(value);
     }
 }
 template <class T, class Combine>
@@ -458,6 +459,8 @@ void reduce_rows(Reduce reduce, DType dtype, const void* rows, int64_t num_rows,
         launch_reduce<float>(rows, num_rows, count, result, Add{}, launch);
     else if (dtype == DType::f32)
         launch_reduce<float>(rows, num_rows, count, result, MaxIgnoringNan{}, launch);
+    else if (dtype == DType::bf16 && reduce == Reduce::sum)
+        launch_reduce<Bf16>(rows, num_rows, count, result, Add{}, launch);
     else if (dtype == DType::i64 && reduce == Reduce::sum)
         launch_reduce<int64_t>(rows, num_rows, count, result, Add{}, launch);
     else if (dtype == DType::i32 && reduce == Reduce::max)

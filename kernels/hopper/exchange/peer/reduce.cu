@@ -5,6 +5,7 @@
 // reduces its shard of all members' chunks, and fetches the other shards' results; two barriers a chunk.
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/reduced.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::peer {
@@ -44,10 +45,11 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_values_kernel(const Reduc
     if (group.lost()) return;
     const uint8_t* buffer = group.current_buffer(group.rank);
     for (int64_t i = grid_thread(); i < args.bytes / static_cast<int64_t>(sizeof(T)); i += grid_threads()) {
-        T total = reinterpret_cast<const T*>(buffer)[i];
+        auto total = widened(reinterpret_cast<const T*>(buffer)[i]);
         for (int r = 1; r < group.size; ++r)
-            total = Reduce()(total, reinterpret_cast<const T*>(buffer + r * PeerLayout::kSmallBytes)[i]);
-        reinterpret_cast<T*>(args.values)[i] = total;
+            total =
+                Reduce()(total, widened(reinterpret_cast<const T*>(buffer + r * PeerLayout::kSmallBytes)[i]));
+        reinterpret_cast<T*>(args.values)[i] = narrowed<T>(total);
     }
 }
 
@@ -74,7 +76,7 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const Reduce
     const int64_t vectors = (bytes + kPeerVector - 1) / kPeerVector, threads = grid_threads();
     Vector* result = reinterpret_cast<Vector*>(group.regions[group.rank] + args.result);
     for (int64_t first = grid_thread(); first < vectors; first += kPlaces * threads) {
-        Vector total[kPlaces] = {};
+        decltype(widened(T())) total[kPlaces][kElements] = {};
 #pragma unroll 4
         for (int r = 0; r < group.size; ++r) {
             const Vector* shard = reinterpret_cast<const Vector*>(group.regions[r] + args.chunk + first_byte);
@@ -84,13 +86,18 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const Reduce
                 const Vector value = shard[first + j * threads];
 #pragma unroll
                 for (int e = 0; e < kElements; ++e)
-                    total[j].element[e] =
-                        r == 0 ? value.element[e] : Reduce()(total[j].element[e], value.element[e]);
+                    total[j][e] =
+                        r == 0 ? widened(value.element[e]) : Reduce()(total[j][e], widened(value.element[e]));
             }
         }
 #pragma unroll
-        for (int j = 0; j < kPlaces; ++j)
-            if (first + j * threads < vectors) result[first + j * threads] = total[j];
+        for (int j = 0; j < kPlaces; ++j) {
+            if (first + j * threads >= vectors) continue;
+            Vector reduced;
+#pragma unroll
+            for (int e = 0; e < kElements; ++e) reduced.element[e] = narrowed<T>(total[j][e]);
+            result[first + j * threads] = reduced;
+        }
     }
 }
 // Moves: every other member's shard over NVLink into the tensor, beginning with the successor's. No barriers,
@@ -119,6 +126,7 @@ template <class T, class Reduce> ReduceKernels kernels_of() {
 ReduceKernels choose(Reduce reduce, const TensorView& values) {
     const bool sum = reduce == Reduce::sum;
     if (values.dtype == DType::f32) return sum ? kernels_of<float, Sum>() : kernels_of<float, Max>();
+    if (values.dtype == DType::bf16 && sum) return kernels_of<Bf16, Sum>();
     if (values.dtype == DType::i64 && sum) return kernels_of<int64_t, Sum>();
     if (values.dtype == DType::i32 && !sum) return kernels_of<int32_t, Max>();
     fail(ExitCode::internal, "all_reduce: no {} of {}", sum ? "sum" : "maximum", describe(values));

@@ -134,8 +134,14 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* a_tile, const uin
 }
 
 // Writes, or adds, two neighbouring elements of D, or the first only; one store where aligned.
-__device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t at, int64_t count, float x,
-                                           float y) {
+__device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t row, int64_t col,
+                                           int64_t count, float x, float y) {
+    if (problem.d_dtype == DType::bf16 && problem.grouped == Grouped::contraction) {
+        if (count > 0) store_sum(problem, row, col, x);
+        if (count > 1) store_sum(problem, row, col + 1, y);
+        return;
+    }
+    const int64_t at = row * problem.n + col;
     const int width = problem.d_dtype == DType::bf16 ? 2 : 4;
     uint8_t* d = static_cast<uint8_t*>(problem.d) + at * width;
     const bool whole = count >= 2 && reinterpret_cast<uintptr_t>(d) % static_cast<uintptr_t>(2 * width) == 0;
@@ -245,14 +251,13 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
             for (int half = 0; half < 2; ++half) {
                 const int row = row0 + 16 * i + lane / 4 + 8 * half;
                 if (row >= tile.rows) continue;
-                const int64_t start = (tile.d_row + row) * problem.n + tile.b_output;
 #pragma unroll
                 for (int j = 0; j < 4; ++j) {
                     const float* result = (kScaled ? sum[i][j] : partial[i][j]) + 2 * half;
                     const int col = col0 + 8 * j + lane % 4 * 2;
                     const bool pad = row >= tile.valid;
-                    write_pair(problem, start + col, cols - col, pad ? 0.0f : result[0],
-                               pad ? 0.0f : result[1]);
+                    write_pair(problem, tile.d_row + row, tile.b_output + col, cols - col,
+                               pad ? 0.0f : result[0], pad ? 0.0f : result[1]);
                 }
             }
         }

@@ -134,16 +134,12 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int
         for (int i = 0; i < kFragment; ++i) {
             const int row = i / 4 * 32 + 4 * y + i % 4;
             if (row >= tile.rows) continue;
-            const int64_t start = (tile.d_row + row) * problem.n + tile.b_output;
 #pragma unroll
             for (int j = 0; j < kFragment; ++j) {
                 const int col = j / 4 * 64 + 4 * x + j % 4;
                 if (col >= cols) continue;
-                const float value = row < tile.valid ? sum[i][j] : 0.0f;
-                if (problem.mode == Gradient::accumulate)
-                    static_cast<float*>(problem.d)[start + col] += value;
-                else
-                    store_float(problem.d, problem.d_dtype, start + col, value);
+                store_sum(problem, tile.d_row + row, tile.b_output + col,
+                          row < tile.valid ? sum[i][j] : 0.0f);
             }
         }
     }
@@ -257,7 +253,8 @@ GemmProblem problem_of(const op::GroupedGemmWgrad& args) {
                         .b = operand(args.x),
                         .mode = args.mode,
                         .d = args.dw.data,
-                        .d_dtype = args.dw.dtype};
+                        .d_dtype = args.dw.dtype,
+                        .rounding = args.rounding};
     if (args.second)
         problem.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
                           operand(args.second.x)};

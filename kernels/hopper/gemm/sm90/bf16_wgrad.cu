@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 (+)= dY^T X over the rows of each group, both
-// operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h, wgrad.h
-// (epilogue), fp8_wgrad.cu; what was tried: docs/worklogs/gemm.md.
+// Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
+// group, both operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h,
+// wgrad.h (epilogue), fp8_wgrad.cu; what was tried: docs/worklogs/gemm.md.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
 // 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
@@ -77,7 +77,7 @@ static_assert(kTileRows == kOperandPanels * kPanel && kWarpgroupCols == kOperand
 struct WgradStorage {
     alignas(1024) uint8_t a[kStagesA][kOperandStageBytes];
     alignas(1024) uint8_t b[kConsumerWarpgroups][kStagesB][kOperandStageBytes];
-    alignas(1024) F32Staging staging[kConsumerWarps];
+    alignas(1024) Staging staging[kConsumerWarps];
     WorkTile tiles[kTileSlots];
     Mbarrier a_full[kStagesA], a_empty[kStagesA];
     Mbarrier b_full[kConsumerWarpgroups][kStagesB], b_empty[kConsumerWarpgroups][kStagesB];
@@ -166,20 +166,21 @@ __device__ void zero_stage_rows(uint8_t* a, uint8_t* b, int first, int warpgroup
 // One consumer warpgroup. Between two stages: a release and two waits. The accesses to D are between loops of
 // stages, not inside them. The compiler keeps wgmma in flight over all of this as long as it can count them:
 // sums are read in straight-line code after their wgmma.
-template <Gradient kMode>
-__device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t rows, int warpgroup) {
-    constexpr bool kAdds = kMode == Gradient::accumulate;
+template <Gradient kMode, DType kOutput>
+__device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map_d,
+                         int warpgroup) {
+    constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
     constexpr StoreD kStore = kAdds ? StoreD::add_boxes : StoreD::overwrite;
     const int lane = static_cast<int>(threadIdx.x % 32);
     const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32) - kWarpgroup / 32;
-    F32Staging& staging = shared.staging[warp];
+    Staging& staging = shared.staging[warp];
     Mbarrier* const d_full = &shared.d_full[warp];
     RingPosition<kStagesA> a_stage;
     RingPosition<kStagesB> b_stage;
     RingPosition<kTileSlots> ring;
     int steps = 0, depth = 0;
     // of block 0, and of the block 1 that is in `waiting`, at first of none
-    BlockOrigin origin{}, second{0, static_cast<int>(rows), 0};
+    BlockOrigin origin{}, second{0, static_cast<int>(p.m), 0};
     uint32_t d_parity = 0;
     float sum[2][64], waiting[64];
 #pragma unroll
@@ -265,8 +266,14 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         release_previous_stage();
         next_stage();
     };
+    // old values: in FP32 of one block, in BF16 of both
     const auto fetch_block = [&](const BlockOrigin& of) {
-        if (lane == 0) fetch_d(map_d, staging, d_full, of);
+        if (lane == 0) {
+            if constexpr (kBf16)
+                fetch_both_bf16(map_d, staging, d_full, of);
+            else
+                fetch_d(map_d, staging, d_full, of);
+        }
         __syncwarp();
     };
     const auto wait_for_block = [&] {
@@ -274,11 +281,20 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         d_parity ^= 1;
     };
     const auto store_second = [&](int half) {
-        store_half<kStore, Order::store>(map_d, staging, second, waiting, half);
+        if constexpr (kBf16)
+            store_half_bf16<kMode, Order::store>(p, map_d, staging, second, waiting, 1, half);
+        else
+            store_half<kStore, Order::store>(map_d, staging, second, waiting, half);
         __syncwarp();  // wgmma is issued by whole warps
     };
     const auto store_first = [&] {
-        store_block<kStore>(map_d, staging, origin, sum[0]);
+        if constexpr (kBf16) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half);
+        } else {
+            store_block<kStore>(map_d, staging, origin, sum[0]);
+        }
         __syncwarp();
         second = {origin.column, origin.row + 64, origin.group};
     };
@@ -299,12 +315,12 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
             run_to(min(kLead, steps - 1));
             named_barrier_arrive(kBegin, kConsumerThreads);
         }
-        if (kAdds) {
+        if (kAdds && !kBf16) {
             run_to(sixteenths(kFetchSecond));
             fetch_block(second);
         }
         run_to(sixteenths(kStoreSecond));
-        if (kAdds) wait_for_block();
+        if (kAdds && !kBf16) wait_for_block();
         store_second(0);
         run_to(sixteenths(kStoreSecond + 1));
         store_second(1);
@@ -325,7 +341,7 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
         copy_in_store_order(sum[1], waiting);
         more = next_work();
     }
-    if (kAdds) {
+    if (kAdds && !kBf16) {
         fetch_block(second);
         wait_for_block();
     }
@@ -335,6 +351,7 @@ __device__ void mainloop(WgradStorage& shared, const CUtensorMap* map_d, int64_t
 }
 
 // ---- the CTA
+template <DType kOutput>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
@@ -362,9 +379,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     } else {
         acquire_registers<kConsumerRegisters>();
         if (problem.mode == Gradient::accumulate)
-            mainloop<Gradient::accumulate>(shared, &map_d, problem.m, role - 1);
+            mainloop<Gradient::accumulate, kOutput>(problem, shared, &map_d, role - 1);
         else
-            mainloop<Gradient::overwrite>(shared, &map_d, problem.m, role - 1);
+            mainloop<Gradient::overwrite, kOutput>(problem, shared, &map_d, role - 1);
         cluster_sync();  // no CTA exits while the other may still write to it
     }
 }
@@ -375,8 +392,9 @@ void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const S
                              const Launch& launch) {
     const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kStageK),
                       map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kStageK),
-                      map_d = tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
-    launch_persistent(wgrad_kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
+                      map_d = tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
+    const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<DType::bf16> : wgrad_kernel<DType::f32>;
+    launch_persistent(kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
 }
 
 }  // namespace fp8flow::hopper::gemm

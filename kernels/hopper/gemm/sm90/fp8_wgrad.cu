@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Grouped FP8 weight gradients (wgmma): dW [group, M, N] FP32 (+)= dY^T X over the rows of each group, from
-// transposed copies, with a scale per 128 of the contraction, for tiles (tile128) or for rows and columns
-// (vec128). Group sizes are read on the device. Sets::two: a tile's steps are those of the first set of
-// operands, then those of the second; the producers choose tensor map, index and scales by the step. Read
+// Grouped FP8 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
+// group, from transposed copies, with a scale per 128 of the contraction, for tiles (tile128) or for rows and
+// columns (vec128). Group sizes are read on the device. Sets::two: a tile's steps are those of the first set
+// of operands, then those of the second; the producers choose tensor map, index and scales by the step. Read
 // first: pipeline.h, fp8_scales.h, wgrad.h.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit
@@ -25,6 +25,8 @@
 // wait as long. Accumulating: the old values of both blocks are loaded through the staging boxes during the
 // mainloop: the second block's are added to its sums at once (kFetchStep, kAddStep), then the first block's,
 // when it is stored. Reduce-add in memory runs at 1.4 TB/s, load and store at 3.9.
+// D in BF16: half the bytes, boxes for both blocks, so all old values are loaded at kFetchStep, and each
+// block is added to them and rounded when it is stored.
 //
 // Shared memory: stages of [128 rows x 128 bytes], 128-byte swizzled: 4 of A and 2 x 3 of B (160 KiB); with
 // row and column scales 3 + 2 x 3 and these scales; 8 KiB of staging boxes a warp (64 KiB); tile ring;
@@ -81,7 +83,7 @@ template <ScaleMode kScaleMode, Sets kSets> struct WgradStorage {
     static constexpr int kStagesA = kScaleMode == ScaleMode::tiles ? 4 : 3;
     alignas(1024) uint8_t a[kStagesA][kOperandStageBytes];
     alignas(1024) uint8_t b[kConsumerWarpgroups][kStagesB][kOperandStageBytes];
-    alignas(1024) F32Staging staging[kConsumerWarps];
+    alignas(1024) Staging staging[kConsumerWarps];
     // of the stages; tile scales are not staged in shared memory
     alignas(16) float row_scales[kStagesA][has_row_scales(kScaleMode) ? kStageOutputs : 1];
     alignas(16) float col_scales[kConsumerWarpgroups][kStagesB]
@@ -201,20 +203,21 @@ __device__ void produce_b(const GemmProblem& p, WgradStorage<kScaleMode, kSets>&
 // short loop. Between the end of one batch and the issue of the next only the 64 promotions of a thread
 // remain. The last stage of all is never released: no producer waits for it. A step reads the scales of its
 // stage before it issues the next batch.
-template <class Wgmma, Gradient kMode, ScaleMode kScaleMode, Sets kSets>
+template <class Wgmma, Gradient kMode, DType kOutput, ScaleMode kScaleMode, Sets kSets>
 __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& shared,
                          const CUtensorMap* map_d, int warpgroup) {
     using Shared = WgradStorage<kScaleMode, kSets>;
     constexpr int kStagesA = Shared::kStagesA;
-    constexpr bool kRowScales = has_row_scales(kScaleMode), kAdds = kMode == Gradient::accumulate;
+    constexpr bool kRowScales = has_row_scales(kScaleMode), kAdds = kMode == Gradient::accumulate,
+                   kBf16 = kOutput == DType::bf16;
     constexpr int kRows = kRowScales ? 4 : 1;
     // steps that edge_steps runs together at the end; of two, the first block would be stored before its old
-    // values have arrived
-    constexpr int kLastSteps = kAdds ? 1 : 2;
+    // values in FP32 have arrived
+    constexpr int kLastSteps = kAdds && !kBf16 ? 1 : 2;
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, lane = thread % 32;
     const int row0 = thread / 32 * kWarpRows + lane / 4;  // this thread's rows: row0 + {0, 8} of each 64
     const int warp = warp_uniform(warpgroup * 4 + thread / 32);
-    F32Staging& staging = shared.staging[warp];
+    Staging& staging = shared.staging[warp];
     const uint32_t other = cluster_rank() ^ 1, other_a = cluster_address(shared.a_empty, other),
                    other_b = cluster_address(shared.b_empty[warpgroup], other);
     RingPosition<kStagesA> a_stage;
@@ -292,10 +295,15 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
 #pragma unroll
         for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
     };
+    // old values: in FP32 of one block, in BF16 of both
     const auto fetch_block = [&](int block) {
-        if (lane == 0)
-            fetch_d(map_d, staging, &shared.d_full[warp],
-                    {origin.column, origin.row + 64 * block, origin.group});
+        if (lane == 0) {
+            if constexpr (kBf16)
+                fetch_both_bf16(map_d, staging, &shared.d_full[warp], origin);
+            else
+                fetch_d(map_d, staging, &shared.d_full[warp],
+                        {origin.column, origin.row + 64 * block, origin.group});
+        }
         __syncwarp();
     };
     const auto wait_for_block = [&] {
@@ -304,8 +312,11 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     };
     const auto store_second = [&](int half) {
         const BlockOrigin second{previous.column, previous.row + 64, previous.group};
-        store_half<StoreD::overwrite, Order::fragment>(map_d, staging, second, sum[1], half,
-                                                       kAdds && previous_short);
+        if constexpr (kBf16)
+            store_half_bf16<kMode, Order::fragment>(p, map_d, staging, second, sum[1], 1, half);
+        else
+            store_half<StoreD::overwrite, Order::fragment>(map_d, staging, second, sum[1], half,
+                                                           kAdds && previous_short);
         if (half == 1) clear(sum[1]);
     };
     const auto store_first = [&] {
@@ -313,7 +324,13 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
             if (steps < kLongSteps) fetch_block(0);
             wait_for_block();
         }
-        store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, origin, sum[0]);
+        if constexpr (kBf16) {
+#pragma unroll
+            for (int half = 0; half < 2; ++half)
+                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half);
+        } else {
+            store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, origin, sum[0]);
+        }
         clear(sum[0]);
         previous = origin;
         if (kAdds) previous_short = steps < kLongSteps;
@@ -409,7 +426,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
         edge_steps(0, count > 1, true, count <= 2);
         if (count <= 2) continue;
         int step = 2;
-        if (kAdds && count >= kLongSteps) {
+        if (kAdds && !kBf16 && count >= kLongSteps) {
             for (const int add_step = min(kAddStep, last - 1); step < add_step; ++step)
                 middle_step.template operator()<false>(step);
             middle_step.template operator()<true>(step++);
@@ -423,7 +440,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
 }
 
 // ---- the CTA
-template <class Wgmma, ScaleMode kScaleMode, Sets kSets>
+template <class Wgmma, DType kOutput, ScaleMode kScaleMode, Sets kSets>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ WgradMaps<kSets> maps) {
     using Shared = WgradStorage<kScaleMode, kSets>;
@@ -451,17 +468,18 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     } else {
         acquire_registers<kConsumerRegisters>();
         if (problem.mode == Gradient::accumulate)
-            mainloop<Wgmma, Gradient::accumulate>(problem, shared, &maps.d, role - 1);
+            mainloop<Wgmma, Gradient::accumulate, kOutput>(problem, shared, &maps.d, role - 1);
         else
-            mainloop<Wgmma, Gradient::overwrite>(problem, shared, &maps.d, role - 1);
+            mainloop<Wgmma, Gradient::overwrite, kOutput>(problem, shared, &maps.d, role - 1);
         cluster_sync();  // no CTA exits while the other may still write to it
     }
 }
 
 template <class Wgmma, ScaleMode kScaleMode, Sets kSets>
 void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& maps) {
-    launch_persistent(wgrad_kernel<Wgmma, kScaleMode, kSets>, p, how, kWgradStorageBytes<kScaleMode, kSets>,
-                      maps);
+    const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<Wgmma, DType::bf16, kScaleMode, kSets>
+                                                 : wgrad_kernel<Wgmma, DType::f32, kScaleMode, kSets>;
+    launch_persistent(kernel, p, how, kWgradStorageBytes<kScaleMode, kSets>, maps);
 }
 
 template <Sets kSets>
@@ -478,7 +496,7 @@ CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape) {
     return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, kOperandBoxRows);
 }
 CUtensorMap gradient_map(const GemmProblem& p) {
-    return tensor_map_f32(p.d, p.groups.num_groups, p.m, p.n, kWarpRows);
+    return tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
 }
 
 }  // namespace

@@ -17,6 +17,7 @@
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
@@ -380,11 +381,34 @@ __device__ __forceinline__ void store_row_f32(const GemmProblem& p, int64_t row,
             *d = value;
     }
 }
+// The same to a weight gradient in BF16, overwritten or accumulated, rounded stochastically.
+template <int kHalf, int kSums>
+__device__ __forceinline__ void store_row_rounded(const GemmProblem& p, int64_t row, int64_t col0,
+                                                  const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
+    if (use == RowUse::skip) return;
+    const uint32_t counter = rounding_row(p.rounding.key, p.rounding.first + row);
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+        const int64_t col = col0 + 8 * j + 2 * quad;
+        if (col >= p.n) continue;
+        const int at = 4 * j + 2 * kHalf;
+        auto* const d = reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.d) + row * p.n + col);
+        float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
+        if (p.mode == Gradient::accumulate) {
+            const float2 old = unpack_bf16x2(*d);
+            value = {old.x + value.x, old.y + value.y};
+        }
+        *d = round_pair(value.x, value.y, rounding_word(counter, static_cast<uint32_t>(col / 2)));
+    }
+}
 // The same to D of either type.
 template <int kHalf, int kSums>
 __device__ __forceinline__ void store_row(const GemmProblem& p, int64_t row, int64_t col0,
                                           const float (&sum)[kSums], RowUse use) {
-    if (p.d_dtype == DType::bf16)
+    if (p.d_dtype == DType::bf16 && p.grouped == Grouped::contraction)
+        store_row_rounded<kHalf>(p, row, col0, sum, use);
+    else if (p.d_dtype == DType::bf16)
         store_row_bf16<kHalf>(p, row, col0, sum, use);
     else
         store_row_f32<kHalf>(p, row, col0, sum, use);

@@ -6,6 +6,7 @@
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/wgmma.h"
@@ -52,25 +53,29 @@ __device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
 
 // One warp: zeros in the tiles of groups without rows, 16 bytes a lane.
 template <int kStageK, Sets kSets = Sets::one> __device__ void clear_tiles(const GemmProblem& p) {
+    const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
     for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
         if (tile.steps > 0 || tile.past_end) return;
-        const int lane = static_cast<int>(threadIdx.x % 32);
-        const int64_t end = min(tile.b_output + kTileCols, p.n);
-        float* row = static_cast<float*>(p.d) + tile.d_row * p.n;
-        for (int i = 0; i < tile.rows; ++i, row += p.n)
-            for (int64_t col = tile.b_output + 4 * lane; col < end; col += 4 * 32)
-                store_vector(reinterpret_cast<float4*>(row + col), float4{});
+        const int64_t lane = threadIdx.x % 32,
+                      bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
+        uint8_t* row = static_cast<uint8_t*>(p.d) + (tile.d_row * p.n + tile.b_output) * width;
+        for (int i = 0; i < tile.rows; ++i, row += p.n * width)
+            for (int64_t at = 16 * lane; at < bytes; at += 16 * 32)
+                store_vector(reinterpret_cast<float4*>(row + at), float4{});
     });
 }
 
-// Staging memory of a warp's part of a block (64 rows x 128 columns): boxes of 16 rows x 32 columns, 128-byte
-// swizzled.
+// Staging memory of a warp: boxes of 16 rows x 128 bytes, 128-byte swizzled. FP32: its part of one block (64
+// rows x 128 columns), 32 columns a box. BF16: its parts of both blocks of a tile, two boxes of 64 columns
+// each.
 constexpr int kWarpRows = 16, kF32BoxCols = kStageRowBytes / sizeof(float),
               kF32Boxes = kWarpgroupCols / kF32BoxCols;
-constexpr uint32_t kF32BoxBytes = kWarpRows * kStageRowBytes;
-struct F32Staging {
-    uint8_t boxes[kF32Boxes][kF32BoxBytes];
+constexpr int kBf16BoxCols = kStageRowBytes / 2, kBf16Boxes = kWarpgroupCols / kBf16BoxCols;
+constexpr uint32_t kBoxBytes = kWarpRows * kStageRowBytes;
+struct Staging {
+    uint8_t boxes[kF32Boxes][kBoxBytes];
 };
+static_assert(2 * kBf16Boxes == kF32Boxes);
 
 // Coordinates in D of a warp's part of a block: first column, first row within the group, group.
 struct BlockOrigin {
@@ -84,7 +89,7 @@ struct BlockOrigin {
 enum class Order { fragment, store };
 constexpr int kF32BoxPairs = 8;
 template <Order kOrder, class At>
-__device__ __forceinline__ void for_pairs(F32Staging& staging, int box, const float (&sum)[64], At at) {
+__device__ __forceinline__ void for_pairs(Staging& staging, int box, const float (&sum)[64], At at) {
     const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
     const bool odd = row % 2 == 1, swap = kOrder == Order::fragment && odd;
     const int thread = row * kStageRowBytes + (((quad / 2) ^ row) * 16 ^ (odd ? 64 : 0)) + quad % 2 * 8;
@@ -118,7 +123,7 @@ enum class StoreD { overwrite, reduce_add, add_pairs, add_boxes };
 // Stores half of the columns of a warp's part of a block; the copies are one bulk group of lane 0. The halves
 // alternate.
 template <StoreD kStore, Order kOrder>
-__device__ __forceinline__ void store_half(const CUtensorMap* map, F32Staging& staging,
+__device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& staging,
                                            const BlockOrigin& origin, const float (&sum)[64], int half,
                                            bool reduce = kStore == StoreD::reduce_add) {
     const bool leader = threadIdx.x % 32 == 0;
@@ -155,13 +160,13 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, F32Staging& s
 }
 // Both halves.
 template <StoreD kStore>
-__device__ __forceinline__ void store_block(const CUtensorMap* map, F32Staging& staging,
+__device__ __forceinline__ void store_block(const CUtensorMap* map, Staging& staging,
                                             const BlockOrigin& origin, const float (&sum)[64]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) store_half<kStore, Order::fragment>(map, staging, origin, sum, half);
 }
 // Adds the staged old values of a warp's part of a block to its sums.
-__device__ __forceinline__ void add_staged(F32Staging& staging, float (&sum)[64]) {
+__device__ __forceinline__ void add_staged(Staging& staging, float (&sum)[64]) {
     const bool swap = threadIdx.x / 4 % 2 == 1;
 #pragma unroll
     for (int box = 0; box < kF32Boxes; ++box) {
@@ -186,13 +191,69 @@ __device__ __forceinline__ void add_staged(F32Staging& staging, float (&sum)[64]
 }
 // One lane loads the old values of a warp's part of a block into its staging boxes, once these have been
 // stored.
-__device__ __forceinline__ void fetch_d(const CUtensorMap* map, F32Staging& staging, Mbarrier* full,
+__device__ __forceinline__ void fetch_d(const CUtensorMap* map, Staging& staging, Mbarrier* full,
                                         const BlockOrigin& origin) {
     bulk_wait_read<0>();
-    mbarrier_arrive_expect_tx(full, sizeof(F32Staging));
+    mbarrier_arrive_expect_tx(full, sizeof(Staging));
 #pragma unroll
     for (int box = 0; box < kF32Boxes; ++box)
         tma_load(map, full, staging.boxes[box], origin.column + box * kF32BoxCols, origin.row, origin.group);
+}
+
+// ---- D in BF16
+//
+// Both blocks of a tile have boxes of their own: the old values of both are loaded at once, and lie there
+// until their block is stored over them.
+
+// Stores half of the columns of a warp's part of a block, rounded stochastically; accumulating, added to the
+// old values in the box. origin: of this block. The copy is a bulk group of lane 0.
+template <Gradient kMode, Order kOrder>
+__device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUtensorMap* map,
+                                                Staging& staging, const BlockOrigin& origin,
+                                                const float (&sum)[64], int block, int half) {
+    constexpr int kChunks = kBf16BoxCols / 8;  // 16 bytes
+    const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
+    uint8_t* const box = staging.boxes[kBf16Boxes * block + half];
+    const int64_t counted = p.rounding.first + origin.group * p.m + origin.row + row;
+    const uint32_t counters[2] = {rounding_row(p.rounding.key, counted),
+                                  rounding_row(p.rounding.key, counted + 8)};
+    const int flip = kOrder == Order::store && row % 2 == 1 ? 2 : 0;  // of chunks
+    const uint32_t first_pair = static_cast<uint32_t>((origin.column + kBf16BoxCols * half) / 2 + quad);
+    if (lane == 0) bulk_wait_read<2 * kBf16Boxes - 1>();  // the store of this box, a tile before
+    __syncwarp();
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk)
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int at = 4 * (kChunks * half + chunk) + 2 * r;
+            auto* const to = reinterpret_cast<uint32_t*>(box + (row + 8 * r) * kStageRowBytes +
+                                                         ((chunk ^ flip ^ row) * 16) + quad * 4);
+            float2 value{sum[at], sum[at + 1]};
+            if (kMode == Gradient::accumulate) {
+                const float2 old = unpack_bf16x2(*to);
+                value = {old.x + value.x, old.y + value.y};
+            }
+            *to =
+                round_pair(value.x, value.y,
+                           rounding_word(counters[r], first_pair + 4 * static_cast<uint32_t>(chunk ^ flip)));
+        }
+    fence_async_shared();
+    __syncwarp();
+    if (lane == 0) {
+        tma_store(map, box, origin.column + kBf16BoxCols * half, origin.row, origin.group);
+        bulk_commit();
+    }
+}
+// One lane loads the old values of a warp's parts of both blocks, once the boxes have been stored. origin: of
+// block 0.
+__device__ __forceinline__ void fetch_both_bf16(const CUtensorMap* map, Staging& staging, Mbarrier* full,
+                                                const BlockOrigin& origin) {
+    bulk_wait_read<0>();
+    mbarrier_arrive_expect_tx(full, sizeof(Staging));
+#pragma unroll
+    for (int box = 0; box < 2 * kBf16Boxes; ++box)
+        tma_load(map, full, staging.boxes[box], origin.column + box % kBf16Boxes * kBf16BoxCols,
+                 origin.row + box / kBf16Boxes * 64, origin.group);
 }
 
 }  // namespace fp8flow::hopper::gemm

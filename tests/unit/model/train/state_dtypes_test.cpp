@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: MIT
+// Training with gradients and moments in BF16: it learns as with FP32, a step done again, other schedules and
+// a resumed run give the same bits, and checkpoints of either kind load into the other.
+#include "model/checkpoint/resume.h"
+#include "model/train/trainer.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/files.h"
+
+namespace fp8flow::test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+const Keys kBf16 = {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16",
+                    "training.exp_avg_sq_dtype=bf16"};
+
+Keys joined(Keys a, const Keys& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+double mean_of_last(const TrainingRun& run, size_t count) {
+    double sum = 0;
+    for (size_t i = run.steps.size() - count; i < run.steps.size(); ++i) sum += run.steps[i].lm_loss;
+    return sum / static_cast<double>(count);
+}
+
+TEST(StateDtypes, Bf16LearnsAsFp32Does) {
+    const Keys keys = {"training.train_iters=60", "training.global_batch_size=8",
+                       "training.micro_batch_size=2"};
+    const RunOptions options{.steps = 60};
+    const TrainingRun fp32 = train(test_config(Recipe::fp8_flow, keys), 1, options);
+    const TrainingRun bf16 = train(test_config(Recipe::fp8_flow, joined(keys, kBf16)), 1, options);
+    EXPECT_LT(mean_of_last(fp32, 10), fp32.steps[0].lm_loss - 0.5);
+    EXPECT_NEAR(mean_of_last(bf16, 10), mean_of_last(fp32, 10), 0.02);
+    EXPECT_NE(fp32.losses(), bf16.losses());
+}
+
+// Each type by itself: the tensors are of it, and only expert gradients are in BF16.
+TEST(StateDtypes, EachKeyChangesItsTensorsAlone) {
+    for (size_t key = 0; key < kBf16.size(); ++key) {
+        SCOPED_TRACE(kBf16[key]);
+        const Config config = test_config(Recipe::bf16, {kBf16[key]});
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                            open_data(config));
+            trainer.run_step();
+            int64_t narrow = 0;
+            for (const Parameter& p : trainer.transformer().parameters().all()) {
+                const DType wanted[] = {p.spec.expert && key == 0 ? DType::bf16 : DType::f32,
+                                        key == 1 ? DType::bf16 : DType::f32,
+                                        key == 2 ? DType::bf16 : DType::f32};
+                EXPECT_EQ(p.main_grad.dtype, wanted[0]) << p.spec.name;
+                EXPECT_EQ(p.m.dtype, wanted[1]) << p.spec.name;
+                EXPECT_EQ(p.v.dtype, wanted[2]) << p.spec.name;
+                EXPECT_EQ(p.master.dtype, DType::f32);
+                for (const DType dtype : wanted) narrow += dtype == DType::bf16;
+            }
+            EXPECT_GT(narrow, 0);
+        });
+    }
+}
+
+// Rows that run out: the step is done again with the bits of one that had room.
+TEST(StateDtypes, AStepDoneAgainRoundsAlike) {
+    Keys keys = joined(
+        kBf16, {"model.moe_layer_freq=[1, 1]", "parallel.expert_model_parallel_size=2", "model.seq_length=64",
+                "training.micro_batch_size=2", "moe.moe_expert_rank_capacity_factor=0"});
+    const TrainingRun ample = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 3});
+    keys.back() = "moe.moe_expert_rank_capacity_factor=0.01";
+    const TrainingRun tight = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 3});
+    EXPECT_GT(tight.steps[0].redone, 0);
+    EXPECT_EQ(ample.losses(), tight.losses());
+    expect_same_bits(ample.state, tight.state);
+}
+
+// Replicas of experts round with other random bits, and agree on the sum.
+TEST(StateDtypes, SchedulesAndReplicasGiveTheSameBits) {
+    const Keys keys = joined(kBf16, {"parallel.expert_model_parallel_size=2", "training.micro_batch_size=1",
+                                     "model.seq_length=32"});
+    for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_blockwise, Recipe::bf16}) {
+        SCOPED_TRACE(recipe_name(recipe));
+        const TrainingRun plain = train(test_config(recipe, keys), 4, {.steps = 3});
+        for (const char* schedule : {"schedule.delay_wgrad_compute=true", "schedule.overlap_grad_reduce=true",
+                                     "schedule.overlap_moe_expert_parallel_comm=true"}) {
+            SCOPED_TRACE(schedule);
+            const TrainingRun other = train(test_config(recipe, joined(keys, {schedule})), 4, {.steps = 3});
+            EXPECT_EQ(plain.losses(), other.losses());
+            expect_same_bits(plain.state, other.state);
+        }
+    }
+}
+
+// The rounding itself does not depend on who holds an expert: with one rank's tokens, the experts' gradients
+// of one rank and of two are equal.
+TEST(StateDtypes, GradientsOfExpertsDoNotDependOnWhoHoldsThem) {
+    const Keys keys = joined(kBf16, {"training.micro_batch_size=1", "training.global_batch_size=1",
+                                     "moe.moe_combine_order=invariant"});
+    const TrainingRun one = train(test_config(Recipe::bf16, keys), 1, {.steps = 1});
+    const TrainingRun two = train(
+        test_config(Recipe::bf16, joined(keys, {"parallel.expert_model_parallel_size=2"})), 2, {.steps = 1});
+    EXPECT_EQ(one.losses(), two.losses());
+    int compared = 0;
+    for (const auto& [name, values] : one.state) {
+        if (!name.starts_with("gradient ") || name.find(".experts.") == std::string::npos) continue;
+        ++compared;
+        EXPECT_EQ(values, two.state.at(name)) << name;
+    }
+    EXPECT_GT(compared, 0);
+}
+
+TEST(StateDtypes, ResumedRunsAndOtherTypesOfCheckpoints) {
+    const auto config_of = [](const Keys& more) {
+        return test_config(
+            Recipe::fp8_flow,
+            joined({"parallel.expert_model_parallel_size=2", "training.micro_batch_size=2"}, more));
+    };
+    const auto saving = [](Config config) {
+        config.checkpoint.save_interval = 4;
+        return config;
+    };
+    const auto resuming = [](Config config, const std::string& load = "auto") {
+        config.checkpoint.load = load;
+        return config;
+    };
+    const Config fp32 = config_of({}), bf16 = config_of(kBf16);
+    TemporaryFolder folder, wide;
+    const TrainingRun whole = train_with_checkpoints(bf16, 2, {folder.path(), 8});
+    const TrainingRun first = train_with_checkpoints(saving(bf16), 2, {folder.path(), 4});
+    const TrainingRun rest = train_with_checkpoints(resuming(bf16), 2, {folder.path(), 8});
+    ASSERT_EQ(rest.steps.size(), 4u);
+    for (size_t i = 0; i < 4; ++i) EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[4 + i].lm_loss);
+    expect_same_bits(rest.state, whole.state);
+
+    // BF16 into FP32: the values as they are
+    const TrainingRun widened = train_with_checkpoints(resuming(fp32), 2, {folder.path(), 4});
+    for (const char* kind : {"weight ", "m ", "v "}) expect_same_bits(first.state, widened.state, kind);
+    // FP32 into BF16: the nearest
+    const TrainingRun exact = train_with_checkpoints(saving(fp32), 2, {wide.path(), 4});
+    const TrainingRun narrowed = train_with_checkpoints(resuming(bf16), 2, {wide.path(), 4});
+    expect_same_bits(exact.state, narrowed.state, "weight ");
+    int compared = 0;
+    for (const auto& [name, values] : exact.state) {
+        if (!name.starts_with("m ") && !name.starts_with("v ")) continue;
+        ++compared;
+        const std::vector<float>& got = narrowed.state.at(name);
+        for (size_t i = 0; i < values.size(); ++i) ASSERT_EQ(got[i], round_bf16(values[i])) << name;
+    }
+    EXPECT_GT(compared, 0);
+}
+
+}  // namespace
+}  // namespace fp8flow::test
