@@ -246,6 +246,33 @@ def exposed_2gpu():
     return table(["layer", "schedule", "passes, ms a layer", "MHz", "without rows, ms", "MHz", "exposed, ms"], rows, 2) + source(*map(origin, files))
 
 
+def state_dtypes():
+    """Gradients and moments in BF16: layer, weight gradients, optimizer and step."""
+    name, rows = "profile_state_dtypes_2gpu.json", []
+    for r in load(name)["recipes"]:
+        stages = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
+        rows.append([r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
+                     f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                     f"{stages['fc1 wgrad'] + stages['fc2 wgrad']:.2f}", f"{stages['optimizer']:.2f}",
+                     f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}"])
+    return table(["state", "layer, ms", "MHz", "weight gradients", "optimizer", "step", "joules a step"], rows, 1) + source(origin(name))
+
+
+def gradient_dtypes():
+    """Weight gradients of experts alone, by the type of the gradient."""
+    name, rows = "bench_gradient_dtypes_h200.json", []
+    found = {}
+    for r in load(name):
+        shape = dict(part.split("=") for part in r["shape"].split())
+        found[shape["type"], shape["G"], shape["N"], shape["K"], shape["mode"], shape["dw"]] = r
+    for (kind, groups, n, k, mode, dw), r in found.items():
+        if dw != "f32":
+            continue
+        narrow = found[kind, groups, n, k, mode, "bf16"]
+        rows.append([kind, groups, f"{n} x {k}", mode, f"{r['us']:.0f}", f"{narrow['us']:.0f}", f"{narrow['us'] / r['us']:.2f}"])
+    return table(["operands", "experts", "weight", "mode", "FP32, us", "BF16, us", "ratio"], rows, 4) + source(origin(name))
+
+
 def model_operations():
     """Every operation of four whole models at its shape, beside its ceiling."""
     rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['us_sustained']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
@@ -609,6 +636,8 @@ WHAT = {
     "exposed_mixtral_2gpu.json": "the same, Mixtral-8x7B layer",
     "exposed_100m_2gpu.json": "the same, 107 M model",
     "exposed_100m_2gpu.svg": "its lanes in time",
+    "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
+    "bench_gradient_dtypes_h200.json": "weight gradients of experts, written and added in FP32 and in BF16",
     "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
     "planted_h200.json": "the same in GPU kernels",
     "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
@@ -780,6 +809,7 @@ def picture():
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
+    "state_dtypes": state_dtypes, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),

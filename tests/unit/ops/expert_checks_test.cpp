@@ -79,9 +79,9 @@ TEST(ExpertChecks, GroupedGemmWgrad) {
     const GroupsFixture narrow({100, 28}, 64);
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = narrow, .dw = f.dw}),
                    "moe_row_alignment");
-    HostTensor bf16(DType::bf16, {2, 128, 256});
-    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = f.groups, .dw = bf16}),
-                   "must be f32");
+    HostTensor f16(DType::f16, {2, 128, 256});
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.dy, .x = f.x, .groups = f.groups, .dw = f16}),
+                   "must be f32 or bf16");
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad({.dy = f.x, .x = f.dy, .groups = f.groups, .dw = f.dw}), "dy is");
     op::GroupedGemmWgrad two{.dy = f.dy, .x = f.x, .groups = f.groups, .dw = f.dw};
     two.second = {f.x, f.dy, f.groups};
