@@ -640,6 +640,7 @@ WHAT = {
     "bench_gradient_dtypes_h200.json": "weight gradients of experts, written and added in FP32 and in BF16",
     "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
     "planted_h200.json": "the same in GPU kernels",
+    "folder_fights.json": "two runs with one folder, and runs killed at random and resumed",
     "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
     "faults_h200_x2.json": "the same on two GPUs, killed and stopped",
     "bench_heads_h200.json": "the heads of attention, one pass each way",

@@ -7,6 +7,7 @@
 #include "model/base/host_memory.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
+#include "model/config/fields.h"
 #include "model/profile/compare.h"
 #include "model/safetensors/header.h"
 
@@ -346,6 +347,16 @@ struct CommandLine {
             ->check(CLI::Range(0.0, 60.0));
     }
 
+    // The command that a word may stand for, which is none itself; empty if there is none.
+    std::string meant_by(const std::string& word) const {
+        std::vector<std::string> commands;
+        for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
+            if (command->get_name() == word) return {};
+            commands.push_back(command->get_name());
+        }
+        return nearest_name(word, commands);
+    }
+
     // Throws CLI::ParseError and Error.
     void parse(int argc, char** argv) {
         app.parse(argc, argv);
@@ -386,8 +397,12 @@ int main(int argc, char** argv) {
     } catch (const CLI::Success& asked) {  // --help, --version
         return line.app.exit(asked);
     } catch (const CLI::ParseError& wrong) {
-        return report_usage(std::make_exception_ptr(
-            Error(ExitCode::usage, fmt::format("{}; see fp8flow --help", wrong.what()))));
+        const std::string command = line.meant_by(argc > 1 ? argv[1] : "");
+        return report_usage(std::make_exception_ptr(Error(
+            ExitCode::usage, command.empty()
+                                 ? fmt::format("{}; see fp8flow --help", wrong.what())
+                                 : fmt::format("unknown command '{}'; did you mean '{}'? See fp8flow --help",
+                                               printable(argv[1]), command))));
     } catch (const Error&) {
         return report_usage(std::current_exception());
     }

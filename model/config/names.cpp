@@ -151,6 +151,13 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
             best_distance = distance;
         }
     }
+    if (!best.empty() || word.size() < 3) return best;
+    // a part of one name alone: flow for fp8_flow
+    for (const auto& candidate : candidates) {
+        if (candidate.find(word) == std::string::npos) continue;
+        if (!best.empty()) return {};
+        best = candidate;
+    }
     return best;
 }
 

@@ -25,6 +25,8 @@ Texts train_with(const std::string& setting) { return {"train", config_file("tes
 TEST(UsageError, CommandLine) {
     const ExitCode usage = ExitCode::usage;
     expect_report(fp8flow_alone({"dance"}), usage, {"dance", "--help"});
+    expect_report(fp8flow_alone({"trian", config_file("test")}), usage,
+                  {"unknown command 'trian'; did you mean 'train'"});
     expect_report(fp8flow_alone({"train"}), usage, {"config is required"});
     expect_report(fp8flow_alone({"train", config_file("test"), "--bogus"}), usage, {"--bogus"});
     expect_report(fp8flow_alone({"train", config_file("test"), "--backend", "cuda"}), usage,

@@ -74,6 +74,16 @@ TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
     EXPECT_FALSE(std::filesystem::exists(folder.path("plan.json")));
 }
 
+TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
+    const CommandResult plan = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "8"});
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    expect_contains(plan.out,
+                    "training.global_batch_size is 4, and 8 GPUs take multiples of 8: planned with 8");
+    expect_contains(plan.out, "8 GPUs = expert parallel");
+    const CommandResult fits = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4"});
+    EXPECT_EQ(fits.out.find("planned with"), std::string::npos);
+}
+
 TEST(Plan, RankCountThatDoesNotFit) {
     const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
     EXPECT_EQ(plan.status, 2);

@@ -313,8 +313,8 @@ TEST(Exchange, AllReduceRunsOverTheNamedRanks) {
     });
 }
 
-// Memory of the host stands for a GPU's: what is tested is which bytes are copied out and in. Fewer rows arrive
-// than there is room for, so a stripe of scales is shorter than the room.
+// Memory of the host stands for a GPU's: what is tested is which bytes are copied out and in. Fewer rows
+// arrive than there is room for, so a stripe of scales is shorter than the room.
 TEST(StagedExchange, AgreesWithTheOracle) {
     for (CombineOrder order : kOrders)
         for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})

@@ -114,6 +114,10 @@ TEST(Config, FieldErrorsAreExact) {
          "t.yaml:1:21: precision.recipe: got fp8flow, want one of bf16 | fp8_tensorwise | fp8_blockwise | "
          "fp8_flow | "
          "fp8_rowwise | mxfp8; did you mean 'fp8_flow'"},
+        {"precision: {recipe: flow}",
+         "t.yaml:1:21: precision.recipe: got flow, want one of bf16 | fp8_tensorwise | fp8_blockwise | "
+         "fp8_flow | "
+         "fp8_rowwise | mxfp8; did you mean 'fp8_flow'"},
         {"precision: {recipe: fp32}",
          "t.yaml:1:21: precision.recipe: got fp32, want one of bf16 | fp8_tensorwise | fp8_blockwise | "
          "fp8_flow | "
