@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Two runs at once with one --out, and runs that are killed at random moments and resumed: whoever gets a folder ends with the losses, norms and
-the last checkpoint of a run left alone, byte for byte, and a run that gets none says so and leaves nothing.
+the last checkpoint of a run left alone, byte for byte. A run that finds an owner waits until it knows whether that one lives; then it has the
+folder, or is refused.
 
   fights  two runs of 1 or 2 ranks, up to half the time of one apart, each with --overwrite, --resume auto or neither
   kills   a run is killed with SIGKILL after a random time, up to six times, each time resumed with --resume auto
