@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """The tests of the reference backend under instruments, and many times. Each check builds a preset of its own and runs all tests but the slow ones.
 
-  asan      AddressSanitizer and UndefinedBehaviorSanitizer
+  asan      AddressSanitizer and UndefinedBehaviorSanitizer; leaks of the tests that do not start MPI
   tsan      ThreadSanitizer; without the tests that start MPI, whose library is not instrumented
   coverage  lines that the tests execute, by room of the sources (gcov)
   repeats   every test --repeats times, until it fails
@@ -40,26 +40,40 @@ def build(preset, jobs):
         sys.exit(done.stdout[-4000:])
 
 
+def passes_of(check):
+    """(labels to run, labels to leave out, environment) of each run of ctest."""
+    if check == "tsan":
+        # a team of one: GCC's OpenMP runtime is not instrumented
+        return [("", SLOW + "|mpi|cli", {"OMP_THREAD_LIMIT": "1", "TSAN_OPTIONS": "halt_on_error=0 exitcode=66"})]
+    if check == "asan":
+        # Open MPI does not free all it allocates; its plug-ins are unloaded by then, so no suppression finds them
+        return [("", SLOW + "|mpi|cli", {}), ("mpi|cli", SLOW, {"ASAN_OPTIONS": "detect_leaks=0"})]
+    return [("", SLOW, {})]
+
+
 def run_tests(check, options):
-    """Runs ctest; returns (results, failed tests)."""
+    """Runs ctest; returns its results."""
     folder = f"{ROOT}/build/{PRESETS[check]}"
     junit = f"{folder}/host_checks.xml"
-    line = ["ctest", "--test-dir", folder, "-j", str(options.jobs), "--timeout", str(options.timeout), "--output-on-failure",
-            "--output-junit", junit, "-LE", SLOW + ("|mpi|cli" if check == "tsan" else "")]
-    if options.tests:
-        line += ["-R", options.tests]
-    if check == "repeats":
-        line += ["--repeat", f"until-fail:{options.repeats}"]
-    # a team of one: GCC's OpenMP runtime is not instrumented
-    environment = dict(os.environ, OMP_THREAD_LIMIT="1", TSAN_OPTIONS="halt_on_error=0 exitcode=66") if check == "tsan" else dict(os.environ)
+    result = {"tests": 0, "failed": [], "skipped": []}
     began = time.time()
     with open(f"{folder}/host_checks.log", "w") as log:
-        subprocess.run(line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=environment)
-    suite = xml.etree.ElementTree.parse(junit).getroot()
-    cases = suite.findall("testcase")
-    failed = [case.get("name") for case in cases if case.get("status") == "fail"]
-    skipped = [case.get("name") for case in cases if case.get("status") in ("notrun", "disabled", "skipped")]
-    return {"tests": len(cases), "failed": failed, "skipped": skipped, "seconds": round(time.time() - began)}
+        for labels, without, environment in passes_of(check):
+            line = ["ctest", "--test-dir", folder, "-j", str(options.jobs), "--timeout", str(options.timeout), "--output-on-failure",
+                    "--output-junit", junit, "-LE", without]
+            line += ["-L", labels] if labels else []
+            line += ["-R", options.tests] if options.tests else []
+            line += ["--repeat", f"until-fail:{options.repeats}"] if check == "repeats" else []
+            if os.path.exists(junit):
+                os.remove(junit)
+            subprocess.run(line, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, env=dict(os.environ, **environment))
+            if not os.path.exists(junit):
+                continue  # no test matches
+            cases = xml.etree.ElementTree.parse(junit).getroot().findall("testcase")
+            result["tests"] += len(cases)
+            result["failed"] += [case.get("name") for case in cases if case.get("status") == "fail"]
+            result["skipped"] += [case.get("name") for case in cases if case.get("status") in ("notrun", "disabled", "skipped")]
+    return dict(result, seconds=round(time.time() - began))
 
 
 def room_of(path):

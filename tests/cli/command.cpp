@@ -119,7 +119,7 @@ std::vector<std::string> with_settings(std::vector<std::string> line,
 std::vector<std::string> with_faults(std::vector<std::string> line,
                                      const std::vector<std::string>& environment) {
     std::vector<std::string> words = {"env", "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
-                                      "ASAN_OPTIONS=verify_asan_link_order=0"};
+                                      "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"};
     words.insert(words.end(), environment.begin(), environment.end());
     line.insert(std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE)), words.begin(),
                 words.end());
