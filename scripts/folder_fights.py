@@ -18,13 +18,12 @@ import json
 import os
 import random
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-from jobs import ROOT, commit, descendants, environment, machine, mpirun
+from jobs import ROOT, commit, environment, kill_ranks, machine, mpirun
 from resume_matrix import metrics_of, state_of
 
 ITERS, INTERVAL = 96, 16
@@ -85,11 +84,7 @@ def killed_until_done(options, out, ranks, chance, seconds):
         try:
             text, _ = process.communicate(timeout=chance.uniform(0.05, seconds) if kills < wanted else options.timeout)
         except subprocess.TimeoutExpired:
-            for victim in [process.pid] if ranks == 1 else descendants(process.pid):
-                try:
-                    os.kill(victim, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+            kill_ranks(process, ranks)
             process.communicate()
             kills += 1
             continue

@@ -4,6 +4,7 @@
 import os
 import platform
 import shutil
+import signal
 import subprocess
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -40,3 +41,12 @@ def descendants(pid):
     except OSError:
         children = []
     return [p for child in children for p in [*descendants(child), child]]
+
+
+def kill_ranks(process, ranks):
+    """SIGKILL to the processes of the program itself: `process`, or below mpirun."""
+    for victim in [process.pid] if ranks == 1 else descendants(process.pid):
+        try:
+            os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:
+            pass

@@ -18,13 +18,12 @@ import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 
-from jobs import ROOT, commit, descendants, environment, machine, mpirun
+from jobs import ROOT, commit, environment, kill_ranks, machine, mpirun
 
 COMPARED = ("iteration", "lm loss", "load_balancing_loss", "grad norm", "learning rate", "held-out loss")
 
@@ -77,11 +76,6 @@ def state_of(out, step):
     return tensors
 
 
-def ranks_of(process, ranks):
-    """Processes of the program itself, not of mpirun."""
-    return [process.pid] if ranks == 1 else descendants(process.pid)
-
-
 def unfinished(out):
     return glob.glob(f"{out}/checkpoints/step_*.tmp")
 
@@ -99,11 +93,7 @@ def killed_run(options, recipe, ranks, point, out, chance):
             time.sleep(0.002)
         elif bool(unfinished(out)) == (point == "saving"):
             break
-    for victim in ranks_of(process, ranks):
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    kill_ranks(process, ranks)
     process.wait()
     last = max((record["iteration"] for record in metrics_of(out)), default=0)
     hit = process.returncode != 0 and last < options.iters and bool(unfinished(out)) == (point == "saving")

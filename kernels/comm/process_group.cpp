@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 namespace fp8flow {
 
@@ -74,7 +75,6 @@ void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce
                 for (std::size_t r = 1; r < ranks; ++r) sum = reduce(sum, to_float(rows[r * count + i]));
                 result[i] = to_bf16(sum);
             }
-            return;
         } else {
             std::copy_n(rows, count, result);
             for (std::size_t r = 1; r < ranks; ++r)

@@ -16,7 +16,7 @@ using namespace plan;
 namespace {
 
 // With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
-// they do, and the plan says so: what fits is asked for more often than what trains.
+// they do, and the output says so.
 Config config_for(const RunOptions& options, std::optional<int64_t> gpus) {
     if (!gpus) return load_config(options.config_path, options.overrides, gpus, options.hf_config);
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);

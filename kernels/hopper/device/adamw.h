@@ -6,6 +6,7 @@
 #include "kernels/core/scalar_math.h"
 #include "kernels/core/stochastic_rounding.h"
 #include "kernels/hopper/device/packed.h"
+#include "kernels/hopper/device/widened.h"
 #include "kernels/ops/optimizer.h"
 
 #include <type_traits>
@@ -45,9 +46,6 @@ __device__ __forceinline__ Element updated(const AdamWArgs& args, float grad_sca
 }
 
 // ---- one element
-__device__ __forceinline__ float value_of(float x) { return x; }
-__device__ __forceinline__ float value_of(Bf16 x) { return to_float(x); }
-
 template <class T>
 __device__ __forceinline__ void store_state(void* to, int64_t i, float value, uint64_t key, int64_t element) {
     if constexpr (std::is_same_v<T, float>)
@@ -62,9 +60,9 @@ __device__ __forceinline__ float step_one(const AdamWArgs& args, float grad_scal
     using First = typename Types::First;
     using Second = typename Types::Second;
     const Element now =
-        updated(args, grad_scale, value_of(static_cast<const typename Types::Grad*>(args.grad)[i]),
-                {args.master[i], value_of(static_cast<const First*>(args.m)[i]),
-                 value_of(static_cast<const Second*>(args.v)[i])});
+        updated(args, grad_scale, widened(static_cast<const typename Types::Grad*>(args.grad)[i]),
+                {args.master[i], widened(static_cast<const First*>(args.m)[i]),
+                 widened(static_cast<const Second*>(args.v)[i])});
     args.master[i] = now.master;
     store_state<First>(args.m, i, now.m, args.m_key, args.first_element + i);
     store_state<Second>(args.v, i, now.v, args.v_key, args.first_element + i);

@@ -99,7 +99,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
                 for (int i = 0; i < kRows; ++i) {
                     const int64_t at = first + i * kStrands;
                     const auto value = [&](int64_t place) {
-                        return place < count ? value_of(values[place]) : 0.0f;
+                        return place < count ? widened(values[place]) : 0.0f;
                     };
                     add_squares({value(at), value(at + 1), value(at + 2), value(at + 3)}, sums);
                 }

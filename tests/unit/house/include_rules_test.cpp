@@ -80,11 +80,9 @@ Rooms make_rooms() {
         {hopper + "/optimizer", family + Entries{hopper + "/quantize"}},
         // the stub of builds without NCCL
         {hopper + "/exchange", family + Entries{hopper + "/exchange/peer/regions.h"}},
-        {hopper + "/exchange/peer",
-         family + Entries{hopper + "/exchange/merging_weights.h", hopper + "/exchange/reduced.h"}},
+        {hopper + "/exchange/peer", family + Entries{hopper + "/exchange/merging_weights.h"}},
         {hopper + "/exchange/nccl",
-         family + Entries{hopper + "/exchange/peer/regions.h", hopper + "/exchange/merging_weights.h",
-                          hopper + "/exchange/reduced.h"}},
+         family + Entries{hopper + "/exchange/peer/regions.h", hopper + "/exchange/merging_weights.h"}},
         {hopper + "/exchange/local", family + Entries{hopper + "/permute"}},
     };
 

@@ -7,7 +7,7 @@
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/exchange/reduced.h"
+#include "kernels/hopper/device/widened.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <type_traits>

@@ -4,8 +4,8 @@
 // all of them after one barrier. Large ones, a chunk at a time: every rank stages the chunk in its region,
 // reduces its shard of all members' chunks, and fetches the other shards' results; two barriers a chunk.
 #include "kernels/core/scalar_math.h"
+#include "kernels/hopper/device/widened.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
-#include "kernels/hopper/exchange/reduced.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::peer {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The type in which a reduction over ranks adds, and the rounding at its end: BF16 is added in FP32 and
-// rounded to nearest even once. Contract: Exchange::all_reduce.
+// Values in the type that they are computed in: BF16 in FP32, others as they are; and back, BF16 rounded to
+// nearest even. For kernels of several types.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
