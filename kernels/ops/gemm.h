@@ -61,9 +61,9 @@ struct WgradOperands {
 // instead add the second's result to dW as a separate accumulating call would. A group has 0 rows where both
 // have.
 //
-// dw in BF16: the sum, with the old value in FP32 where it accumulates, is rounded stochastically once (twice
-// by a backend that makes two calls of it), by global row (kernels/core/stochastic_rounding.h): row n of
-// group g is row rounding.first + g N + n.
+// dw in BF16: overwrite rounds the sum to nearest even. accumulate rounds the old value in FP32 plus the sum
+// stochastically, by global row (kernels/core/stochastic_rounding.h): row n of group g is row rounding.first
+// + g N + n. Each once, or one after the other by a backend that makes two calls.
 struct GroupedGemmWgrad {
     ScaledTensor dy;
     ScaledTensor x;

@@ -102,7 +102,8 @@ void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& 
                 continue;
             }
             Bf16& to = args.dw.as<Bf16>()[i];
-            to = round_stochastically(adds ? to_float(to) + sum : sum, rounding_bits(counter, column));
+            to = adds ? round_stochastically(to_float(to) + sum, rounding_bits(counter, column))
+                      : to_bf16(sum);
         }
     }
 }

@@ -305,7 +305,7 @@ void add_training(std::vector<ConfigField>& fields) {
                             "master weights of the optimizer"));
     fields.push_back(choice(s, "main_grads_dtype", AT(training.state.main_grads_dtype), {"fp32", "bf16"},
                             "gradients of the routed experts' weights, in which micro-batches add up; bf16: "
-                            "rounded stochastically. All other gradients are FP32"));
+                            "sums of two or more are rounded stochastically. All other gradients are FP32"));
     fields.push_back(choice(s, "exp_avg_dtype", AT(training.state.exp_avg_dtype), {"fp32", "bf16"},
                             "first moments; bf16: rounded stochastically when they are written"));
     fields.push_back(choice(s, "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},

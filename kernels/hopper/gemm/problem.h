@@ -168,12 +168,11 @@ __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64
             count > 3 ? load_float(data, dtype, offset + 3) : 0.0f};
 }
 
-// Writes a sum to an element of D, or adds it. Weight gradients in BF16 are rounded stochastically, other
-// outputs to nearest even.
+// Writes a sum to an element of D, or adds it. What is added to BF16 is rounded stochastically.
 __device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int64_t col, float sum) {
     const int64_t at = row * p.n + col;
     if (p.mode == Gradient::accumulate) sum = load_float(p.d, p.d_dtype, at) + sum;
-    if (p.d_dtype == DType::bf16 && p.grouped == Grouped::contraction)
+    if (p.mode == Gradient::accumulate && p.d_dtype == DType::bf16)
         static_cast<Bf16*>(p.d)[at] = round_stochastically(
             sum, rounding_bits(rounding_row(p.rounding.key, p.rounding.first + row), col));
     else

@@ -172,15 +172,16 @@ Case grouped_gemm_case() {
             grouped};
 }
 Case grouped_gemm_wgrad_case() {
-    return {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
-            group_keys() + kProduct +
-                std::vector<Key>{
-                    kType,
-                    kMode,
-                    {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
-                    {"dw", "f32", "f32", "the gradient, bf16 rounded stochastically: f32 | bf16"},
-                    {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
-            wgrad};
+    return {
+        "grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
+        group_keys() + kProduct +
+            std::vector<Key>{
+                kType,
+                kMode,
+                {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                {"dw", "f32", "f32", "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
+                {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
+        wgrad};
 }
 Case grouped_gemm_swiglu_quantize_case() {
     return {

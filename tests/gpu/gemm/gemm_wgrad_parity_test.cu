@@ -100,8 +100,8 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
     parity.expect_close(dw[0], 1e-7, "dw");
 }
 
-// dw in BF16: the bits of the kernel's own FP32 sums, rounded by the counters of their places, with the old
-// value where it accumulates.
+// dw in BF16: the bits of the kernel's own FP32 sums, to nearest, or added to the old value and rounded by
+// the counters of their places.
 void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
     SCOPED_TRACE(fmt::format("BF16: {} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
                              name_of(c.formats.dy), c.n, c.k,
@@ -137,9 +137,10 @@ void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBa
         const uint32_t counter = rounding_row(rounding.key, rounding.first + row);
         for (int64_t col = 0; col < c.k; ++col) {
             const int64_t i = row * c.k + col;
-            float value = exact.as<float>()[i];
-            if (mode == Gradient::accumulate) value = to_float(dw.as<Bf16>()[i]) + value;
-            wanted.as<Bf16>()[i] = round_stochastically(value, rounding_bits(counter, col));
+            const float sum = exact.as<float>()[i], old = to_float(dw.as<Bf16>()[i]);
+            wanted.as<Bf16>()[i] = mode == Gradient::accumulate
+                                       ? round_stochastically(old + sum, rounding_bits(counter, col))
+                                       : to_bf16(sum);
         }
     }
     choose(backend);

@@ -127,8 +127,8 @@ TEST(GroupedGemmWgrad, TwoMicroBatches) {
     }
 }
 
-// In BF16: the sums in FP32, rounded once by the counters of their places, with the old value where it
-// accumulates.
+// In BF16: the sums in FP32, to nearest, or added to the old value and rounded by the counters of their
+// places.
 void run_rounded(DType dtype, ScaleLayout layout, int64_t alignment, Gradient mode, bool two) {
     SCOPED_TRACE(fmt::format("{} {} {}{}", name_of(layout), name_of(dtype),
                              mode == Gradient::accumulate ? "accumulate" : "overwrite", two ? ", two" : ""));
@@ -159,8 +159,9 @@ void run_rounded(DType dtype, ScaleLayout layout, int64_t alignment, Gradient mo
             const float had = static_cast<float>(before[static_cast<size_t>(i)]), sum = sums.as<float>()[i];
             const uint32_t bits = rounding_bits(rounding_row(args.rounding.key, 7 * n + i / k), i % k);
             const bool adds = mode == Gradient::accumulate;
-            const float wanted =
-                adds && empty ? had : to_float(round_stochastically(adds ? had + sum : sum, bits));
+            const float wanted = !adds   ? round_bf16(sum)
+                                 : empty ? had
+                                         : to_float(round_stochastically(had + sum, bits));
             ASSERT_EQ(static_cast<float>(dw(i)), wanted) << "group " << g << ", element " << i - g * n * k;
         }
     }

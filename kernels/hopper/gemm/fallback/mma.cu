@@ -136,7 +136,7 @@ __device__ __forceinline__ void multiply_stage(const uint16_t* a_tile, const uin
 // Writes, or adds, two neighbouring elements of D, or the first only; one store where aligned.
 __device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t row, int64_t col,
                                            int64_t count, float x, float y) {
-    if (problem.d_dtype == DType::bf16 && problem.grouped == Grouped::contraction) {
+    if (problem.d_dtype == DType::bf16 && problem.mode == Gradient::accumulate) {
         if (count > 0) store_sum(problem, row, col, x);
         if (count > 1) store_sum(problem, row, col + 1, y);
         return;

@@ -381,10 +381,10 @@ __device__ __forceinline__ void store_row_f32(const GemmProblem& p, int64_t row,
             *d = value;
     }
 }
-// The same to a weight gradient in BF16, overwritten or accumulated, rounded stochastically.
+// The same added to D in BF16, rounded stochastically.
 template <int kHalf, int kSums>
-__device__ __forceinline__ void store_row_rounded(const GemmProblem& p, int64_t row, int64_t col0,
-                                                  const float (&sum)[kSums], RowUse use) {
+__device__ __forceinline__ void add_row_bf16(const GemmProblem& p, int64_t row, int64_t col0,
+                                             const float (&sum)[kSums], RowUse use) {
     const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::skip) return;
     const uint32_t counter = rounding_row(p.rounding.key, p.rounding.first + row);
@@ -394,20 +394,18 @@ __device__ __forceinline__ void store_row_rounded(const GemmProblem& p, int64_t 
         if (col >= p.n) continue;
         const int at = 4 * j + 2 * kHalf;
         auto* const d = reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.d) + row * p.n + col);
-        float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
-        if (p.mode == Gradient::accumulate) {
-            const float2 old = unpack_bf16x2(*d);
-            value = {old.x + value.x, old.y + value.y};
-        }
-        *d = round_pair(value.x, value.y, rounding_word(counter, static_cast<uint32_t>(col / 2)));
+        const float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
+        const float2 old = unpack_bf16x2(*d);
+        *d = round_pair(old.x + value.x, old.y + value.y,
+                        rounding_word(counter, static_cast<uint32_t>(col / 2)));
     }
 }
 // The same to D of either type.
 template <int kHalf, int kSums>
 __device__ __forceinline__ void store_row(const GemmProblem& p, int64_t row, int64_t col0,
                                           const float (&sum)[kSums], RowUse use) {
-    if (p.d_dtype == DType::bf16 && p.grouped == Grouped::contraction)
-        store_row_rounded<kHalf>(p, row, col0, sum, use);
+    if (p.d_dtype == DType::bf16 && p.mode == Gradient::accumulate)
+        add_row_bf16<kHalf>(p, row, col0, sum, use);
     else if (p.d_dtype == DType::bf16)
         store_row_bf16<kHalf>(p, row, col0, sum, use);
     else

@@ -205,8 +205,9 @@ __device__ __forceinline__ void fetch_d(const CUtensorMap* map, Staging& staging
 // Both blocks of a tile have boxes of their own: the old values of both are loaded at once, and lie there
 // until their block is stored over them.
 
-// Stores half of the columns of a warp's part of a block, rounded stochastically; accumulating, added to the
-// old values in the box. origin: of this block. The copy is a bulk group of lane 0.
+// Stores half of the columns of a warp's part of a block, rounded to nearest even; accumulating, added to the
+// old values in the box and rounded stochastically. origin: of this block. The copy is a bulk group of lane
+// 0.
 template <Gradient kMode, Order kOrder>
 __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUtensorMap* map,
                                                 Staging& staging, const BlockOrigin& origin,
@@ -228,14 +229,13 @@ __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUte
             const int at = 4 * (kChunks * half + chunk) + 2 * r;
             auto* const to = reinterpret_cast<uint32_t*>(box + (row + 8 * r) * kStageRowBytes +
                                                          ((chunk ^ flip ^ row) * 16) + quad * 4);
-            float2 value{sum[at], sum[at + 1]};
-            if (kMode == Gradient::accumulate) {
+            if constexpr (kMode == Gradient::accumulate) {
                 const float2 old = unpack_bf16x2(*to);
-                value = {old.x + value.x, old.y + value.y};
+                const uint32_t pair = first_pair + 4 * static_cast<uint32_t>(chunk ^ flip);
+                *to = round_pair(old.x + sum[at], old.y + sum[at + 1], rounding_word(counters[r], pair));
+            } else {
+                *to = pack_bf16(sum[at], sum[at + 1]);
             }
-            *to =
-                round_pair(value.x, value.y,
-                           rounding_word(counters[r], first_pair + 4 * static_cast<uint32_t>(chunk ^ flip)));
         }
     fence_async_shared();
     __syncwarp();
