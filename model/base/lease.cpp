@@ -119,7 +119,7 @@ Lease::Lease(int folder, std::string folder_path, std::string command, const Lea
 Lease::~Lease() {
     if (taken_) {
         renewal_.request_stop();
-        renewal_.join();
+        if (renewal_.joinable()) renewal_.join();  // not where it could not be started
         if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
     }
     if (has_candidate_) ::unlinkat(folder_, candidate_.c_str(), 0);
