@@ -1,16 +1,19 @@
 // SPDX-License-Identifier: MIT
 // A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
-// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync.
+// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync. SIGUSR2 throws there instead; a process
+// that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main thread.
 // FAULT_ALLOCATION: that allocation of a device's memory by that rank (from 1 on) and all after it fail.
 // FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -23,9 +26,15 @@ std::string setting(const char* name) {
 
 bool is_victim() { return setting("OMPI_COMM_WORLD_RANK") == setting("FAULT_RANK"); }
 
+[[noreturn]] void fail() {
+    throw std::runtime_error("a fault thrown in rank " + setting("OMPI_COMM_WORLD_RANK"));
+}
+
 void reach(const char* call) {
     if (setting("FAULT_CALL") != call || !is_victim()) return;
-    ::kill(::getpid(), std::atoi(setting("FAULT_SIGNAL").c_str()));
+    const int signal = std::atoi(setting("FAULT_SIGNAL").c_str());
+    if (signal == SIGUSR2) fail();
+    ::kill(::getpid(), signal);
     // Until the signal is here; and a sleep that ended while the process was stopped is followed by others,
     // so that a launcher which continues it in order to end it finds it here.
     for (int i = 0; i < 5; ++i) std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -35,12 +44,34 @@ template <class Function> Function next(Function, const char* name) {
     return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
+std::atomic<bool> throws{false};
+
+// An address in the program itself, not in a library that it uses.
+bool is_own_code(const void* address) {
+    Dl_info code{}, program{};
+    return ::dladdr(address, &code) != 0 &&
+           ::dladdr(reinterpret_cast<const void*>(::getauxval(AT_ENTRY)), &program) != 0 &&
+           code.dli_fbase == program.dli_fbase;
+}
+
 // Before main.
 struct Loaded {
-    Loaded() { reach("load"); }
+    Loaded() {
+        ::signal(SIGUSR2, [](int) { throws = true; });
+        reach("load");
+    }
 } loaded;
 
 }  // namespace
+
+void* operator new(size_t bytes) {
+    if (throws && ::gettid() == ::getpid() && is_own_code(__builtin_return_address(0)) &&
+        throws.exchange(false))
+        fail();
+    using New = void* (*)(size_t);
+    static const auto next_new = reinterpret_cast<New>(::dlsym(RTLD_NEXT, "_Znwm"));
+    return next_new(bytes);
+}
 
 // The reference backend's Device takes its memory here, and nothing else does.
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
