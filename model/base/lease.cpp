@@ -120,7 +120,10 @@ Lease::~Lease() {
     if (taken_) {
         renewal_.request_stop();
         if (renewal_.joinable()) renewal_.join();  // not where it could not be started
-        if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
+        try {
+            if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
+        } catch (...) {  // no memory to read it: it goes stale with this process
+        }
     }
     if (has_candidate_) ::unlinkat(folder_, candidate_.c_str(), 0);
 }
