@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
-// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync. SIGUSR2 throws there instead; a process
-// that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main thread.
-// FAULT_ALLOCATION: that allocation of a device's memory by that rank (from 1 on) and all after it fail.
-// FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a file below FAULT_SLOW.
+// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync. SIGUSR2 throws there instead; a
+// process that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main
+// thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
+// rank (from 1 on) and all after it fail. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank
+// to a file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
@@ -54,6 +55,11 @@ bool is_own_code(const void* address) {
            code.dli_fbase == program.dli_fbase;
 }
 
+// Where the process was sent SIGUSR2: for what the program's code calls in the main thread.
+void throw_once(const void* caller) {
+    if (throws && ::gettid() == ::getpid() && is_own_code(caller) && throws.exchange(false)) fail();
+}
+
 // Before main.
 struct Loaded {
     Loaded() {
@@ -65,9 +71,7 @@ struct Loaded {
 }  // namespace
 
 void* operator new(size_t bytes) {
-    if (throws && ::gettid() == ::getpid() && is_own_code(__builtin_return_address(0)) &&
-        throws.exchange(false))
-        fail();
+    throw_once(__builtin_return_address(0));
     using New = void* (*)(size_t);
     static const auto next_new = reinterpret_cast<New>(::dlsym(RTLD_NEXT, "_Znwm"));
     return next_new(bytes);
@@ -87,6 +91,10 @@ extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provi
 extern "C" int MPI_Finalize() {
     reach("MPI_Finalize");
     return next(&MPI_Finalize, "MPI_Finalize")();
+}
+extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* done, int* which, MPI_Status* statuses) {
+    throw_once(__builtin_return_address(0));
+    return next(&MPI_Testsome, "MPI_Testsome")(count, requests, done, which, statuses);
 }
 extern "C" int fsync(int file) {
     reach("fsync");
