@@ -55,9 +55,18 @@ bool is_own_code(const void* address) {
            code.dli_fbase == program.dli_fbase;
 }
 
+// No exception may leave a parallel region of OpenMP.
+bool is_in_parallel_region() {
+    using Level = int (*)();
+    static const auto level = reinterpret_cast<Level>(::dlsym(RTLD_DEFAULT, "omp_get_level"));
+    return level != nullptr && level() > 0;
+}
+
 // Where the process was sent SIGUSR2: for what the program's code calls in the main thread.
 void throw_once(const void* caller) {
-    if (throws && ::gettid() == ::getpid() && is_own_code(caller) && throws.exchange(false)) fail();
+    if (throws && ::gettid() == ::getpid() && is_own_code(caller) && !is_in_parallel_region() &&
+        throws.exchange(false))
+        fail();
 }
 
 // Before main.
