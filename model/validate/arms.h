@@ -15,6 +15,7 @@ struct Arm {
     std::string name;
     Config config;
     Arithmetic arithmetic = Arithmetic::stated;
+    std::string against = {};  // the arm that its loss is compared with; empty: the first
 };
 
 inline constexpr const char* kControlArm = "bf16 control";
