@@ -176,12 +176,9 @@ TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const L
 }
 
 void Exchange::require_capturable() const {
-    fail(
-        ExitCode::usage,
-        "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (NCCL, or "
-        "staged "
-        "through the host); set it to none, or use moe.moe_token_dispatcher_type: flex with all ranks on one "
-        "host");
+    fail(ExitCode::usage,
+         "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (rows are "
+         "staged through host memory); set it to none, or build with NCCL");
 }
 
 void Exchange::reset_counts() {

@@ -197,6 +197,15 @@ TEST(Golden, GraphsChangeNoBit) {
     c.recompute = "none";
     c.expert_ranks = world->size();
     compare(c, "standard", "graph", 200);
+    if (world->size() == 1 || !hopper::built_with_nccl()) return;
+    c.dispatcher = "alltoall";  // messages of a fixed size
+    for (const char* recipe : kFp8AndBf16) {
+        c.recipe = recipe;
+        compare(c, "standard", "graph", 12);
+    }
+    for (const char* variant : {"graph_beside", "graph_in_turns"}) compare(c, "standard", variant, 12);
+    compare(c, "invariant", "graph_invariant", 12);
+    compare(c, "merging_weights_invariant", "graph_merging_weights_invariant", 12);
 }
 
 __global__ void hold_kernel(uint64_t nanoseconds) {
