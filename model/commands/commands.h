@@ -60,12 +60,12 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
     std::vector<int64_t> expert_parallel, micro_batches;
     std::optional<ScheduleSpec> schedule;
-    bool markdown = false;              // the table alone
-    std::optional<std::string> json;    // a file below output.out
-    std::string picture;                // beginning of the names of two; empty: none
-    std::vector<std::string> check;     // profiles to compare with, instead of a plan
-    std::vector<std::string> calibrate;  // profiles (and a bench) to take shares from
-    std::string out = "runs/out";       // of --check
+    bool markdown = false;                           // the table alone
+    std::optional<std::string> json;                 // a file below output.out
+    std::string picture;                             // beginning of the names of two; empty: none
+    std::vector<std::string> check;                  // profiles to compare with, instead of a plan
+    std::vector<std::string> calibrate;              // profiles (and a bench) to take shares from
+    std::string out = "runs/out";                    // of --check
     double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
 };
 

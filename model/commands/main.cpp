@@ -330,8 +330,10 @@ struct CommandLine {
                          "also write NAME_memory.svg and NAME_time.svg below --out");
         plan->add_option("--check", plan_options.check,
                          "instead: compare predictions with these results of profile, or all of a folder");
-        plan->add_option("--max-error", plan_options.most_error, "of --check: percent, of one run; else status 1");
-        plan->add_option("--max-mean-error", plan_options.most_mean_error, "of --check: percent, of all runs");
+        plan->add_option("--max-error", plan_options.most_error,
+                         "of --check: percent, of one run; else status 1");
+        plan->add_option("--max-mean-error", plan_options.most_mean_error,
+                         "of --check: percent, of all runs");
         plan->add_option("--calibrate", plan_options.calibrate,
                          "instead: shares from a result of profile, one of a small model, one of bench")
             ->expected(1, 3);

@@ -81,9 +81,10 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
         choices.front().best = true;
         fmt::print("\n{}", prediction_text(choices.front(), gpu));
     } else {
-        fmt::print("\nNo prediction of time: shares are known of bf16, fp8_blockwise and fp8_flow with all "
-                   "optimisations on.\n{}",
-                   consumers_text(fit_of(config, ranks, gpu.sheet), gpu.sheet));
+        fmt::print(
+            "\nNo prediction of time: shares are known of bf16, fp8_blockwise and fp8_flow with all "
+            "optimisations on.\n{}",
+            consumers_text(fit_of(config, ranks, gpu.sheet), gpu.sheet));
     }
     if (options.json) {
         std::string json = plan_json(config, plan, make_provenance(options.command, {}, 1));
@@ -130,7 +131,8 @@ Gpu calibrated(const PlanOptions& options) {
     const ProfileRecord large = read_profile(options.calibrate[0]);
     std::optional<ProfileRecord> small;
     if (options.calibrate.size() > 1) small = read_profile(options.calibrate[1]);
-    CalibrationSources sources{.shares = &large, .launches = small ? &*small : nullptr, .bench_text = {}, .bench_name = {}};
+    CalibrationSources sources{
+        .shares = &large, .launches = small ? &*small : nullptr, .bench_text = {}, .bench_name = {}};
     if (options.calibrate.size() > 2) {
         sources.bench_text = read_text(options.calibrate[2]);
         sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();

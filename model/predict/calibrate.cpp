@@ -58,8 +58,8 @@ double stage_seconds(const MeasuredArm& arm) {
 }
 
 const MeasuredRow* find_row(const MeasuredArm& arm, const std::string& key) {
-    const auto found =
-        std::find_if(arm.rows.begin(), arm.rows.end(), [&](const auto& row) { return key_of_row(row) == key; });
+    const auto found = std::find_if(arm.rows.begin(), arm.rows.end(),
+                                    [&](const auto& row) { return key_of_row(row) == key; });
     return found == arm.rows.end() ? nullptr : &*found;
 }
 
@@ -77,9 +77,8 @@ public:
     }
 
     RecipeShares shares(double exchange) const {
-        RecipeShares result{.clock = arm_.clock,
-                            .whole_over_stages = arm_.layer / stage_seconds(arm_),
-                            .shares = {}};
+        RecipeShares result{
+            .clock = arm_.clock, .whole_over_stages = arm_.layer / stage_seconds(arm_), .shares = {}};
         for (const auto& [key, work] : counts_) {
             const MeasuredRow* row = find_row(arm_, key);
             if (row == nullptr || row->seconds <= 0 || work.part == "attention") continue;
@@ -88,17 +87,6 @@ public:
         }
         add_exchange(result, exchange);
         return result;
-    }
-
-    void add_attention(RecipeShares& result) const {
-        const double whole = arm_.layer / stage_seconds(arm_);
-        for (const auto& [key, work] : counts_) {
-            const MeasuredRow* row = find_row(arm_, key);
-            if (work.part != "attention" || row == nullptr) continue;
-            const double seconds = row->seconds * whole;
-            const double local = std::max(seconds - work.launches * launch_, kLeastWork * seconds);
-            result.shares[key] = roofline_seconds(work, sheet_, arm_.clock) / local;
-        }
     }
 
 private:
@@ -116,9 +104,9 @@ private:
         return roofline_seconds(work, sheet_, arm_.clock) / local;
     }
 
-    // Combine sums what it received: its passes over memory come in addition to the wire. Forward and backward
-    // together, since ranks wait for each other in either. Dispatch writes rows as they come: in a profile
-    // whose dispatch is bound by the wire its passes cannot be seen, and combine's share serves both.
+    // Combine sums what it received: its passes over memory come in addition to the wire. Forward and
+    // backward together, since ranks wait for each other in either. Dispatch writes rows as they come: in a
+    // profile whose dispatch is bound by the wire its passes cannot be seen, and combine's share serves both.
     void add_exchange(RecipeShares& result, double exchange) const {
         double work = 0, seconds = 0;
         for (const char* direction : {"forward", "backward"}) {
@@ -157,8 +145,8 @@ void add_shares(const ProfileRecord& record, const Datasheet& sheet, double laun
     for (const MeasuredArm* arm : arms) {
         require(arm->clock > 0 && arm->layer > 0, ExitCode::usage, "{}: no clock of {} is recorded",
                 record.file, arm->name);
-        exchange += ArmShares(*arm, record, sheet, launch).exchange_seconds() /
-                    static_cast<double>(arms.size());
+        exchange +=
+            ArmShares(*arm, record, sheet, launch).exchange_seconds() / static_cast<double>(arms.size());
     }
     if (record.ranks == 1) exchange = launch;
     result.launch_seconds = launch;
@@ -178,10 +166,7 @@ double fit_launch(const CalibrationSources& sources, const Datasheet& sheet) {
         const double middle = (low + high) / 2;
         Gpu gpu{.sheet = sheet, .calibration = {}, .calibrated = true};
         add_shares(*sources.shares, sheet, middle, gpu.calibration);
-        for (auto& [recipe, shares] : gpu.calibration.recipes)
-            ArmShares(arm, *sources.launches, sheet, middle).add_attention(shares);
-        const StepTime time =
-            predict_step(arm.config, sources.launches->ranks, gpu, {.clock = arm.clock});
+        const StepTime time = predict_step(arm.config, sources.launches->ranks, gpu, {.clock = arm.clock});
         (time.layer < arm.layer ? low : high) = middle;
     }
     return (low + high) / 2;
@@ -225,19 +210,26 @@ Calibration calibrate(const CalibrationSources& sources, const Datasheet& sheet)
                        .recipes = {},
                        .core_attention = {},
                        .check = {}};
-    const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : kLaunchSeconds;
+    const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : sources.launch_seconds;
     add_shares(record, sheet, launch, result);
-    if (sources.launches != nullptr) {
-        result.launches_from = sources.launches->file;
-        const MeasuredArm& arm = *plain_arms(*sources.launches).front();
-        for (auto& [recipe, shares] : result.recipes)
-            ArmShares(arm, *sources.launches, sheet, launch).add_attention(shares);
-    }
+    if (sources.launches != nullptr) result.launches_from = sources.launches->file;
     if (!sources.bench_text.empty()) {
         result.attention_from = sources.bench_name;
         add_core_attention(sources.bench_text, sources.bench_name, sheet, result);
     }
     return result;
+}
+
+std::optional<std::string> calibration_of_profile(const std::string& profile_json) {
+    const ProfileRecord record = parse_profile(profile_json, "profile.json");
+    const auto kind = kind_of_device(record.device);
+    const auto arms = plain_arms(record);
+    const bool clocks = std::all_of(arms.begin(), arms.end(),
+                                    [](const auto* arm) { return arm->clock > 0 && arm->layer > 0; });
+    if (!kind || arms.empty() || !clocks) return std::nullopt;
+    const Gpu shipped = load_gpu(*kind);
+    return calibration_json(
+        calibrate({.shares = &record, .launch_seconds = shipped.calibration.launch_seconds}, shipped.sheet));
 }
 
 }  // namespace fp8flow::predict

@@ -44,8 +44,8 @@ std::vector<std::string> files_of(const std::vector<std::string>& paths) {
     for (const std::string& path : paths) {
         std::error_code error;
         if (!fs::is_directory(path, error)) {
-            require(fs::is_regular_file(path, error), ExitCode::usage, "--check: got {}, want a file or a folder",
-                    printable(path));
+            require(fs::is_regular_file(path, error), ExitCode::usage,
+                    "--check: got {}, want a file or a folder", printable(path));
             files.push_back(path);
             continue;
         }
@@ -96,7 +96,9 @@ CheckSummary summary_of(const std::vector<CheckRow>& rows) {
 std::string milliseconds(double seconds) {
     return seconds > 0 ? format_fixed(seconds * 1e3, seconds < 10e-3 ? 3 : 2) : "-";
 }
-std::string signed_percent(double error, bool known) { return known ? fmt::format("{:+.1f} %", error * 100) : "-"; }
+std::string signed_percent(double error, bool known) {
+    return known ? fmt::format("{:+.1f} %", error * 100) : "-";
+}
 
 }  // namespace
 
@@ -104,7 +106,7 @@ Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
     Check check;
     for (const std::string& path : files_of(paths)) {
         const ProfileRecord record = read_profile(path);
-        if (record.device.find(gpu.sheet.gpu) == std::string::npos) {
+        if (!is_kind(record.device, gpu.sheet.gpu)) {
             check.skipped.push_back(fmt::format("{}: of {}", record.file, printable(record.device)));
             continue;
         }
@@ -115,7 +117,8 @@ Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
                 check.skipped.push_back(fmt::format("{}: {}", record.file, arm.name));
         }
     }
-    require(!check.rows.empty(), ExitCode::usage, "--check: no profile of {} that can be compared", gpu.sheet.gpu);
+    require(!check.rows.empty(), ExitCode::usage, "--check: no profile of {} that can be compared",
+            gpu.sheet.gpu);
     std::stable_sort(check.rows.begin(), check.rows.end(),
                      [](const auto& a, const auto& b) { return a.apart.empty() && !b.apart.empty(); });
     check.summary = summary_of(check.rows);
@@ -141,14 +144,15 @@ std::string check_text(const Check& check, const Gpu& gpu) {
         apart = !row.apart.empty();
         table.add_row({row.file, row.arm, row.commit, std::to_string(row.ranks),
                        row.clock > 0 ? format_fixed(row.clock * 1e-6, 0) : "-", milliseconds(row.layer),
-                       milliseconds(row.layer_measured), signed_percent(row.layer_error(), row.layer_measured > 0),
-                       milliseconds(row.step), milliseconds(row.step_measured),
+                       milliseconds(row.layer_measured),
+                       signed_percent(row.layer_error(), row.layer_measured > 0), milliseconds(row.step),
+                       milliseconds(row.step_measured),
                        signed_percent(row.step_error(), row.step_measured > 0), row.apart});
     }
     const CheckSummary& s = check.summary;
-    std::string out = fmt::format("Predicted / measured, {}, calibrated from {} ({}, {})\n\n{}\n",
-                                  gpu.sheet.gpu, gpu.calibration.source, gpu.calibration.commit,
-                                  gpu.calibration.date, table.text());
+    std::string out =
+        fmt::format("Predicted / measured, {}, calibrated from {} ({}, {})\n\n{}\n", gpu.sheet.gpu,
+                    gpu.calibration.source, gpu.calibration.commit, gpu.calibration.date, table.text());
     out += fmt::format("{} runs count. Layer: mean absolute error {}, worst {}. Step: mean {}, worst {}.\n",
                        s.runs, format_percent(s.mean_layer, 1), format_percent(s.worst_layer, 1),
                        format_percent(s.mean_step, 1), format_percent(s.worst_step, 1));

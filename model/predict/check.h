@@ -13,8 +13,8 @@ namespace fp8flow::predict {
 struct CheckRow {
     std::string file, arm, commit;
     int64_t ranks = 1;
-    double clock = 0;                              // Hz
-    double layer = 0, layer_measured = 0;          // seconds; 0: not compared
+    double clock = 0;                      // Hz
+    double layer = 0, layer_measured = 0;  // seconds; 0: not compared
     double step = 0, step_measured = 0;
     std::string apart;  // why it is listed apart and counts in no mean; empty: it counts
 

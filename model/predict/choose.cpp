@@ -50,9 +50,10 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     return choice;
 }
 
-const char* Choice::basis() const {
-    const bool wide = config.parallel.expert_model_parallel_size > 8 || gpus >= 64;
-    return wide ? "extrapolation" : gpus > kMeasuredGpus ? "one step beyond" : "checked range";
+const char* Choice::basis(const Gpu& gpu) const {
+    if (!gpu.calibrated) return "uncalibrated";
+    if (gpus > gpu.sheet.gpus_per_host) return "extrapolation";
+    return gpus > kMeasuredGpus ? "one host" : "checked range";
 }
 
 Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes) {
@@ -80,8 +81,7 @@ std::vector<Choice> choose(const Config& config, const Search& search, const Gpu
             for (const int64_t ep :
                  sizes_or(search.expert_parallel, config.parallel.expert_model_parallel_size)) {
                 std::optional<Choice> best;
-                for (const int64_t batch :
-                     sizes_or(search.micro_batches, config.training.micro_batch_size)) {
+                for (const int64_t batch : sizes_or(search.micro_batches, config.training.micro_batch_size)) {
                     auto own = run_of(config, gpus, recipe, ep, batch, search.own_batch);
                     if (!own || !can_predict(*own, gpu)) continue;
                     Choice choice = predicted(std::move(*own), gpus, gpu);

@@ -31,7 +31,7 @@ struct Choice {
     Fit fit;
     bool best = false;  // of its number of GPUs and recipe: the fastest that fits
 
-    const char* basis() const;  // how far the figures are from anything measured
+    const char* basis(const Gpu& gpu) const;  // how far the figures are from anything measured
 };
 
 // One run as it is configured.

@@ -93,8 +93,7 @@ Calibration calibration_of(const json& from, const std::string& name) {
     for (const json& one : from.value("core attention", json::array()))
         result.core_attention.push_back({static_cast<int64_t>(number(one, "kv_channels", name)),
                                          number(one, "forward", name), number(one, "backward", name)});
-    if (const auto check = from.find("check"); check != from.end())
-        result.check = parse_check(*check, name);
+    if (const auto check = from.find("check"); check != from.end()) result.check = parse_check(*check, name);
     return result;
 }
 
@@ -169,15 +168,21 @@ Gpu load_gpu(const std::string& name_or_file) {
 
 Datasheet load_datasheet(const std::string& name_or_file) {
     const GpuFile* file = find_shipped(lower(name_or_file));
-    return parse_datasheet(file != nullptr ? parse(file->text, file->name)
-                                           : parse(read_file(name_or_file), name_or_file),
-                           name_or_file);
+    return parse_datasheet(
+        file != nullptr ? parse(file->text, file->name) : parse(read_file(name_or_file), name_or_file),
+        name_or_file);
+}
+
+bool is_kind(const std::string& device, const std::string& gpu) {
+    std::istringstream words(device);
+    for (std::string word; words >> word;)
+        if (lower(word) == lower(gpu)) return true;
+    return false;
 }
 
 std::optional<std::string> kind_of_device(const std::string& device) {
     for (const GpuFile& file : shipped_gpu_files())
-        if (lower(device).find(lower(parse(file.text, file.name).value("gpu", ""))) != std::string::npos)
-            return file.name;
+        if (is_kind(device, parse(file.text, file.name).value("gpu", ""))) return file.name;
     return std::nullopt;
 }
 

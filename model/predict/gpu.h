@@ -29,7 +29,7 @@ struct Datasheet {
 
 // Of one recipe. Shares are of the datasheet's rates, by "part/stage/direction".
 struct RecipeShares {
-    double clock = 0;           // Hz, in the profile
+    double clock = 0;              // Hz, in the profile
     double whole_over_stages = 1;  // a layer without marks between its stages over the sum of its stages
     std::map<std::string, double> shares;
 };
@@ -65,6 +65,8 @@ std::vector<std::string> known_gpus();
 // wrote. Throws Error(usage).
 Gpu load_gpu(const std::string& name_or_file);
 Datasheet load_datasheet(const std::string& name_or_file);  // without what was measured
+// True for a device "NVIDIA H200" and a GPU "H200"; "H20" is another.
+bool is_kind(const std::string& device, const std::string& gpu);
 // Of the name that a device reports: "NVIDIA H200"; absent: not a kind that ships.
 std::optional<std::string> kind_of_device(const std::string& device);
 

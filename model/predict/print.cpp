@@ -21,11 +21,11 @@ double gigabytes(double bytes) { return bytes / 1e9; }
 
 std::string step_text(double seconds) { return format_fixed(seconds * 1e3, seconds < 0.1 ? 1 : 0); }
 
-Table table_of(const std::vector<Choice>& choices, double peak) {
+Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
     const bool wide = std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; });
-    std::vector<Table::Column> columns = {{"GPUs"},          {"recipe", Align::left}, {"EP"},     {"DP"},
-                                          {"micro-batch"},   {"step ms"},             {"tokens/s"}, {"MFU"},
-                                          {"exposed wire"}};
+    std::vector<Table::Column> columns = {
+        {"GPUs"}, {"recipe", Align::left}, {"EP"}, {"DP"}, {"micro-batch"}, {"step ms"}, {"tokens/s"},
+        {"MFU"},  {"exposed wire"}};
     if (wide) columns.push_back({"step, per host"});
     for (const char* name : {"GB a GPU", "of GPU"}) columns.push_back({name});
     columns.push_back({"fits", Align::left});
@@ -36,16 +36,20 @@ Table table_of(const std::vector<Choice>& choices, double peak) {
         if (gpus != 0 && gpus != c.gpus) table.add_rule();
         gpus = c.gpus;
         std::vector<std::string> cells = {
-            std::to_string(c.gpus), std::string(recipe_name(c.config.precision.recipe)) + (c.best ? " *" : ""),
-            std::to_string(expert_parallel(c)), std::to_string(c.gpus / expert_parallel(c)),
-            std::to_string(c.config.training.micro_batch_size), step_text(c.time.step),
-            format_si(c.time.tokens_per_second()), "", format_percent(c.time.exposed / c.time.step, 0)};
-        cells[7] = format_percent(c.time.useful_flops / c.time.step / peak, 0);
+            std::to_string(c.gpus),
+            std::string(recipe_name(c.config.precision.recipe)) + (c.best ? " *" : ""),
+            std::to_string(expert_parallel(c)),
+            std::to_string(c.gpus / expert_parallel(c)),
+            std::to_string(c.config.training.micro_batch_size),
+            step_text(c.time.step),
+            format_si(c.time.tokens_per_second()),
+            format_percent(c.time.mfu(gpu.sheet), 0),
+            format_percent(c.time.exposed / c.time.step, 0)};
         if (wide) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
         cells.push_back(format_fixed(gigabytes(c.fit.needed), 1));
         cells.push_back(format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0));
         cells.push_back(fit_text(c.fit));
-        cells.emplace_back(c.basis());
+        cells.emplace_back(c.basis(gpu));
         table.add_row(cells);
     }
     return table;
@@ -63,7 +67,8 @@ std::string memory_table(const std::vector<Choice>& choices) {
     std::vector<std::string> categories;
     for (const Choice* choice : best_of(choices))
         for (const auto& item : choice->fit.items)
-            if (item.bytes > 0 && std::find(categories.begin(), categories.end(), item.category) == categories.end())
+            if (item.bytes > 0 &&
+                std::find(categories.begin(), categories.end(), item.category) == categories.end())
                 categories.push_back(item.category);
     std::vector<Table::Column> columns = {{"memory, GB", Align::left}};
     for (const Choice* choice : best_of(choices))
@@ -83,7 +88,8 @@ std::string memory_table(const std::vector<Choice>& choices) {
 }
 
 ordered_json json_of(const Choice& c, const Gpu& gpu) {
-    ordered_json stages = ordered_json::array(), memory = ordered_json::array(), largest = ordered_json::array();
+    ordered_json stages = ordered_json::array(), memory = ordered_json::array(),
+                 largest = ordered_json::array();
     for (const StageTime& stage : c.time.stages)
         stages.push_back({{"part", stage.work.part},
                           {"stage", stage.work.stage},
@@ -94,7 +100,8 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                           {"bytes", stage.work.bytes},
                           {"gemm_flops", stage.work.bf16_flops + stage.work.fp8_flops},
                           {"wire_bytes", stage.work.wire_bytes}});
-    for (const auto& item : c.fit.items) memory.push_back({{"category", item.category}, {"bytes", item.bytes}});
+    for (const auto& item : c.fit.items)
+        memory.push_back({{"category", item.category}, {"bytes", item.bytes}});
     for (const Consumer& consumer : c.fit.largest)
         largest.push_back(
             {{"category", consumer.item.category}, {"bytes", consumer.item.bytes}, {"key", consumer.key}});
@@ -117,7 +124,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"fits", c.fit.fits()},
                            {"settings_that_fit", c.fit.settings},
                            {"best", c.best},
-                           {"basis", c.basis()},
+                           {"basis", c.basis(gpu)},
                            {"memory", memory},
                            {"largest", largest},
                            {"stages", stages}};
@@ -149,8 +156,8 @@ std::string statement(const Gpu& gpu) {
         return fmt::format(
             "A prediction, uncalibrated: datasheet of the {}, shares of its rates as on the {} ({}, {}).\n",
             gpu.sheet.gpu, c.gpu, c.source, c.date);
-    std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n", gpu.sheet.gpu,
-                                  c.date, c.source, c.commit);
+    std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
+                                  gpu.sheet.gpu, c.date, c.source, c.commit);
     if (c.check)
         out += fmt::format(
             "On {} measured runs of 1 to 4 GPUs its mean error is {} of a layer (worst {}), {} of a step "
@@ -167,24 +174,27 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
         gpu.sheet.peak() * 1e-12);
     if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
         out += fmt::format(
-            "Experts on several hosts: the program sends one row for each (token, rank) through NCCL. 'step, per "
-            "host' assumes\none row for each (token, host), which is not built; {:.0f} GB/s of network a GPU are "
+            "Experts on several hosts: the program sends one row for each (token, rank) through NCCL. 'step, "
+            "per "
+            "host' assumes\none row for each (token, host), which is not built; {:.0f} GB/s of network a GPU "
+            "are "
             "assumed, nothing there is measured.\n",
             gpu.sheet.network_rate * 1e-9);
     if (!choices.front().config.model.attention)
         out += "Without attention: what the model's attention takes is not part of these figures.\n";
-    out += fmt::format("\n{}\n{}", table_of(choices, gpu.sheet.peak()).text(), memory_table(choices));
+    out += fmt::format("\n{}\n{}", table_of(choices, gpu).text(), memory_table(choices));
     for (const Choice* choice : best_of(choices)) {
         const std::string consumers = consumers_text(choice->fit, gpu.sheet);
         if (!consumers.empty())
             out += fmt::format("\n{} GPUs, {}, EP {}. {}", choice->gpus,
-                               recipe_name(choice->config.precision.recipe), expert_parallel(*choice), consumers);
+                               recipe_name(choice->config.precision.recipe), expert_parallel(*choice),
+                               consumers);
     }
     return out;
 }
 
 std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu) {
-    return table_of(choices, gpu.sheet.peak()).markdown();
+    return table_of(choices, gpu).markdown();
 }
 
 std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance) {
@@ -198,9 +208,10 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     std::string out = statement(gpu);
     std::map<std::string, double> parts;
     for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
-    out += fmt::format("  step {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
-                       step_text(c.time.step), c.time.clock * 1e-6, format_si(c.time.tokens_per_second()),
-                       format_percent(c.time.mfu(gpu.sheet), 0), c.time.layer * 1e3);
+    out += fmt::format(
+        "  step {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
+        step_text(c.time.step), c.time.clock * 1e-6, format_si(c.time.tokens_per_second()),
+        format_percent(c.time.mfu(gpu.sheet), 0), c.time.layer * 1e3);
     out += " ";
     for (const auto& [part, seconds] : parts)
         if (seconds > 0) out += fmt::format(" {} {} ms,", part, step_text(seconds));

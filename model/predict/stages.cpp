@@ -185,10 +185,10 @@ void route_and_plan(Stages& out, const Legs& legs, const char* direction) {
     out.gemm("route", direction, s.tokens * s.hidden * kPlain + s.experts * s.hidden * kPlain + logits,
              2 * s.tokens * s.hidden * s.experts, false);
     out.add("route", direction, 2, logits + choice);
-    // routing of all ranks, read twice; rows received and sent; source and weight of each row
+    // routing of all ranks, gathered and read twice; rows received and sent; source and weight of each row
     out.add("plan", direction, 2,
-            choice * (1 + s.ranks) + s.ranks * s.tokens * (3 * s.topk + s.topk + 2) * kWord +
-                s.rows * 2 * kWord);
+            (s.ranks > 1 ? choice * (1 + s.ranks) : 0) +
+                s.ranks * s.tokens * (3 * s.topk + s.topk + 2) * kWord + s.rows * 2 * kWord);
     Work& gathered = out.add("plan", direction, 0, 0);
     gathered.wire = s.ranks > 1 ? Wire::dispatch : Wire::none;
     gathered.wire_bytes += legs.routing;
@@ -275,9 +275,7 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
     const double normed = m.qk_layernorm ? t * (heads + groups) * (kPlain * dim + kWord) : 0;
     const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
     const auto product = [&](double n, double k) { return kPlain * (t * (n + k) + n * k); };
-    const auto wgrad = [&](double n, double k) {
-        return kPlain * t * (n + k) + kWord * n * k * s.writes;
-    };
+    const auto wgrad = [&](double n, double k) { return kPlain * t * (n + k) + kWord * n * k * s.writes; };
     Stages out("attention", s);
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     const auto forward = [&](const char* direction) {

@@ -55,7 +55,9 @@ public:
 private:
     void use(Recipe recipe) {
         shares_ = &gpu_.calibration.recipes.at(std::string(recipe_name(recipe)));
-        clock_ = options_.clock > 0 ? options_.clock : gpu_.sheet.clock > 0 ? gpu_.sheet.clock : shares_->clock;
+        clock_ = options_.clock > 0     ? options_.clock
+                 : gpu_.sheet.clock > 0 ? gpu_.sheet.clock
+                                        : shares_->clock;
     }
 
     void add_layers(StepTime& time) {
@@ -119,18 +121,25 @@ private:
             const auto distance = [&](const CoreAttention& one) {
                 return std::abs(std::log(f64(one.kv_channels) / f64(config_.model.kv_channels)));
             };
-            const auto nearest =
-                std::min_element(all.begin(), all.end(),
-                                 [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
+            const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
+                return distance(a) < distance(b);
+            });
             return work.direction == "forward" ? nearest->forward : nearest->backward;
         }
-        // a recomputed stage has the share of its forward
-        for (const char* part : {work.part.c_str(), "moe layer"})
-            for (const char* direction : {work.direction.c_str(), "forward", "backward", "update"})
-                if (const auto found =
-                        shares_->shares.find(fmt::format("{}/{}/{}", part, work.stage, direction));
-                    found != shares_->shares.end())
-                    return found->second;
+        // Attention's GEMMs are BF16 over a rank's own rows, as the shared expert's under bf16; its norm is a
+        // norm.
+        const bool product = work.stage == "qkv" || work.stage == "proj" || work.stage == "core attention";
+        const auto bf16 = gpu_.calibration.recipes.find("bf16");
+        const RecipeShares& shares =
+            product && bf16 != gpu_.calibration.recipes.end() ? bf16->second : *shares_;
+        // a recomputed stage has the share of its forward; a layer without a shared expert has fc1
+        for (const char* stage : {product ? "shared expert" : work.stage.c_str(), "fc1"})
+            for (const char* part : {work.part.c_str(), "moe layer"})
+                for (const char* direction : {work.direction.c_str(), "forward", "backward", "update"})
+                    if (const auto found =
+                            shares.shares.find(fmt::format("{}/{}/{}", part, stage, direction));
+                        found != shares.shares.end())
+                        return found->second;
         fail(ExitCode::usage, "the calibration of {} has no share of {}", gpu_.calibration.gpu, key_of(work));
     }
 
@@ -151,8 +160,8 @@ private:
                                 (work.wire_bytes - crossing) / gpu_.sheet.peer_rate);
             const double ranks = f64(ep()), hosts = ranks / f64(per_host());
             const double rows = plan::expected_distinct_ranks(config_.moe, ep()) * (ranks - 1) / ranks;
-            const double once = plan::expected_distinct_ranks(config_.moe, ep() / per_host()) *
-                                (hosts - 1) / hosts;
+            const double once =
+                plan::expected_distinct_ranks(config_.moe, ep() / per_host()) * (hosts - 1) / hosts;
             // all rows but those of the token's own GPU take NVLink in the end
             return std::max(work.wire_bytes * once / rows / gpu_.sheet.network_rate,
                             work.wire_bytes / gpu_.sheet.peer_rate);
@@ -174,8 +183,8 @@ private:
     }
 
     // Inside a host, profiles of every schedule show no gain at the power limit: nothing counts as hidden.
-    // Between hosts the device is idle meanwhile: two micro-batches in turns hide what the other computes, the
-    // shared expert hides its own time. Nothing has measured this.
+    // Between hosts the device is idle meanwhile: two micro-batches in turns hide what the other computes,
+    // the shared expert hides its own time. Nothing has measured this.
     double hidden_seconds(const StepTime& time) const {
         if (!spans_hosts()) return 0;
         const bool turns = config_.schedule.overlap_moe_expert_parallel_comm && micro_batches_ > 1;
@@ -204,8 +213,8 @@ std::string key_of(const Work& work) {
 // FLOPs and bytes of one kernel overlap, but not wholly: the root of the sum of squares lies between their
 // maximum and their sum.
 double roofline_seconds(const Work& work, const Datasheet& sheet, double clock) {
-    const double compute = work.bf16_flops / (sheet.bf16_per_clock * clock) +
-                           work.fp8_flops / (sheet.fp8_per_clock * clock);
+    const double compute =
+        work.bf16_flops / (sheet.bf16_per_clock * clock) + work.fp8_flops / (sheet.fp8_per_clock * clock);
     return std::hypot(compute, work.bytes / sheet.memory_rate);
 }
 

@@ -28,7 +28,7 @@ struct StageTime {
 
 struct StepTime {
     std::vector<StageTime> stages;
-    double layer = 0;    // one MoE layer and micro-batch, forward and backward
+    double layer = 0;  // one MoE layer and micro-batch, forward and backward
     double step = 0;
     double wire = 0;     // of a step, dispatch, combine and routing, hidden or not
     double exposed = 0;  // of a step, after what the schedule hides
