@@ -130,8 +130,8 @@ TEST(Plan, SeveralNumbersOfGpusAreATable) {
 
 TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
     TemporaryFolder folder;
-    write_text(
-        folder.path("config.json"),
+    folder.write(
+        "config.json",
         R"({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
                    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
                    "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
