@@ -55,7 +55,7 @@ bool legal(const Config& config) {
 
 std::string key_for(const std::string& category, const Config& config) {
     const auto has = [&](const char* word) { return category.find(word) != std::string::npos; };
-    if (has("moments")) return "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16";
+    if (has("moments") && !has("(BF16)")) return "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16";
     if (has("gradients (FP32)")) return "training.main_grads_dtype: bf16";
     if (has("delayed")) return "precision.moe_wgrad_pair_micro_batches: false";
     if (has("side lane")) return "schedule.moe_shared_expert_overlap: false";
