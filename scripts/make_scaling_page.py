@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Writes the tables of docs/scaling.md from what `fp8flow plan` prints.
 
-A page marks a table's place by `<!-- plan`, lines `LABEL: ARGUMENTS` and `-->`, and its end by `<!-- end plan -->`; what is
+A page marks a table's place by `<!-- plan`, lines `LABEL: ARGUMENTS` and `-->`, and its end by `<!-- plan ends -->`; what is
 between them is replaced by one table with a row for each row of `fp8flow plan ARGUMENTS --markdown`, the label in front.
 With --check nothing is written: the exit status is 1 where the page differs from what the program says.
 """
@@ -15,7 +15,7 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "scaling.md"
-MARK = re.compile(r"(<!-- plan\n(.*?)-->\n)(.*?)(<!-- end plan -->)", re.DOTALL)
+MARK = re.compile(r"(<!-- plan\n(.*?)-->\n)(.*?)(<!-- plan ends -->)", re.DOTALL)
 
 
 def rows_of(program, arguments):

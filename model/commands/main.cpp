@@ -294,6 +294,12 @@ struct CommandLine {
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
+        add_replay_options();
+        add_bench_options();
+        add_plan_options();
+    }
+
+    void add_replay_options() {
         replay->add_option("--input", replay_options.input, "safetensors with hidden_states and grad_output")
             ->required();
         replay->add_option(
@@ -305,8 +311,6 @@ struct CommandLine {
                          "apply post_attention_layernorm in front of the layer");
         replay->add_flag("--intermediates", replay_options.intermediates,
                          "also write what the experts received and computed, by stage");
-        add_bench_options();
-        add_plan_options();
     }
 
     void add_plan_options() {
