@@ -175,6 +175,15 @@ TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const L
     return args.y;
 }
 
+void Exchange::require_capturable() const {
+    fail(
+        ExitCode::usage,
+        "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (NCCL, or "
+        "staged "
+        "through the host); set it to none, or use moe.moe_token_dispatcher_type: flex with all ranks on one "
+        "host");
+}
+
 void Exchange::reset_counts() {
     wire_ = {};
     num_dispatches_ = num_combines_ = 0;

@@ -61,7 +61,7 @@ struct Context {
     // What stochastic rounding counts by, beside the tensor and the micro-batch.
     struct Rounding {
         uint64_t seed = 0;
-        int64_t step = 0;
+        TensorView step;      // [1] i64 on the device: rounding_step()
         int64_t replica = 0;  // of the ranks that hold the same experts
     } rounding = {};
     TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped

@@ -31,10 +31,10 @@ void check(const op::AdamW& args) {
     check_state(args.grad, "grad", args.master);
     check_state(args.m, "m", args.master);
     check_state(args.v, "v", args.master);
+    check_tensor(args.schedule, "schedule", DType::f32, {3});
     check_tensor(args.grad_scale, "grad_scale", DType::f32, {1});
     if (args.status) check_tensor(args.status, "status", DType::i32, {1});
-    FP8FLOW_CHECK(args.correction1 > 0 && args.correction2 > 0,
-                  "bias corrections {} and {}: steps count from 1", args.correction1, args.correction2);
+    if (args.rounding_step) check_tensor(args.rounding_step, "rounding_step", DType::i64, {1});
     if (!args.copy) return;
     FP8FLOW_CHECK(args.copy.numel() == args.master.numel() && is_bf16_or_f32(args.copy.dtype),
                   "copy is {}, the master is {}", describe(args.copy), describe(args.master));
@@ -75,6 +75,7 @@ void check(const op::ClipFactor& args) {
                       args.factor.numel() == 1,
                   "norm_squared {} status {} norm {} factor {}", describe(args.norm_squared),
                   describe(args.status), describe(args.norm), describe(args.factor));
+    if (args.limit) check_tensor(args.limit, "limit", DType::f32, {1});
 }
 
 OpCost cost(const op::ClipFactor&) { return {}; }

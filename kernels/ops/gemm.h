@@ -85,7 +85,7 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
             Gradient::accumulate,
             args.dw,
             {},
-            {args.rounding.key + 1, args.rounding.first}};
+            {args.rounding.key + 1, args.rounding.first, args.rounding.step}};
 }
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)

@@ -92,7 +92,7 @@ void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& 
     for (int64_t row = 0; row < args.dw.dim(0) * rows; ++row) {
         const auto group = static_cast<std::size_t>(row / rows);
         if (adds && first[group].count == 0 && (!args.second || second[group].count == 0)) continue;
-        const uint32_t counter = rounding_row(args.rounding.key, args.rounding.first + row);
+        const uint32_t counter = rounding_row(args.rounding.step_key(), args.rounding.first + row);
         for (int64_t column = 0; column < columns; ++column) {
             const int64_t i = row * columns + column;
             const float sum = sums[static_cast<std::size_t>(i)];

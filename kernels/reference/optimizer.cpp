@@ -71,7 +71,8 @@ void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
     const float norm = sqrt_float(*args.norm_squared.as<float>());
     int32_t* status = args.status.as<int32_t>();
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
-    if (args.limit > 0.0f && norm > args.limit && *status == 0) *status = op::kStepDiverged;
+    const float limit = args.limit ? *args.limit.as<float>() : 0.0f;
+    if (limit > 0.0f && norm > limit && *status == 0) *status = op::kStepDiverged;
     const float factor = div_float(args.clip, norm + 1e-6f);
     *args.norm.as<float>() = norm;
     *args.factor.as<float>() = args.clip > 0.0f && factor < 1.0f ? factor : 1.0f;
@@ -81,9 +82,11 @@ void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
     if (args.status && *args.status.as<int32_t>() != 0) return;
     float* master = args.master.as<float>();
     const float grad_scale = *args.grad_scale.as<float>();
-    const float lr = args.lr, beta1 = args.beta1, beta2 = args.beta2, eps = args.eps,
-                weight_decay = args.weight_decay;
-    const float correction1 = args.correction1, correction2 = args.correction2;
+    const float* schedule = args.schedule.as<float>();
+    const float lr = schedule[0], correction1 = schedule[1], correction2 = schedule[2];
+    const float beta1 = args.beta1, beta2 = args.beta2, eps = args.eps, weight_decay = args.weight_decay;
+    const uint64_t step_key =
+        args.rounding_step ? static_cast<uint64_t>(*args.rounding_step.as<int64_t>()) : 0;
     const float rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
     const int64_t count = args.master.numel();
     constexpr int64_t kChunk = 4096;
@@ -104,8 +107,8 @@ void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
             second_moment[i] = v;
             master[start + i] = master[start + i] - lr * (step + weight_decay * master[start + i]);
         }
-        store_moment(args.m, args.m_key, args.first_element, start, end - start, first_moment);
-        store_moment(args.v, args.v_key, args.first_element, start, end - start, second_moment);
+        store_moment(args.m, args.m_key ^ step_key, args.first_element, start, end - start, first_moment);
+        store_moment(args.v, args.v_key ^ step_key, args.first_element, start, end - start, second_moment);
         if (args.copy) reference::store_floats(args.copy, start, end - start, master + start);
     }
 }

@@ -175,8 +175,9 @@ namespace {
 StochasticRounding rounding_of(const Context& ctx, const Parameter& weight) {
     constexpr int64_t kMoments = 2;  // uses 0 and 1 of a tensor are its moments
     const int64_t use = kMoments + ctx.rounding.replica * ctx.num_micro_batches + ctx.micro_batch;
-    return {rounding_key(ctx.rounding.seed, weight.stream, ctx.rounding.step, use),
-            weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0};
+    return {.key = rounding_key(ctx.rounding.seed, weight.stream, use),
+            .first = weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0,
+            .step = ctx.rounding.step ? ctx.rounding.step.as<int64_t>() : nullptr};
 }
 
 }  // namespace

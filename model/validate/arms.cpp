@@ -64,6 +64,8 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
     if (several_micro_batches && !config.precision.moe_wgrad_pair_micro_batches)
         add(" + turns", {.overlap_moe_expert_parallel_comm = true});
+    if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::flex)
+        add(" + graph", {.cuda_graph_impl = CudaGraphImpl::full_iteration});
 }
 
 void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Config& config) {

@@ -174,7 +174,7 @@ __device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int
     if (p.mode == Gradient::accumulate) sum = load_float(p.d, p.d_dtype, at) + sum;
     if (p.mode == Gradient::accumulate && p.d_dtype == DType::bf16)
         static_cast<Bf16*>(p.d)[at] = round_stochastically(
-            sum, rounding_bits(rounding_row(p.rounding.key, p.rounding.first + row), col));
+            sum, rounding_bits(rounding_row(p.rounding.step_key(), p.rounding.first + row), col));
     else
         store_float(p.d, p.d_dtype, at, sum);
 }

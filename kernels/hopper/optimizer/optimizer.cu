@@ -150,24 +150,24 @@ constexpr int kAdamWThreads = 256;
 template <class Types>
 __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
     if (args.status != nullptr && *args.status != 0) return;
-    const float grad_scale = *args.grad_scale;
+    const AdamWStep its = adamw_step(args);
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * kAdamWThreads + threadIdx.x;
     const int64_t threads = static_cast<int64_t>(gridDim.x) * kAdamWThreads;
     const int64_t vectors = vectorised ? args.count / 4 : 0;
     for (int64_t i = thread; i < vectors; i += threads)
-        step_four<Types>(args, grad_scale, load_four<Types>(args, true, 4 * i), 4 * i);
+        step_four<Types>(args, its, load_four<Types>(args, true, 4 * i), 4 * i);
     for (int64_t i = vectors * 4 + thread; i < args.count; i += threads) {
-        const float master = step_one<Types>(args, grad_scale, i);
+        const float master = step_one<Types>(args, its, i);
         if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, master);
     }
 }
 
-// One thread: four words.
-__global__ void clip_factor_kernel(const float* norm_squared, float clip, float limit, int32_t* status,
+// One thread: five words.
+__global__ void clip_factor_kernel(const float* norm_squared, float clip, const float* limit, int32_t* status,
                                    float* norm_out, float* factor_out) {
     const float norm = sqrt_float(*norm_squared);
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
-    if (limit > 0.0f && norm > limit && *status == 0) *status = op::kStepDiverged;
+    if (limit != nullptr && *limit > 0.0f && norm > *limit && *status == 0) *status = op::kStepDiverged;
     const float factor = div_float(clip, norm + 1e-6f);
     *norm_out = norm;
     *factor_out = clip > 0.0f && factor < 1.0f ? factor : 1.0f;
@@ -200,9 +200,9 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
 }
 
 void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
-    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(args.norm_squared.as<float>(), args.clip, args.limit,
-                                                       args.status.as<int32_t>(), args.norm.as<float>(),
-                                                       args.factor.as<float>());
+    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(
+        args.norm_squared.as<float>(), args.clip, args.limit ? args.limit.as<float>() : nullptr,
+        args.status.as<int32_t>(), args.norm.as<float>(), args.factor.as<float>());
     check_launch("clip_factor");
 }
 

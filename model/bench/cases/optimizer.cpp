@@ -36,16 +36,14 @@ op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
     const Buffers::Dims dims = {shape.positive("E"), shape.positive("N"), shape.positive("K")};
     const DType state = shape.dtype("state", {DType::f32, DType::bf16});
     const op::AdamW args{.grad = buffers.normal(state, dims, 1e-3),
-                         .lr = 1e-5f,
+                         .schedule = buffers.values(std::vector<float>{1e-5f, 0.1f, 0.05f}),
                          .weight_decay = 0.1f,
-                         .correction1 = 0.1f,
-                         .correction2 = 0.05f,
                          .grad_scale = buffers.values(std::vector<float>{1.0f}),
                          .status = buffers.zeros(DType::i32, {1}),
                          .master = buffers.normal(DType::f32, dims, 0.02),
                          .m = buffers.zeros(state, dims),
                          .v = buffers.pow2(state, dims)};
-    work.reads_all(args.grad, args.grad_scale, args.status, args.master, args.m, args.v)
+    work.reads_all(args.grad, args.schedule, args.grad_scale, args.status, args.master, args.m, args.v)
         .writes_all(args.master, args.m, args.v);
     work.computes(15.0 * static_cast<double>(args.master.numel()));
     return args;

@@ -216,8 +216,8 @@ __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUte
     const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
     uint8_t* const box = staging.boxes[kBf16Boxes * block + half];
     const int64_t counted = p.rounding.first + origin.group * p.m + origin.row + row;
-    const uint32_t counters[2] = {rounding_row(p.rounding.key, counted),
-                                  rounding_row(p.rounding.key, counted + 8)};
+    const uint64_t key = p.rounding.step_key();
+    const uint32_t counters[2] = {rounding_row(key, counted), rounding_row(key, counted + 8)};
     const int flip = kOrder == Order::store && row % 2 == 1 ? 2 : 0;  // of chunks
     const uint32_t first_pair = static_cast<uint32_t>((origin.column + kBf16BoxCols * half) / 2 + quad);
     if (lane == 0) bulk_wait_read<2 * kBf16Boxes - 1>();  // the store of this box, a tile before
