@@ -214,7 +214,7 @@ struct CommandLine {
     std::string backend = "auto", out, json, recipes, resume, schedule;
     std::vector<std::string> plan_recipes;
     int64_t steps = 0;
-    double start_deadline = kStartDeadline;
+    double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
     bool overwrite = false;
@@ -328,6 +328,8 @@ struct CommandLine {
         list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table");
         plan->add_option("--schedule", schedule, "serial | shared | wgrad | shared+wgrad | reduce | turns")
             ->take_last();
+        plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
+            ->check(CLI::Range(100.0, 10000.0));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture,
@@ -420,6 +422,7 @@ struct CommandLine {
         bench_options.placement = options.placement;
         options.command = bench_options.command = typed(argc, argv);
         static_cast<RunOptions&>(plan_options) = options;
+        plan_options.clock = mhz * 1e6;
         if (!json.empty()) plan_options.json = json;
         if (!out.empty()) plan_options.out = out;
     }

@@ -58,6 +58,12 @@ void write(const std::string& out, const std::string& name, const std::string& t
     fmt::print("written: {}\n", folder.path_of(name));
 }
 
+Gpu gpu_of(const PlanOptions& options) {
+    Gpu gpu = load_gpu(options.gpu);
+    if (options.clock > 0) gpu.sheet.clock = options.clock;
+    return gpu;
+}
+
 void write_pictures(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
                     const Gpu& gpu) {
     if (options.picture.empty()) return;
@@ -73,7 +79,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     check_config(config, ranks);
     const RunPlan plan = make_plan(config, ranks);
     fmt::print("{}", plan_text(config, plan));
-    const Gpu gpu = load_gpu(options.gpu);
+    const Gpu gpu = gpu_of(options);
     const bool known = can_predict(config, gpu);
     std::vector<Choice> choices;
     if (known) {
@@ -106,7 +112,7 @@ int plan_table(const PlanOptions& options) {
     Search search = open_search(config, gpus, recipes);
     if (!options.expert_parallel.empty()) search.expert_parallel = options.expert_parallel;
     if (!options.micro_batches.empty()) search.micro_batches = options.micro_batches;
-    const Gpu gpu = load_gpu(options.gpu);
+    const Gpu gpu = gpu_of(options);
     const std::vector<Choice> choices = choose(config, search, gpu);
     fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (options.json)

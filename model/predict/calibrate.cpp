@@ -83,6 +83,7 @@ public:
             const MeasuredRow* row = find_row(arm_, key);
             if (row == nullptr || row->seconds <= 0 || work.part == "attention") continue;
             if (work.stage == "dispatch" || work.stage == "combine") continue;
+            if (work.part == "gradient reduction" && work.wire_bytes <= 0) continue;  // one rank
             result.shares[key] = share_of(work, *row, exchange);
         }
         add_exchange(result, exchange);
@@ -176,7 +177,9 @@ double fit_launch(const CalibrationSources& sources, const Datasheet& sheet) {
 void add_core_attention(const std::string& text, const std::string& name, const Datasheet& sheet,
                         Calibration& result) {
     const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
-    require(rows.is_array(), ExitCode::usage, "{}: got something other than a result of bench", name);
+    const bool objects = rows.is_array() && std::all_of(rows.begin(), rows.end(),
+                                                        [](const auto& row) { return row.is_object(); });
+    require(objects, ExitCode::usage, "{}: got something other than a result of bench", name);
     struct Best {
         double flops = 0, share = 0;
     };
@@ -187,8 +190,10 @@ void add_core_attention(const std::string& text, const std::string& name, const 
         if ((op != "attention" && op != "attention_backward") ||
             !std::regex_search(shape, match, std::regex(" D=([0-9]{1,6})")))
             continue;
-        const double clock = row.at("machine").value("gpu clock hertz", sheet.boost_clock);
-        const double flops = row.at("flops"), seconds = row.at("us").get<double>() * 1e-6;
+        const nlohmann::json machine = row.value("machine", nlohmann::json::object());
+        const double clock = machine.value("gpu clock hertz", sheet.boost_clock);
+        const double flops = row.value("flops", 0.0), seconds = row.value("us", 0.0) * 1e-6;
+        if (seconds <= 0 || clock <= 0) continue;
         Best& own = best[std::stoll(match[1])][op == "attention" ? 0 : 1];
         if (flops > own.flops) own = {flops, flops / seconds / (sheet.bf16_per_clock * clock)};
     }
@@ -212,6 +217,7 @@ Calibration calibrate(const CalibrationSources& sources, const Datasheet& sheet)
                        .check = {}};
     const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : sources.launch_seconds;
     add_shares(record, sheet, launch, result);
+    if (record.ranks == 1 && sources.exchange_seconds > 0) result.exchange_seconds = sources.exchange_seconds;
     if (sources.launches != nullptr) result.launches_from = sources.launches->file;
     if (!sources.bench_text.empty()) {
         result.attention_from = sources.bench_name;
@@ -228,8 +234,10 @@ std::optional<std::string> calibration_of_profile(const std::string& profile_jso
                                     [](const auto* arm) { return arm->clock > 0 && arm->layer > 0; });
     if (!kind || arms.empty() || !clocks) return std::nullopt;
     const Gpu shipped = load_gpu(*kind);
-    return calibration_json(
-        calibrate({.shares = &record, .launch_seconds = shipped.calibration.launch_seconds}, shipped.sheet));
+    return calibration_json(calibrate({.shares = &record,
+                                       .launch_seconds = shipped.calibration.launch_seconds,
+                                       .exchange_seconds = shipped.calibration.exchange_seconds},
+                                      shipped.sheet));
 }
 
 }  // namespace fp8flow::predict

@@ -17,6 +17,7 @@ struct CalibrationSources {
     const ProfileRecord* shares = nullptr;    // of large layers: every recipe's stages
     const ProfileRecord* launches = nullptr;  // of a small model with attention; absent: launch_seconds
     double launch_seconds = kLaunchSeconds;   // where `launches` is absent
+    double exchange_seconds = 0;              // where `shares` is of one GPU; 0: a launch
     std::string bench_text, bench_name;       // of `bench --suite model`: core attention; empty: none
 };
 

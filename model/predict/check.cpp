@@ -35,6 +35,7 @@ std::string reason_apart(const ProfileRecord& record, const MeasuredArm& arm, co
     if (record.file == calibration.source) return "the calibration itself";
     if (record.file == calibration.launches_from) return "gave the cost of a launch";
     if (arm.clock <= 0) return "states no clock";
+    if (arm.config.schedule.cuda_graph_impl != CudaGraphImpl::none) return "launches of a graph cost less";
     return changed_since(record, arm);
 }
 

@@ -10,7 +10,6 @@
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -29,13 +28,21 @@ json parse(const std::string& text, const std::string& name) {
     return result;
 }
 
-// Every number of these files is positive and finite; a file from elsewhere may say anything.
+// Every number of these files is positive; a file from elsewhere may say anything.
 double number(const json& from, const char* key, const std::string& name) {
+    constexpr double kLeast = 1e-12, kMost = 1e18;
     const auto found = from.find(key);
-    require(found != from.end() && found->is_number() && std::isfinite(found->get<double>()) &&
-                found->get<double>() > 0,
-            ExitCode::usage, "{}: got no positive number '{}'", name, key);
+    require(found != from.end() && found->is_number() && found->get<double>() >= kLeast &&
+                found->get<double>() <= kMost,
+            ExitCode::usage, "{}: got no positive number '{}'", name, printable(key));
     return found->get<double>();
+}
+int64_t count_of(const json& from, const char* key, const std::string& name) {
+    constexpr double kMost = 1 << 20;
+    const double value = number(from, key, name);
+    require(value >= 1 && value <= kMost, ExitCode::usage, "{}: got {} as '{}', want 1 to {}", name, value,
+            key, kMost);
+    return static_cast<int64_t>(value);
 }
 std::string text_of(const json& from, const char* key, const std::string& name) {
     const auto found = from.find(key);
@@ -53,10 +60,11 @@ Datasheet parse_datasheet(const json& from, const std::string& name) {
             .clock = from.contains("clock hertz") ? number(from, "clock hertz", name) : 0,
             .peer_rate = number(from, "peer bytes per second", name),
             .network_rate = number(from, "network bytes per second", name),
-            .gpus_per_host = static_cast<int64_t>(number(from, "gpus per host", name))};
+            .gpus_per_host = count_of(from, "gpus per host", name)};
 }
 
 RecipeShares parse_recipe(const json& from, const std::string& name) {
+    require(from.is_object(), ExitCode::usage, "{}: got a recipe without shares", name);
     RecipeShares result{.clock = number(from, "clock hertz", name),
                         .whole_over_stages = number(from, "whole over stages", name),
                         .shares = {}};
@@ -72,27 +80,31 @@ CheckSummary parse_check(const json& from, const std::string& name) {
             .worst_layer = number(from, "worst layer error", name),
             .mean_step = number(from, "mean step error", name),
             .worst_step = number(from, "worst step error", name),
-            .runs = static_cast<int64_t>(number(from, "runs", name))};
+            .runs = count_of(from, "runs", name)};
 }
 
 Calibration calibration_of(const json& from, const std::string& name) {
-    Calibration result{.gpu = text_of(from, "gpu", name),
-                       .source = text_of(from, "source", name),
-                       .commit = text_of(from, "commit", name),
-                       .date = text_of(from, "date", name),
-                       .launches_from = from.value("launches from", ""),
-                       .attention_from = from.value("attention from", ""),
-                       .launch_seconds = number(from, "launch seconds", name),
-                       .exchange_seconds = number(from, "exchange seconds", name),
-                       .recipes = {},
-                       .core_attention = {},
-                       .check = {}};
+    require(from.is_object(), ExitCode::usage, "{}: got a calibration that is no JSON object", name);
+    Calibration result{
+        .gpu = text_of(from, "gpu", name),
+        .source = text_of(from, "source", name),
+        .commit = text_of(from, "commit", name),
+        .date = text_of(from, "date", name),
+        .launches_from = from.contains("launches from") ? text_of(from, "launches from", name) : "",
+        .attention_from = from.contains("attention from") ? text_of(from, "attention from", name) : "",
+        .launch_seconds = number(from, "launch seconds", name),
+        .exchange_seconds = number(from, "exchange seconds", name),
+        .recipes = {},
+        .core_attention = {},
+        .check = {}};
     const auto recipes = from.find("recipes");
     require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
     for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
-    for (const json& one : from.value("core attention", json::array()))
-        result.core_attention.push_back({static_cast<int64_t>(number(one, "kv_channels", name)),
-                                         number(one, "forward", name), number(one, "backward", name)});
+    const json attention = from.value("core attention", json::array());
+    for (const json& one : attention.is_array() ? attention : json::array())
+        if (one.is_object())
+            result.core_attention.push_back({count_of(one, "kv_channels", name), number(one, "forward", name),
+                                             number(one, "backward", name)});
     if (const auto check = from.find("check"); check != from.end()) result.check = parse_check(*check, name);
     return result;
 }
@@ -157,10 +169,13 @@ Gpu load_gpu(const std::string& name_or_file) {
     require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,
             printable(calibration.gpu));
     Gpu gpu = load_gpu(*kind);
-    // One profile may say nothing of launches, attention and some recipes: then the kind's own stay.
+    // One profile may say nothing of attention, some stages and recipes: then the kind's own stay.
     const Calibration shipped = gpu.calibration;
     if (calibration.core_attention.empty()) calibration.core_attention = shipped.core_attention;
-    for (const auto& [recipe, shares] : shipped.recipes) calibration.recipes.emplace(recipe, shares);
+    for (const auto& [recipe, shares] : shipped.recipes) {
+        const auto [own, fresh] = calibration.recipes.emplace(recipe, shares);
+        if (!fresh) own->second.shares.insert(shares.shares.begin(), shares.shares.end());
+    }
     gpu.calibration = calibration;
     gpu.calibrated = true;
     return gpu;

@@ -3,6 +3,7 @@
 #include "model/predict/profile_record.h"
 
 #include "kernels/core/error.h"
+#include "model/config/check.h"
 #include "model/config/fields.h"
 #include "model/safetensors/header.h"
 #include "model/validate/arms.h"
@@ -69,7 +70,11 @@ std::optional<Config> config_of_arm(const Config& config, const std::string& nam
     using validate::Ablation;
     for (const Ablation ablation : {Ablation::none, Ablation::schedules, Ablation::state_dtypes})
         for (const validate::Arm& arm : validate::recipe_arms(config, {recipe}, ablation, ranks))
-            if (arm.name == name) return arm.config;
+            if (arm.name == name) {
+                ConfigProblems problems;
+                collect_config_problems(arm.config, ranks, problems);
+                return problems.empty() ? std::optional(arm.config) : std::nullopt;
+            }
     return std::nullopt;
 }
 
@@ -85,6 +90,9 @@ ProfileRecord parse_profile(const std::string& text, const std::string& file) {
     try {
         const json from = json::parse(text);
         record.ranks = from.at("ranks");
+        constexpr int64_t kMostRanks = 1 << 20;
+        require(record.ranks >= 1 && record.ranks <= kMostRanks, ExitCode::usage, "{}: got {} ranks",
+                printable(file), record.ranks);
         record.commit = from.value("commit", "");
         record.date = from.value("date", "");
         const json& machine = from.at("machine");

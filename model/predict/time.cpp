@@ -175,7 +175,8 @@ private:
         const int64_t ranks = dense ? gpus_ : gpus_ / ep();
         const int64_t apart = dense ? 1 : ep();
         const int64_t near = std::clamp<int64_t>(per_host() / apart, 1, ranks);
-        const double share = share_of(work);
+        // a profile of one GPU says nothing of it: the rate of copies, then
+        const double share = shares_->shares.contains(key_of(work)) ? share_of(work) : 1;
         if (near == ranks) return work.wire_bytes / (gpu_.sheet.peer_rate * share);
         const double crossing = work.wire_bytes * f64(ranks - near) / f64(ranks - 1);
         return std::max(crossing / gpu_.sheet.network_rate,

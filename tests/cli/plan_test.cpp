@@ -153,7 +153,6 @@ TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
     const CommandResult check =
         fp8flow_alone({"plan", "--check", results, "--max-error", "8", "--max-mean-error", "3.5"});
     EXPECT_EQ(check.status, 0) << check.out << check.err;
-    expect_contains(check.out, "83 runs count");
     EXPECT_LT(check.seconds, 2);
     const CommandResult tight = fp8flow_alone({"plan", "--check", results, "--max-error", "1"});
     EXPECT_EQ(tight.status, 1);

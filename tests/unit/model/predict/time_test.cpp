@@ -6,6 +6,7 @@
 #include "model/plan/plan.h"
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
@@ -142,6 +143,22 @@ TEST(Calibrate, ShippedSharesComeFromTheNamedProfiles) {
     ASSERT_EQ(made.core_attention.size(), expected.core_attention.size());
 }
 
+// What plan prints about itself.
+TEST(Calibrate, ShippedErrorsAreThoseOfTheCommittedProfiles) {
+    const Gpu gpu = load_gpu("h200");
+    ASSERT_TRUE(gpu.calibration.check.has_value());
+    const CheckSummary said = *gpu.calibration.check,
+                       found = check_profiles({FP8FLOW_SOURCE_DIR "/docs/results"}, gpu).summary;
+    EXPECT_GE(found.runs, said.runs);
+    EXPECT_NEAR(found.mean_layer, said.mean_layer, 0.01);
+    EXPECT_NEAR(found.mean_step, said.mean_step, 0.01);
+    EXPECT_NEAR(found.worst_layer, said.worst_layer, 0.02);
+    EXPECT_NEAR(found.worst_step, said.worst_step, 0.02);
+    // the bars of predictions
+    EXPECT_LE(std::max(found.worst_layer, found.worst_step), 0.10);
+    EXPECT_LE(std::max(found.mean_layer, found.mean_step), 0.05);
+}
+
 // A calibration predicts the profile that it comes from, whatever its launches cost.
 TEST(Calibrate, APredictionOfItsOwnProfileIsThatProfile) {
     const ProfileRecord record = read_profile(result("profile_deepseek_v3.json"));
@@ -163,6 +180,17 @@ TEST(Calibrate, ProfileWritesAFileThatPlanReads) {
     EXPECT_EQ(calibration.commit, "fc56991");
     EXPECT_EQ(calibration.recipes.size(), 3u);
     EXPECT_EQ(calibration.launch_seconds, load_gpu("h200").calibration.launch_seconds);
+    // stages that the layer does not have keep the shares that ship
+    TemporaryFolder folder;
+    const Gpu own = load_gpu(folder.write("calibration.json", *text)), shipped = load_gpu("h200");
+    const std::string shared = "moe layer/shared expert/forward", fc1 = "moe layer/fc1/forward";
+    const auto& shares = own.calibration.recipes.at("fp8_flow").shares;
+    const auto& otherwise = shipped.calibration.recipes.at("fp8_flow").shares;
+    EXPECT_FALSE(calibration.recipes.at("fp8_flow").shares.contains(shared));
+    EXPECT_EQ(shares.at(shared), otherwise.at(shared));
+    EXPECT_NE(shares.at(fc1), otherwise.at(fc1));
+    EXPECT_EQ(own.calibration.source, "profile.json");
+    EXPECT_EQ(own.sheet.memory_bytes, shipped.sheet.memory_bytes);
     // a profile without clocks gives none
     EXPECT_FALSE(
         calibration_of_profile(text_of(result("profile_deepseek_v3_1gpu_delay_true.json"))).has_value());
@@ -183,6 +211,10 @@ TEST(Calibrate, FilesFromElsewhereAreRefusedWithTheirNames) {
     const std::string begin = R"({"gpu": "NVIDIA H200", "source": "s", "commit": "c", "date": "d", )";
     EXPECT_NE(refusal(begin + R"("launch seconds": -1})").find("no positive number 'launch seconds'"),
               std::string::npos);
+    EXPECT_NE(refusal(begin + R"("launch seconds": 1e-6, "exchange seconds": 1e-6, "recipes": {"bf16": 3}})")
+                  .find("a recipe without shares"),
+              std::string::npos);
+    EXPECT_NE(refusal(begin + R"("launches from": 3})").find("no text 'launches from'"), std::string::npos);
     EXPECT_THROW(load_gpu("b100"), Error);
     EXPECT_THROW(parse_profile("{}", "p.json"), Error);
 }
