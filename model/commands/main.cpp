@@ -200,8 +200,8 @@ struct CommandLine {
         app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
     CLI::App* profile = app.add_subcommand(
         "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
-    CLI::App* plan =
-        app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* plan = app.add_subcommand(
+        "plan", "print parameters, FLOPs, memory, wire bytes and a predicted step without running");
     CLI::App* replay = app.add_subcommand(
         "replay",
         "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");

@@ -144,6 +144,7 @@ Gpu calibrated(const PlanOptions& options) {
         sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();
     }
     gpu.calibration = calibrate(sources, gpu.sheet);
+    gpu.sheet.clock = 0;  // the profile's, from now on
     return gpu;
 }
 

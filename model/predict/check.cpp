@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 #include <numeric>
 
 namespace fp8flow::predict {
@@ -66,6 +67,7 @@ CheckRow row_of(const ProfileRecord& record, const MeasuredArm& arm, const Gpu& 
     return {.file = record.file,
             .arm = arm.name,
             .commit = record.commit,
+            .recipe = std::string(recipe_name(arm.config.precision.recipe)),
             .ranks = record.ranks,
             .clock = arm.clock,
             .layer = turns ? 0 : time.layer,
@@ -92,6 +94,26 @@ CheckSummary summary_of(const std::vector<CheckRow>& rows) {
     summary.mean_layer /= std::max(layers, 1.0);
     summary.mean_step /= std::max(steps, 1.0);
     return summary;
+}
+
+std::string summary_text(const CheckSummary& s) {
+    return fmt::format("Layer: mean absolute error {}, worst {}. Step: mean {}, worst {}.\n",
+                       format_percent(s.mean_layer, 1), format_percent(s.worst_layer, 1),
+                       format_percent(s.mean_step, 1), format_percent(s.worst_step, 1));
+}
+
+// The same of the runs of each recipe, and of each number of GPUs.
+std::string groups_text(const std::vector<CheckRow>& rows) {
+    std::map<std::string, std::vector<CheckRow>> groups;
+    for (const CheckRow& row : rows) {
+        if (!row.apart.empty()) continue;
+        groups[row.recipe].push_back(row);
+        groups[fmt::format("{} GPU{}", row.ranks, row.ranks == 1 ? "" : "s")].push_back(row);
+    }
+    std::string out;
+    for (const auto& [name, own] : groups)
+        out += fmt::format("  {:<14} {:>3} runs. {}", name, own.size(), summary_text(summary_of(own)));
+    return out;
 }
 
 std::string milliseconds(double seconds) {
@@ -150,13 +172,11 @@ std::string check_text(const Check& check, const Gpu& gpu) {
                        milliseconds(row.step_measured),
                        signed_percent(row.step_error(), row.step_measured > 0), row.apart});
     }
-    const CheckSummary& s = check.summary;
     std::string out =
         fmt::format("Predicted / measured, {}, calibrated from {} ({}, {})\n\n{}\n", gpu.sheet.gpu,
                     gpu.calibration.source, gpu.calibration.commit, gpu.calibration.date, table.text());
-    out += fmt::format("{} runs count. Layer: mean absolute error {}, worst {}. Step: mean {}, worst {}.\n",
-                       s.runs, format_percent(s.mean_layer, 1), format_percent(s.worst_layer, 1),
-                       format_percent(s.mean_step, 1), format_percent(s.worst_step, 1));
+    out += fmt::format("{} runs count. {}{}", check.summary.runs, summary_text(check.summary),
+                       groups_text(check.rows));
     for (const std::string& one : check.skipped) out += fmt::format("  not compared: {}\n", one);
     return out;
 }

@@ -11,7 +11,7 @@
 namespace fp8flow::predict {
 
 struct CheckRow {
-    std::string file, arm, commit;
+    std::string file, arm, commit, recipe;
     int64_t ranks = 1;
     double clock = 0;                      // Hz
     double layer = 0, layer_measured = 0;  // seconds; 0: not compared

@@ -177,6 +177,7 @@ Gpu load_gpu(const std::string& name_or_file) {
         if (!fresh) own->second.shares.insert(shares.shares.begin(), shares.shares.end());
     }
     gpu.calibration = calibration;
+    gpu.sheet.clock = 0;  // the profile's
     gpu.calibrated = true;
     return gpu;
 }

@@ -158,13 +158,13 @@ std::string statement(const Gpu& gpu) {
             gpu.sheet.gpu, c.gpu, c.source, c.date);
     std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
                                   gpu.sheet.gpu, c.date, c.source, c.commit);
-    if (c.check)
-        out += fmt::format(
-            "On {} measured runs of 1 to 4 GPUs its mean error is {} of a layer (worst {}), {} of a step "
-            "(worst {}).\n",
-            c.check->runs, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
-            format_percent(c.check->mean_step, 1), format_percent(c.check->worst_step, 1));
-    return out;
+    if (!c.check) return out + "How far it errs is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
+    return out +
+           fmt::format(
+               "On {} measured runs of 1 to 4 GPUs its mean error is {} of a layer (worst {}), {} of a step "
+               "(worst {}).\n",
+               c.check->runs, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
+               format_percent(c.check->mean_step, 1), format_percent(c.check->worst_step, 1));
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
