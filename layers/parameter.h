@@ -47,6 +47,7 @@ struct Parameter {
     ParameterSpec spec;
     uint64_t stream = 0;                 // of its random numbers: a hash of the name
     TensorView master, m, v, main_grad;  // spec.shape; f32, or as StateDtypes says
+    TensorView squares;                  // of main_grad, expert parameters: kernels/ops/squares.h; f64
     TensorView plain;                    // working copy in the activation dtype
     ScaledTensor fprop, dgrad;
 
@@ -69,11 +70,13 @@ public:
     Parameter& add(const ParameterSpec& spec);
     // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
     // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
-    // between two gradients is 0.
+    // between two gradients is 0. The sums of squares of expert gradients likewise, without gaps.
     void allocate_gradients();
     // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
     TensorView expert_gradients() const { return expert_gradients_; }
+    // [P] f64: of all expert parameters, as the weight gradients with Context::sums_squares left them.
+    TensorView expert_squares() const { return expert_squares_; }
     // Of the parameters added first to last, last excluded.
     struct Gradients {
         TensorView dense, expert;  // [N]; absent where there are none
@@ -87,12 +90,14 @@ public:
     std::map<std::string, int64_t> bytes() const { return arena_.by_category(); }
 
 private:
+    void allocate_squares();
+
     Ops& ops_;
     uint64_t seed_;
     StateDtypes dtypes_;
     Arena arena_;
     std::deque<Parameter> parameters_;
-    TensorView dense_gradients_, expert_gradients_;
+    TensorView dense_gradients_, expert_gradients_, expert_squares_;
 };
 
 }  // namespace fp8flow

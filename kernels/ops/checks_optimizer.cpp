@@ -24,6 +24,15 @@ OpCost cost(const op::NormSquared& args) {
     return {bytes_of({args.x, args.sum}), 2 * static_cast<double>(args.x.numel())};
 }
 
+void check(const op::AddSquares& args) {
+    FP8FLOW_CHECK(args.squares && args.squares.dtype == DType::f64, "squares is {}", describe(args.squares));
+    check_own_rows(args.squares, "squares");
+    check_tensor(args.sum, "sum", DType::f32, {1});
+}
+OpCost cost(const op::AddSquares& args) {
+    return {bytes_of({args.squares, args.sum}), static_cast<double>(args.squares.numel())};
+}
+
 void check(const op::AdamW& args) {
     FP8FLOW_CHECK(static_cast<bool>(args.master), "no master weights");
     FP8FLOW_CHECK(args.master.dtype == DType::f32, "master is {}", describe(args.master));

@@ -19,6 +19,21 @@ double sum_in_halves(double* sums) {
     return sums[0];
 }
 
+// Block sums to strands b % kBlockStrands, these in halves.
+double sum_of_blocks(const std::vector<double>& block_sums) {
+    constexpr int64_t kStrands = op::kNormSquaredBlockStrands;
+    static_assert(kStrands == kHalved * kHalved);
+    double strands[kStrands] = {}, sums[kHalved];
+    for (size_t block = 0; block < block_sums.size(); ++block) strands[block % kStrands] += block_sums[block];
+    for (int64_t s = 0; s < kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
+    return sum_in_halves(sums);
+}
+
+void add_once(const TensorView& sum, double addend) {
+    float* value = sum.as<float>();
+    *value = static_cast<float>(static_cast<double>(*value) + addend);
+}
+
 // The squares of one block, in the order that kernels/ops/optimizer.h states.
 double block_of_squares(const TensorView& values, int64_t begin, int64_t count) {
     float x[op::kNormSquaredBlock];
@@ -51,20 +66,29 @@ void store_moment(const TensorView& moment, uint64_t key, int64_t first, int64_t
 
 void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
     if (args.x.numel() == 0) return;
-    constexpr int64_t kBlockSize = op::kNormSquaredBlock, kStrands = op::kNormSquaredBlockStrands;
+    constexpr int64_t kBlockSize = op::kNormSquaredBlock;
     const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockSize);
     std::vector<double> block_sums(static_cast<std::size_t>(blocks));
 #pragma omp parallel for
     for (int64_t block = 0; block < blocks; ++block)
         block_sums[static_cast<std::size_t>(block)] =
             block_of_squares(args.x, block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
-    double strands[kStrands] = {}, sums[kStrands / kHalved];
-    for (int64_t block = 0; block < blocks; ++block)
-        strands[block % kStrands] += block_sums[static_cast<std::size_t>(block)];
-    for (int64_t s = 0; s < kStrands / kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
-    static_assert(kStrands / kHalved == kHalved);
-    float* sum = args.sum.as<float>();
-    *sum = static_cast<float>(static_cast<double>(*sum) + sum_in_halves(sums));
+    add_once(args.sum, sum_of_blocks(block_sums));
+}
+
+void ReferenceOps::do_add_squares(const op::AddSquares& args, const Launch&) {
+    static_assert(op::kAddSquaresStrands == kHalved);
+    const int64_t count = args.squares.numel();
+    if (count == 0) return;
+    const double* squares = args.squares.as<double>();
+    std::vector<double> block_sums;
+    for (int64_t begin = 0; begin < count; begin += op::kAddSquaresBlock) {
+        double strands[kHalved] = {};
+        for (int64_t i = begin; i < std::min(count, begin + op::kAddSquaresBlock); ++i)
+            strands[i % kHalved] += squares[i];
+        block_sums.push_back(sum_in_halves(strands));
+    }
+    add_once(args.sum, sum_of_blocks(block_sums));
 }
 
 void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {

@@ -180,6 +180,10 @@ StochasticRounding rounding_of(const Context& ctx, const Parameter& weight) {
             .step = ctx.rounding.step ? ctx.rounding.step.as<int64_t>() : nullptr};
 }
 
+TensorView squares_of(const Context& ctx, const Parameter& weight) {
+    return ctx.sums_squares ? weight.squares : TensorView{};
+}
+
 }  // namespace
 
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
@@ -190,7 +194,8 @@ void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, co
                                 .groups = groups,
                                 .mode = ctx.grad_mode,
                                 .dw = weight.main_grad,
-                                .rounding = rounding_of(ctx, weight)},
+                                .rounding = rounding_of(ctx, weight),
+                                .squares = squares_of(ctx, weight)},
                                ctx.launch);
 }
 
@@ -214,7 +219,8 @@ void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor&
                                 .mode = waiting->mode,
                                 .dw = weight.main_grad,
                                 .second = own,
-                                .rounding = rounding_of(ctx, weight)},
+                                .rounding = rounding_of(ctx, weight),
+                                .squares = squares_of(ctx, weight)},
                                ctx.launch);
 }
 

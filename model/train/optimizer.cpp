@@ -36,13 +36,15 @@ Optimizer::Optimizer(const TrainingSpec& training, Device& device)
 }
 
 // Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the
-// ranks that hold them.
+// ranks that hold them. Where the weight gradients left sums of their squares, nothing is read again.
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = dense_squares_}, ctx.launch);
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
     if (store.dense_gradients())
         ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
-    if (store.expert_gradients() && ctx.exchange.holds_first_replica())
+    if (store.expert_squares() && ctx.sums_squares)
+        ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
+    else if (store.expert_gradients() && ctx.exchange.holds_first_replica())
         ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);

@@ -212,6 +212,8 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.sums_squares =
+        micro_batch == batcher_.num_micro_batches() - 1 && exchange_->num_ranks(Ranks::expert_replicas) == 1;
     ctx.rounding = {.seed = config_.training.seed,
                     .step = inputs_->rounding(),
                     .replica = world_.rank() / groups_.expert_parallel->size()};

@@ -31,6 +31,24 @@ TEST(OptimizerParity, NormSquared) {
     }
 }
 
+// Around the ends of a block, of a CTA's blocks, and of the strands of block sums.
+TEST(OptimizerParity, AddSquares) {
+    for (const int64_t count : {0, 1, 31, 33, 1023, 1024, 1025, 8 * 1024 + 1, 300 * 1024 + 77, 1024 * 1024 + 1}) {
+        SCOPED_TRACE(count);
+        if (too_large_here(count / 16)) continue;
+        Parity parity;
+        HostTensor squares(DType::f64, {count});
+        double about = 0;  // taken away first, so that the last bits of the sum show in a float
+        for (int64_t i = 0; i < count; ++i) {
+            squares.as<double>()[i] = static_cast<double>(i * 2654435761 % 2001) * (i % 97 == 0 ? 1e6 : 1e-3);
+            about += squares.as<double>()[i];
+        }
+        const HostTensor sum = HostTensor::of<float>({-static_cast<float>(about)});
+        parity.run(op::AddSquares{.squares = squares, .sum = sum});
+        parity.expect_same_bytes(sum, "sum");
+    }
+}
+
 // A view that begins `skip` elements into a tensor: pointers not aligned to 16 bytes.
 TensorView tail_of(const TensorView& view, int64_t skip) { return view.slice(skip, view.dim(0) - skip); }
 

@@ -300,6 +300,21 @@ TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {
 
 // ---- clipping
 
+TEST(AddSquares, AddsEveryEntryInDouble) {
+    ReferenceOps ops;
+    for (const int64_t count : {0, 1, 1023, 1024, 3 * 1024 + 5, 1100 * 1024}) {
+        HostTensor squares(DType::f64, {count});
+        for (int64_t i = 0; i < count; ++i) squares.as<double>()[i] = static_cast<double>(i % 1000 + 1);
+        const HostTensor sum = HostTensor::of<float>({0.5f});
+        double wanted = 0.5;  // whole numbers: exact in any order
+        for (int64_t i = 0; i < count; ++i) wanted += static_cast<double>(i % 1000 + 1);
+        ops.add_squares({.squares = squares, .sum = sum});
+        EXPECT_EQ(sum(0), static_cast<double>(static_cast<float>(wanted))) << count;
+    }
+    const HostTensor sum = HostTensor::of<float>({0.0f}), narrow(DType::f32, {4});
+    EXPECT_THROW(ops.add_squares({.squares = narrow, .sum = sum}), Error);
+}
+
 TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
     struct Case {
         float norm_squared, clip;
