@@ -199,9 +199,10 @@ void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBa
     EXPECT_TRUE(same_bytes(parity.from_gpu(again.view()), wanted)) << "one cluster gave other bits";
     HostTensor before(DType::bf16, {G, c.n, c.k});
     fill_normal(before, 46, 5.0);
-    expect_squares(
-        parity, wanted, before,
-        [&](const HostTensor& to, const HostTensor& sums_of, int sm_limit) { run(to, mode, sm_limit, sums_of); });
+    expect_squares(parity, wanted, before,
+                   [&](const HostTensor& to, const HostTensor& sums_of, int sm_limit) {
+                       run(to, mode, sm_limit, sums_of);
+                   });
 }
 
 // What is not finite shows in the norm, wherever it lies in a patch.
@@ -213,11 +214,8 @@ TEST(WgradKernels, SquaresOfWhatIsNotFinite) {
         HostTensor dw(DType::f32, {3, 300, 520}), squares = squares_for(3, 300, 520);
         const HostTensor sum = HostTensor::of<float>({0.0f});
         Parity parity;
-        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(op::GroupedGemmWgrad{.dy = rows.dy,
-                                                                         .x = rows.x,
-                                                                         .groups = rows.groups,
-                                                                         .dw = dw,
-                                                                         .squares = squares}));
+        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(op::GroupedGemmWgrad{
+            .dy = rows.dy, .x = rows.x, .groups = rows.groups, .dw = dw, .squares = squares}));
         parity.gpu.add_squares(parity.on_gpu(op::AddSquares{.squares = squares, .sum = sum}));
         EXPECT_EQ(parity.from_gpu(sum.view()).as<float>()[0], INFINITY) << column;
     }

@@ -33,7 +33,8 @@ TEST(OptimizerParity, NormSquared) {
 
 // Around the ends of a block, of a CTA's blocks, and of the strands of block sums.
 TEST(OptimizerParity, AddSquares) {
-    for (const int64_t count : {0, 1, 31, 33, 1023, 1024, 1025, 8 * 1024 + 1, 300 * 1024 + 77, 1024 * 1024 + 1}) {
+    for (const int64_t count :
+         {0, 1, 31, 33, 1023, 1024, 1025, 8 * 1024 + 1, 300 * 1024 + 77, 1024 * 1024 + 1}) {
         SCOPED_TRACE(count);
         if (too_large_here(count / 16)) continue;
         Parity parity;

@@ -23,8 +23,8 @@ void check_lt(cublasStatus_t status, const char* what) {
              cublasLtGetStatusName(status));
 }
 
-// EXECUTION_FAILED alone does not tell a launch that failed from an earlier kernel that did; CUDA's last error
-// does.
+// EXECUTION_FAILED alone does not tell a launch that failed from an earlier kernel that did; CUDA's last
+// error does.
 [[noreturn]] void fail_gemm(cublasStatus_t status, const CublasLtGemm& p, int sm_limit) {
     const cudaError_t cuda = cudaGetLastError();
     fail(ExitCode::internal,
@@ -169,10 +169,10 @@ bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_
     if (!plan.usable) return false;
     Description description(p, sm_limit);
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
-    const cublasStatus_t status = cublasLtMatmul(
-        handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data, &description.second,
-        &beta, p.d.data, &description.d, p.d.data, &description.d, &plan.algorithm, workspaces_[lane],
-        kWorkspaceBytes, stream);
+    const cublasStatus_t status =
+        cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
+                       &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
+                       &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream);
     if (status != CUBLAS_STATUS_SUCCESS) fail_gemm(status, p, sm_limit);
     return true;
 }
