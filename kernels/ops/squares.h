@@ -25,6 +25,8 @@ constexpr std::array<int64_t, 4> squares_shape(int64_t groups, int64_t n, int64_
 // added as (s00 + s01) + (s10 + s11). Its quarters are added in the order (b, h) = 00, 01, 10, 11, then the
 // lanes in halves (l + (l+16), then + 8, 4, 2, 1). Swapping the halves of j changes no bit.
 constexpr int kSquaresLanes = 32;
+// Of a patch of zeros: 4096 times the square of magnitude(0), exactly, in any order.
+constexpr double kSquaresOfZeros = 0x1p-242;
 struct SquareStrands {
     double strands[2][2] = {};
 

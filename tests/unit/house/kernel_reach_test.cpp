@@ -61,6 +61,10 @@ const std::vector<Variant> kVariants = {
      "configs/layer_deepseek_v3.yaml parallel.moe_token_dispatcher_type=alltoall"},
     {"exchange/nccl/kernels.cu", "pack_rows_kernel", "exchange", "dispatcher alltoall, dispatch",
      "configs/layer_deepseek_v3.yaml parallel.moe_token_dispatcher_type=alltoall"},
+    {"exchange/nccl/kernels.cu", "move_rows_kernel", "exchange",
+     "dispatcher alltoall, schedule.cuda_graph_impl full_iteration: messages of a fixed size",
+     "configs/layer_deepseek_v3.yaml parallel.moe_token_dispatcher_type=alltoall "
+     "schedule.cuda_graph_impl=full_iteration"},
     {"exchange/nccl/kernels.cu", "pack_choices_kernel", "exchange",
      "dispatcher alltoall, combine order invariant",
      "configs/layer_deepseek_v3.yaml parallel.moe_token_dispatcher_type=alltoall "

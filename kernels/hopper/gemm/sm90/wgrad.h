@@ -79,7 +79,8 @@ __device__ void clear_tiles(const GemmProblem& p) {
         if constexpr (kSquares == Squares::sum) {
             const int64_t column = tile.b_output + lane / op::kSquaresPatches * op::kSquaresTile;
             if (column < min(tile.b_output + kTileCols, p.n))
-                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] = 0.0;
+                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] =
+                    op::kSquaresOfZeros;
         }
     });
 }
