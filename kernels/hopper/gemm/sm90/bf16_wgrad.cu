@@ -180,7 +180,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUten
     RingPosition<kTileSlots> ring;
     int steps = 0, depth = 0;
     // of block 0, and of the block 1 that is in `waiting`, at first of none
-    BlockOrigin origin{}, second{0, static_cast<int>(p.m), kSquares == Squares::sum ? -1 : 0};
+    BlockOrigin origin{}, second{0, kNoRow, 0};
     PatchSquares<kSquares> squares;
     uint32_t d_parity = 0;
     float sum[2][64], waiting[64];

@@ -230,7 +230,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     WgradTile<kSets> tile{};
     int steps = 0;
     // of block 0; `previous`: of the tile whose block 1 has not been stored yet, at first of none
-    BlockOrigin origin{}, previous{0, static_cast<int>(p.m), kSquares == Squares::sum ? -1 : 0};
+    BlockOrigin origin{}, previous{0, kNoRow, 0};
     PatchSquares<kSquares> squares;
     TileScales<kSets>& tile_scales = shared.tile_scales[warp];
     uint32_t d_parity = 0;

@@ -101,6 +101,8 @@ static_assert(2 * kBf16Boxes == kF32Boxes);
 struct BlockOrigin {
     int column, row, group;
 };
+// The row of the block before the first: past every D, so that its store writes nothing.
+constexpr int kNoRow = 1 << 30;
 
 // What a thread knows of the squares of its warp's patch: the quarters that it has stored so far.
 template <Squares kSquares> struct PatchSquares {
@@ -108,10 +110,10 @@ template <Squares kSquares> struct PatchSquares {
 
     __device__ __forceinline__ void add_quarter(const op::SquareStrands& strands) { sum += strands.sum(); }
     // All lanes: adds them, writes the patch of the tile of `origin` (of either block), begins the next
-    // patch. Nothing is written of the tile before the first (group < 0) and past the last column.
+    // patch. Nothing is written of the tile before the first and past the last column.
     __device__ __forceinline__ void finish(const GemmProblem& p, const BlockOrigin& origin) {
         for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
-        if (threadIdx.x % kWarpSize == 0 && origin.group >= 0 && origin.column < p.n)
+        if (threadIdx.x % kWarpSize == 0 && origin.row < kNoRow && origin.column < p.n)
             squares_of(p, origin.group, origin.row,
                        origin.column)[threadIdx.x / kWarpSize % op::kSquaresPatches] = sum;
         sum = 0.0;
