@@ -11,6 +11,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <deque>
 
 namespace fp8flow::test {
 namespace {
@@ -89,11 +90,13 @@ template <class Run>
 void expect_squares(Parity& parity, const HostTensor& wanted, const HostTensor& before, Run run) {
     const int64_t groups = wanted.view().dim(0), n = wanted.view().dim(1), k = wanted.view().dim(2);
     const HostTensor wanted_squares = squares_of(wanted);
+    std::deque<HostTensor> kept;  // parity knows tensors by their addresses
     for (const int sm_limit : {0, 2}) {
         SCOPED_TRACE(fmt::format("squares, {} SMs", sm_limit));
-        HostTensor dw(wanted.view().dtype, {groups, n, k});
+        const HostTensor& dw =
+            kept.emplace_back(wanted.view().dtype, std::initializer_list<int64_t>{groups, n, k});
         std::memcpy(dw.view().data, before.view().data, static_cast<size_t>(before.view().bytes()));
-        const HostTensor squares = squares_for(groups, n, k);
+        const HostTensor& squares = kept.emplace_back(squares_for(groups, n, k));
         run(dw, squares, sm_limit);
         EXPECT_TRUE(same_bytes(parity.from_gpu(dw.view()), wanted)) << "squares change the gradient";
         EXPECT_TRUE(same_bytes(parity.from_gpu(squares.view()), wanted_squares));

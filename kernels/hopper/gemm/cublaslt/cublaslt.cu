@@ -167,12 +167,16 @@ bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_
     }
     const Plan& plan = found->second;
     if (!plan.usable) return false;
-    Description description(p, sm_limit);
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
-    const cublasStatus_t status =
-        cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
-                       &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
-                       &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream);
+    const auto matmul = [&](int limit) {
+        Description description(p, limit);
+        return cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
+                              &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
+                              &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream);
+    };
+    cublasStatus_t status = matmul(sm_limit);
+    // an algorithm chosen for all SMs may not launch on very few: it takes the SMs that it wants then
+    if (status == CUBLAS_STATUS_EXECUTION_FAILED && sm_limit > 0) status = matmul(0);
     if (status != CUBLAS_STATUS_SUCCESS) fail_gemm(status, p, sm_limit);
     return true;
 }
