@@ -248,14 +248,29 @@ def exposed_2gpu():
 
 def state_dtypes():
     """Gradients and moments in BF16: layer, weight gradients, optimizer and step."""
-    name, rows = "profile_state_dtypes_2gpu.json", []
-    for r in load(name)["recipes"]:
-        stages = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
-        rows.append([r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
-                     f"{r['layer clock hertz']['median'] / 1e6:.0f}",
-                     f"{stages['fc1 wgrad'] + stages['fc2 wgrad']:.2f}", f"{stages['optimizer']:.2f}",
-                     f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}"])
-    return table(["state", "layer, ms", "MHz", "weight gradients", "optimizer", "step", "joules a step"], rows, 1) + source(origin(name))
+    names, rows = ["profile_state_dtypes_2gpu.json", "profile_state_dtypes_h100_x2.json"], []
+    for name in names:
+        profile = load(name)
+        for r in profile["recipes"]:
+            stages = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
+            rows.append([f"2 x {profile['machine']['gpu'].split()[1]}, {profile['commit']}",
+                         r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
+                         f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                         f"{stages['fc1 wgrad'] + stages['fc2 wgrad']:.2f}", f"{stages['optimizer']:.2f}",
+                         f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}"])
+    return table(["GPUs, commit", "state", "layer, ms", "MHz", "weight gradients", "optimizer", "step", "joules a step"], rows, 2) + \
+        source(*map(origin, names))
+
+
+def graphs():
+    """A step as a CUDA graph: how long it takes, and how long the host is busy."""
+    names, rows = {"profile_quickstart_graph_h100.json": "configs/quickstart.yaml, one H100",
+                   "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml, two H100s, 4096 tokens a GPU"}, []
+    for name, label in names.items():
+        for r in load(name)["recipes"]:
+            rows.append([label, r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "serial"), f"{r['step seconds'] * 1e3:.2f}",
+                         f"{r['host seconds'] * 1e3:.2f}"])
+    return table(["model", "schedule", "step, ms", "host busy, ms"], rows, 2) + source(*map(origin, names))
 
 
 def gradient_dtypes():
@@ -636,6 +651,11 @@ WHAT = {
     "exposed_mixtral_2gpu.json": "the same, Mixtral-8x7B layer",
     "exposed_100m_2gpu.json": "the same, 107 M model",
     "exposed_100m_2gpu.svg": "its lanes in time",
+    "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml on two H100s, schedules side by side, one of them a CUDA graph a step",
+    "profile_quickstart_graph_h100.json": "configs/quickstart.yaml on one H100, likewise",
+    "profile_state_dtypes_h100_x2.json": "gradients and moments in FP32 and BF16 on two H100s, squares summed by the weight gradients",
+    "validate_state_dtypes_h100_x2.json": "1,000 steps of configs/h200_100m.yaml: gradients and moments in BF16 against FP32, one seed",
+    "faults_h100_x2.json": "a rank killed, stopped and throwing at ten stages, two GPUs",
     "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
     "bench_gradient_dtypes_h200.json": "weight gradients of experts, written and added in FP32 and in BF16",
     "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
@@ -811,7 +831,7 @@ def picture():
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
-    "state_dtypes": state_dtypes, "gradient_dtypes": gradient_dtypes,
+    "graphs": graphs, "state_dtypes": state_dtypes, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
