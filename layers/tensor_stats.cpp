@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Copies a quantised tensor and its source to the host and counts what the codes lost.
+// Copies a quantised tensor and its source, or its transposed copy, to the host and counts what the codes
+// lost.
 #include "layers/tensor_stats.h"
 
 #include "kernels/core/scalar_math.h"
@@ -32,7 +33,7 @@ float value_at(const TensorView& view, const std::vector<uint8_t>& bytes, int64_
     return fp8_to_float(data[index], view.dtype);
 }
 
-// Index of the scale of code (row, column) in `scales`; rows are absolute in the tensor.
+// Index of the scale of code (row, column) in `scales`; both are absolute in the tensor as stored.
 int64_t scale_index(const ScaledTensor& tensor, int64_t row, int64_t column) {
     const int64_t rows = tensor.data.dim(0), columns = tensor.data.dim(1);
     switch (tensor.layout) {
@@ -41,9 +42,44 @@ int64_t scale_index(const ScaledTensor& tensor, int64_t row, int64_t column) {
         case ScaleLayout::vec128_wire: return row * ceil_div(columns, kBlock) + column / kBlock;
         case ScaleLayout::vec128: return column / kBlock * rows + row;
         case ScaleLayout::mx32: return column / kMxBlock * rows + row;
+        case ScaleLayout::tile128: return column / kBlock * tensor.scales.cols() + row / kBlock;
         default: break;
     }
-    FP8FLOW_CHECK(false, "tensor stats read row layouts, not {}", name_of(tensor.layout));
+    FP8FLOW_CHECK(false, "tensor stats do not read the layout {}", name_of(tensor.layout));
+}
+
+// A quantised tensor on the host.
+struct HostCopy {
+    const ScaledTensor& tensor;
+    std::vector<uint8_t> codes, scales;
+    int64_t base, columns;
+
+    HostCopy(Context& ctx, const ScaledTensor& of)
+        : tensor(of),
+          codes(to_host<uint8_t>(ctx, of.data)),
+          scales(to_host<uint8_t>(ctx, of.scales)),
+          base(base_of(ctx, of.data)),
+          columns(of.data.dim(1)) {}
+    uint8_t code(int64_t row, int64_t column) const {
+        return codes[static_cast<size_t>(row * columns + column)];
+    }
+    double scale(int64_t row, int64_t column) const {
+        return value_at(tensor.scales, scales, scale_index(tensor, row, column));
+    }
+    double value(int64_t row, int64_t column) const {
+        return static_cast<double>(fp8_to_float(code(row, column), tensor.data.dtype)) * scale(row, column);
+    }
+};
+
+bool is_zero(uint8_t code) { return (code & 0x7F) == 0; }
+
+// visit(first row, count) for each group's valid rows, from the base; without groups all rows.
+template <class Visit>
+void visit_valid_rows(Context& ctx, const RowGroups& groups, int64_t all_rows, Visit visit) {
+    if (groups.num_groups == 0) return visit(0, all_rows);
+    const auto counts = to_host<int64_t>(ctx, groups.counts);
+    const auto offsets = to_host<int64_t>(ctx, groups.offsets);
+    for (size_t g = 0; g < counts.size(); ++g) visit(offsets[g], counts[g]);
 }
 
 }  // namespace
@@ -57,20 +93,19 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
             rows_.insert(rows_.end(), {.tensor = name, .scale_min = std::numeric_limits<double>::infinity()});
     }
     TensorStatsRow& row = *found;
-    const int64_t columns = quantized.data.dim(1), base = base_of(ctx, quantized.data);
+    const HostCopy codes(ctx, quantized);
+    const int64_t columns = codes.columns, base = codes.base;
     const int64_t source_base = source ? base_of(ctx, source) : 0;
-    const auto codes = to_host<uint8_t>(ctx, quantized.data);
-    const auto scales = to_host<uint8_t>(ctx, quantized.scales);
     const auto plain = source ? to_host<uint8_t>(ctx, source) : std::vector<uint8_t>{};
     const uint8_t largest = quantized.data.dtype == DType::e5m2 ? 0x7B : 0x7E;
     row.has_source = static_cast<bool>(source);
 
-    auto visit_rows = [&](int64_t first, int64_t count) {
+    visit_valid_rows(ctx, groups, quantized.data.dim(0), [&](int64_t first, int64_t count) {
         for (int64_t r = first; r < first + count; ++r) {
             for (int64_t c = 0; c < columns; ++c) {
-                const uint8_t code = codes[static_cast<size_t>((base + r) * columns + c)];
-                const double scale = value_at(quantized.scales, scales, scale_index(quantized, base + r, c));
-                const bool zero = (code & 0x7F) == 0;
+                const uint8_t code = codes.code(base + r, c);
+                const double scale = codes.scale(base + r, c);
+                const bool zero = is_zero(code);
                 ++row.values;
                 row.zeros += zero;
                 row.saturations += (code & 0x7F) == largest;
@@ -85,14 +120,40 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
                 row.source_energy += truth * truth;
             }
         }
-    };
-    if (groups.num_groups == 0) {
-        visit_rows(0, quantized.data.dim(0));
-        return;
-    }
-    const auto counts = to_host<int64_t>(ctx, groups.counts);
-    const auto offsets = to_host<int64_t>(ctx, groups.offsets);
-    for (size_t g = 0; g < counts.size(); ++g) visit_rows(offsets[g], counts[g]);
+    });
+}
+
+TransposeStatsRow& TensorStats::transposed_row(const std::string& weight, const char* tensor) {
+    const auto found =
+        std::find_if(transposed_.rbegin(), transposed_.rend(), [&](const TransposeStatsRow& row) {
+            return row.iteration == iteration_ && row.weight == weight && row.tensor == tensor;
+        });
+    if (found != transposed_.rend()) return *found;
+    return transposed_.emplace_back(
+        TransposeStatsRow{.iteration = iteration_, .weight = weight, .tensor = tensor});
+}
+
+void TensorStats::observe_transposed(Context& ctx, const std::string& weight, const char* tensor,
+                                     const ScaledTensor& rows, const ScaledTensor& copy,
+                                     const RowGroups& groups) {
+    TransposeStatsRow& row = transposed_row(weight, tensor);
+    const HostCopy from(ctx, rows), to(ctx, copy);
+    visit_valid_rows(ctx, groups, rows.data.dim(0), [&](int64_t first, int64_t count) {
+        for (int64_t r = first; r < first + count; ++r) {
+            for (int64_t c = 0; c < from.columns; ++c) {
+                const double value = from.value(from.base + r, c);
+                const double error = to.value(c, to.base + r) - value;
+                ++row.values;
+                row.energy += value * value;
+                row.error_energy += error * error;
+                if (value == 0) continue;
+                ++row.nonzero;
+                if (!is_zero(to.code(c, to.base + r))) continue;
+                ++row.flushed;
+                row.flushed_energy += value * value;
+            }
+        }
+    });
 }
 
 }  // namespace fp8flow

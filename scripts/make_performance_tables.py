@@ -711,6 +711,7 @@ WHAT = {
     "quickstart_recipes.svg": "its picture",
     "quickstart_recipes_h200.json": "the same on one GPU",
     "quickstart_combine_h200.json": "the same with precision.moe_apply_probs_in: combine",
+    "transposed_quickstart_cpu.json": "what the transposed copies of fp8_flow flush while configs/quickstart.yaml trains, reference backend",
     "validate_100m_1gpu.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, one GPU: inconclusive",
     "validate_h200_100m.json": "loss of configs/h200_100m.yaml under bf16, fp8_flow and the control arm, 4 GPUs",
     "validate_h200_100m.svg": "its picture",
@@ -828,6 +829,35 @@ def picture():
     return "\n".join(out) + "\n"
 
 
+# ---- transposed copies ---------------------------------------------------------------------------------------------------------
+TRANSPOSED = [  # run, file
+    ("configs/quickstart.yaml, 2 CPU ranks", "transposed_quickstart_cpu.json"),
+]
+
+
+def flushed_at(iteration, tensor):
+    """Share of the nonzero values of a tensor, over all weights."""
+    rows = [row for row in iteration["transposed"] if row["tensor"] == tensor]
+    return sum(row["flushed"] for row in rows) / sum(row["nonzero"] for row in rows)
+
+
+def transposed():
+    header = ["run", "copy", "values not 0", "flushed", "at iteration", "and at", "most of a norm^2", "of", "most NMSE"]
+    lines = []
+    for run, name in TRANSPOSED:
+        iterations = load(name)["iterations"]
+        first, last = iterations[0], iterations[-1]
+        for tensor in ["dye^T", "dh^T", "a^T", "xe^T"]:
+            rows = [(row, step["iteration"]) for step in iterations for row in step["transposed"] if row["tensor"] == tensor]
+            values, flushed = (sum(row[key] for row, _ in rows) for key in ("nonzero", "flushed"))
+            most, when = max(rows, key=lambda pair: pair[0]["flushed norm share"])
+            lines.append([run, tensor, f"{values / 1e6:.1f} M", f"{flushed / values:.5%}".replace("%", " %"),
+                          *(f"{step['iteration']}: {flushed_at(step, tensor):.5%}".replace("%", " %") for step in (first, last)),
+                          f"{most['flushed norm share']:.1e}", f"{most['weight'].removesuffix('.weight')}, {when}",
+                          f"{max(row['nmse'] for row, _ in rows):.1e}"])
+    return table(header, lines, 2) + source(*(origin(name) for _, name in TRANSPOSED))
+
+
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
@@ -839,7 +869,7 @@ TABLES = {
     "loss_combine": lambda: loss("quickstart_combine_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
     "layer_errors": layer_errors, "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
     "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
-    "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
+    "transposed": transposed, "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
 }
 MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)
 

@@ -219,6 +219,9 @@ void Fp8Flow::wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, con
                     const ExpertsSaved& saved, Parameter& weight) const {
     ArenaScope scope(ctx.scratch);
     const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
+    const bool fc2 = std::string_view(stage).starts_with("fc2");
+    observe_transposed(ctx, fc2 ? "dye^T" : "dh^T", dy, dy_t, saved, weight);
+    observe_transposed(ctx, fc2 ? "a^T" : "xe^T", x, x_t, saved, weight);
     paired_weight_gradient(ctx, stage, dy_t, x_t, saved, weight);
 }
 

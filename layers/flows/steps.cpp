@@ -257,4 +257,10 @@ void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Tens
     observe(ctx, "swiglu backward", dh, saved.groups, plain);
 }
 
+void observe_transposed(Context& ctx, const char* name, const ScaledTensor& rows, const ScaledTensor& copy,
+                        const ExpertsSaved& saved, const Parameter& weight) {
+    if (ctx.tensor_stats == nullptr) return;
+    ctx.tensor_stats->observe_transposed(ctx, weight.spec.name, name, rows, copy, saved.groups);
+}
+
 }  // namespace fp8flow::steps

@@ -85,5 +85,8 @@ void observe(Context& ctx, const char* name, const ScaledTensor& quantized, cons
 void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const ScaledTensor& a);
 void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
                              const ScaledTensor& dh);
+// What a transposed copy of `rows`, an operand of weight's gradient, has lost.
+void observe_transposed(Context& ctx, const char* name, const ScaledTensor& rows, const ScaledTensor& copy,
+                        const ExpertsSaved& saved, const Parameter& weight);
 
 }  // namespace fp8flow::steps

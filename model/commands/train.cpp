@@ -2,7 +2,6 @@
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
 #include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
-#include "layers/tensor_stats.h"
 #include "model/base/provenance.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/resume.h"
@@ -12,6 +11,7 @@
 #include "model/report/run_report.h"
 #include "model/report/svg.h"
 #include "model/report/table.h"
+#include "model/report/tensor_stats.h"
 #include "model/report/tensorboard.h"
 #include "model/weights/export.h"
 
@@ -30,44 +30,6 @@ using namespace checkpoint;
 using namespace report;
 
 namespace {
-
-std::string tensor_stats_table(const TensorStats& stats) {
-    Table table({{"tensor", Align::left},
-                 {"values"},
-                 {"zero codes"},
-                 {"underflow"},
-                 {"saturated"},
-                 {"scale min"},
-                 {"scale max"},
-                 {"NMSE vs BF16"}});
-    auto share = [](int64_t count, int64_t of) {
-        return format_percent(of > 0 ? static_cast<double>(count) / static_cast<double>(of) : 0.0, 3);
-    };
-    for (const TensorStatsRow& row : stats.rows()) {
-        table.add_row({row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
-                       row.has_source ? share(row.underflows, row.values) : "-",
-                       share(row.saturations, row.values), format_scientific(row.scale_min),
-                       format_scientific(row.scale_max),
-                       row.has_source ? format_scientific(row.nmse()) : "-"});
-    }
-    return table.text(2);
-}
-
-nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance) {
-    nlohmann::json rows = nlohmann::json::array();
-    for (const TensorStatsRow& row : stats.rows()) {
-        rows.push_back({{"tensor", row.tensor},
-                        {"values", row.values},
-                        {"zeros", row.zeros},
-                        {"underflows", row.underflows},
-                        {"saturations", row.saturations},
-                        {"scale min", row.scale_min},
-                        {"scale max", row.scale_max}});
-        if (row.has_source) rows.back()["nmse"] = row.nmse();
-        add_provenance(rows.back(), provenance);
-    }
-    return rows;
-}
 
 std::string name_of_signal(int signal) {
     switch (signal) {
@@ -526,11 +488,17 @@ private:
                                         config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats_));
             folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_, provenance_).dump(2) + "\n");
+            if (!stats_.transposed().empty()) {
+                log_.line(transpose_stats_table(stats_));
+                folder_->write_atomic("transposed_stats.json",
+                                      transpose_stats_json(stats_, provenance_).dump(2) + "\n");
+            }
         }
         log_.line(fmt::format("  files          {}/", folder_->path()));
         log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
                               config_.output.metrics ? "metrics.jsonl, " : "",
-                              config_.output.tensor_stats ? ", tensor_stats.json" : ""));
+                              (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
+                                  std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
         if (done < all) {
             log_.line(saver_
                           ? fmt::format("  next           the same command with --out {} --resume auto "

@@ -383,7 +383,8 @@ void add_output(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
                              "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),
-                             "underflow, saturation, scale range and error of every FP8 tensor"));
+                             "underflow, saturation, scale range and error of every FP8 tensor, and what "
+                             "transposed copies lose"));
     fields.push_back(integer(s, "tensor_stats_interval", AT(output.tensor_stats_interval), {.min = 1},
                              "steps between tensor statistics"));
 }

@@ -385,7 +385,10 @@ void Trainer::launch(Flight& flight) {
     timer.reset();
     ops_->observe(timer.enabled() ? &timer : nullptr);
     exchange_->observe(timer.enabled() ? &timer : nullptr);
-    if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
+    if (flight.tensor_stats != nullptr) {
+        flight.stats_before = *flight.tensor_stats;
+        flight.tensor_stats->begin_iteration(flight.step + 1);
+    }
     const Clock::time_point begin = Clock::now();
     inputs_->write(static_cast<int64_t>(slot_of(flight.step)), inputs_of(flight));
     if (captured_)

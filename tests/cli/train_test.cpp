@@ -10,6 +10,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -218,6 +219,42 @@ TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
             EXPECT_LT(row.value("nmse", 0.0), 3e-3) << name;  // E4M3: about 7e-4
         }
     }
+}
+
+// One record an observed iteration; a run without statistics has the same losses and no file.
+TEST(Train, TransposedCopiesOverTime) {
+    TemporaryFolder folder;
+    const Texts settings = {"training.train_iters=5", "training.eval_iters=0",
+                            "output.tensor_stats_interval=2"};
+    Texts line = train(folder.path("out"), settings);
+    line.push_back("--tensor-stats");
+    const CommandResult run = fp8flow_alone(line);
+    ASSERT_EQ(run.status, 0) << run.err;
+    expect_contains(run.out, "transposed copy");
+    expect_contains(run.out, "transposed_stats.json");
+    const json stats = json::parse(read_whole(folder.path("out/transposed_stats.json")));
+    expect_provenance(stats, "fp8flow train ", 1);
+    const json& iterations = stats.at("iterations");
+    ASSERT_EQ(iterations.size(), 2u);
+    for (size_t i = 0; i < iterations.size(); ++i) {
+        EXPECT_EQ(iterations[i].at("iteration"), 2 * (i + 1));
+        std::set<std::string> tensors;
+        for (const json& row : iterations[i].at("transposed")) {
+            tensors.insert(row.at("tensor"));
+            EXPECT_TRUE(row.at("weight").get<std::string>().starts_with("layers.")) << row;
+            const int64_t values = row.at("values"), nonzero = row.at("nonzero"), flushed = row.at("flushed");
+            EXPECT_GT(nonzero, 0) << row;
+            EXPECT_LE(nonzero, values) << row;
+            EXPECT_EQ(row.at("flushed share"), static_cast<double>(flushed) / static_cast<double>(nonzero));
+            EXPECT_EQ(row.at("flushed norm share") > 0.0, flushed > 0) << row;
+            EXPECT_LE(row.at("flushed norm share"), row.at("nmse")) << row;
+        }
+        EXPECT_EQ(tensors, (std::set<std::string>{"a^T", "dh^T", "dye^T", "xe^T"}));
+    }
+    const CommandResult without = fp8flow_alone(train(folder.path("off"), settings));
+    ASSERT_EQ(without.status, 0) << without.err;
+    EXPECT_EQ(losses_of(folder.path("off")), losses_of(folder.path("out")));
+    EXPECT_FALSE(std::filesystem::exists(folder.path("off/transposed_stats.json")));
 }
 
 TEST(Train, StatisticsOfARecipeWithoutFp8SaySo) {

@@ -11,6 +11,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iterator>
 
 namespace fp8flow {
 namespace {
@@ -444,6 +445,80 @@ TEST(Flows, TransposeAddsAnErrorOnlyWithFreeScales) {
     EXPECT_LE(test::nmse(w1_gradient(false, ScaleFormat::pow2, true), exact), 1e-6);  // ties with it
     const auto exact_free = w1_gradient(false, ScaleFormat::fp32, false);
     EXPECT_GE(test::nmse(w1_gradient(false, ScaleFormat::fp32, true), exact_free), 2e-4);
+}
+
+// Of the gradient of a dense FFN's W2 [128, 256], the rows that odd tokens own: an odd token's dY is `small`
+// times an even one's and lies in columns 64..127, where even tokens have zeros. In the root, against fp32.
+double error_of_small_tokens(PrecisionSpec precision, double small) {
+    auto gradient = [&](const PrecisionSpec& of) {
+        LayerCase c = LayerCase::of(of.recipe);
+        c.precision = of;
+        c.tokens = {128};
+        c.model.moe_layer_freq = {0};
+        std::vector<double> result;
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+            test::RankFixture rank(group, c);
+            ParameterStore store(rank.ops, c.seed);
+            const TransformerBlock block(store, rank.poison, c.block_spec(0, 1));
+            store.allocate_gradients();
+            Context ctx = rank.context();
+            test::HostTensor x(c.activation(), {128, 128}), dy(c.activation(), {128, 128}),
+                y(c.activation(), {128, 128}), dx(c.activation(), {128, 128});
+            test::fill_bf16_normal(x, 1, 0.0625);
+            test::fill(dy, [&](int64_t i) {
+                const bool odd = i / 128 % 2 == 1;
+                if (odd != (i % 128 >= 64)) return 0.0;
+                const double value = random_normal(2, 0, static_cast<uint64_t>(i));
+                return static_cast<double>(
+                    to_float(to_bf16(static_cast<float>(odd ? small * value : value))));
+            });
+            ArenaScope scope(rank.saved);
+            block.begin_step(ctx);
+            BlockSaved saved;
+            block.forward(ctx, x, saved, y);
+            block.backward(ctx, dy, saved, dx);
+            for (const Parameter& p : store.all())
+                if (p.spec.name == "layers.0.mlp.linear_fc2.weight") result = test::to_doubles(p.main_grad);
+        });
+        result.erase(result.begin(), result.begin() + static_cast<int64_t>(result.size()) / 2);
+        return result;
+    };
+    PrecisionSpec exact;
+    exact.recipe = Recipe::fp32;
+    return std::sqrt(test::nmse(gradient(precision), gradient(exact)));
+}
+
+// The table of docs/numerics.md, "What the transpose flushes". The shift reaches 17 octaves: tokens of 1e-4
+// of their tile's largest lose bits, those of 1e-5 most of them. Each cure keeps what the rows hold.
+TEST(Flows, SmallTokensOfATileAndTheirCures) {
+    constexpr double kSizes[] = {1.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8};
+    struct {
+        const char* name;
+        void (*set)(PrecisionSpec&);
+        std::vector<double> errors;  // by size
+    } const cases[] = {
+        {"default", [](PrecisionSpec&) {}, {0.068, 0.068, 0.117, 0.825, 1.0, 1.0}},
+        {"moe_scaling_aware_transpose: false",
+         [](PrecisionSpec& p) { p.moe_scaling_aware_transpose = false; },
+         {0.068, 0.067, 0.068, 0.068, 0.067, 0.068}},
+        {"fp8_wgrad: false",
+         [](PrecisionSpec& p) { p.fp8_wgrad = false; },
+         {0.068, 0.067, 0.068, 0.068, 0.067, 0.068}},
+        {"fp8_format: hybrid",
+         [](PrecisionSpec& p) { p.fp8_format = Fp8Format::hybrid; },
+         {0.080, 0.081, 0.081, 0.082, 0.083, 0.093}},
+        {"fp8_blockwise",
+         [](PrecisionSpec& p) { p.recipe = Recipe::fp8_blockwise; },
+         {0.068, 0.067, 0.068, 0.067, 0.067, 0.068}},
+    };
+    for (const auto& test_case : cases) {
+        PrecisionSpec precision;
+        precision.recipe = Recipe::fp8_flow;
+        test_case.set(precision);
+        for (size_t i = 0; i < std::size(kSizes); ++i)
+            EXPECT_NEAR(error_of_small_tokens(precision, kSizes[i]), test_case.errors[i], 0.002)
+                << test_case.name << ", " << kSizes[i];
+    }
 }
 
 TEST(Flows, RowAlignmentDoesNotChangeAResult) {

@@ -11,6 +11,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
 
 namespace fp8flow {
 namespace {
@@ -106,6 +110,104 @@ TEST(TensorStats, RowBaseIsRespected) {
     });
 }
 
+// Two groups, of 128 rows and of 1, behind bases of their own. Rows are +-1 in every second column, code
+// 256 with the scale 2^-8; three rows are 2^-17, 2^-18 and 2^-19 of that. 256 * 2^-17 is the least E4M3 code,
+// half of it is a tie that rounds to 0.
+TEST(TensorStats, FlushedByTheTransposeExactly) {
+    constexpr int64_t kColumns = 256, kUsed = kColumns / 2, kRowBase = 128, kCopyBase = 256;
+    const std::map<int64_t, double> tiny{{5, 0x1p-17}, {70, 0x1p-18}, {127, 0x1p-19}};
+    const LayerCase c;
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        test::RankFixture rank(group, c);
+        Context ctx = rank.context();
+        const test::GroupsFixture groups({128, 1}, 128, 128);
+        HostTensor x(DType::bf16, {groups.capacity() + kRowBase, kColumns});
+        test::fill(x, [&](int64_t i) {
+            const int64_t row = i / kColumns - kRowBase, column = i % kColumns;
+            if (column % 2 == 0) return 0.0;
+            return (column % 4 == 1 ? 1.0 : -1.0) * (tiny.contains(row) ? tiny.at(row) : 1.0);
+        });
+        HostScaled rows(DType::e4m3, {groups.capacity() + kRowBase, kColumns}, ScaleLayout::vec128);
+        rank.ops.quantize_rows({.src = x, .dst = rows});
+        rows.set_row_base(kRowBase);
+        HostScaled copy(DType::e4m3, {kColumns, groups.capacity() + kCopyBase}, ScaleLayout::tile128);
+        copy.set_row_base(kCopyBase);
+        rank.ops.transpose_fp8({.src = rows, .groups = groups, .dst = copy});
+
+        TensorStats stats;
+        stats.begin_iteration(3);
+        stats.observe_transposed(ctx, "w", "dye^T", rows, copy, groups);
+        stats.begin_iteration(4);
+        for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
+            stats.observe_transposed(ctx, "w", "dye^T", rows, copy, groups);
+        stats.observe_transposed(ctx, "w", "dh^T", rows, copy, groups);
+        stats.observe_transposed(ctx, "v", "dye^T", rows, copy, groups);
+        ASSERT_EQ(stats.transposed().size(), 4u);
+        const TransposeStatsRow &once = stats.transposed()[0], &twice = stats.transposed()[1];
+        EXPECT_EQ(once.iteration, 3);
+        EXPECT_EQ(once.values, 129 * kColumns);
+        EXPECT_EQ(once.nonzero, 129 * kUsed);
+        EXPECT_EQ(once.flushed, 2 * kUsed);
+        const double flushed = kUsed * (0x1p-36 + 0x1p-38);
+        EXPECT_EQ(once.flushed_energy, flushed);
+        EXPECT_EQ(once.energy, kUsed * (126.0 + 0x1p-34) + flushed);
+        EXPECT_EQ(once.error_energy, flushed);  // the rest is exact
+        EXPECT_EQ(once.flushed_share(), 2.0 / 129.0);
+        EXPECT_EQ(once.flushed_energy_share(), flushed / once.energy);
+        EXPECT_EQ(twice.iteration, 4);
+        EXPECT_EQ(twice.flushed, 2 * once.flushed);
+        EXPECT_EQ(twice.energy, 2 * once.energy);
+        EXPECT_EQ(twice.flushed_energy_share(), once.flushed_energy_share());
+    });
+}
+
+// Double quantisation has scales per column: the same tiny rows alone in their columns are not flushed.
+TEST(TensorStats, FlushedByDoubleQuantisation) {
+    const LayerCase c;
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        test::RankFixture rank(group, c);
+        Context ctx = rank.context();
+        HostTensor x(DType::bf16, {128, 128});
+        test::fill(x, [](int64_t i) {
+            const bool tiny = i / 128 == 7, own = i % 128 < 32;
+            return tiny == own ? (tiny ? 0x1p-20 : 1.0) : i % 128 < 64 ? 0.0 : tiny ? 0x1p-20 : 1.0;
+        });
+        HostScaled rows(DType::e4m3, {128, 128}, ScaleLayout::vec128);
+        rank.ops.quantize_rows({.src = x, .dst = rows});
+        HostScaled tiles(DType::e4m3, {128, 128}, ScaleLayout::tile128),
+            columns(DType::e4m3, {128, 128}, ScaleLayout::vec128);
+        rank.ops.transpose_fp8({.src = rows, .groups = {}, .dst = tiles});
+        rank.ops.transpose_requantize(
+            {.src = rows, .groups = {}, .scale_format = ScaleFormat::pow2, .dst = columns});
+        TensorStats stats;
+        stats.observe_transposed(ctx, "tiles", "dye^T", rows, tiles, {});
+        stats.observe_transposed(ctx, "columns", "dye^T", rows, columns, {});
+        EXPECT_EQ(stats.transposed()[0].nonzero, 127 * 96 + 96);
+        EXPECT_EQ(stats.transposed()[0].flushed, 96);  // of the tiny row all
+        EXPECT_EQ(stats.transposed()[1].flushed, 64);  // those that share their column
+        EXPECT_EQ(stats.transposed()[1].nonzero, 127 * 96 + 96);
+    });
+}
+
+// The four transposed copies of the layer of LayerCase: 128 routed rows.
+void expect_transposed(const TensorStats& stats, bool wanted) {
+    const std::vector<std::tuple<std::string, std::string, int64_t>> copies{
+        {"fc2", "dye^T", 128}, {"fc2", "a^T", 128}, {"fc1", "dh^T", 256}, {"fc1", "xe^T", 128}};
+    ASSERT_EQ(stats.transposed().size(), wanted ? copies.size() : 0);
+    for (size_t i = 0; i < stats.transposed().size(); ++i) {
+        const TransposeStatsRow& row = stats.transposed()[i];
+        const auto& [weight, tensor, columns] = copies[i];
+        EXPECT_EQ(row.weight, "layers.0.moe.experts.linear_" + weight + ".weight");
+        EXPECT_EQ(row.tensor, tensor);
+        EXPECT_EQ(row.iteration, 0);
+        EXPECT_EQ(row.values, 128 * columns) << tensor;
+        EXPECT_GT(row.nonzero, 0.98 * static_cast<double>(row.values)) << tensor;
+        EXPECT_LT(row.flushed_share(), 1e-2) << tensor;
+        EXPECT_GT(row.energy, 0) << tensor;
+        EXPECT_LE(row.nmse(), 1e-6) << tensor;
+    }
+}
+
 // What each recipe reports, and that the numbers are those of its format.
 TEST(TensorStats, OfALayer) {
     const std::map<Recipe, std::vector<std::string>> wanted{
@@ -131,6 +233,7 @@ TEST(TensorStats, OfALayer) {
             EXPECT_LT(row.nmse(), 2e-3) << names[i];
             EXPECT_GT(row.scale_min, 0) << names[i];
         }
+        expect_transposed(stats, recipe == Recipe::fp8_flow);
         // what is computed a second time is not counted a second time
         for (const char* module : {"layernorm", "moe_act", "moe_expert", "moe", "shared_experts", "full"}) {
             LayerCase recomputed = c;
@@ -141,6 +244,8 @@ TEST(TensorStats, OfALayer) {
                                  [&](ProcessGroup& group) { test::run_block(group, recomputed, &all); });
                 std::map<std::string, int64_t> result;
                 for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.values;
+                for (const TransposeStatsRow& row : all.transposed())
+                    result[row.weight + " " + row.tensor] = row.values;
                 return result;
             };
             const auto wanted_values = values();

@@ -167,6 +167,7 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
 // A step that is run again is observed once.
 TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     std::vector<TensorStatsRow> rows[2];
+    std::vector<TransposeStatsRow> transposed[2];
     for (const char* factor : {"0", "0.01"}) {
         const Config config =
             test_config(Recipe::fp8_flow, {"model.seq_length=64", "training.micro_batch_size=4",
@@ -179,6 +180,7 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
             EXPECT_EQ(trainer->step().value().redone > 0, factor != std::string("0"));
             trainer->drain();
             rows[factor == std::string("0") ? 0 : 1] = stats.rows();
+            transposed[factor == std::string("0") ? 0 : 1] = stats.transposed();
         });
     }
     ASSERT_EQ(rows[0].size(), rows[1].size());
@@ -187,6 +189,18 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
         EXPECT_EQ(rows[0][i].values, rows[1][i].values) << rows[0][i].tensor;
         EXPECT_EQ(rows[0][i].zeros, rows[1][i].zeros) << rows[0][i].tensor;
         EXPECT_EQ(rows[0][i].error_energy, rows[1][i].error_energy) << rows[0][i].tensor;
+    }
+    ASSERT_EQ(transposed[0].size(), transposed[1].size());
+    ASSERT_FALSE(transposed[0].empty());
+    EXPECT_EQ(transposed[0].front().iteration, 1);
+    EXPECT_EQ(transposed[0].back().iteration, 2);
+    for (size_t i = 0; i < transposed[0].size(); ++i) {
+        const TransposeStatsRow &once = transposed[0][i], &again = transposed[1][i];
+        EXPECT_EQ(once.iteration, again.iteration) << once.tensor;
+        EXPECT_EQ(once.weight, again.weight) << once.tensor;
+        EXPECT_EQ(once.values, again.values) << once.tensor;
+        EXPECT_EQ(once.flushed, again.flushed) << once.tensor;
+        EXPECT_EQ(once.energy, again.energy) << once.tensor;
     }
 }
 
