@@ -118,7 +118,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                                       .seed = config.training.seed,
                                                       .state = config.training.state},
                                       *ops_);
-    optimizer_ = std::make_unique<Optimizer>(config.training, device);
+    optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
         turns_ = std::make_unique<Turns>(device);
