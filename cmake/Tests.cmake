@@ -162,6 +162,11 @@ if(Python3_Interpreter_FOUND)
     # Mistakes that the tests must catch: here only that each can still be planted.
     add_test(NAME planted_bugs_apply COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/planted_bugs.py --check)
     set_tests_properties(results_provenance results_tables planted_bugs_apply PROPERTIES LABELS unit TIMEOUT 60)
+    if(TARGET fp8flow)
+        add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_scaling_page.py
+                 --check --program $<TARGET_FILE:fp8flow>)
+        set_tests_properties(scaling_page PROPERTIES LABELS unit TIMEOUT 60)
+    endif()
 else()
     message(STATUS "python3 is not here: docs/results and the tables made from it are not checked")
 endif()

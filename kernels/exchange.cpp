@@ -176,6 +176,12 @@ TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const L
     return args.y;
 }
 
+void Exchange::require_capturable() const {
+    fail(ExitCode::usage,
+         "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (rows are "
+         "staged through host memory); set it to none, or build with NCCL");
+}
+
 void Exchange::reset_counts() {
     wire_ = {};
     num_dispatches_ = num_combines_ = 0;

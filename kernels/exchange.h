@@ -76,6 +76,8 @@ public:
     // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call
     // it after waiting for the device; what was computed since is worthless then.
     virtual void check_peers() {}
+    // Throws Error(usage) unless its calls can be captured (Device::capture), because none stops the host.
+    virtual void require_capturable() const;
     // True on exactly one of the ranks that hold the same experts.
     virtual bool holds_first_replica() const = 0;
 

@@ -101,6 +101,7 @@ public:
 
     // ---- optimizer
     void norm_squared(const op::NormSquared& args, const Launch& launch = {});
+    void add_squares(const op::AddSquares& args, const Launch& launch = {});
     void clip_factor(const op::ClipFactor& args, const Launch& launch = {});
     void adamw(const op::AdamW& args, const Launch& launch = {});
 

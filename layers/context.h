@@ -56,12 +56,15 @@ struct Context {
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
     bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
-    DelayedWgrads* delayed = nullptr;          // absent: every micro-batch computes its own weight gradients
+    // The last micro-batch, where nothing else is added to expert gradients: weight gradients leave the sums
+    // of their squares, which the gradient norm takes (combine order rank).
+    bool sums_squares = false;
+    DelayedWgrads* delayed = nullptr;  // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
     // What stochastic rounding counts by, beside the tensor and the micro-batch.
     struct Rounding {
         uint64_t seed = 0;
-        int64_t step = 0;
+        TensorView step;      // [1] i64 on the device: rounding_step()
         int64_t replica = 0;  // of the ranks that hold the same experts
     } rounding = {};
     TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped

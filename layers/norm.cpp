@@ -112,7 +112,7 @@ std::vector<NamedTensor> Norm::state() const {
     return {{gamma_->spec.name + ".amax_history", history_}, {gamma_->spec.name + ".scale", scale_}};
 }
 
-void Norm::update_state(Context& ctx, int64_t step) const {
+void Norm::update_state(Context& ctx, const TensorView& step) const {
     if (output_ != NormOutput::tensor_scaled) return;
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, amax_, ctx.launch);
     ctx.ops.delayed_scale_update({.position = step,

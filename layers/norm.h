@@ -31,7 +31,7 @@ public:
     // Start of a step, also of a redone one: the running maximum to zero. End of a step: the delayed scale of
     // the next one.
     void begin_step(Context& ctx) const;
-    void update_state(Context& ctx, int64_t step) const;
+    void update_state(Context& ctx, const TensorView& step) const;
     // History and scale, for checkpoints; none without a delayed scale.
     std::vector<NamedTensor> state() const;
 

@@ -90,6 +90,26 @@ void ParameterStore::allocate_gradients() {
             next += round_up(p.numel(), alignment);
         }
     }
+    if (expert_gradients_) allocate_squares();
+}
+
+void ParameterStore::allocate_squares() {
+    const auto shape = [](const ParameterSpec& of) {
+        return op::squares_shape(of.shape[0], of.shape[1], of.shape[2]);
+    };
+    const auto entries = [](const std::array<int64_t, 4>& s) { return s[0] * s[1] * s[2] * s[3]; };
+    int64_t total = 0;
+    for (const Parameter& p : parameters_)
+        if (p.spec.expert) total += entries(shape(p.spec));
+    expert_squares_ = arena_.tensor(DType::f64, {total}, "squares");
+    ops_.device().fill(expert_squares_.data, 0, static_cast<size_t>(expert_squares_.bytes()));
+    int64_t next = 0;
+    for (Parameter& p : parameters_) {
+        if (!p.spec.expert) continue;
+        const std::array<int64_t, 4> s = shape(p.spec);
+        p.squares = expert_squares_.slice(next, entries(s)).reshape({s[0], s[1], s[2], s[3]});
+        next += entries(s);
+    }
 }
 
 TensorView Parameter::gradient_of(int64_t source) const {

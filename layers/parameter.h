@@ -50,6 +50,7 @@ struct Parameter {
     uint64_t stream = 0;                 // of its random numbers: a hash of the name
     TensorView master, m, v, main_grad;  // spec.shape; f32, or as StateDtypes says
     int64_t source_stride = 0;           // elements from the gradient of one source to that of the next
+    TensorView squares;                  // of main_grad, expert parameters: kernels/ops/squares.h; f64
     TensorView plain;                    // working copy in the activation dtype
     ScaledTensor fprop, dgrad;
 
@@ -78,11 +79,14 @@ public:
     Parameter& add(const ParameterSpec& spec);
     // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
     // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
-    // between two gradients is 0. Those of experts once a source, all of source 0 first.
+    // between two gradients is 0. Those of experts once a source, all of source 0 first. The sums of squares
+    // of expert gradients likewise, without gaps.
     void allocate_gradients();
     // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
     TensorView expert_gradients() const { return expert_gradients_; }
+    // [P] f64: of all expert parameters, as the weight gradients with Context::sums_squares left them.
+    TensorView expert_squares() const { return expert_squares_; }
     // Of the parameters added first to last, last excluded.
     struct Gradients {
         TensorView dense, expert;  // [N]; absent where there are none
@@ -101,6 +105,7 @@ public:
     std::map<std::string, int64_t> bytes() const { return arena_.by_category(); }
 
 private:
+    void allocate_squares();
     std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
                                             const Launch& launch);
 
@@ -110,7 +115,7 @@ private:
     Arena arena_, sums_;
     int64_t sources_ = 1, source_stride_ = 0;
     std::deque<Parameter> parameters_;
-    TensorView dense_gradients_, expert_gradients_;
+    TensorView dense_gradients_, expert_gradients_, expert_squares_;
 };
 
 }  // namespace fp8flow

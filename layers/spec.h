@@ -113,6 +113,9 @@ struct StateDtypes {
 };
 inline DType state_dtype(StateDtype dtype) { return dtype == StateDtype::bf16 ? DType::bf16 : DType::f32; }
 
+// full_iteration: a step is one CUDA graph, captured once and launched again.
+enum class CudaGraphImpl : uint8_t { none, full_iteration };
+
 // What may run at the same time (docs/architecture.md, Schedules). No schedule changes a bit.
 struct ScheduleSpec {
     bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
@@ -122,6 +125,7 @@ struct ScheduleSpec {
     bool overlap_grad_reduce = false;  // gradients of a layer are reduced beside the backward of those below
     // SMs of calls of the exchange beside the other micro-batch, with several ranks; 0: all
     int64_t wire_sms = 64;
+    CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
 
     bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
     bool overlaps() const {

@@ -120,12 +120,12 @@ void TransformerBlock::begin_step(Context& ctx) const {
     ffn_norm_->begin_step(ctx);
 }
 
-void TransformerBlock::end_step(Context& ctx, int64_t step) const {
+void TransformerBlock::end_step(Context& ctx, const TensorView& step) const {
     if (moe_) router()->reduce_counts(ctx);
     update_state(ctx, step);
 }
 
-void TransformerBlock::update_state(Context& ctx, int64_t step) const {
+void TransformerBlock::update_state(Context& ctx, const TensorView& step) const {
     if (moe_) router()->update_bias(ctx);
     ffn_norm_->update_state(ctx, step);
 }

@@ -36,9 +36,9 @@ public:
     void begin_step(Context& ctx) const;
     // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once
     // and calls the second part alone.
-    void end_step(Context& ctx, int64_t step) const;
+    void end_step(Context& ctx, const TensorView& step) const;
     // Expert bias and delayed scales moved, unless the step status forbids it.
-    void update_state(Context& ctx, int64_t step) const;
+    void update_state(Context& ctx, const TensorView& step) const;
     // What update_state moves, for checkpoints.
     std::vector<NamedTensor> state() const;
 

@@ -2,13 +2,16 @@
 # SPDX-License-Identifier: MIT
 """Loses a rank of a training run, at every stage and in several ways, and looks at how the job ends: when, with which status, with how many
 reports, and whom they blame. The stage is read from the notes that the ranks of a host share (kernels/comm/watchdog.cpp), so that a rank is hit
-inside it; MPI_Init and MPI_Finalize are too short for that, and a library preloaded into the rank (tests/cli/faults) hits it there.
+inside it; MPI_Init and MPI_Finalize are too short for that, and a library preloaded into the rank (tests/cli/faults) hits it there. The same
+library throws an exception in a rank that is sent SIGUSR2.
 
-A case holds if mpirun ends within the deadline and ten seconds, exactly one line reports an error, it names the rank that was lost, no process
-and no shared memory are left, and a run that follows works (once, at the end). With --backend hopper also the GPUs' memory must be free again.
+A case holds if mpirun ends within the deadline and ten seconds, exactly one line reports an error, it names the rank that was lost (or is what
+was thrown), no process and no shared memory are left, and a run that follows works (once, at the end). With --backend hopper also the GPUs'
+memory must be free again. A rank alone has nobody to report its loss: it may end without a line, and is not stopped, since nobody would notice.
 
   scripts/fault_matrix.py                                                   all kinds, stages and victims on 2 and 4 ranks
   scripts/fault_matrix.py --fp8flow build/cuda-release/fp8flow --backend hopper --ranks 2 --stages step,evaluation,checkpoint --json faults.json
+  scripts/fault_matrix.py --backend hopper --ranks 1 --kinds killed,throwing --json faults.json
 Needs the program, its tests' library and Python alone. Exit status 0 if every case holds, 1 if not.
 """
 
@@ -30,12 +33,14 @@ import time
 
 from jobs import ROOT, commit, descendants, environment, machine, mpirun
 
-KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT}
+KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT,
+         "throwing": signal.SIGUSR2}
 # as in watchdog.h: their numbers there
 STAGES = {"set_up": 2, "weights": 3, "resume": 4, "step": 5, "evaluation": 6, "checkpoint": 7, "exporting": 8, "summary": 9}
 CALLS = {"load": "load", "MPI_Init": "MPI_Init_thread", "MPI_Finalize": "MPI_Finalize"}
 ORDER = ["load", "MPI_Init", "set_up", "weights", "resume", "first step", "step", "evaluation", "checkpoint", "exporting", "summary", "MPI_Finalize"]
 NOTES, RANK_NOTES = 64, struct.Struct("<iiiiiiqq")  # state, pid, rank, waits, signal, stage, step, progress
+FAULT_OF_THE_PROGRAM = 70  # the exit status of an exception that is no Error (error.h)
 ITERATIONS, SOME_STEP = 12, 5
 GRACE = 10  # seconds after the deadline
 # a model that can be exported, with work for every stage
@@ -86,6 +91,34 @@ class Notes:
         return pid if state == 1 else 0, stage, step
 
 
+class NotesOfOne:
+    """The notes of a rank alone, which shares them with nobody: in its own memory."""
+
+    def __init__(self, program, process):
+        symbols = subprocess.run(["nm", "--demangle", program], capture_output=True, text=True, check=True).stdout
+        offset = int(re.search(r"^([0-9a-f]+) \w .*::lone_rank$", symbols, re.MULTILINE)[1], 16)
+        self.memory = None
+        while self.memory is None and process.poll() is None:
+            for pid in descendants(process.pid):
+                try:
+                    if os.path.samefile(f"/proc/{pid}/exe", program):
+                        with open(f"/proc/{pid}/maps") as maps:
+                            self.address = int(maps.readline().split("-")[0], 16) + offset
+                        self.memory = open(f"/proc/{pid}/mem", "rb", buffering=0)
+                except (OSError, ValueError):
+                    pass
+
+    def of(self, _):
+        try:
+            notes = os.pread(self.memory.fileno(), RANK_NOTES.size, self.address)
+        except (OSError, AttributeError):
+            notes = b""
+        if len(notes) < RANK_NOTES.size:
+            return 0, -1, 0
+        state, pid, _, _, _, stage, step, _ = RANK_NOTES.unpack(notes)
+        return pid if state == 1 else 0, stage, step
+
+
 def strike(process, notes, victim, stage, kind):
     """Waits until the rank is in the stage; returns whether it was hit there."""
     wanted = STAGES["step" if stage == "first step" else stage]
@@ -101,6 +134,22 @@ def strike(process, notes, victim, stage, kind):
     return False
 
 
+def problems_of(case, reports, status):
+    """What is wrong with the report of a lost rank."""
+    # nothing catches what is thrown in CALLS: before main, in MPI_Init, which no rank has left yet, and in a destructor
+    if case["kind"] == "throwing" and case["stage"] not in CALLS:
+        thrown = [line for line in reports if line.endswith(f"a fault thrown in rank {case['victim']}")]
+        problems = [] if len(reports) == len(thrown) == 1 else [f"{len(reports)} reports, {len(thrown)} of what was thrown"]
+        return problems if status == FAULT_OF_THE_PROGRAM else [*problems, f"status {status}"]
+    if case["ranks"] == 1:
+        return [f"{len(reports)} reports"] if reports else []
+    problems = [f"{len(reports)} reports"] if len(reports) != 1 else []
+    blamed = re.findall(r"rank (\d+) \(process", " ".join(reports))
+    # a rank that never reached main has no name yet but its place on the host
+    rightly = blamed == [str(case["victim"])] or (case["stage"] in ("load", "MPI_Init") and not blamed and bool(reports))
+    return problems if rightly else [*problems, f"blames {', '.join(blamed) or 'nobody'}"]
+
+
 def attempt(options, case, folder):
     """One run; None where the moment was missed."""
     out, more, faults = f"{folder}/run", [], []
@@ -110,14 +159,16 @@ def attempt(options, case, folder):
         more = ["--resume", "auto"]
     if case["stage"] == "weights":
         more = ["--weights", f"{folder}/base{case['ranks']}/hf"]
+    if case["kind"] == "throwing" or case["stage"] in CALLS:
+        faults = [f"LD_PRELOAD={options.faults}", f"FAULT_RANK={case['victim']}"]
     if case["stage"] in CALLS:
-        faults = [f"LD_PRELOAD={options.faults}", f"FAULT_RANK={case['victim']}", f"FAULT_CALL={CALLS[case['stage']]}",
-                  f"FAULT_SIGNAL={int(KINDS[case['kind']])}"]
+        faults += [f"FAULT_CALL={CALLS[case['stage']]}", f"FAULT_SIGNAL={int(KINDS[case['kind']])}"]
     known = shared_memory()
     with open(f"{folder}/err", "wb") as errors:
         process = subprocess.Popen(command_of(options, case["ranks"], out, more, faults), stdout=subprocess.DEVNULL, stderr=errors,
                                    env=environment(), start_new_session=True)
-        hit = case["stage"] in CALLS or strike(process, Notes(known, process), case["victim"], case["stage"], case["kind"])
+        hit = case["stage"] in CALLS or strike(process, Notes(known, process) if case["ranks"] > 1 else NotesOfOne(options.fp8flow, process),
+                                               case["victim"], case["stage"], case["kind"])
         struck = time.monotonic()
         limit = options.deadline + GRACE + (options.start if case["stage"] in CALLS else 0)
         try:
@@ -137,14 +188,7 @@ def attempt(options, case, folder):
     with open(f"{folder}/err", errors="replace") as file:
         text = file.read()
     reports = [line for line in text.splitlines() if line.startswith("fp8flow: error:")]
-    blamed = re.findall(r"rank (\d+) \(process", " ".join(reports))
-    problems = ["hangs"] if hung else []
-    if len(reports) != 1:
-        problems.append(f"{len(reports)} reports")
-    # a rank that never reached main has no name yet but its place on the host
-    rightly = blamed == [str(case["victim"])] or (case["stage"] in ("load", "MPI_Init") and not blamed and bool(reports))
-    if not rightly:
-        problems.append(f"blames {', '.join(blamed) or 'nobody'}")
+    problems = (["hangs"] if hung else []) + problems_of(case, reports, process.returncode)
     time.sleep(0.3)
     if shared_memory() - known:
         problems.append("leaves shared memory")
@@ -184,6 +228,21 @@ def table(cases):
     return "\n".join(lines)
 
 
+def cases_of(options):
+    """Every kind in every stage, to the first rank and to the last, or to one after the other."""
+    cases = []
+    for stage in options.stages.split(","):
+        for kind in options.kinds.split(","):
+            for n in (int(n) for n in options.ranks.split(",")):
+                if n == 1 and kind == "stopped":
+                    continue
+                victims = sorted({0, n - 1})
+                if options.victims == "alternate":
+                    victims = [victims[len(cases) % len(victims)]]
+                cases += [{"ranks": n, "victim": victim, "stage": stage, "kind": kind} for victim in victims]
+    return cases
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fp8flow", default=f"{ROOT}/build/cuda-release/fp8flow", help="the program")
@@ -193,6 +252,7 @@ def main():
     parser.add_argument("--ranks", default="2,4")
     parser.add_argument("--stages", default=",".join(ORDER))
     parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--victims", choices=["both", "alternate"], default="both", help="the first and the last rank, or one of them in each case")
     parser.add_argument("--deadline", type=int, default=5, help="of silence, seconds")
     parser.add_argument("--start", type=int, default=20, help="seconds that a run may take without faults (--stages load, MPI_...)")
     parser.add_argument("--attempts", type=int, default=5, help="to hit the moment")
@@ -202,8 +262,7 @@ def main():
     options = parser.parse_args()
     options.faults = options.faults or f"{os.path.dirname(os.path.abspath(options.fp8flow))}/tests/libfp8flow_faults.so"
     ranks = [int(n) for n in options.ranks.split(",")]
-    cases = [{"ranks": n, "victim": victim, "stage": stage, "kind": kind}
-             for stage in options.stages.split(",") for kind in options.kinds.split(",") for n in ranks for victim in (0, n - 1)]
+    cases = cases_of(options)
     began, results, memory = time.time(), [], gpu_memory()
     with tempfile.TemporaryDirectory() as folder:
         base_runs(options, ranks, folder)

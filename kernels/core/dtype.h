@@ -26,7 +26,7 @@ struct E8m0 {
     uint8_t bits;
 };
 
-enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i32, i64 };
+enum class DType : uint8_t { f32, bf16, f16, e4m3, e5m2, e8m0, i32, i64, f64 };
 
 constexpr int64_t size_of(DType dtype) {
     switch (dtype) {
@@ -37,7 +37,8 @@ constexpr int64_t size_of(DType dtype) {
         case DType::e4m3:
         case DType::e5m2:
         case DType::e8m0: return 1;
-        case DType::i64: return 8;
+        case DType::i64:
+        case DType::f64: return 8;
     }
     return 0;
 }
@@ -52,6 +53,7 @@ constexpr const char* name_of(DType dtype) {
         case DType::e8m0: return "e8m0";
         case DType::i32: return "i32";
         case DType::i64: return "i64";
+        case DType::f64: return "f64";
     }
     return "?";
 }
@@ -67,5 +69,6 @@ template <> struct dtype_of<E5m2> { static constexpr DType value = DType::e5m2; 
 template <> struct dtype_of<E8m0> { static constexpr DType value = DType::e8m0; };
 template <> struct dtype_of<int32_t> { static constexpr DType value = DType::i32; };
 template <> struct dtype_of<int64_t> { static constexpr DType value = DType::i64; };
+template <> struct dtype_of<double> { static constexpr DType value = DType::f64; };
 
 }  // namespace fp8flow

@@ -29,6 +29,7 @@ void store(uint8_t* bytes, DType dtype, int64_t i, double value) {
         case DType::e8m0: return put(float_to_e8m0(f));
         case DType::i32: return put(static_cast<int32_t>(value));
         case DType::i64: return put(static_cast<int64_t>(value));
+        case DType::f64: return put(value);
     }
 }
 

@@ -8,19 +8,28 @@
 
 namespace fp8flow {
 
+// The key of one use (a gradient of a micro-batch, a moment) of a tensor; and what a step XORs into all of
+// them. Two, so that a captured step can read its own from memory.
+inline uint64_t rounding_key(uint64_t seed, uint64_t tensor, int64_t use) {
+    const auto words = random_words(seed, tensor, static_cast<uint64_t>(use));
+    return uint64_t{words[1]} << 32 | words[0];
+}
+inline int64_t rounding_step(uint64_t seed, int64_t step) {
+    constexpr uint64_t kSteps = 0x9E3779B97F4A7C15ull;  // no tensor's
+    return static_cast<int64_t>(rounding_key(seed, kSteps, step));
+}
+
 // Where the random bits of a BF16 tensor come from. first: the global index of its first row (weight
-// gradients), or of its first element (moments).
+// gradients), or of its first element (moments). step: a word on the device, rounding_step(); null: 0.
 struct StochasticRounding {
     uint64_t key = 0;
     int64_t first = 0;
-};
+    const int64_t* step = nullptr;
 
-// The key of one use (a gradient of a micro-batch, a moment) of a tensor in a step.
-inline uint64_t rounding_key(uint64_t seed, uint64_t tensor, int64_t step, int64_t use) {
-    const auto words =
-        random_words(seed, tensor, static_cast<uint64_t>(step) << 24 | static_cast<uint64_t>(use));
-    return uint64_t{words[1]} << 32 | words[0];
-}
+    FP8FLOW_HD uint64_t step_key() const {
+        return step != nullptr ? key ^ static_cast<uint64_t>(*step) : key;
+    }
+};
 
 FP8FLOW_HD uint32_t mix32(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x7FEB352Du;

@@ -2,8 +2,11 @@
 // Where and with how much of the machine an op runs, and the memory of the device it runs on.
 #pragma once
 
+#include "kernels/core/launch_count.h"
+
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 
 namespace fp8flow {
@@ -25,6 +28,16 @@ struct Event {
 // workspaces of their own. side, wire: layers/schedule/.
 enum class Lane : uint8_t { main, side, wire };
 constexpr int kNumLanes = 3;
+
+// Work that was given to a stream once and is launched again as a whole, with the same arguments: a CUDA
+// graph. What changes from launch to launch is read from memory.
+class WorkGraph {
+public:
+    virtual ~WorkGraph() = default;
+    // The memory that the work uses must still be what it was.
+    virtual void launch(Stream stream) = 0;
+    virtual LaunchCount launches() const = 0;  // in one launch
+};
 
 struct Launch {
     Stream stream;
@@ -79,6 +92,15 @@ public:
     virtual void free_stream(Stream) {}
     // What the stream is given from now on follows what the event stands for. The host does not wait.
     virtual void follow(Stream, Event) {}
+    // Whether work can be captured. If so: a stream for it, in order with the work of Stream{}, as that is
+    // with itself; and what `work` gives to it, and to streams that follow it and that it follows again at
+    // the end. `work` runs on the host once and the device does nothing yet. It must not stop the host or
+    // allocate: Error(internal) then.
+    virtual bool can_capture() const { return false; }
+    virtual Stream make_ordered_stream() { return {}; }
+    virtual std::unique_ptr<WorkGraph> capture(Stream, const std::function<void()>& /*work*/) {
+        return nullptr;
+    }
     // The calling thread may use this device from now on. The thread that made it may without.
     virtual void enter_thread() {}
 

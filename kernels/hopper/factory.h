@@ -74,10 +74,14 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
                                              std::string& reason);
 
 // The exchange between GPUs of any hosts over NCCL's sends and receives. Collective over the world; deadline
-// as above. Throws Error(usage) in a program built without NCCL.
+// as above. Throws Error(usage) in a program built without NCCL. Messages of their own size hold the rows
+// that routing asks for, and the host waits twice in each call that moves rows; those of a fixed size hold a
+// row of every token, or of every choice where the combine order is invariant, and the host waits for
+// nothing, nor looks at the deadline: calls can be captured.
+enum class MessageSizes { own, fixed };
 bool built_with_nccl();
 std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
-                                             double deadline_seconds);
+                                             MessageSizes sizes, double deadline_seconds);
 // Plain messages between the ranks' GPUs over NCCL. Collective, deadline and throws as above; `ops` and the
 // world outlive them.
 std::unique_ptr<Messages> make_nccl_messages(Ops& ops, ProcessGroup& world, double deadline_seconds);

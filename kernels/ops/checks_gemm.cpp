@@ -152,6 +152,10 @@ void check(const op::GroupedGemmWgrad& args) {
     FP8FLOW_CHECK(args.dw.rank == 3 && is_bf16_or_f32(args.dw.dtype),
                   "dw is {}, must be f32 or bf16 [groups, N, K]", describe(args.dw));
     check_wgrad_operands({args.dy, args.x, args.groups}, args.dw, "dy", "x");
+    if (args.squares) {
+        const auto [g, r, c, w] = op::squares_shape(args.dw.dim(0), args.dw.dim(1), args.dw.dim(2));
+        check_tensor(args.squares, "squares", DType::f64, {g, r, c, w});
+    }
     if (!args.second) return;
     check_wgrad_operands(args.second, args.dw, "the second dy", "the second x");
     check_alike(args.dy, args.second.dy, "dy");
@@ -167,8 +171,9 @@ OpCost cost(const op::GroupedGemmWgrad& args) {
                     operand_bytes(set.x, set.groups, set.x.data.dim(rows_dim));
         flops += gemm_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
     }
-    return with_writes({operands + (1 + reads_dw) * bytes_of({args.dw}), flops, unit_of(args.dy)},
-                       bytes_of({args.dw}));
+    return with_writes(
+        {operands + (1 + reads_dw) * bytes_of({args.dw}) + bytes_of({args.squares}), flops, unit_of(args.dy)},
+        bytes_of({args.dw, args.squares}));
 }
 
 void check(const op::GroupedGemmSwigluQuantize& args) {

@@ -24,6 +24,15 @@ OpCost cost(const op::NormSquared& args) {
     return {bytes_of({args.x, args.sum}), 2 * static_cast<double>(args.x.numel())};
 }
 
+void check(const op::AddSquares& args) {
+    FP8FLOW_CHECK(args.squares && args.squares.dtype == DType::f64, "squares is {}", describe(args.squares));
+    check_own_rows(args.squares, "squares");
+    check_tensor(args.sum, "sum", DType::f32, {1});
+}
+OpCost cost(const op::AddSquares& args) {
+    return {bytes_of({args.squares, args.sum}), static_cast<double>(args.squares.numel())};
+}
+
 void check(const op::AdamW& args) {
     FP8FLOW_CHECK(static_cast<bool>(args.master), "no master weights");
     FP8FLOW_CHECK(args.master.dtype == DType::f32, "master is {}", describe(args.master));
@@ -31,10 +40,10 @@ void check(const op::AdamW& args) {
     check_state(args.grad, "grad", args.master);
     check_state(args.m, "m", args.master);
     check_state(args.v, "v", args.master);
+    check_tensor(args.schedule, "schedule", DType::f32, {3});
     check_tensor(args.grad_scale, "grad_scale", DType::f32, {1});
     if (args.status) check_tensor(args.status, "status", DType::i32, {1});
-    FP8FLOW_CHECK(args.correction1 > 0 && args.correction2 > 0,
-                  "bias corrections {} and {}: steps count from 1", args.correction1, args.correction2);
+    if (args.rounding_step) check_tensor(args.rounding_step, "rounding_step", DType::i64, {1});
     if (!args.copy) return;
     FP8FLOW_CHECK(args.copy.numel() == args.master.numel() && is_bf16_or_f32(args.copy.dtype),
                   "copy is {}, the master is {}", describe(args.copy), describe(args.master));
@@ -75,6 +84,7 @@ void check(const op::ClipFactor& args) {
                       args.factor.numel() == 1,
                   "norm_squared {} status {} norm {} factor {}", describe(args.norm_squared),
                   describe(args.status), describe(args.norm), describe(args.factor));
+    if (args.limit) check_tensor(args.limit, "limit", DType::f32, {1});
 }
 
 OpCost cost(const op::ClipFactor&) { return {}; }

@@ -22,6 +22,7 @@ void check(const op::DelayedScaleUpdate& args) {
     FP8FLOW_CHECK(args.amax.numel() == 1 && args.scale.numel() == 1 && args.history.numel() >= 1,
                   "amax {} history {} scale {}", describe(args.amax), describe(args.history),
                   describe(args.scale));
+    check_tensor(args.position, "position", DType::i64, {1});
 }
 
 OpCost cost(const op::DelayedScaleUpdate& args) {

@@ -11,6 +11,7 @@
 
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stochastic_rounding.h"
+#include "kernels/ops/squares.h"
 
 namespace fp8flow::op {
 
@@ -65,6 +66,9 @@ struct WgradOperands {
 // dw in BF16: overwrite rounds the sum to nearest even. accumulate rounds the old value in FP32 plus the sum
 // stochastically, by global row (kernels/core/stochastic_rounding.h): row n of group g is row rounding.first
 // + g N + n. Each once, or one after the other by a backend that makes two calls.
+//
+// squares: what dw holds after the call, squared and summed in double patch by patch, of all groups, with
+// rows or without; gradients written by the kernel's epilogue are not read again (kernels/ops/squares.h).
 struct GroupedGemmWgrad {
     ScaledTensor dy;
     ScaledTensor x;
@@ -73,10 +77,12 @@ struct GroupedGemmWgrad {
     TensorView dw;         // out [G, N, K] f32 | bf16
     WgradOperands second;  // optional
     StochasticRounding rounding = {};
+    TensorView squares;  // out squares_shape(dw) f64, optional
 };
 // The calls that together give the same gradient as one with a second set of operands.
 inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
     args.second = {};
+    args.squares = {};
     return args;
 }
 inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
@@ -86,7 +92,8 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
             Gradient::accumulate,
             args.dw,
             {},
-            {args.rounding.key + 1, args.rounding.first}};
+            {args.rounding.key + 1, args.rounding.first, args.rounding.step},
+            args.squares};
 }
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)

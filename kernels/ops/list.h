@@ -11,6 +11,7 @@
 #include "kernels/ops/permute.h"
 #include "kernels/ops/quantize.h"
 #include "kernels/ops/router.h"
+#include "kernels/ops/squares.h"
 #include "kernels/ops/swiglu.h"
 #include "kernels/ops/token.h"
 #include "kernels/ops/transpose.h"
@@ -71,6 +72,7 @@
     X(count_non_finite, CountNonFinite)                 \
     /* optimizer */                                     \
     X(norm_squared, NormSquared)                        \
+    X(add_squares, AddSquares)                          \
     X(clip_factor, ClipFactor)                          \
     X(adamw, AdamW)
 

@@ -23,17 +23,19 @@ struct NormSquared {
 // Nothing is written when *status != 0. Moments in BF16 are read as they are and rounded stochastically when
 // they are written, each with its own key, by global element (kernels/core/stochastic_rounding.h); the update
 // itself takes the values before that.
+// What a step has of its own, lr, c1 and c2 among it, is read from the device.
 struct AdamW {
-    TensorView grad;  // f32 | bf16
-    float lr = 0, beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
-    float correction1 = 1, correction2 = 1;  // 1 - beta^step
-    TensorView grad_scale;                   // [1] f32: clipping factor / loss scale, device word
-    TensorView status;                       // [1] i32, optional
-    TensorView master;                       // in/out f32
-    TensorView m, v;                         // in/out f32 | bf16, each
-    uint64_t m_key = 0, v_key = 0;           // of moments in BF16
-    int64_t first_element = 0;               // of the whole tensor, for the same
-    TensorView copy;                         // out bf16 | f32 working copy, optional
+    TensorView grad;      // f32 | bf16
+    TensorView schedule;  // [3] f32: lr, c1 = 1 - b1^t, c2 = 1 - b2^t of step t, from 1
+    float beta1 = 0.9f, beta2 = 0.95f, eps = 1e-8f, weight_decay = 0;
+    TensorView grad_scale;          // [1] f32: clipping factor / loss scale
+    TensorView status;              // [1] i32, optional
+    TensorView master;              // in/out f32
+    TensorView m, v;                // in/out f32 | bf16, each
+    uint64_t m_key = 0, v_key = 0;  // of moments in BF16
+    TensorView rounding_step;       // [1] i64: what the step XORs into the keys, optional
+    int64_t first_element = 0;      // of the whole tensor, for the same
+    TensorView copy;                // out bf16 | f32 working copy, optional
 };
 
 // AdamW, then the FP8 copies from the new master (composed as AdamW + QuantizeWeight).
@@ -47,11 +49,11 @@ struct AdamWQuantize {
 
 // Gradient clipping by global norm without a host round trip: norm = sqrt(sum of norm_squared); factor = clip
 // / (norm + 1e-6) if that is below 1 (clip > 0), else 1. A norm that is not finite sets *status to
-// kStepNonFinite if it was 0, one above the limit to kStepDiverged.
+// kStepNonFinite if it was 0, one above a limit > 0 to kStepDiverged.
 struct ClipFactor {
     TensorView norm_squared;  // [1] f32
     float clip = 0.0f;        // 0: no clipping
-    float limit = 0.0f;       // 0: none
+    TensorView limit;         // [1] f32, optional
     TensorView status;        // in/out [1] i32
     TensorView norm;          // out [1] f32
     TensorView factor;        // out [1] f32

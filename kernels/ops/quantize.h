@@ -92,7 +92,7 @@ struct RelayoutScales {
 // Delayed scaling at the end of a step: history[position % N] = amax; scale = 1/multiplier for the largest of
 // the history (quant_scale, E4M3); amax = 0. Skipped when *status != 0.
 struct DelayedScaleUpdate {
-    int64_t position = 0;
+    TensorView position;  // [1] i64
     ScaleFormat scale_format = ScaleFormat::pow2;
     TensorView status;   // [1] i32, optional
     TensorView amax;     // in/out [1] f32

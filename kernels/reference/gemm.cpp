@@ -92,7 +92,7 @@ void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& 
     for (int64_t row = 0; row < args.dw.dim(0) * rows; ++row) {
         const auto group = static_cast<std::size_t>(row / rows);
         if (adds && first[group].count == 0 && (!args.second || second[group].count == 0)) continue;
-        const uint32_t counter = rounding_row(args.rounding.key, args.rounding.first + row);
+        const uint32_t counter = rounding_row(args.rounding.step_key(), args.rounding.first + row);
         for (int64_t column = 0; column < columns; ++column) {
             const int64_t i = row * columns + column;
             const float sum = sums[static_cast<std::size_t>(i)];
@@ -105,6 +105,43 @@ void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& 
             to = adds ? round_stochastically(to_float(to) + sum, rounding_bits(counter, column))
                       : to_bf16(sum);
         }
+    }
+}
+
+// One patch of a gradient [N, K] from element `first` on, in the order of kernels/ops/squares.h.
+double patch_of_squares(const TensorView& dw, int64_t first, int64_t row0, int64_t column0) {
+    const int64_t rows = dw.dim(1), columns = dw.dim(2);
+    constexpr int kLanes = op::kSquaresLanes, kHalf = static_cast<int>(op::kSquaresTile) / 2;
+    double lanes[kLanes] = {};
+    for (const int64_t quarter : {0, 1, 2, 3}) {
+        op::SquareStrands strands[kLanes];
+        for (int64_t column = 0; column < kHalf; column += 2)
+            for (int64_t row = 0; row < op::kSquaresRows; ++row) {
+                const int64_t i = row0 + quarter / 2 * kHalf + row,
+                              j = column0 + quarter % 2 * kHalf + column;
+                float pair[2] = {};
+                if (i < rows && j < columns)
+                    load_floats(dw, first + i * columns + j, std::min<int64_t>(2, columns - j), pair);
+                strands[row % 8 * 4 + column / 2 % 4].add(static_cast<int>(column / 16 % 2), pair[0],
+                                                          pair[1]);
+            }
+        for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += strands[lane].sum();
+    }
+    for (int step = kLanes / 2; step > 0; step /= 2)
+        for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
+    return lanes[0];
+}
+
+void sum_squares(const TensorView& dw, const TensorView& squares) {
+    const int64_t matrix = dw.dim(1) * dw.dim(2), columns = squares.dim(2), patches = squares[0].numel();
+    double* out = squares.as<double>();
+#pragma omp parallel for
+    for (int64_t entry = 0; entry < squares.numel(); ++entry) {
+        const int64_t of_group = entry % patches, tile = of_group / op::kSquaresPatches;
+        out[entry] = patch_of_squares(
+            dw, entry / patches * matrix,
+            tile / columns * op::kSquaresTile + of_group % op::kSquaresPatches * op::kSquaresRows,
+            tile % columns * op::kSquaresTile);
     }
 }
 
@@ -130,6 +167,23 @@ std::vector<GemmProblem> gradients(const op::WgradOperands& set, const TensorVie
                             .start = start});
     }
     return problems;
+}
+
+void write_gradient(const op::GroupedGemmWgrad& args, SummationOrder order) {
+    const bool f32 = args.dw.dtype == DType::f32;
+    if (!args.second && f32) {
+        run_gemms(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero), order);
+        return;
+    }
+    // both GEMMs into one sum; with accumulate, or for BF16, in memory of its own
+    const bool apart = args.mode == Gradient::accumulate || !f32;
+    std::vector<float> sums(apart ? static_cast<std::size_t>(args.dw.numel()) : 0);
+    TensorView dw = args.dw;
+    dw.dtype = DType::f32;
+    if (apart) dw.data = sums.data();
+    run_gemms(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero), order);
+    if (args.second) run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), order);
+    if (apart) store_gradient(args, sums);
 }
 
 }  // namespace
@@ -170,22 +224,8 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
 }
 
 void ReferenceOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch&) {
-    const bool f32 = args.dw.dtype == DType::f32;
-    if (!args.second && f32) {
-        run_gemms(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero),
-                  options_.summation);
-        return;
-    }
-    // both GEMMs into one sum; with accumulate, or for BF16, in memory of its own
-    const bool apart = args.mode == Gradient::accumulate || !f32;
-    std::vector<float> sums(apart ? static_cast<std::size_t>(args.dw.numel()) : 0);
-    TensorView dw = args.dw;
-    dw.dtype = DType::f32;
-    if (apart) dw.data = sums.data();
-    run_gemms(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero),
-              options_.summation);
-    if (args.second) run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), options_.summation);
-    if (apart) store_gradient(args, sums);
+    write_gradient(args, options_.summation);
+    if (args.squares) sum_squares(args.dw, args.squares);
 }
 
 }  // namespace fp8flow

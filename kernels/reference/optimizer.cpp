@@ -19,6 +19,21 @@ double sum_in_halves(double* sums) {
     return sums[0];
 }
 
+// Block sums to strands b % kBlockStrands, these in halves.
+double sum_of_blocks(const std::vector<double>& block_sums) {
+    constexpr int64_t kStrands = op::kNormSquaredBlockStrands;
+    static_assert(kStrands == kHalved * kHalved);
+    double strands[kStrands] = {}, sums[kHalved];
+    for (size_t block = 0; block < block_sums.size(); ++block) strands[block % kStrands] += block_sums[block];
+    for (int64_t s = 0; s < kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
+    return sum_in_halves(sums);
+}
+
+void add_once(const TensorView& sum, double addend) {
+    float* value = sum.as<float>();
+    *value = static_cast<float>(static_cast<double>(*value) + addend);
+}
+
 // The squares of one block, in the order that kernels/ops/optimizer.h states.
 double block_of_squares(const TensorView& values, int64_t begin, int64_t count) {
     float x[op::kNormSquaredBlock];
@@ -51,27 +66,37 @@ void store_moment(const TensorView& moment, uint64_t key, int64_t first, int64_t
 
 void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
     if (args.x.numel() == 0) return;
-    constexpr int64_t kBlockSize = op::kNormSquaredBlock, kStrands = op::kNormSquaredBlockStrands;
+    constexpr int64_t kBlockSize = op::kNormSquaredBlock;
     const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockSize);
     std::vector<double> block_sums(static_cast<std::size_t>(blocks));
 #pragma omp parallel for
     for (int64_t block = 0; block < blocks; ++block)
         block_sums[static_cast<std::size_t>(block)] =
             block_of_squares(args.x, block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
-    double strands[kStrands] = {}, sums[kStrands / kHalved];
-    for (int64_t block = 0; block < blocks; ++block)
-        strands[block % kStrands] += block_sums[static_cast<std::size_t>(block)];
-    for (int64_t s = 0; s < kStrands / kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
-    static_assert(kStrands / kHalved == kHalved);
-    float* sum = args.sum.as<float>();
-    *sum = static_cast<float>(static_cast<double>(*sum) + sum_in_halves(sums));
+    add_once(args.sum, sum_of_blocks(block_sums));
+}
+
+void ReferenceOps::do_add_squares(const op::AddSquares& args, const Launch&) {
+    static_assert(op::kAddSquaresStrands == kHalved);
+    const int64_t count = args.squares.numel();
+    if (count == 0) return;
+    const double* squares = args.squares.as<double>();
+    std::vector<double> block_sums;
+    for (int64_t begin = 0; begin < count; begin += op::kAddSquaresBlock) {
+        double strands[kHalved] = {};
+        for (int64_t i = begin; i < std::min(count, begin + op::kAddSquaresBlock); ++i)
+            strands[i % kHalved] += squares[i];
+        block_sums.push_back(sum_in_halves(strands));
+    }
+    add_once(args.sum, sum_of_blocks(block_sums));
 }
 
 void ReferenceOps::do_clip_factor(const op::ClipFactor& args, const Launch&) {
     const float norm = sqrt_float(*args.norm_squared.as<float>());
     int32_t* status = args.status.as<int32_t>();
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
-    if (args.limit > 0.0f && norm > args.limit && *status == 0) *status = op::kStepDiverged;
+    const float limit = args.limit ? *args.limit.as<float>() : 0.0f;
+    if (limit > 0.0f && norm > limit && *status == 0) *status = op::kStepDiverged;
     const float factor = div_float(args.clip, norm + 1e-6f);
     *args.norm.as<float>() = norm;
     *args.factor.as<float>() = args.clip > 0.0f && factor < 1.0f ? factor : 1.0f;
@@ -81,9 +106,11 @@ void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
     if (args.status && *args.status.as<int32_t>() != 0) return;
     float* master = args.master.as<float>();
     const float grad_scale = *args.grad_scale.as<float>();
-    const float lr = args.lr, beta1 = args.beta1, beta2 = args.beta2, eps = args.eps,
-                weight_decay = args.weight_decay;
-    const float correction1 = args.correction1, correction2 = args.correction2;
+    const float* schedule = args.schedule.as<float>();
+    const float lr = schedule[0], correction1 = schedule[1], correction2 = schedule[2];
+    const float beta1 = args.beta1, beta2 = args.beta2, eps = args.eps, weight_decay = args.weight_decay;
+    const uint64_t step_key =
+        args.rounding_step ? static_cast<uint64_t>(*args.rounding_step.as<int64_t>()) : 0;
     const float rest1 = 1.0f - beta1, rest2 = 1.0f - beta2;
     const int64_t count = args.master.numel();
     constexpr int64_t kChunk = 4096;
@@ -104,8 +131,8 @@ void ReferenceOps::do_adamw(const op::AdamW& args, const Launch&) {
             second_moment[i] = v;
             master[start + i] = master[start + i] - lr * (step + weight_decay * master[start + i]);
         }
-        store_moment(args.m, args.m_key, args.first_element, start, end - start, first_moment);
-        store_moment(args.v, args.v_key, args.first_element, start, end - start, second_moment);
+        store_moment(args.m, args.m_key ^ step_key, args.first_element, start, end - start, first_moment);
+        store_moment(args.v, args.v_key ^ step_key, args.first_element, start, end - start, second_moment);
         if (args.copy) reference::store_floats(args.copy, start, end - start, master + start);
     }
 }

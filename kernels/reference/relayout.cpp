@@ -20,7 +20,7 @@ void ReferenceOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, c
     if (args.status && *args.status.as<int32_t>() != 0) return;
     float* history = args.history.as<float>();
     const int64_t length = args.history.numel();
-    history[args.position % length] = *args.amax.as<float>();
+    history[*args.position.as<int64_t>() % length] = *args.amax.as<float>();
     float largest = 0.0f;
     for (int64_t i = 0; i < length; ++i) largest = max_ignore_nan(largest, history[i]);
     *args.scale.as<float>() = quant_scale(largest, kE4m3Max, args.scale_format).dequant;

@@ -40,7 +40,8 @@ void load_floats(const TensorView& view, int64_t offset, int64_t count, float* o
             return;
         }
         case DType::i32:
-        case DType::i64: break;
+        case DType::i64:
+        case DType::f64: break;
     }
     FP8FLOW_CHECK(false, "cannot read {} as floats", describe(view));
 }
@@ -62,7 +63,8 @@ void store_floats(const TensorView& view, int64_t offset, int64_t count, const f
             return store_as<E5m2>(view, offset, count, values, [](float x) { return to_e5m2(x); });
         case DType::e8m0:
         case DType::i32:
-        case DType::i64: break;
+        case DType::i64:
+        case DType::f64: break;
     }
     FP8FLOW_CHECK(false, "cannot store floats into {}", describe(view));
 }

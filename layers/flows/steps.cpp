@@ -176,8 +176,13 @@ namespace {
 StochasticRounding rounding_of(const Context& ctx, const Parameter& weight, int64_t replica) {
     constexpr int64_t kMoments = 2;  // uses 0 and 1 of a tensor are its moments
     const int64_t use = kMoments + replica * ctx.num_micro_batches + ctx.micro_batch;
-    return {rounding_key(ctx.rounding.seed, weight.stream, ctx.rounding.step, use),
-            weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0};
+    return {.key = rounding_key(ctx.rounding.seed, weight.stream, use),
+            .first = weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0,
+            .step = ctx.rounding.step ? ctx.rounding.step.as<int64_t>() : nullptr};
+}
+
+TensorView squares_of(const Context& ctx, const Parameter& weight) {
+    return ctx.sums_squares ? weight.squares : TensorView{};
 }
 
 // The operands with the groups of one source rank, and the scales that belong to groups.
@@ -203,7 +208,8 @@ void add_by_source(Context& ctx, const op::WgradOperands& first, Gradient mode,
              .mode = mode,
              .dw = weight.gradient_of(source),
              .second = of_source(second, source, experts),
-             .rounding = rounding_of(ctx, weight, ctx.rounding.replica * sources + source)},
+             .rounding = rounding_of(ctx, weight, ctx.rounding.replica * sources + source),
+             .squares = squares_of(ctx, weight)},
             ctx.launch);
     }
 }

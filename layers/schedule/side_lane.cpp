@@ -24,6 +24,7 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .global_tokens = global_tokens,
             .grad_mode = grad_mode,
             .reduces_gradients = reduces_gradients,
+            .sums_squares = sums_squares,
             .delayed = delayed,
             .recomputing = recomputing,
             .rounding = rounding,

@@ -171,9 +171,13 @@ ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& 
             return {std::move(exchange),
                     fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
     }
-    if (hopper::built_with_nccl())
-        return {hopper::make_nccl_exchange(ops, ranks, order, deadline),
-                fmt::format("exchange: NCCL send and receive ({})", why)};
+    if (hopper::built_with_nccl()) {
+        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration;
+        const auto sizes = captured ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
+        return {hopper::make_nccl_exchange(ops, ranks, order, sizes, deadline),
+                fmt::format("exchange: NCCL send and receive{} ({})",
+                            captured ? ", messages of a fixed size for the CUDA graph" : "", why)};
+    }
     auto staged =
         std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world, *groups.expert_replicas,
                                          ops.device(), std::make_unique<ReferenceOps>(), order);

@@ -119,8 +119,11 @@ Lease::Lease(int folder, std::string folder_path, std::string command, const Lea
 Lease::~Lease() {
     if (taken_) {
         renewal_.request_stop();
-        renewal_.join();
-        if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
+        if (renewal_.joinable()) renewal_.join();  // not where it could not be started
+        try {
+            if (holds_ours(kLease)) ::unlinkat(folder_, kLease, 0);
+        } catch (...) {  // no memory to read it: it goes stale with this process
+        }
     }
     if (has_candidate_) ::unlinkat(folder_, candidate_.c_str(), 0);
 }

@@ -55,11 +55,11 @@ RunFolder::RunFolder(const Request& request, ProcessGroup& world)
     try {
         if (request.taken == Taken::enter) take_this(request, world);
         if (request.taken == Taken::next && world.rank() == 0) take_next(request);
+        world.broadcast(name_, 0);
     } catch (...) {
         close();
         throw;
     }
-    world.broadcast(name_, 0);
 }
 
 RunFolder::~RunFolder() { close(); }

@@ -54,6 +54,22 @@ struct ReplayOptions : RunOptions {  // config_path may be empty
     bool intermediates = false;
 };
 
+struct PlanOptions : RunOptions {  // config_path may be empty where there is hf_config
+    std::vector<int64_t> gpus;     // empty: as many as share the experts
+    std::string gpu = "h200";      // a kind of configs/gpus, or a file
+    std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
+    std::vector<int64_t> expert_parallel, micro_batches;
+    std::optional<ScheduleSpec> schedule;
+    double clock = 0;                                // Hz, under load; 0: the calibration's
+    bool markdown = false;                           // the table alone
+    std::optional<std::string> json;                 // a file below output.out
+    std::string picture;                             // beginning of the names of two; empty: none
+    std::vector<std::string> check;                  // profiles to compare with, instead of a plan
+    std::vector<std::string> calibrate;              // profiles (and a bench) to take shares from
+    std::string out = "runs/out";                    // of --check
+    double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
+};
+
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {
     return {.path = config.output.out, .command = options.command, .taken = options.taken};
@@ -65,9 +81,10 @@ int run_validate(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
-// Without `gpus`, for as many as share the experts.
-int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
-             const std::optional<std::string>& json_name);
+// Sizes, memory and time without running; with `check`, predictions beside measured profiles.
+int run_plan(const PlanOptions& options);
+Recipe recipe_named(const std::string& name);          // throws Error(usage)
+ScheduleSpec schedule_named(const std::string& name);  // serial, shared, wgrad, ...; throws Error(usage)
 // One MoE layer forward and backward on given tensors.
 int run_replay(const ReplayOptions& options, ProcessGroup& world);
 // Times single operations. Rows of the results schema go to <out>/bench.json, the table to bench.txt.

@@ -200,8 +200,8 @@ struct CommandLine {
         app.add_subcommand("validate", "train under every recipe of validate.recipes and compare the losses");
     CLI::App* profile = app.add_subcommand(
         "profile", "time, bytes and memory of every stage of the MoE layer, recipes side by side");
-    CLI::App* plan =
-        app.add_subcommand("plan", "print parameters, FLOPs, memory and wire bytes without running");
+    CLI::App* plan = app.add_subcommand(
+        "plan", "print parameters, FLOPs, memory, wire bytes and a predicted step without running");
     CLI::App* replay = app.add_subcommand(
         "replay",
         "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
@@ -210,9 +210,11 @@ struct CommandLine {
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
-    std::string backend = "auto", out, json, recipes, resume;
-    int64_t gpus = 0, steps = 0;
-    double start_deadline = kStartDeadline;
+    PlanOptions plan_options;
+    std::string backend = "auto", out, json, recipes, resume, schedule;
+    std::vector<std::string> plan_recipes;
+    int64_t steps = 0;
+    double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
     bool overwrite = false;
@@ -233,7 +235,7 @@ struct CommandLine {
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
-                ->required(command != replay && command != profile);
+                ->required(command == train || command == validate);
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
@@ -292,7 +294,12 @@ struct CommandLine {
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
-        plan->add_option("--gpus", gpus, "number of ranks (default: parallel.expert_model_parallel_size)");
+        add_replay_options();
+        add_bench_options();
+        add_plan_options();
+    }
+
+    void add_replay_options() {
         replay->add_option("--input", replay_options.input, "safetensors with hidden_states and grad_output")
             ->required();
         replay->add_option(
@@ -304,8 +311,38 @@ struct CommandLine {
                          "apply post_attention_layernorm in front of the layer");
         replay->add_flag("--intermediates", replay_options.intermediates,
                          "also write what the experts received and computed, by stage");
-        add_bench_options();
+    }
+
+    void add_plan_options() {
+        const auto list = [&](const char* name, auto& values, const char* meaning) {
+            plan->add_option(name, values, meaning)->delimiter(',')->allow_extra_args(false);
+        };
+        list("--gpus", plan_options.gpus,
+             "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table");
+        plan->add_option("--gpu", plan_options.gpu,
+                         "h100 | h200 | h20 | h800, or a file like those of configs/gpus or that profile "
+                         "wrote (default: h200)")
+            ->take_last();
+        list("--recipes", plan_recipes, "of the table (default: bf16,fp8_blockwise,fp8_flow)");
+        list("--ep", plan_options.expert_parallel, "expert-parallel sizes of the table");
+        list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table");
+        plan->add_option("--schedule", schedule, "serial | shared | wgrad | shared+wgrad | reduce | turns")
+            ->take_last();
+        plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
+            ->check(CLI::Range(100.0, 10000.0));
+        plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
+        plan->add_option("--picture", plan_options.picture,
+                         "also write NAME_memory.svg and NAME_time.svg below --out");
+        plan->add_option("--check", plan_options.check,
+                         "instead: compare predictions with these results of profile, or all of a folder");
+        plan->add_option("--max-error", plan_options.most_error,
+                         "of --check: percent, of one run; else status 1");
+        plan->add_option("--max-mean-error", plan_options.most_mean_error,
+                         "of --check: percent, of all runs");
+        plan->add_option("--calibrate", plan_options.calibrate,
+                         "instead: shares from a result of profile, one of a small model, one of bench")
+            ->expected(1, 3);
     }
 
     void add_bench_options() {
@@ -361,9 +398,11 @@ struct CommandLine {
     void parse(int argc, char** argv) {
         app.parse(argc, argv);
         constexpr int64_t kMostRanks = 1 << 20, kMostSteps = 100000;
-        require(plan->count("--gpus") == 0 || (gpus >= 1 && gpus <= kMostRanks), ExitCode::usage,
-                "--gpus: got {}, want 1 to {}",
-                plan->count("--gpus") > 0 ? plan->get_option("--gpus")->as<std::string>() : "", kMostRanks);
+        for (const int64_t gpus : plan_options.gpus)
+            require(gpus >= 1 && gpus <= kMostRanks, ExitCode::usage, "--gpus: got {}, want 1 to {}", gpus,
+                    kMostRanks);
+        for (const std::string& recipe : plan_recipes) plan_options.recipes.push_back(recipe_named(recipe));
+        if (!schedule.empty()) plan_options.schedule = schedule_named(schedule);
         require(!*profile || compared.empty() == !options.config_path.empty(), ExitCode::usage,
                 "profile: want a configuration, or --compare OLD NEW");
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
@@ -382,6 +421,10 @@ struct CommandLine {
         bench_options.backend = options.backend;
         bench_options.placement = options.placement;
         options.command = bench_options.command = typed(argc, argv);
+        static_cast<RunOptions&>(plan_options) = options;
+        plan_options.clock = mhz * 1e6;
+        if (!json.empty()) plan_options.json = json;
+        if (!out.empty()) plan_options.out = out;
     }
 };
 
@@ -435,8 +478,7 @@ int main(int argc, char** argv) {
         return static_cast<int>(ExitCode::usage);
     }
     try {
-        return run_plan(line.options, line.gpus > 0 ? std::optional(line.gpus) : std::nullopt,
-                        line.json.empty() ? std::nullopt : std::optional(line.json));
+        return run_plan(line.plan_options);
     } catch (...) {
         return report(std::current_exception());
     }

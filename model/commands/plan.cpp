@@ -1,25 +1,44 @@
 // SPDX-License-Identifier: MIT
-// `fp8flow plan`: what a run will need, without running it.
+// `fp8flow plan`: what a run will need and how long it will take, without running it.
 #include "model/plan/plan.h"
 #include "kernels/core/tensor.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
+#include "model/config/hf_config.h"
+#include "model/predict/calibrate.h"
+#include "model/predict/check.h"
+#include "model/predict/choose.h"
+#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include <filesystem>
+#include <fstream>
+#include <sstream>
 
 namespace fp8flow {
 
 using namespace plan;
+using namespace predict;
 
 namespace {
 
+Config read_config(const PlanOptions& options, std::optional<int64_t> gpus) {
+    if (!options.config_path.empty())
+        return load_config(options.config_path, options.overrides, gpus, options.hf_config);
+    require(!options.hf_config.empty(), ExitCode::usage, "plan: want a configuration, or --hf-config F");
+    return parse_config("model:\n", options.hf_config, options.overrides, gpus,
+                        read_hf_config(options.hf_config));
+}
+
 // With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
 // they do, and the output says so.
-Config config_for(const RunOptions& options, std::optional<int64_t> gpus) {
-    if (!gpus) return load_config(options.config_path, options.overrides, gpus, options.hf_config);
-    Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
+Config config_for(const PlanOptions& options, std::optional<int64_t> gpus) {
+    if (!gpus) return read_config(options, gpus);
+    Config config = read_config(options, std::nullopt);
     TrainingSpec& training = config.training;
     constexpr int64_t kMost = int64_t{1} << 31;  // larger ones are refused where they are counted
     if (training.micro_batch_size > kMost || training.global_batch_size > kMost) return config;
@@ -33,21 +52,148 @@ Config config_for(const RunOptions& options, std::optional<int64_t> gpus) {
     return config;
 }
 
-}  // namespace
+void write(const std::string& out, const std::string& name, const std::string& text) {
+    const OutputFolder folder(out);
+    folder.write_atomic(name, text);
+    fmt::print("written: {}\n", folder.path_of(name));
+}
 
-int run_plan(const RunOptions& options, std::optional<int64_t> gpus,
-             const std::optional<std::string>& json_name) {
-    const Config config = config_for(options, gpus);
+Gpu gpu_of(const PlanOptions& options) {
+    Gpu gpu = load_gpu(options.gpu);
+    if (options.clock > 0) gpu.sheet.clock = options.clock;
+    return gpu;
+}
+
+void write_pictures(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
+                    const Gpu& gpu) {
+    if (options.picture.empty()) return;
+    write(config.output.out, options.picture + "_memory.svg", memory_picture(choices, gpu));
+    write(config.output.out, options.picture + "_time.svg", time_picture(choices, gpu));
+}
+
+// One run: every table of the plan, and its prediction.
+int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
+    Config config = config_for(options, gpus);
+    if (options.schedule) config.schedule = *options.schedule;
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const RunPlan plan = make_plan(config, ranks);
     fmt::print("{}", plan_text(config, plan));
-    if (json_name) {
-        const OutputFolder folder(config.output.out);
-        folder.write_atomic(*json_name, plan_json(config, plan, make_provenance(options.command, {}, 1)));
-        fmt::print("written: {}\n", folder.path_of(*json_name));
+    const Gpu gpu = gpu_of(options);
+    const bool known = can_predict(config, gpu);
+    std::vector<Choice> choices;
+    if (known) {
+        choices.push_back(predicted(config, ranks, gpu));
+        choices.front().best = true;
+        fmt::print("\n{}", prediction_text(choices.front(), gpu));
+    } else {
+        fmt::print(
+            "\nNo prediction of time: shares are known of bf16, fp8_blockwise and fp8_flow with all "
+            "optimisations on.\n{}",
+            consumers_text(fit_of(config, ranks, gpu.sheet), gpu.sheet));
     }
+    if (options.json) {
+        std::string json = plan_json(config, plan, make_provenance(options.command, {}, 1));
+        if (known) json = with_prediction(json, choices.front(), gpu);
+        write(config.output.out, *options.json, json);
+    }
+    if (known) write_pictures(options, config, choices, gpu);
     return 0;
+}
+
+// Several runs in one table.
+int plan_table(const PlanOptions& options) {
+    Config config = read_config(options, std::nullopt);
+    if (options.schedule) config.schedule = *options.schedule;
+    std::vector<Recipe> recipes = options.recipes;
+    if (recipes.empty()) recipes = {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow};
+    std::vector<int64_t> gpus = options.gpus;
+    if (gpus.empty()) gpus = {config.parallel.expert_model_parallel_size};
+    Search search = open_search(config, gpus, recipes);
+    if (!options.expert_parallel.empty()) search.expert_parallel = options.expert_parallel;
+    if (!options.micro_batches.empty()) search.micro_batches = options.micro_batches;
+    const Gpu gpu = gpu_of(options);
+    const std::vector<Choice> choices = choose(config, search, gpu);
+    fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
+    if (options.json)
+        write(config.output.out, *options.json,
+              choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
+    write_pictures(options, config, choices, gpu);
+    return 0;
+}
+
+std::string read_text(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read", path);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+// Shares from profiles: one of large layers, then one of a small model, then a result of bench.
+Gpu calibrated(const PlanOptions& options) {
+    if (options.calibrate.empty()) return load_gpu(options.gpu);
+    Gpu gpu{.sheet = load_datasheet(options.gpu), .calibration = {}, .calibrated = true};
+    const ProfileRecord large = read_profile(options.calibrate[0]);
+    std::optional<ProfileRecord> small;
+    if (options.calibrate.size() > 1) small = read_profile(options.calibrate[1]);
+    CalibrationSources sources{
+        .shares = &large, .launches = small ? &*small : nullptr, .bench_text = {}, .bench_name = {}};
+    if (options.calibrate.size() > 2) {
+        sources.bench_text = read_text(options.calibrate[2]);
+        sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();
+    }
+    gpu.calibration = calibrate(sources, gpu.sheet);
+    gpu.sheet.clock = 0;  // the profile's, from now on
+    return gpu;
+}
+
+int plan_check(const PlanOptions& options) {
+    Gpu gpu = calibrated(options);
+    if (!options.check.empty()) {
+        const Check check = check_profiles(options.check, gpu);
+        gpu.calibration.check = check.summary;
+        if (options.calibrate.empty() || options.json) fmt::print("{}", check_text(check, gpu));
+        if (options.json)
+            write(options.out, *options.json,
+                  options.calibrate.empty() ? check_json(check, gpu) : gpu_json(gpu));
+        const double worst = std::max(check.summary.worst_layer, check.summary.worst_step);
+        const double mean = std::max(check.summary.mean_layer, check.summary.mean_step);
+        if (worst * 100 > options.most_error || mean * 100 > options.most_mean_error) {
+            fmt::print("worse than allowed: {} % at most, {} % on average\n", options.most_error,
+                       options.most_mean_error);
+            return 1;
+        }
+    }
+    if (!options.calibrate.empty() && !options.json) fmt::print("{}", gpu_json(gpu));
+    return 0;
+}
+
+}  // namespace
+
+Recipe recipe_named(const std::string& name) {
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow})
+        if (recipe_name(recipe) == name) return recipe;
+    fail(ExitCode::usage, "--recipes: got {}, want some of bf16, fp8_blockwise, fp8_flow", printable(name));
+}
+
+ScheduleSpec schedule_named(const std::string& name) {
+    if (name == "serial") return {};
+    if (name == "shared") return {.moe_shared_expert_overlap = true};
+    if (name == "wgrad") return {.delay_wgrad_compute = true};
+    if (name == "shared+wgrad") return {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
+    if (name == "reduce") return {.overlap_grad_reduce = true};
+    if (name == "turns") return {.overlap_moe_expert_parallel_comm = true};
+    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns",
+         printable(name));
+}
+
+int run_plan(const PlanOptions& options) {
+    if (!options.check.empty() || !options.calibrate.empty()) return plan_check(options);
+    const bool table = options.gpus.size() > 1 || !options.recipes.empty() ||
+                       !options.expert_parallel.empty() || !options.micro_batches.empty() || options.markdown;
+    if (table || options.config_path.empty()) return plan_table(options);
+    return plan_run(options, options.gpus.empty() ? std::nullopt : std::optional(options.gpus.front()));
 }
 
 }  // namespace fp8flow

@@ -2,6 +2,7 @@
 // `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a
 // picture.
 #include "model/commands/commands.h"
+#include "model/predict/calibrate.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"
 #include "model/report/progress.h"
@@ -151,7 +152,10 @@ private:
     }
 
     void report() {
-        folder_->write_atomic("profile.json", profile_json(profile_, config_));
+        const std::string result = profile_json(profile_, config_);
+        folder_->write_atomic("profile.json", result);
+        if (const auto calibration = predict::calibration_of_profile(result))
+            folder_->write_atomic("calibration.json", *calibration);
         folder_->write_atomic("profile.svg", profile_picture(profile_));
         folder_->write_atomic("timeline.svg", timeline_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");

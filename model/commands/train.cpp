@@ -120,6 +120,8 @@ public:
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
+            log_.line("schedule.cuda_graph_impl: nothing is captured on the reference backend");
         note_stage(Stage::weights);
         if (!options.weights.empty())
             for (const std::string& line :
@@ -146,6 +148,9 @@ public:
                 done = true;
             } catch (const Diverged& problem) {
                 if (go_back(problem)) continue;
+                keep_last_state();
+                throw;
+            } catch (const OutOfRoom&) {
                 keep_last_state();
                 throw;
             }
@@ -383,6 +388,7 @@ private:
             last_ = result;
             check_gradient(result);
         }
+        report_graphs();
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) {
@@ -392,6 +398,18 @@ private:
         }
         if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+    }
+
+    // Two of them, and again where memory has moved.
+    void report_graphs() {
+        const CapturedSteps* graphs = trainer_->captured();
+        if (graphs == nullptr || graphs->num_captures() == num_captures_) return;
+        num_captures_ = graphs->num_captures();
+        log_.line(
+            fmt::format(" steps are CUDA graphs from here on: {} kernels, {} copies and fills, captured "
+                        "in {:.0f} ms (graph {} of this run)",
+                        graphs->launches().kernels, graphs->launches().others,
+                        graphs->capture_seconds() * 1e3, num_captures_));
     }
 
     // A gradient that is 0 everywhere, again and again: something cuts it off.
@@ -552,6 +570,7 @@ private:
     bool stopping_ = false;     // a rank was asked to; the same on all
     bool save_failed_ = false;  // the last checkpoint
     int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
+    int64_t num_captures_ = 0;
     std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
     std::optional<EventFile> events_;

@@ -71,6 +71,7 @@ private:
         if (curves_.empty() && !trainer.exchange_note().empty()) log_.line(trainer.exchange_note());
         Curve curve;
         curve.name = arm.name;
+        curve.against = index_of(arm.against);
         std::vector<double> seconds;
         const auto report = [&](const StepResult& step) {
             const int64_t iteration = step.step + 1;
@@ -103,11 +104,18 @@ private:
         return curve;
     }
 
+    // Of the arm with that name, which has run; "": the first.
+    size_t index_of(const std::string& name) const {
+        for (size_t i = 0; i < curves_.size(); ++i)
+            if (curves_[i].name == name) return i;
+        return 0;
+    }
+
     // "fp8_flow       | iteration   12/  100 | lm loss 3.2428 | relative error 0.0630 % | ETA 0:01:20"
     std::string progress_line(const Curve& curve) const {
         std::string error;
         if (!curves_.empty()) {
-            Curve base = curves_.front();
+            Curve base = curves_[curve.against];
             base.loss.resize(curve.loss.size());
             base.grad_norm.resize(curve.loss.size());
             error = fmt::format(
@@ -125,7 +133,8 @@ private:
         std::vector<Comparison> comparisons;
         std::optional<double> noise;
         for (size_t i = 1; i < curves_.size(); ++i) {
-            comparisons.push_back(compare(curves_[i], curves_.front(), v.ema_decay, v.warmup_iters));
+            comparisons.push_back(
+                compare(curves_[i], curves_[curves_[i].against], v.ema_decay, v.warmup_iters));
             if (curves_[i].name == kControlArm) noise = comparisons.back().max;
         }
         bool all_pass = true;
@@ -141,7 +150,8 @@ private:
         folder_->write_atomic("loss.svg", picture(comparisons));
         log_.line("");
         log_.line(fmt::format(
-            "relative loss error |EMA - EMA_bf16| / EMA_bf16 over iterations {} to {}, limit {}:",
+            "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
+            "limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
         log_.line(table(comparisons, verdicts));
         const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
@@ -178,7 +188,9 @@ private:
         for (size_t i = 0; i < curves_.size(); ++i) {
             const Curve& curve = curves_[i];
             std::vector<std::string> row = {
-                curve.name, format_fixed(ema(curve.loss, config_.validate.ema_decay).back(), 4),
+                curve.against == 0 ? curve.name
+                                   : fmt::format("{} (to {})", curve.name, curves_[curve.against].name),
+                format_fixed(ema(curve.loss, config_.validate.ema_decay).back(), 4),
                 curve.held_out > 0 ? format_fixed(curve.held_out, 4) : "-"};
             if (i == 0) {
                 row.insert(row.end(), 5, "-");
@@ -219,7 +231,8 @@ private:
                                   {"verdict", i == 0 ? "baseline" : verdicts[i - 1]}};
             if (i > 0) {
                 const Comparison& c = comparisons[i - 1];
-                arm.update({{"max relative error", c.max},
+                arm.update({{"against", curves_[curve.against].name},
+                            {"max relative error", c.max},
                             {"mean relative error", c.mean},
                             {"raw max", c.raw_max},
                             {"signed, end", c.signed_last},

@@ -255,6 +255,10 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
                              "SMs of calls of the exchange beside another micro-batch or in gradient "
                              "reduction beside the backward, with several ranks; 0: all"));
+    fields.push_back(
+        choice(s, "cuda_graph_impl", AT(schedule.cuda_graph_impl), {"none", "full_iteration"},
+               "full_iteration: a step is captured in a CUDA graph and launched as a whole; over "
+               "NCCL messages then have a fixed size. none: for debuggers and profilers"));
 }
 
 void add_parallel(std::vector<ConfigField>& fields) {

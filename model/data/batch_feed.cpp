@@ -36,8 +36,7 @@ BatchFeed::BatchFeed(Device& device, int64_t seq_length, int64_t max_tokens, int
 
 BatchFeed::~BatchFeed() { device_.free(batch_); }
 
-BatchFeed::Batch BatchFeed::load(const TokenSource& data, Split split, const Batcher::Range& samples,
-                                 int64_t slot, Stream stream) {
+void BatchFeed::fill(const TokenSource& data, Split split, const Batcher::Range& samples, int64_t slot) {
     const int64_t count = samples.count * seq_length_;
     FP8FLOW_CHECK(count <= max_tokens_, "{} tokens in a slot of {}", count, max_tokens_);
     const std::size_t start = slot_bytes_ * static_cast<std::size_t>(slot);
@@ -52,7 +51,12 @@ BatchFeed::Batch BatchFeed::load(const TokenSource& data, Split split, const Bat
         std::copy_n(window_.begin(), seq_length_, tokens + i * seq_length_);
         std::copy_n(window_.begin() + 1, seq_length_, labels + i * seq_length_);
     }
-    device_.copy_in_async(batch_, group, slot_bytes_, stream);
+}
+
+BatchFeed::Batch BatchFeed::load(int64_t samples, int64_t slot, Stream stream) {
+    const int64_t count = samples * seq_length_;
+    device_.copy_in_async(batch_, slots_.at<uint8_t>(slot_bytes_ * static_cast<std::size_t>(slot)),
+                          slot_bytes_, stream);
     return {make_view(batch_ + kTokensAt, DType::i32, {count}),
             make_view(batch_ + labels_at_, DType::i32, {count})};
 }

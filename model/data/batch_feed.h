@@ -23,9 +23,11 @@ public:
     struct Batch {
         TensorView tokens, labels;  // [T] i32
     };
-    // The previous copy from `slot` to the device must have completed: the caller has waited for it.
-    Batch load(const TokenSource& data, Split split, const Batcher::Range& samples, int64_t slot,
-               Stream stream);
+    // The host's half: the samples into the slot. The previous copy from it to the device must have
+    // completed: the caller has waited for it.
+    void fill(const TokenSource& data, Split split, const Batcher::Range& samples, int64_t slot);
+    // The device's half. Of `samples` samples.
+    Batch load(int64_t samples, int64_t slot, Stream stream);
     // One group of the T rows of the batch loaded last, row_capacity left to the caller.
     const RowGroups& all_tokens() const { return all_tokens_; }
 

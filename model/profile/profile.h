@@ -75,13 +75,15 @@ struct LayerTimes {
     Spread layer, forward, backward, passes;
     Spread clock;  // Hz, meanwhile; of each step the lowest rank; 0: not known
     std::vector<double> layer_by_step, clock_by_step;
-    double step = 0;  // the whole step, median, host clock
 };
 
 struct ArmProfile {
     std::string name, recipe;
     std::vector<ProfileRow> rows;
     LayerTimes whole;
+    // The whole step, nothing timed inside it: from end to end, and what the host needs to launch it.
+    // Medians, host clock, this rank's.
+    double step_seconds = 0, host_seconds = 0;
     // The same where no rows move between ranks (Trainer::skip_rows); absent: one rank.
     std::optional<LayerTimes> without_rows;
     // of a step, all ranks' devices; absent: not measured, or a device does not count

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Passes over a recipe: one that times every stage, one that leaves the device alone between them and times
-// the whole layer, and with several ranks that one again without rows on the wire.
+// the whole layer, one that times whole steps, and with several ranks the second again without rows on the
+// wire.
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
@@ -82,6 +83,17 @@ public:
 
     void time_layer() { result_.whole = time_whole("layer"); }
 
+    // As training runs them, in graphs where the schedule says so.
+    void time_steps() {
+        std::vector<double> steps, host;
+        run_steps("steps", measured_steps(), [&](const StepResult& step) {
+            steps.push_back(step.seconds);
+            host.push_back(step.host_seconds);
+        });
+        result_.step_seconds = spread_of(steps).median;
+        result_.host_seconds = spread_of(host).median;
+    }
+
     // What the rows' way costs in this schedule: the same steps without it. The last thing a trainer does.
     void time_layer_without_rows() {
         trainer_->skip_rows();
@@ -92,8 +104,8 @@ public:
     void measure_energy() {
         const double window = config_.profile.energy_seconds;
         std::vector<float> agreed = {
-            static_cast<float>(window <= 0 || !energy_joules(backend_) || result_.whole.step <= 0),
-            static_cast<float>(-result_.whole.step)};
+            static_cast<float>(window <= 0 || !energy_joules(backend_) || result_.step_seconds <= 0),
+            static_cast<float>(-result_.step_seconds)};
         world_.all_reduce_max(agreed);
         if (agreed[0] > 0) return;
         const auto steps = static_cast<int64_t>(std::ceil(window / static_cast<double>(-agreed[1])));
@@ -126,12 +138,9 @@ private:
     // Without marks between stages.
     LayerTimes time_whole(const char* phase) {
         trainer_->time_stages(TimerDetail::parts);
-        std::vector<double> steps;
         std::vector<LayerSeconds> own;
-        run_steps(phase, measured_steps(), [&](const StepResult& step) {
-            own.push_back(layer_seconds(trainer_->timer()));
-            steps.push_back(step.seconds);
-        });
+        run_steps(phase, measured_steps(),
+                  [&](const StepResult&) { own.push_back(layer_seconds(trainer_->timer())); });
         trainer_->time_stages(TimerDetail::off);
         LayerTimes times;
         std::vector<double> forward, backward, passes;
@@ -152,7 +161,6 @@ private:
         times.backward = spread_of(backward);
         times.passes = spread_of(passes);
         times.clock = spread_of(times.clock_by_step);
-        times.step = spread_of(steps).median;
         return times;
     }
 
@@ -233,7 +241,7 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
 }
 
 int64_t profiled_steps(const ProfileSpec& spec, int ranks) {
-    const int passes = has_wire(ranks) ? 3 : 2;
+    const int passes = has_wire(ranks) ? 4 : 3;
     return spec.profile_step_start + passes * (spec.profile_step_end - spec.profile_step_start);
 }
 
@@ -244,6 +252,7 @@ ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice&
     run.warm_up();
     run.time_stages();
     run.time_layer();
+    run.time_steps();
     run.measure_energy();
     if (has_wire(world.size())) run.time_layer_without_rows();
     return run.finish(ceilings);

@@ -140,6 +140,7 @@ std::string summary_table(const Profile& profile) {
                  {"MHz without"},
                  {"saved"},
                  {"step ms"},
+                 {"host ms"},
                  {"J/step"},
                  {"mJ/token"},
                  {"load max/mean"}});
@@ -149,19 +150,25 @@ std::string summary_table(const Profile& profile) {
         for (const auto& [category, bytes] : arm.saved) saved += static_cast<double>(bytes);
         const double tflops = arm.flops_per_second() * 1e-12;
         table.add_row(
-            {arm.name, milliseconds(arm.whole.layer.median), milliseconds(arm.whole.layer.min),
+            {arm.name,
+             milliseconds(arm.whole.layer.median),
+             milliseconds(arm.whole.layer.min),
              milliseconds(arm.whole.layer.max),
              or_dash(arm.whole.clock.median > 0, format_fixed(arm.whole.clock.median * 1e-6, 0)),
              or_dash(arm.whole.layer.median > 0, format_fixed(base / arm.whole.layer.median, 2) + "x"),
              format_si(arm.tokens_per_second()),
              tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),
              or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
-             format_fixed(arm.casts, 0), format_bytes(arm.wire.total()), milliseconds(arm.wire_seconds),
+             format_fixed(arm.casts, 0),
+             format_bytes(arm.wire.total()),
+             milliseconds(arm.wire_seconds),
              arm.without_rows ? milliseconds(*arm.exposed_wire_seconds()) : "-",
              arm.without_rows && arm.without_rows->clock.median > 0
                  ? format_fixed(arm.without_rows->clock.median * 1e-6, 0)
                  : "-",
-             format_bytes(saved), milliseconds(arm.whole.step),
+             format_bytes(saved),
+             milliseconds(arm.step_seconds),
+             milliseconds(arm.host_seconds),
              arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-",
              arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3) : "-",
              fmt::format("{:.2f} expert, {:.2f} rank", arm.expert_load, arm.rank_load)});

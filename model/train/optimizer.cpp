@@ -20,6 +20,13 @@ double learning_rate(const TrainingSpec& t, int64_t step) {
     return t.min_lr + 0.5 * (t.lr - t.min_lr) * (1.0 + std::cos(3.14159265358979323846 * done));
 }
 
+std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t step) {
+    const auto correction = [&](double beta) {
+        return static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step + 1)));
+    };
+    return {static_cast<float>(learning_rate(t, step)), correction(t.adam_beta1), correction(t.adam_beta2)};
+}
+
 Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& device)
     : training_(training), order_(order), state_(device, "optimizer") {
     dense_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
@@ -29,7 +36,7 @@ Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& d
 }
 
 // Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the
-// ranks that hold them.
+// ranks that hold them. Where the weight gradients left sums of their squares, nothing is read again.
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = dense_squares_}, ctx.launch);
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
@@ -38,7 +45,9 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     if (order_ == CombineOrder::invariant) {
         sum_squares_by_expert(ctx, store);
     } else {
-        if (store.expert_gradients() && ctx.exchange.holds_first_replica())
+        if (store.expert_squares() && ctx.sums_squares)
+            ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
+        else if (store.expert_gradients() && ctx.exchange.holds_first_replica())
             ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
     }
@@ -79,47 +88,44 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
                                       ctx.launch);
 }
 
-void Optimizer::step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step,
-                     const Limits& limits) {
+void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     auto timed = ctx.part("optimizer");
-    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, sums, ctx.launch);
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, inputs.sums(), ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
     // whatever they are. Both are the same on every rank, so one that is not finite needs no second
     // reduction.
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
     global_norm(ctx, store);
-    auto judge = [&](const TensorView& value, double clip, double limit) {
+    auto judge = [&](const TensorView& value, double clip, const TensorView& limit) {
         ctx.ops.clip_factor({.norm_squared = value,
                              .clip = static_cast<float>(clip),
-                             .limit = static_cast<float>(limit),
+                             .limit = limit,
                              .status = ctx.step_status,
                              .norm = norm_,
                              .factor = factor_},
                             ctx.launch);
     };
     // for its status alone: gradients can be finite where the loss is not; its "norm" is its root
-    judge(sums.slice(0, 1), 0.0, std::sqrt(limits.loss_sum));
-    judge(dense_squares_, training_.clip_grad, limits.grad_norm);
+    judge(inputs.sums().slice(0, 1), 0.0, inputs.loss_limit());
+    judge(dense_squares_, training_.clip_grad, inputs.grad_norm_limit());
 
-    const double t = static_cast<double>(step + 1);
     for (Parameter& p : store.all()) {
         const op::AdamW adamw{
             .grad = p.main_grad,
-            .lr = static_cast<float>(learning_rate(training_, step)),
+            .schedule = inputs.schedule(),
             .beta1 = static_cast<float>(training_.adam_beta1),
             .beta2 = static_cast<float>(training_.adam_beta2),
             .eps = static_cast<float>(training_.adam_eps),
             .weight_decay = p.spec.weight_decay ? static_cast<float>(training_.weight_decay) : 0.0f,
-            .correction1 = static_cast<float>(1.0 - std::pow(training_.adam_beta1, t)),
-            .correction2 = static_cast<float>(1.0 - std::pow(training_.adam_beta2, t)),
             .grad_scale = factor_,
             .status = ctx.step_status,
             .master = p.master,
             .m = p.m,
             .v = p.v,
-            .m_key = rounding_key(training_.seed, p.stream, step, 0),
-            .v_key = rounding_key(training_.seed, p.stream, step, 1),
+            .m_key = rounding_key(training_.seed, p.stream, 0),
+            .v_key = rounding_key(training_.seed, p.stream, 1),
+            .rounding_step = inputs.rounding(),
             .first_element = p.first_element(),
             .copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{}};
         if (!p.fprop) {

@@ -6,25 +6,24 @@
 #include "layers/context.h"
 #include "layers/parameter.h"
 #include "model/config/config.h"
+#include "model/train/step_inputs.h"
 
 namespace fp8flow {
 
 // Learning rate of a step (0-based): linear warm-up, then constant or cosine down to min_lr. Megatron's
 // schedule.
 double learning_rate(const TrainingSpec& training, int64_t step);
+// op::AdamW::schedule of a step.
+std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t step);
 
 class Optimizer {
 public:
     Optimizer(const TrainingSpec& training, CombineOrder order, Device& device);
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
-    // that hold the same experts. Then clips and updates. sums [n] f32, the loss first, are summed over ranks
-    // with them; a loss that is not finite or past its limit prevents the update, as such a gradient does.
-    struct Limits {
-        double loss_sum = 0, grad_norm = 0;  // 0: none
-    };
-    void step(Context& ctx, ParameterStore& store, const TensorView& sums, int64_t step,
-              const Limits& limits);
+    // that hold the same experts. Then clips and updates. The sums of the inputs are summed over ranks with
+    // them; a loss that is not finite or past its limit prevents the update, as such a gradient does.
+    void step(Context& ctx, ParameterStore& store, const StepInputs& inputs);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 

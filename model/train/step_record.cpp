@@ -33,7 +33,6 @@ void StepRecord::end(const Words& words, Exchange& exchange, const Launch& launc
     copy(&head()->grad_norm, words.grad_norm);
     copy(memory_.at<void>(counts_at_), counts_);
     copy(memory_.at<void>(losses_at_), losses_);
-    event_.record(launch.stream);
 }
 
 WireBytes StepRecord::wire() const {

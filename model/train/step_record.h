@@ -16,7 +16,7 @@ public:
     // layers.
     StepRecord(Device& device, const TensorView& router_counts, const TensorView& router_losses);
 
-    // The order of a step: begin, the step's work, end.
+    // The order of a step: begin, the step's work, end; then the mark, which is what has passed.
     void begin(Exchange& exchange, const Launch& launch);
     struct Words {
         TensorView status;     // [1] i32
@@ -24,6 +24,7 @@ public:
         TensorView grad_norm;  // [1] f32
     };
     void end(const Words& words, Exchange& exchange, const Launch& launch);
+    void mark(Stream stream) { event_.record(stream); }
     bool has_passed() const { return event_.has_passed(); }
     void wait() { event_.wait(); }
 

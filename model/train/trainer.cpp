@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// One training step as a list: batch, forward, backward, reductions, update, statistics; and the evaluation.
+// One training step as a list: batch, forward, backward, reductions, update, statistics.
 #include "model/train/trainer.h"
 
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
+#include "kernels/core/stochastic_rounding.h"
 #include "layers/schedule/wire_lane.h"
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
@@ -127,13 +128,21 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     if (config.schedule.overlaps()) wire_ = std::make_unique<WireLane>(device, config.schedule);
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
+    const int64_t batches = kStepsInFlight * batcher_.num_micro_batches();  // page-locked
     status_ = state_->tensor(DType::i32, {1}, "step");
-    sums_ = state_->tensor(DType::f32, {2}, "step");
     held_out_sum_ = state_->tensor(DType::f32, {1}, "step");
     ops_->zero({.y = status_});
+    inputs_ = std::make_unique<StepInputs>(device, kStepsInFlight);
+    held_out_ = std::make_unique<PinnedBuffer>(device, static_cast<size_t>(batches) * sizeof(HeldOut));
+    for (auto& event : held_out_events_) event = std::make_unique<HostEvent>(device);
+    if (config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration && device.can_capture()) {
+        exchange_->require_capturable();
+        stream_ = device.make_ordered_stream();
+        captured_ = std::make_unique<CapturedSteps>(device, kStepsInFlight);
+        captured_evaluations_ = std::make_unique<CapturedSteps>(device, batches);
+    }
     for (int i = 0; i < (turns_ ? 2 : 1); ++i)
-        memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots,
-                                                   kStepsInFlight * batcher_.num_micro_batches()));
+        memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots, batches));
     for (auto& record : records_)
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
@@ -150,11 +159,13 @@ Trainer::~Trainer() {
         ops_->device().synchronize();
     } catch (const Error&) {  // the device is lost, and was reported
     }
+    if (stream_.handle != nullptr) ops_->device().free_stream(stream_);
 }
 
 void Trainer::skip_rows() {
     FP8FLOW_CHECK(flights_.empty(), "{} steps in flight still move rows", flights_.size());
     skips_rows_ = true;
+    if (captured_) captured_->forget();
     exchange_->skip_rows(ops_.get());
 }
 
@@ -169,7 +180,7 @@ void Trainer::time_stages(TimerDetail detail) {
     }
 }
 
-Context Trainer::make_context(int64_t step, int64_t micro_batch, StageTimer& timer) {
+Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
     if (!memory.rows) {
         const bool one_layer =
@@ -201,46 +212,54 @@ Context Trainer::make_context(int64_t step, int64_t micro_batch, StageTimer& tim
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.sums_squares = config_.moe.moe_combine_order == CombineOrder::rank &&
+                       micro_batch == batcher_.num_micro_batches() - 1 &&
+                       exchange_->num_ranks(Ranks::expert_replicas) == 1;
     ctx.rounding = {.seed = config_.training.seed,
-                    .step = step,
+                    .step = inputs_->rounding(),
                     .replica = world_.rank() / groups_.expert_parallel->size()};
     ctx.step_status = status_;
+    ctx.launch.stream = stream_;
     ctx.all_tokens = memory.feed.all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
     return ctx;
 }
 
-BatchFeed::Batch Trainer::load_batch(Context& ctx, Split split, int64_t global_batch, int64_t slot) {
-    ctx.timer.set_direction("forward");
-    auto timed = ctx.part("data");
+void Trainer::fill_batch(Split split, int64_t global_batch, int64_t micro_batch, int64_t slot) {
+    memory_of(micro_batch)
+        .feed.fill(*data_, split, batcher_.samples(global_batch, micro_batch, world_.rank()), slot);
+}
+
+BatchFeed::Batch Trainer::load_batch(Context& ctx, int64_t slot) {
     return memory_of(ctx.micro_batch)
-        .feed.load(*data_, split, batcher_.samples(global_batch, ctx.micro_batch, world_.rank()), slot,
-                   ctx.launch.stream);
+        .feed.load(batcher_.samples(0, ctx.micro_batch, world_.rank()).count, slot, ctx.launch.stream);
 }
 
 Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& flight) {
     note_progress();
     ctx.tensor_stats = flight.tensor_stats;
     if (ctx.tensor_stats != nullptr) ctx.side = nullptr;  // it reads tensors where they are made
-    const int64_t slot =
-        static_cast<int64_t>(slot_of(flight.step)) * batcher_.num_micro_batches() + ctx.micro_batch;
-    const BatchFeed::Batch batch = load_batch(ctx, Split::train, flight.step + first_batch_, slot);
+    ctx.timer.set_direction("forward");
+    auto timed = ctx.part("data");
+    const int64_t slot = batch_slot(flight, ctx.micro_batch);
+    if (!captured_) fill_batch(Split::train, flight.step + first_batch_, ctx.micro_batch, slot);
+    const BatchFeed::Batch batch = load_batch(ctx, slot);
     return {.tokens = batch.tokens,
             .labels = batch.labels,
             .loss_scale = 1.0f / static_cast<float>(tokens_of_step()),
-            .loss_sum = sums_.slice(0, 1)};
+            .loss_sum = inputs_->sums().slice(0, 1)};
 }
 
 void Trainer::run_micro_batches(const Flight& flight) {
-    ops_->zero({.y = sums_});
+    inputs_->load(static_cast<int64_t>(slot_of(flight.step)), stream_);
     const int64_t micro_batches = batcher_.num_micro_batches();
-    Context end = make_context(flight.step, micro_batches - 1, timer_of(flight));
+    Context end = make_context(micro_batches - 1, timer_of(flight));
     transformer_->begin_step(end);
     if (turns_ && flight.tensor_stats == nullptr) {
         run_in_turns(flight);
     } else {
         for (int64_t m = 0; m < micro_batches; ++m) {
-            Context ctx = make_context(flight.step, m, timer_of(flight));
+            Context ctx = make_context(m, timer_of(flight));
             Transformer::MicroBatch batch = load_micro_batch(ctx, flight);
             transformer_->forward(ctx, batch);
             transformer_->backward(ctx, batch);
@@ -249,15 +268,18 @@ void Trainer::run_micro_batches(const Flight& flight) {
     if (end.wire != nullptr) end.wire->join(end);
     end.wire = nullptr;
     end.timer.set_direction("update");
-    if (stop_asked_ && stop_asked_()) {
-        constexpr uint8_t kAnyPositive = 0x3f;  // four of these bytes are the number 0.747
-        const TensorView stop = sums_.slice(1, 1);
-        ops_->device().fill(stop.data, kAnyPositive, static_cast<size_t>(stop.bytes()), end.launch.stream);
-    }
-    optimizer_->step(end, transformer_->parameters(), sums_, flight.step,
-                     {.loss_sum = flight.loss_limit * static_cast<double>(tokens_of_step()),
-                      .grad_norm = config_.training.grad_norm_limit});
-    transformer_->end_step(end, flight.step);
+    optimizer_->step(end, transformer_->parameters(), *inputs_);
+    transformer_->end_step(end, inputs_->step());
+}
+
+StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
+    const double loss_limit = flight.loss_limit * static_cast<double>(tokens_of_step());
+    return {.step = flight.step,
+            .rounding = rounding_step(config_.training.seed, flight.step),
+            .schedule = adamw_schedule(config_.training, flight.step),
+            .loss_limit = static_cast<float>(std::sqrt(loss_limit)),
+            .grad_norm_limit = static_cast<float>(config_.training.grad_norm_limit),
+            .sums = {0.0f, stop_asked_ && stop_asked_() ? 1.0f : 0.0f}};
 }
 
 // The forward of a micro-batch beside the backward of the one before; the first and the last half pass are
@@ -266,7 +288,7 @@ void Trainer::run_in_turns(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
     std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));
     const auto pass = [&](int64_t m, Turn* turn, auto half) {
-        Context ctx = make_context(flight.step, m, timer_of(flight));
+        Context ctx = make_context(m, timer_of(flight));
         ctx.turn = turn;
         half(ctx, batches[static_cast<size_t>(m)]);
     };
@@ -285,11 +307,44 @@ void Trainer::run_in_turns(const Flight& flight) {
     pass(micro_batches - 1, nullptr, backward);
 }
 
+// Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step
+// would leave the others waiting for it. Row buffers are known exactly; workspace grows at most as the rows.
+void Trainer::require_room(int64_t layer_rows) {
+    const double growth = static_cast<double>(layer_rows) / static_cast<double>(layer_rows_);
+    double needed = 0;
+    for (const auto& memory : memory_)
+        if (memory->rows) needed += (growth - 1) * static_cast<double>(memory->rows->reserved_bytes());
+    for (const Arena* arena : arenas()) {
+        const double reserved = static_cast<double>(arena->reserved_bytes());
+        needed += std::max(0.0, growth * static_cast<double>(arena->peak_bytes()) - reserved);
+    }
+    const double free = static_cast<double>(ops_->device().free_bytes());
+    std::vector<float> missing = {static_cast<float>(needed - free)};
+    world_.all_reduce_max(missing);
+    if (missing[0] <= 0) return;
+    if (!flights_.empty()) next_step_ = flights_.front().step;
+    flights_.clear();
+    ops_->zero({.y = status_});
+    constexpr double kGiB = 1 << 30;
+    throw OutOfRoom(
+        fmt::format("step {}: routed rows exceed the {} rows a layer there is room for; room for {} takes "
+                    "{:.2f} GiB more on "
+                    "this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
+                    "training.micro_batch_size, or set "
+                    "recompute.recompute_modules: [moe_expert]",
+                    next_step_ + 1, layer_rows_, layer_rows, needed / kGiB, free / kGiB,
+                    static_cast<double>(missing[0]) / kGiB));
+}
+
 void Trainer::grow_rows() {
     require(layer_rows_ < worst_layer_rows_, ExitCode::internal,
             "routed rows exceed the worst case of {} rows a layer", worst_layer_rows_);
-    layer_rows_ = std::min(worst_layer_rows_, layer_rows_ * 2);
+    const int64_t wanted = std::min(worst_layer_rows_, layer_rows_ * 2);
+    require_room(wanted);
+    layer_rows_ = wanted;
     for (const auto& memory : memory_) memory->rows.reset();
+    for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
+        if (graphs != nullptr) graphs->forget();
 }
 
 std::optional<StepResult> Trainer::step() {
@@ -331,18 +386,21 @@ void Trainer::launch(Flight& flight) {
     timer.reset();
     ops_->observe(timer.enabled() ? &timer : nullptr);
     exchange_->observe(timer.enabled() ? &timer : nullptr);
-    ops_->reset_counts();
-    for (Arena* arena : arenas()) arena->reset_peak();
     if (flight.tensor_stats != nullptr) flight.stats_before = *flight.tensor_stats;
+    const Clock::time_point begin = Clock::now();
+    inputs_->write(static_cast<int64_t>(slot_of(flight.step)), inputs_of(flight));
+    if (captured_)
+        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)
+            fill_batch(Split::train, flight.step + first_batch_, m, batch_slot(flight, m));
+    // What is measured or looked at stage by stage is given to the device stage by stage.
+    if (captured_ && flight.tensor_stats == nullptr && !timer.enabled())
+        flight.known =
+            captured_->run(slot_of(flight.step), allocations(), stream_, [&] { return give_work(flight); });
+    else
+        flight.known = give_work(flight);
     StepRecord& record = record_of(flight);
-    record.begin(*exchange_, {});
-    if (skips_rows_) ops_->zero({.y = status_});
-    run_micro_batches(flight);
-    record.end({.status = status_, .sums = sums_, .grad_norm = optimizer_->grad_norm()}, *exchange_, {});
-    flight.casts = ops_->num_casts();
-    flight.peak_bytes = 0;
-    for (const auto& memory : memory_) flight.peak_bytes += memory->rows->reserved_bytes();
-    for (const Arena* arena : arenas()) flight.peak_bytes += arena->peak_bytes();
+    record.mark(stream_);
+    flight.host_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     // Steps that the device finished while this one was launched: the host was the slower of the two, so a
     // step took what a launch takes.
     for (Flight& earlier : flights_)
@@ -350,6 +408,22 @@ void Trainer::launch(Flight& flight) {
             earlier.ended = flight.launched;
     // on the host a step has ended when it is launched
     flight.ended = record.has_passed() ? std::optional(Clock::now()) : std::nullopt;
+}
+
+CapturedSteps::Known Trainer::give_work(const Flight& flight) {
+    ops_->reset_counts();
+    for (Arena* arena : arenas()) arena->reset_peak();
+    StepRecord& record = record_of(flight);
+    const Launch launch{.stream = stream_};
+    record.begin(*exchange_, launch);
+    if (skips_rows_) ops_->zero({.y = status_}, launch);
+    run_micro_batches(flight);
+    record.end({.status = status_, .sums = inputs_->sums(), .grad_norm = optimizer_->grad_norm()}, *exchange_,
+               launch);
+    CapturedSteps::Known known{.casts = ops_->num_casts()};
+    for (const auto& memory : memory_) known.peak_bytes += memory->rows->reserved_bytes();
+    for (const Arena* arena : arenas()) known.peak_bytes += arena->peak_bytes();
+    return known;
 }
 
 int32_t Trainer::wait_for(Flight& flight) {
@@ -386,11 +460,12 @@ StepResult Trainer::result_of(const Flight& flight) {
         .learning_rate = learning_rate(config_.training, flight.step),
         .seconds =
             std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
+        .host_seconds = flight.host_seconds,
         .tokens = tokens_of_step(),
         .redone = flight.redone,
         .wire = record.wire(),
-        .casts = flight.casts,
-        .peak_bytes = flight.peak_bytes,
+        .casts = flight.known.casts,
+        .peak_bytes = flight.known.peak_bytes,
         .stop_asked = record.stop_asked()};
     last_end_ = *flight.ended;
     if (StageTimer& timer = timer_of(flight); timer.enabled()) {
@@ -458,36 +533,6 @@ void Trainer::give_up() {
                    fmt::format("step {}: {}; the largest gradient is that of {}; the step was not applied{}; "
                                "lower training.lr, or see training.on_divergence",
                                flight.step + 1, reason_of(flight), largest_gradient(), before));
-}
-
-double Trainer::evaluate(int64_t batches) {
-    FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
-    world_.set_activity(fmt::format("evaluation after step {}", next_step_));
-    note_stage(Stage::evaluation, next_step_);
-    double sum = 0;
-    for (int64_t b = 0; b < batches; ++b)
-        for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m) sum += evaluate_micro_batch(b, m);
-    world_.all_reduce_sum(std::span<double>(&sum, 1));
-    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite",
-            next_step_);
-    return sum / static_cast<double>(batches * tokens_of_step());
-}
-
-// This rank's sum of losses. Like a step, it is done again where a rank ran out of rows.
-double Trainer::evaluate_micro_batch(int64_t batch, int64_t micro_batch) {
-    note_progress();
-    for (;;) {
-        Context ctx = make_context(next_step_, micro_batch, untimed_);
-        const BatchFeed::Batch held_out = load_batch(ctx, Split::held_out, batch, 0);
-        ops_->zero({.y = held_out_sum_});
-        transformer_->evaluate(ctx, held_out.tokens, held_out.labels, held_out_sum_);
-        exchange_->all_reduce(Reduce::max, Ranks::world, status_);
-        const int32_t status = read_word<int32_t>(status_);
-        exchange_->check_peers();
-        if (status == 0) return read_word<float>(held_out_sum_);
-        grow_rows();
-        ops_->zero({.y = status_});
-    }
 }
 
 std::map<std::string, int64_t> Trainer::saved_bytes() const {

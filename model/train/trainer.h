@@ -16,8 +16,10 @@
 #include "model/config/config.h"
 #include "model/data/batch_feed.h"
 #include "model/data/data.h"
+#include "model/train/captured_steps.h"
 #include "model/train/divergence.h"
 #include "model/train/optimizer.h"
+#include "model/train/step_inputs.h"
 #include "model/train/step_record.h"
 #include "model/train/transformer.h"
 
@@ -51,7 +53,8 @@ struct StepResult {
     double grad_norm = 0, learning_rate = 0;
     double seconds =
         0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
-    int64_t tokens = 0;  // of the global batch
+    double host_seconds = 0;  // the host was busy launching it
+    int64_t tokens = 0;       // of the global batch
     int64_t redone =
         0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
     std::vector<LayerLoad> load;
@@ -64,6 +67,13 @@ struct StepResult {
     std::string skipped;      // why the step was not applied (training.on_divergence: skip); empty: it was
 };
 
+// Routed rows did not fit, and the room for more does not fit into memory on some rank. The model is that
+// before the step, which was not applied.
+class OutOfRoom : public Error {
+public:
+    explicit OutOfRoom(const std::string& text) : Error(ExitCode::memory, text) {}
+};
+
 class Trainer {
 public:
     Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
@@ -73,7 +83,7 @@ public:
     // Launches the next step; the result is that of the step before, none if nothing was in flight. Where a
     // step diverged (training.on_divergence), neither it nor the one after it is applied: throws Diverged,
     // naming the step and the tensor, with nothing in flight; or the step is skipped and the one after it
-    // launched again.
+    // launched again. Throws OutOfRoom where a step cannot be redone, with nothing in flight.
     std::optional<StepResult> step();
     // The result of the step in flight, if there is one. The state of the model is that of a step only when
     // nothing is in flight.
@@ -122,6 +132,8 @@ public:
     SavedMemory saved_memory() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
     int64_t allocations() const;  // must not rise once warm
+    // Absent unless steps are launched as graphs.
+    const CapturedSteps* captured() const { return captured_.get(); }
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -131,12 +143,15 @@ private:
         Clock::time_point launched;
         std::optional<Clock::time_point> ended;
         int64_t redone = 0;
-        int64_t casts = 0, peak_bytes = 0;
+        CapturedSteps::Known known;
+        double host_seconds = 0;
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
         TensorStats stats_before;  // what they go back to when the step is repeated
     };
     void launch(Flight& flight);
+    CapturedSteps::Known give_work(const Flight& flight);
+    StepInputs::Values inputs_of(const Flight& flight) const;
     int64_t tokens_of_step() const { return config_.training.global_batch_size * config_.model.seq_length; }
     double mean_loss(const StepRecord& record) const {
         return record.loss_sum() / static_cast<double>(tokens_of_step());
@@ -167,14 +182,28 @@ private:
     Memory& memory_of(int64_t micro_batch) {
         return *memory_[static_cast<size_t>(micro_batch) % memory_.size()];
     }
-    Context make_context(int64_t step, int64_t micro_batch, StageTimer& timer);
+    Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
     Transformer::MicroBatch load_micro_batch(Context& ctx, const Flight& flight);
     void run_in_turns(const Flight& flight);
-    data::BatchFeed::Batch load_batch(Context& ctx, data::Split split, int64_t global_batch, int64_t slot);
-    double evaluate_micro_batch(int64_t batch, int64_t micro_batch);
+    int64_t batch_slot(const Flight& flight, int64_t micro_batch) const {
+        return static_cast<int64_t>(slot_of(flight.step)) * batcher_.num_micro_batches() + micro_batch;
+    }
+    void fill_batch(data::Split split, int64_t global_batch, int64_t micro_batch, int64_t slot);
+    data::BatchFeed::Batch load_batch(Context& ctx, int64_t slot);
+    struct HeldOut {
+        int32_t status;
+        float sum;
+    };
+    HeldOut* held_out_of(int64_t index) const {  // of a micro-batch that is evaluated
+        const int64_t slot = index % (kStepsInFlight * batcher_.num_micro_batches());
+        return held_out_->at<HeldOut>(static_cast<size_t>(slot) * sizeof(HeldOut));
+    }
+    void launch_evaluation(int64_t index);
+    void give_evaluation(int64_t micro_batch, int64_t slot);
     std::vector<Arena*> arenas() const;  // of activations and workspace
     void grow_rows();
+    void require_room(int64_t layer_rows);
     std::string reason_of(const Flight& flight);
     [[noreturn]] void report_non_finite(int64_t step);
     std::string largest_gradient();
@@ -207,8 +236,12 @@ private:
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
     bool skips_rows_ = false;
+    Stream stream_;  // of the main lane
     TensorView status_, held_out_sum_;
-    TensorView sums_;  // [2] f32 over tokens and ranks: losses, and not 0 where a rank wants to stop
+    std::unique_ptr<StepInputs> inputs_;
+    std::unique_ptr<CapturedSteps> captured_, captured_evaluations_;
+    std::unique_ptr<PinnedBuffer> held_out_;
+    std::unique_ptr<HostEvent> held_out_events_[kStepsInFlight];
     std::function<bool()> stop_asked_;
     int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];

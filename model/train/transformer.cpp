@@ -228,7 +228,7 @@ void Transformer::begin_step(Context& ctx) const {
     for (const auto& block : blocks_) block->begin_step(ctx);
 }
 
-void Transformer::end_step(Context& ctx, int64_t step) const {
+void Transformer::end_step(Context& ctx, const TensorView& step) const {
     if (router_counts_) {
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, router_counts_, ctx.launch);
         ctx.ops.device().copy(reduced_losses_.data, router_losses_.data,

@@ -53,7 +53,7 @@ public:
 
     void begin_step(Context& ctx) const;
     // Statistics reduced over ranks; expert bias and delayed scales moved unless the step status forbids it.
-    void end_step(Context& ctx, int64_t step) const;
+    void end_step(Context& ctx, const TensorView& step) const;
 
     ParameterStore& parameters() { return store_; }
     // State of a step besides the parameters and their moments: expert biases, delayed scales.

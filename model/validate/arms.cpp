@@ -64,11 +64,12 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
     if (several_micro_batches && !config.precision.moe_wgrad_pair_micro_batches)
         add(" + turns", {.overlap_moe_expert_parallel_comm = true});
+    add(" + graph", {.cuda_graph_impl = CudaGraphImpl::full_iteration});
 }
 
 void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Config& config) {
     const auto add = [&](const char* what, StateDtype gradients, StateDtype moments) {
-        arms.push_back({name + what, config});
+        arms.push_back({name + what, config, Arithmetic::stated, *what != '\0' ? name : ""});
         arms.back().config.training.state = {
             .main_grads_dtype = gradients, .exp_avg_dtype = moments, .exp_avg_sq_dtype = moments};
     };
@@ -109,7 +110,15 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
     std::vector<Recipe> recipes = {Recipe::bf16};
     for (Recipe recipe : config.validate.recipes)
         if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
-    std::vector<Arm> arms = recipe_arms(config, recipes, ablation, ranks);
+    std::vector<Arm> arms;
+    if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state alone
+        arms = recipe_arms(config, {recipes.front()}, Ablation::none, ranks);
+        recipes.erase(recipes.begin());
+    }
+    for (Arm& arm : recipe_arms(config, recipes, ablation, ranks)) {
+        arms.push_back(std::move(arm));
+        check_same_run(arms.front(), arms.back());
+    }
     if (config.validate.control_arm)
         arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
     return arms;

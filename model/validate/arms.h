@@ -15,14 +15,15 @@ struct Arm {
     std::string name;
     Config config;
     Arithmetic arithmetic = Arithmetic::stated;
+    std::string against = {};  // the arm that its loss is compared with; empty: the first
 };
 
 inline constexpr const char* kControlArm = "bf16 control";
 
 // flow_switches: fp8_flow with one optimisation off at a time. schedules: every recipe serial, and with what
 // may run beside (ScheduleSpec): where there are several ranks with the reduction, where a step has several
-// micro-batches in turns. state_dtypes: every recipe with FP32 gradients and moments, with BF16 gradients,
-// and with all of them in BF16.
+// micro-batches in turns; and as a graph. state_dtypes: every recipe with FP32 gradients and moments, with
+// BF16 gradients, and with all of them in BF16.
 enum class Ablation { none, flow_switches, schedules, state_dtypes };
 
 // One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ

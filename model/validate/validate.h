@@ -3,6 +3,7 @@
 // Pure functions of the curves.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@ namespace fp8flow::validate {
 
 struct Curve {
     std::string name;
+    size_t against = 0;                         // the curve that it is compared with
     std::vector<double> loss, grad_norm;        // one per step
     double held_out = 0;                        // nats; 0: not evaluated
     double seconds_per_step = 0;                // median

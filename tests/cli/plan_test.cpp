@@ -84,6 +84,82 @@ TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
     EXPECT_EQ(fits.out.find("planned with"), std::string::npos);
 }
 
+TEST(Plan, OneRunIsPredictedBelowItsTables) {
+    TemporaryFolder folder;
+    const CommandResult plan = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4",
+                                              "--out", "plans", "--json", "plan.json", "--picture", "four"},
+                                             folder.path());
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    for (const char* part : {"A prediction for the H200, calibrated 2026-11-22 from profile_deepseek_v3.json",
+                             "mean error", "one MoE layer and micro-batch", "fits: 60.6 GB"})
+        expect_contains(plan.out, part);
+    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
+    for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
+                            "flops_per_token", "memory_bytes", "recompute", "wire_bytes_per_layer"})
+        EXPECT_TRUE(json.contains(key)) << key;
+    const auto& prediction = json.at("prediction");
+    EXPECT_EQ(prediction.at("memory_bytes"), json.at("memory_bytes").at("total"));
+    EXPECT_EQ(prediction.at("basis"), "checked range");
+    EXPECT_GT(prediction.at("step_seconds"), prediction.at("layer_seconds"));
+    for (const char* picture : {"plans/four_memory.svg", "plans/four_time.svg"})
+        expect_contains(read_whole(folder.path(picture)), "<svg");
+}
+
+TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {
+    const CommandResult plan =
+        fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--set", "precision.recipe=mxfp8"});
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    expect_contains(plan.out, "No prediction of time");
+}
+
+TEST(Plan, SeveralNumbersOfGpusAreATable) {
+    TemporaryFolder folder;
+    const CommandResult plan =
+        fp8flow_alone({"plan", config_file("qwen3_30b_a3b"), "--gpus", "8,64,2048", "--ep", "8,16",
+                       "--recipes", "bf16,fp8_flow", "--out", "plans", "--json", "table.json"},
+                      folder.path());
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    expect_contains(plan.out, "extrapolation");
+    expect_contains(plan.out, "which is not built");
+    const auto json = nlohmann::json::parse(read_whole(folder.path("plans/table.json")));
+    // 16 ranks of experts are more than 8 GPUs
+    ASSERT_EQ(json.at("choices").size(), 2u + 4u + 4u);
+    for (const auto& choice : json.at("choices"))
+        EXPECT_EQ(choice.at("step_seconds_per_host").is_null(), choice.at("expert_model_parallel_size") == 8);
+}
+
+TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
+    TemporaryFolder folder;
+    folder.write(
+        "config.json",
+        R"({"model_type": "mixtral", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 14336,
+                   "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
+                   "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+                   "max_position_embeddings": 32768, "tie_word_embeddings": false, "hidden_act": "silu"})");
+    const CommandResult plan = fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16", "--gpu",
+                                              "h100", "--set", "model.seq_length=4096"},
+                                             folder.path());
+    ASSERT_EQ(plan.status, 0) << plan.err;
+    for (const char* part : {"uncalibrated: datasheet of the H100", "Does not fit", "Largest:"})
+        expect_contains(plan.out, part);
+    const CommandResult neither = fp8flow_alone({"plan", "--gpus", "16"});
+    EXPECT_EQ(neither.status, 2);
+    expect_contains(neither.err, "want a configuration, or --hf-config");
+}
+
+// The error that predictions state on the committed results, with a little margin.
+TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
+    const std::string results = FP8FLOW_SOURCE_DIR "/docs/results";
+    const CommandResult check =
+        fp8flow_alone({"plan", "--check", results, "--max-error", "8", "--max-mean-error", "3.5"});
+    EXPECT_EQ(check.status, 0) << check.out << check.err;
+    EXPECT_LT(check.seconds, 2);
+    const CommandResult tight = fp8flow_alone({"plan", "--check", results, "--max-error", "1"});
+    EXPECT_EQ(tight.status, 1);
+    expect_contains(tight.out, "worse than allowed");
+    EXPECT_EQ(fp8flow_alone({"plan", "--check", config_file("test")}).status, 2);
+}
+
 TEST(Plan, RankCountThatDoesNotFit) {
     const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
     EXPECT_EQ(plan.status, 2);

@@ -221,12 +221,12 @@ TEST(Profile, SchedulesAndComparison) {
     ASSERT_EQ(run.status, 0) << run.out << run.err;
     const auto recipes = recipes_of(out);
     for (const char* name : {"fp8_flow", "fp8_flow + shared", "fp8_flow + wgrad", "fp8_flow + shared + wgrad",
-                             "fp8_flow + turns"}) {
+                             "fp8_flow + turns", "fp8_flow + graph"}) {
         ASSERT_EQ(recipes.count(name), 1u) << name;
         EXPECT_TRUE(recipes.at(name).at("joules per step").is_null()) << "the host does not count";
         EXPECT_EQ(recipes.at(name).at("casts"), 1.0);
     }
-    EXPECT_EQ(recipes.size(), 5u);
+    EXPECT_EQ(recipes.size(), 6u);
 
     const CommandResult same = fp8flow_alone({"profile", "--compare", file, file});
     ASSERT_EQ(same.status, 0) << same.err;

@@ -195,6 +195,46 @@ TEST(Golden, SchedulesChangeNoBit) {
     for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
 }
 
+// A step that is captured in a graph changes no bit either: every recipe, beside every schedule, with redone
+// steps, and 200 steps of the flow.
+TEST(Golden, GraphsChangeNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    const auto compare = [&](golden::Case c, const char* eager, const char* graph, int64_t steps) {
+        c.variant = eager;
+        const golden::Hashes wanted = golden::run_case(c, *world, backend, nullptr, steps);
+        c.variant = graph;
+        EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, steps), wanted), "")
+            << c.name() << ", " << steps << " steps";
+    };
+    golden::Case c{.expert_ranks = (world->size() + 1) / 2, .ranks = world->size(), .micro_batches = 2};
+    for (const char* recipe : kFp8AndBf16) {
+        c.recipe = recipe;
+        for (const char* variant : {"graph", "graph_beside", "graph_in_turns"})
+            compare(c, "standard", variant, 12);
+    }
+    c.recipe = "fp8_flow";
+    compare(c, "bf16_state", "graph_bf16_state", 50);
+    compare(c, "tight_rows", "graph_tight_rows", 12);
+    for (const char* recompute : {"moe_expert", "full"}) {
+        c.recompute = recompute;
+        compare(c, "standard", "graph_beside", 12);
+    }
+    c.recompute = "none";
+    c.expert_ranks = world->size();
+    compare(c, "standard", "graph", 200);
+    if (world->size() == 1 || !hopper::built_with_nccl()) return;
+    c.dispatcher = "alltoall";  // messages of a fixed size
+    for (const char* recipe : kFp8AndBf16) {
+        c.recipe = recipe;
+        compare(c, "standard", "graph", 12);
+    }
+    for (const char* variant : {"graph_beside", "graph_in_turns"}) compare(c, "standard", variant, 12);
+    compare(c, "invariant", "graph_invariant", 12);
+    compare(c, "merging_weights_invariant", "graph_merging_weights_invariant", 12);
+}
+
 __global__ void hold_kernel(uint64_t nanoseconds) {
     const uint64_t begin = hopper::global_nanoseconds();
     while (hopper::global_nanoseconds() - begin < nanoseconds) __nanosleep(200);

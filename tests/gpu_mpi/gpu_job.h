@@ -18,12 +18,13 @@
 
 namespace fp8flow::test {
 
-// peer: memory mapped by CUDA IPC; window: by NCCL.
-enum class Kind { staged, nccl, peer, window };
+// nccl_fixed: messages of a fixed size. peer: memory mapped by CUDA IPC; window: by NCCL.
+enum class Kind { staged, nccl, nccl_fixed, peer, window };
 inline const char* name_of(Kind kind) {
     switch (kind) {
         case Kind::staged: return "staged";
         case Kind::nccl: return "nccl";
+        case Kind::nccl_fixed: return "nccl_fixed";
         case Kind::peer: return "peer";
         case Kind::window: return "window";
     }
@@ -64,12 +65,16 @@ private:
                                                         ops.device(), std::make_unique<ReferenceOps>(),
                                                         order);
             case Kind::nccl:
+            case Kind::nccl_fixed:
                 if (!hopper::built_with_nccl())
                     reason = "built without NCCL";
                 else if (world->size() > hopper::device_count())
                     reason = "NCCL wants a GPU for every rank";
                 else
-                    return hopper::make_nccl_exchange(ops, groups, order, deadline_seconds);
+                    return hopper::make_nccl_exchange(
+                        ops, groups, order,
+                        kind == Kind::nccl ? hopper::MessageSizes::own : hopper::MessageSizes::fixed,
+                        deadline_seconds);
                 return nullptr;
             case Kind::peer:
                 return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds,

@@ -37,6 +37,7 @@ struct ExchangeCase {
     int64_t alignment = 16;
     DType dtype = DType::bf16;  // of combine, and of a plain dispatch
     Wire wire = Wire::plain;
+    bool fixed_messages = false;  // of rows, whatever the routing: their bytes are not checked
     CombineOrder order = CombineOrder::rank;
     Skew skew = Skew::none;
     int64_t row_base = 0;
@@ -147,6 +148,7 @@ public:
         int64_t sent = 0;
         for (int64_t g = 0; g < c_.ranks(); ++g)
             for (int64_t t = 0; t < num_tokens(); ++t) sent += g != rank_ && num_choices(rank_, t, g) > 0;
+        if (c_.fixed_messages) return;
         EXPECT_EQ(exchange.wire_bytes().dispatch - before, static_cast<double>(sent * wire_row_bytes()))
             << c_.text();
     }
@@ -229,6 +231,7 @@ public:
             }
         }
         const int64_t sent = c_.order == CombineOrder::rank ? rows_sent : choices_sent;
+        if (c_.fixed_messages) return y;
         EXPECT_EQ(
             exchange.wire_bytes().combine - before,
             static_cast<double>(sent * c_.hidden * size_of(c_.dtype) + (with_dprob ? 4 * choices_sent : 0)))

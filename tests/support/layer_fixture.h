@@ -118,7 +118,7 @@ struct RankFixture {
     std::unique_ptr<WireLane> wire;
     StageTimer timer;
     RowGroups all_tokens;
-    TensorView status;
+    TensorView status, step_number;  // of the first step
 
     RankFixture(ProcessGroup& group, const LayerCase& layer_case)
         : c(layer_case),
@@ -130,7 +130,9 @@ struct RankFixture {
         if (c.schedule.has_side_lane()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
         if (c.schedule.overlaps()) wire = std::make_unique<WireLane>(ops.device(), c.schedule);
         status = state.tensor(DType::i32, {1}, "step");
+        step_number = state.tensor(DType::i64, {1}, "step");
         ops.zero({.y = status});
+        ops.zero({.y = step_number});
         const int64_t count = tokens(), group_words[3] = {count, 0, count};
         all_tokens = {.num_groups = 1,
                       .counts = state.tensor(DType::i64, {1}, "batch"),
@@ -252,7 +254,7 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
         block.forward(ctx, x, saved, y);
         block.backward(ctx, dy, saved, dx);
     }
-    block.end_step(ctx, 0);
+    block.end_step(ctx, rank.step_number);
     rank.ops.device().synchronize();
     if (block.router() != nullptr) read_router(*block.router(), result);
     read_rank(rank, store, result);
@@ -319,7 +321,7 @@ public:
         rank_.ops.device().synchronize();
         LayerResult result;
         read_rank(rank_, model_.parameters(), result);
-        model_.end_step(ctx, 0);
+        model_.end_step(ctx, rank_.step_number);
         rank_.ops.device().synchronize();
         result.loss = get(loss_, 0);
         for (const auto& block : model_.blocks())

@@ -42,7 +42,7 @@ FP8FLOW_VIEWS(QuantizeTensor, a.src, a.groups, a.rows, a.transposed)
 FP8FLOW_VIEWS(QuantizeWeight, a.src, a.fprop, a.dgrad)
 FP8FLOW_VIEWS(Dequantize, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(RelayoutScales, a.wire, a.vec128)
-FP8FLOW_VIEWS(DelayedScaleUpdate, a.status, a.amax, a.history, a.scale)
+FP8FLOW_VIEWS(DelayedScaleUpdate, a.position, a.status, a.amax, a.history, a.scale)
 FP8FLOW_VIEWS(TransposeFp8, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(TransposeRequantize, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(PlanDispatch, a.all_ids, a.all_probs, a.row_base, a.groups, a.row_source, a.row_prob,
@@ -56,7 +56,8 @@ FP8FLOW_VIEWS(PadRows, a.src, a.src_groups, a.dst_groups, a.dst)
 FP8FLOW_VIEWS(UnpadRows, a.src, a.src_groups, a.dst_groups, a.dst)
 FP8FLOW_VIEWS(Gemm, a.a, a.b, a.d)
 FP8FLOW_VIEWS(GroupedGemm, a.a, a.b, a.groups, a.d)
-FP8FLOW_VIEWS(GroupedGemmWgrad, a.dy, a.x, a.groups, a.dw, a.second.dy, a.second.x, a.second.groups)
+FP8FLOW_VIEWS(GroupedGemmWgrad, a.dy, a.x, a.groups, a.dw, a.second.dy, a.second.x, a.second.groups,
+              a.squares)
 FP8FLOW_VIEWS(QkvHeads, a.qkv, a.table, a.q_gamma, a.k_gamma, a.q, a.k, a.v, a.q_raw, a.k_raw, a.q_rstd,
               a.k_rstd)
 FP8FLOW_VIEWS(QkvHeadsBackward, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma, a.q_rstd,
@@ -81,10 +82,11 @@ FP8FLOW_VIEWS(Zero, a.y)
 FP8FLOW_VIEWS(FillNormal, a.y)
 FP8FLOW_VIEWS(CountNonFinite, a.x, a.count, a.first)
 FP8FLOW_VIEWS(NormSquared, a.x, a.sum)
-FP8FLOW_VIEWS(AdamW, a.grad, a.grad_scale, a.status, a.master, a.m, a.v, a.copy)
-FP8FLOW_VIEWS(AdamWQuantize, a.adamw.grad, a.adamw.grad_scale, a.adamw.status, a.adamw.master, a.adamw.m,
-              a.adamw.v, a.adamw.copy, a.fprop, a.dgrad)
-FP8FLOW_VIEWS(ClipFactor, a.norm_squared, a.status, a.norm, a.factor)
+FP8FLOW_VIEWS(AddSquares, a.squares, a.sum)
+FP8FLOW_VIEWS(AdamW, a.grad, a.schedule, a.grad_scale, a.status, a.master, a.m, a.v, a.rounding_step, a.copy)
+FP8FLOW_VIEWS(AdamWQuantize, a.adamw.grad, a.adamw.schedule, a.adamw.grad_scale, a.adamw.status,
+              a.adamw.master, a.adamw.m, a.adamw.v, a.adamw.rounding_step, a.adamw.copy, a.fprop, a.dgrad)
+FP8FLOW_VIEWS(ClipFactor, a.norm_squared, a.limit, a.status, a.norm, a.factor)
 #undef FP8FLOW_VIEWS
 
 #define FP8FLOW_CALL(name, Args)                                                                         \

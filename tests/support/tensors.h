@@ -26,6 +26,7 @@ inline double get(const TensorView& view, int64_t i) {
         case DType::e8m0: return e8m0_to_float(view.bytes_ptr()[i]);
         case DType::i32: return static_cast<const int32_t*>(view.data)[i];
         case DType::i64: return static_cast<double>(static_cast<const int64_t*>(view.data)[i]);
+        case DType::f64: return static_cast<const double*>(view.data)[i];
     }
     return 0;
 }
@@ -41,6 +42,7 @@ inline void set(const TensorView& view, int64_t i, double value) {  // one round
         case DType::e8m0: view.bytes_ptr()[i] = float_to_e8m0(f); return;
         case DType::i32: static_cast<int32_t*>(view.data)[i] = static_cast<int32_t>(value); return;
         case DType::i64: static_cast<int64_t*>(view.data)[i] = static_cast<int64_t>(value); return;
+        case DType::f64: static_cast<double*>(view.data)[i] = value; return;
     }
 }
 

@@ -20,10 +20,22 @@ struct AdamWArgs {
     DType copy_dtype;
     int64_t count, first_element;
     uint64_t m_key, v_key;
-    const float* grad_scale;
+    const int64_t* rounding_step;
+    const float *schedule, *grad_scale;
     const int32_t* status;
-    float lr, beta1, beta2, rest1, rest2, eps, weight_decay, correction1, correction2;
+    float beta1, beta2, rest1, rest2, eps, weight_decay;
 };
+
+// What the step has of its own, read once a thread.
+struct AdamWStep {
+    float grad_scale, lr, correction1, correction2;
+    uint64_t m_key, v_key;
+};
+__device__ __forceinline__ AdamWStep adamw_step(const AdamWArgs& args) {
+    const uint64_t step_key = args.rounding_step != nullptr ? static_cast<uint64_t>(*args.rounding_step) : 0;
+    return {*args.grad_scale, args.schedule[0],      args.schedule[1],
+            args.schedule[2], args.m_key ^ step_key, args.v_key ^ step_key};
+}
 
 // Types of the gradient and of the moments: float or Bf16.
 template <class G, class M, class V> struct AdamWTypes {
@@ -36,13 +48,13 @@ struct Element {
     float master, m, v;
 };
 
-__device__ __forceinline__ Element updated(const AdamWArgs& args, float grad_scale, float grad, Element old) {
-    const float g = grad * grad_scale;
+__device__ __forceinline__ Element updated(const AdamWArgs& args, const AdamWStep& its, float grad,
+                                           Element old) {
+    const float g = grad * its.grad_scale;
     const float m = args.beta1 * old.m + args.rest1 * g;
     const float v = args.beta2 * old.v + args.rest2 * (g * g);
-    const float step =
-        div_float(m, args.correction1) / (sqrt_float(div_float(v, args.correction2)) + args.eps);
-    return {old.master - args.lr * (step + args.weight_decay * old.master), m, v};
+    const float step = div_float(m, its.correction1) / (sqrt_float(div_float(v, its.correction2)) + args.eps);
+    return {old.master - its.lr * (step + args.weight_decay * old.master), m, v};
 }
 
 // ---- one element
@@ -56,16 +68,15 @@ __device__ __forceinline__ void store_state(void* to, int64_t i, float value, ui
 
 // Returns the new master.
 template <class Types>
-__device__ __forceinline__ float step_one(const AdamWArgs& args, float grad_scale, int64_t i) {
+__device__ __forceinline__ float step_one(const AdamWArgs& args, const AdamWStep& its, int64_t i) {
     using First = typename Types::First;
     using Second = typename Types::Second;
-    const Element now =
-        updated(args, grad_scale, widened(static_cast<const typename Types::Grad*>(args.grad)[i]),
-                {args.master[i], widened(static_cast<const First*>(args.m)[i]),
-                 widened(static_cast<const Second*>(args.v)[i])});
+    const Element now = updated(args, its, widened(static_cast<const typename Types::Grad*>(args.grad)[i]),
+                                {args.master[i], widened(static_cast<const First*>(args.m)[i]),
+                                 widened(static_cast<const Second*>(args.v)[i])});
     args.master[i] = now.master;
-    store_state<First>(args.m, i, now.m, args.m_key, args.first_element + i);
-    store_state<Second>(args.v, i, now.v, args.v_key, args.first_element + i);
+    store_state<First>(args.m, i, now.m, its.m_key, args.first_element + i);
+    store_state<Second>(args.v, i, now.v, its.v_key, args.first_element + i);
     return now.master;
 }
 
@@ -117,18 +128,18 @@ __device__ __forceinline__ FourParameters<Types> load_four(const AdamWArgs& args
 // Returns the new masters, which are stored, too, as is the working copy. `at` and args.first_element are
 // multiples of four.
 template <class Types>
-__device__ __forceinline__ float4 step_four(const AdamWArgs& args, float grad_scale,
+__device__ __forceinline__ float4 step_four(const AdamWArgs& args, const AdamWStep& its,
                                             const FourParameters<Types>& old, int64_t at) {
     const float4 grad = values_of(old.grad), m = values_of(old.m), v = values_of(old.v);
-    const Element x = updated(args, grad_scale, grad.x, {old.master.x, m.x, v.x});
-    const Element y = updated(args, grad_scale, grad.y, {old.master.y, m.y, v.y});
-    const Element z = updated(args, grad_scale, grad.z, {old.master.z, m.z, v.z});
-    const Element w = updated(args, grad_scale, grad.w, {old.master.w, m.w, v.w});
+    const Element x = updated(args, its, grad.x, {old.master.x, m.x, v.x});
+    const Element y = updated(args, its, grad.y, {old.master.y, m.y, v.y});
+    const Element z = updated(args, its, grad.z, {old.master.z, m.z, v.z});
+    const Element w = updated(args, its, grad.w, {old.master.w, m.w, v.w});
     const float4 master = {x.master, y.master, z.master, w.master};
     *reinterpret_cast<float4*>(args.master + at) = master;
-    store_state<typename Types::First>(args.m, at, float4{x.m, y.m, z.m, w.m}, args.m_key,
+    store_state<typename Types::First>(args.m, at, float4{x.m, y.m, z.m, w.m}, its.m_key,
                                        args.first_element + at);
-    store_state<typename Types::Second>(args.v, at, float4{x.v, y.v, z.v, w.v}, args.v_key,
+    store_state<typename Types::Second>(args.v, at, float4{x.v, y.v, z.v, w.v}, its.v_key,
                                         args.first_element + at);
     if (args.copy != nullptr && args.copy_dtype == DType::f32) {
         *reinterpret_cast<float4*>(static_cast<float*>(args.copy) + at) = master;
@@ -152,17 +163,16 @@ inline AdamWArgs adamw_args(const op::AdamW& args) {
             .first_element = args.first_element,
             .m_key = args.m_key,
             .v_key = args.v_key,
+            .rounding_step = args.rounding_step ? args.rounding_step.as<int64_t>() : nullptr,
+            .schedule = args.schedule.as<float>(),
             .grad_scale = args.grad_scale.as<float>(),
             .status = args.status ? args.status.as<int32_t>() : nullptr,
-            .lr = args.lr,
             .beta1 = args.beta1,
             .beta2 = args.beta2,
             .rest1 = 1.0f - args.beta1,
             .rest2 = 1.0f - args.beta2,
             .eps = args.eps,
-            .weight_decay = args.weight_decay,
-            .correction1 = args.correction1,
-            .correction2 = args.correction2};
+            .weight_decay = args.weight_decay};
 }
 
 // Calls `call` with the types of an update as its template argument.

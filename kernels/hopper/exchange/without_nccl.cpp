@@ -8,7 +8,8 @@ namespace fp8flow::hopper {
 
 bool built_with_nccl() { return false; }
 
-std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, CombineOrder, double) {
+std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, CombineOrder, MessageSizes,
+                                             double) {
     fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
 }
 

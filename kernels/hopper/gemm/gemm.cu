@@ -24,6 +24,12 @@ void launch_native(const GemmProblem& problem, const TensorView& a, const Tensor
     launch_fallback(problem, backend, launch);
 }
 
+// After a kernel that summed the squares of what it wrote. An overwriting one wrote all groups.
+void launch_rest_of_squares(const GemmProblem& problem, const Launch& launch) {
+    if (problem.squares != nullptr && problem.mode == Gradient::accumulate)
+        launch_squares(problem, SquaresOf::empty_groups, launch);
+}
+
 }  // namespace
 
 CublasLtCounts HopperOps::cublaslt_counts() const {
@@ -67,19 +73,28 @@ void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuant
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
     if (args.second) {
-        if (kernels_.gemm == GemmBackend::native && launch_wgmma_wgrad_two(args, launch)) return;
+        if (kernels_.gemm == GemmBackend::native && launch_wgmma_wgrad_two(args, launch)) {
+            launch_rest_of_squares(problem_of(args), launch);
+            return;
+        }
         do_grouped_gemm_wgrad(first_call(args), launch);
         do_grouped_gemm_wgrad(second_call(args), launch);
         return;
     }
     // cuBLASLt cannot round stochastically
     const bool library = kernels_.gemm == GemmBackend::cublaslt;
+    const GemmProblem problem = problem_of(args);
     if (library && args.dw.dtype == DType::f32)
-        launch_cublaslt(workspace(launch).cublaslt,
-                        {problem_of(args), form_of(args), args.dy.layout, args.x.layout}, launch);
-    else
-        launch_native(problem_of(args), args.dy.data, args.x.data, args.groups.alignment,
-                      library ? GemmBackend::native : kernels_.gemm, launch);
+        launch_cublaslt(workspace(launch).cublaslt, {problem, form_of(args), args.dy.layout, args.x.layout},
+                        launch);
+    else if (!(library || kernels_.gemm == GemmBackend::native) ||
+             !launch_wgmma(problem, args.dy.data, args.x.data, args.groups.alignment, launch))
+        launch_fallback(problem, library ? GemmBackend::native : kernels_.gemm, launch);
+    else if (writes_squares(problem)) {
+        launch_rest_of_squares(problem, launch);
+        return;
+    }
+    if (problem.squares != nullptr) launch_squares(problem, SquaresOf::all_groups, launch);
 }
 
 }  // namespace fp8flow

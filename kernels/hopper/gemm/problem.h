@@ -72,10 +72,15 @@ struct GemmProblem {
     const int64_t* d_row_base = nullptr;
     SecondOperands second;        // used by launch_wgmma_fp8_wgrad_two only
     StochasticRounding rounding;  // of weight gradients in BF16
+    double* squares = nullptr;    // of weight gradients: sums of squares, kernels/ops/squares.h; null: none
 
     // The entry of B that a group of rows is multiplied by.
     __host__ __device__ int64_t weight_of(int64_t group) const {
         return group < num_weights ? group : group % num_weights;
+    }
+    // Whether a weight gradient adds nothing to a group.
+    __device__ bool adds_nothing(int64_t group) const {
+        return groups.count(group) == 0 && (second.groups.num_groups == 0 || second.groups.count(group) == 0);
     }
 };
 
@@ -180,7 +185,7 @@ __device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int
     if (p.mode == Gradient::accumulate) sum = load_float(p.d, p.d_dtype, at) + sum;
     if (p.mode == Gradient::accumulate && p.d_dtype == DType::bf16)
         static_cast<Bf16*>(p.d)[at] = round_stochastically(
-            sum, rounding_bits(rounding_row(p.rounding.key, p.rounding.first + row), col));
+            sum, rounding_bits(rounding_row(p.rounding.step_key(), p.rounding.first + row), col));
     else
         store_float(p.d, p.d_dtype, at, sum);
 }
@@ -206,10 +211,18 @@ bool wgmma_supports(const GemmProblem& problem, const TensorView& a, const Tenso
                     int64_t group_alignment);
 // The launch functions below return false, and do nothing, where the kernels do not support the GEMM.
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
+// problem.squares is written by weight gradients with writes_squares only.
 bool launch_wgmma(const GemmProblem& problem, const TensorView& a, const TensorView& b,
                   int64_t group_alignment, const Launch& launch);
+// Weight gradients whose kernels sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
+bool writes_squares(const GemmProblem& problem);
 // A weight gradient with a second set of operands, in one pass over D.
 bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch);
+
+// Writes the sums of squares of D: of all groups, or of those that the kernels of sm90/ pass over because
+// they have no rows (squares.cu).
+enum class SquaresOf { all_groups, empty_groups };
+void launch_squares(const GemmProblem& problem, SquaresOf which, const Launch& launch);
 
 // Any GEMM by the general kernel that `backend` names: tensor cores (fallback/mma.cu; f32 operands on CUDA
 // cores all the same), or the reference's bits (fallback/simt.cu).

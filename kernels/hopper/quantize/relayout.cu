@@ -36,10 +36,10 @@ __global__ void __launch_bounds__(kSide* kSideRows)
 }
 
 // One thread: a history has a few dozen entries.
-__global__ void delayed_scale_kernel(int64_t slot, ScaleFormat format, const int32_t* status, float* amax,
-                                     float* history, int64_t length, float* scale) {
+__global__ void delayed_scale_kernel(const int64_t* position, ScaleFormat format, const int32_t* status,
+                                     float* amax, float* history, int64_t length, float* scale) {
     if (status != nullptr && *status != 0) return;
-    history[slot] = *amax;
+    history[*position % length] = *amax;
     float largest = 0.0f;
     for (int64_t i = 0; i < length; ++i) largest = max_ignore_nan(largest, history[i]);
     *scale = quant_scale(largest, kE4m3Max, format).dequant;
@@ -67,7 +67,7 @@ void HopperOps::do_relayout_scales(const op::RelayoutScales& args, const Launch&
 void HopperOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, const Launch& launch) {
     const int64_t length = args.history.numel();
     delayed_scale_kernel<<<1, 1, 0, stream_of(launch)>>>(
-        args.position % length, args.scale_format, args.status ? args.status.as<int32_t>() : nullptr,
+        args.position.as<int64_t>(), args.scale_format, args.status ? args.status.as<int32_t>() : nullptr,
         args.amax.as<float>(), args.history.as<float>(), length, args.scale.as<float>());
     check_launch("delayed_scale_update");
 }

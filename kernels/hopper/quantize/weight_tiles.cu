@@ -204,7 +204,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
     const bool steps = job.step.status == nullptr || *job.step.status == 0;
-    const float grad_scale = *job.step.grad_scale;
+    const AdamWStep its = adamw_step(job.step);
     const auto start = [&](int tile) {
         const Place place = place_of(job, tile);
         const int64_t row =
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
             at += cols;
             if (k + 1 == kStepRows) at = start(following);
             if (k + 1 < kStepRows || following < job.tiles) next = load_four<Types>(job.step, steps, at);
-            const float4 master = steps ? step_four(job.step, grad_scale, now, here) : now.master;
+            const float4 master = steps ? step_four(job.step, its, now, here) : now.master;
             shared.masters[k * kStepThreads + thread] = master;
             largest = fmaxf(fmaxf(largest, fmaxf(fabsf(master.x), fabsf(master.y))),
                             fmaxf(fabsf(master.z), fabsf(master.w)));

@@ -4,6 +4,7 @@
 #include "kernels/hopper/runtime/cuda_device.h"
 #include "kernels/hopper/runtime/cuda_timeline.h"
 #include "kernels/hopper/runtime/launch.h"
+#include "kernels/hopper/runtime/work_graph.h"
 
 namespace fp8flow {
 
@@ -140,6 +141,17 @@ Stream CudaDevice::make_stream(Priority priority) {
                                             priority == Priority::urgent ? greatest : least),
                "creating a stream");
     return {stream};
+}
+
+// Work on the legacy stream waits for it and the other way round.
+Stream CudaDevice::make_ordered_stream() {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreate(&stream), "creating a stream");
+    return {stream};
+}
+
+std::unique_ptr<WorkGraph> CudaDevice::capture(Stream stream, const std::function<void()>& work) {
+    return hopper::capture_work(stream_of(stream), work);
 }
 
 void CudaDevice::free_stream(Stream stream) { cudaStreamDestroy(stream_of(stream)); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The memory of one GPU as a Device: plain cudaMalloc, copies on the stream, events that the host sleeps on.
+// The memory of one GPU as a Device: plain cudaMalloc, copies on the stream, events that the host sleeps on,
+// captured work.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -30,6 +31,9 @@ public:
     Stream make_stream(Priority priority) override;
     void free_stream(Stream stream) override;
     void follow(Stream stream, Event event) override;
+    bool can_capture() const override { return true; }
+    Stream make_ordered_stream() override;
+    std::unique_ptr<WorkGraph> capture(Stream stream, const std::function<void()>& work) override;
     void enter_thread() override;
 
 private:

@@ -114,6 +114,10 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = routed.groups,
         .mode = shape.gradient(),
         .dw = buffers.zeros(shape.dtype("dw", {DType::f32, DType::bf16}), {groups, n, k})};
+    if (shape.yes("squares")) {
+        const auto [g, r, c, w] = op::squares_shape(groups, n, k);
+        args.squares = buffers.output(DType::f64, {g, r, c, w});
+    }
     std::vector<const ScaledTensor*> operands_read = {&args.dy, &args.x};
     if (micro_batches == 2) {
         args.second = {operand(n), operand(k), routed.groups};
@@ -124,6 +128,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
                                       : row_bytes(*tensor, routed.valid));
     if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
+    if (args.squares) work.writes_all(args.squares);
     work.writes_all(args.dw).computes(gemm_flops(routed.valid * micro_batches, n, k), kind.unit);
     Call call = checked_call(machine, &Ops::grouped_gemm_wgrad, args, work);
     // other pads hold random values, and a backend may read them
@@ -180,6 +185,7 @@ Case grouped_gemm_wgrad_case() {
                 kMode,
                 {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
                 {"dw", "f32", "f32", "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
+                {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
                 {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
         wgrad};
 }

@@ -22,6 +22,16 @@ Call norm_squared(Machine& machine, Buffers& buffers, const Shape& shape) {
                        .computes(2.0 * static_cast<double>(args.x.numel())));
 }
 
+Call add_squares(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const op::AddSquares args{.squares = buffers.normal(DType::f64, {shape.number("N")}),
+                              .sum = buffers.zeros(DType::f32, {1})};
+    return call_of(machine, &Ops::add_squares, args,
+                   Work{}
+                       .reads_all(args.squares, args.sum)
+                       .writes_all(args.sum)
+                       .computes(static_cast<double>(args.squares.numel())));
+}
+
 Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
     const op::ClipFactor args{.norm_squared = buffers.pow2(DType::f32, {1}),
                               .clip = 1.0f,
@@ -36,16 +46,14 @@ op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
     const Buffers::Dims dims = {shape.positive("E"), shape.positive("N"), shape.positive("K")};
     const DType state = shape.dtype("state", {DType::f32, DType::bf16});
     const op::AdamW args{.grad = buffers.normal(state, dims, 1e-3),
-                         .lr = 1e-5f,
+                         .schedule = buffers.values(std::vector<float>{1e-5f, 0.1f, 0.05f}),
                          .weight_decay = 0.1f,
-                         .correction1 = 0.1f,
-                         .correction2 = 0.05f,
                          .grad_scale = buffers.values(std::vector<float>{1.0f}),
                          .status = buffers.zeros(DType::i32, {1}),
                          .master = buffers.normal(DType::f32, dims, 0.02),
                          .m = buffers.zeros(state, dims),
                          .v = buffers.pow2(state, dims)};
-    work.reads_all(args.grad, args.grad_scale, args.status, args.master, args.m, args.v)
+    work.reads_all(args.grad, args.schedule, args.grad_scale, args.status, args.master, args.m, args.v)
         .writes_all(args.master, args.m, args.v);
     work.computes(15.0 * static_cast<double>(args.master.numel()));
     return args;
@@ -89,6 +97,12 @@ Case norm_squared_case() {
             "sum of squares of a gradient",
             {{"N", "268435456", "10000", "values"}},
             norm_squared};
+}
+Case add_squares_case() {
+    return {"add_squares",
+            "sum of the squares that weight gradients left",
+            {{"N", "688128", "10000", "patches of 4096 elements of a gradient"}},
+            add_squares};
 }
 Case clip_factor_case() { return {"clip_factor", "clipping by the global norm", {}, clip_factor}; }
 Case adamw_case() {

@@ -143,7 +143,8 @@ Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call delayed(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const op::DelayedScaleUpdate args{.scale_format = shape.scale_format(),
+    const op::DelayedScaleUpdate args{.position = buffers.zeros(DType::i64, {1}),
+                                      .scale_format = shape.scale_format(),
                                       .amax = buffers.pow2(DType::f32, {1}),
                                       .history = buffers.pow2(DType::f32, {shape.positive("N")}),
                                       .scale = buffers.output(DType::f32, {1})};

@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: MIT
 // A library to preload into the program: rank FAULT_RANK is killed or stopped (FAULT_SIGNAL) where it calls
-// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync.
-// FAULT_ALLOCATION: that allocation of a device's memory by that rank (from 1 on) and all after it fail.
-// FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a file below FAULT_SLOW.
+// FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync. SIGUSR2 throws there instead; a
+// process that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main
+// thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
+// rank (from 1 on) and all after it fail. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank
+// to a file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
+#include <sys/auxv.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
@@ -23,9 +27,15 @@ std::string setting(const char* name) {
 
 bool is_victim() { return setting("OMPI_COMM_WORLD_RANK") == setting("FAULT_RANK"); }
 
+[[noreturn]] void fail() {
+    throw std::runtime_error("a fault thrown in rank " + setting("OMPI_COMM_WORLD_RANK"));
+}
+
 void reach(const char* call) {
     if (setting("FAULT_CALL") != call || !is_victim()) return;
-    ::kill(::getpid(), std::atoi(setting("FAULT_SIGNAL").c_str()));
+    const int signal = std::atoi(setting("FAULT_SIGNAL").c_str());
+    if (signal == SIGUSR2) fail();
+    ::kill(::getpid(), signal);
     // Until the signal is here; and a sleep that ended while the process was stopped is followed by others,
     // so that a launcher which continues it in order to end it finds it here.
     for (int i = 0; i < 5; ++i) std::this_thread::sleep_for(std::chrono::seconds(1));
@@ -35,12 +45,46 @@ template <class Function> Function next(Function, const char* name) {
     return reinterpret_cast<Function>(::dlsym(RTLD_NEXT, name));
 }
 
+std::atomic<bool> throws{false};
+
+// An address in the program itself, not in a library that it uses.
+bool is_own_code(const void* address) {
+    Dl_info code{}, program{};
+    return ::dladdr(address, &code) != 0 &&
+           ::dladdr(reinterpret_cast<const void*>(::getauxval(AT_ENTRY)), &program) != 0 &&
+           code.dli_fbase == program.dli_fbase;
+}
+
+// No exception may leave a parallel region of OpenMP.
+bool is_in_parallel_region() {
+    using Level = int (*)();
+    static const auto level = reinterpret_cast<Level>(::dlsym(RTLD_DEFAULT, "omp_get_level"));
+    return level != nullptr && level() > 0;
+}
+
+// Where the process was sent SIGUSR2: for what the program's code calls in the main thread.
+void throw_once(const void* caller) {
+    if (throws && ::gettid() == ::getpid() && is_own_code(caller) && !is_in_parallel_region() &&
+        throws.exchange(false))
+        fail();
+}
+
 // Before main.
 struct Loaded {
-    Loaded() { reach("load"); }
+    Loaded() {
+        ::signal(SIGUSR2, [](int) { throws = true; });
+        reach("load");
+    }
 } loaded;
 
 }  // namespace
+
+void* operator new(size_t bytes) {
+    throw_once(__builtin_return_address(0));
+    using New = void* (*)(size_t);
+    static const auto next_new = reinterpret_cast<New>(::dlsym(RTLD_NEXT, "_Znwm"));
+    return next_new(bytes);
+}
 
 // The reference backend's Device takes its memory here, and nothing else does.
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
@@ -56,6 +100,10 @@ extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provi
 extern "C" int MPI_Finalize() {
     reach("MPI_Finalize");
     return next(&MPI_Finalize, "MPI_Finalize")();
+}
+extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* done, int* which, MPI_Status* statuses) {
+    throw_once(__builtin_return_address(0));
+    return next(&MPI_Testsome, "MPI_Testsome")(count, requests, done, which, statuses);
 }
 extern "C" int fsync(int file) {
     reach("fsync");

@@ -124,16 +124,15 @@ TEST(ComposedParity, AdamWQuantize) {
             fill_normal(master, 2, 0.02);
             fill_normal(m, 3, 1e-4);
             fill_uniform(v, 4, 0, 1e-6);
-            const HostTensor grad_scale = HostTensor::of<float>({0.37f}),
+            const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
+                             grad_scale = HostTensor::of<float>({0.37f}),
                              status = HostTensor::of<int32_t>({status_value});
             const HostScaled fprop(DType::e4m3, {w.experts, w.rows, w.cols}, w.layout),
                 dgrad(DType::e4m3, {w.experts, w.cols, w.rows}, w.layout);
             Parity p;
             p.run(op::AdamWQuantize{.adamw = {.grad = grad,
-                                              .lr = 1e-3f,
+                                              .schedule = schedule,
                                               .weight_decay = 0.1f,
-                                              .correction1 = 0.19f,
-                                              .correction2 = 0.0975f,
                                               .grad_scale = grad_scale,
                                               .status = status,
                                               .master = master,

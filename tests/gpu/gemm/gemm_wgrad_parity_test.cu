@@ -10,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstring>
+#include <deque>
 
 namespace fp8flow::test {
 namespace {
@@ -59,6 +61,48 @@ struct WgradCase {
     std::vector<int64_t> counts, second;  // of the second micro-batch; empty: there is none
 };
 
+// Sums of squares [G, ceil(n/128), ceil(k/128), 4], NaN at first.
+HostTensor squares_for(int64_t groups, int64_t n, int64_t k) {
+    const auto [g, r, c, w] = op::squares_shape(groups, n, k);
+    HostTensor squares(DType::f64, {g, r, c, w});
+    fill(squares, [](int64_t) { return std::nan(""); });
+    return squares;
+}
+
+// The reference's sums of squares of a gradient as it is: groups without rows add nothing to it.
+HostTensor squares_of(const HostTensor& dw) {
+    const int64_t groups = dw.view().dim(0), n = dw.view().dim(1), k = dw.view().dim(2);
+    const GroupsFixture none(std::vector<int64_t>(static_cast<size_t>(groups)), 128);
+    const HostTensor dy(DType::f32, {none.capacity(), n}), x(DType::f32, {none.capacity(), k});
+    HostTensor squares = squares_for(groups, n, k);
+    ReferenceOps().grouped_gemm_wgrad({.dy = {.data = dy},
+                                       .x = {.data = x},
+                                       .groups = none,
+                                       .mode = Gradient::accumulate,
+                                       .dw = dw,
+                                       .squares = squares});
+    return squares;
+}
+
+// The call once more, now with sums of squares: the gradient that `run` gave without, and its squares in the
+// reference's order, on all SMs and on one cluster.
+template <class Run>
+void expect_squares(Parity& parity, const HostTensor& wanted, const HostTensor& before, Run run) {
+    const int64_t groups = wanted.view().dim(0), n = wanted.view().dim(1), k = wanted.view().dim(2);
+    const HostTensor wanted_squares = squares_of(wanted);
+    std::deque<HostTensor> kept;  // parity knows tensors by their addresses
+    for (const int sm_limit : {0, 2}) {
+        SCOPED_TRACE(fmt::format("squares, {} SMs", sm_limit));
+        const HostTensor& dw =
+            kept.emplace_back(wanted.view().dtype, std::initializer_list<int64_t>{groups, n, k});
+        std::memcpy(dw.view().data, before.view().data, static_cast<size_t>(before.view().bytes()));
+        const HostTensor& squares = kept.emplace_back(squares_for(groups, n, k));
+        run(dw, squares, sm_limit);
+        EXPECT_TRUE(same_bytes(parity.from_gpu(dw.view()), wanted)) << "squares change the gradient";
+        EXPECT_TRUE(same_bytes(parity.from_gpu(squares.view()), wanted_squares));
+    }
+}
+
 // The values of the reference, and the same bits from one cluster for all tiles and from every repetition.
 void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
     SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
@@ -96,6 +140,13 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
         run(dw[1], repeat % 4 * 2);
         EXPECT_TRUE(same_bytes(first, parity.from_gpu(dw[1].view()))) << "repetition " << repeat;
     }
+    HostTensor before(DType::f32, {G, c.n, c.k});
+    if (mode == Gradient::accumulate) fill_normal(before, 45, 5.0);
+    expect_squares(parity, first, before, [&](const HostTensor& to, const HostTensor& squares, int sm_limit) {
+        op::GroupedGemmWgrad args = call(to);
+        args.squares = squares;
+        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(args), {.sm_limit = sm_limit});
+    });
     parity.cpu.grouped_gemm_wgrad(call(dw[0]));
     parity.expect_close(dw[0], 1e-7, "dw");
 }
@@ -124,11 +175,12 @@ void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBa
     const auto choose = [&](GemmBackend gemm) { parity.gpu.choose_kernels({.gemm = gemm}); };
     choose(backend == GemmBackend::cublaslt ? GemmBackend::native : backend);
     const StochasticRounding rounding{.key = 0xFEDCBA9876543210ull, .first = 5 * c.n};
-    const auto run = [&](const HostTensor& to, Gradient how, int sm_limit) {
+    const auto run = [&](const HostTensor& to, Gradient how, int sm_limit, const TensorView& squares = {}) {
         op::GroupedGemmWgrad args{
             .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = how, .dw = to.view()};
         if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
         args.rounding = rounding;
+        args.squares = squares;
         parity.gpu.grouped_gemm_wgrad(parity.on_gpu(args), {.sm_limit = sm_limit});
     };
     run(sums, Gradient::overwrite, 0);
@@ -148,6 +200,28 @@ void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBa
     run(again, mode, 2);
     EXPECT_TRUE(same_bytes(parity.from_gpu(dw.view()), wanted));
     EXPECT_TRUE(same_bytes(parity.from_gpu(again.view()), wanted)) << "one cluster gave other bits";
+    HostTensor before(DType::bf16, {G, c.n, c.k});
+    fill_normal(before, 46, 5.0);
+    expect_squares(parity, wanted, before,
+                   [&](const HostTensor& to, const HostTensor& sums_of, int sm_limit) {
+                       run(to, mode, sm_limit, sums_of);
+                   });
+}
+
+// What is not finite shows in the norm, wherever it lies in a patch.
+TEST(WgradKernels, SquaresOfWhatIsNotFinite) {
+    constexpr Formats kBf16 = {DType::bf16, DType::bf16, L::none};
+    for (const int64_t column : {0, 77, 130, 519}) {
+        const Rows rows({0, 300, 200}, 0, kBf16, 300, 520, 41);
+        set(rows.x.data.view(), (rows.groups.first(1) + 5) * 520 + column, INFINITY);
+        HostTensor dw(DType::f32, {3, 300, 520}), squares = squares_for(3, 300, 520);
+        const HostTensor sum = HostTensor::of<float>({0.0f});
+        Parity parity;
+        parity.gpu.grouped_gemm_wgrad(parity.on_gpu(op::GroupedGemmWgrad{
+            .dy = rows.dy, .x = rows.x, .groups = rows.groups, .dw = dw, .squares = squares}));
+        parity.gpu.add_squares(parity.on_gpu(op::AddSquares{.squares = squares, .sum = sum}));
+        EXPECT_EQ(parity.from_gpu(sum.view()).as<float>()[0], INFINITY) << column;
+    }
 }
 
 constexpr Gradient kModes[] = {Gradient::overwrite, Gradient::accumulate};

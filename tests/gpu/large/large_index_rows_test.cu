@@ -208,7 +208,8 @@ TEST_F(LargeIndex, AdamWAndNorm) {
     fill_normal(master, 2, 0.02);
     fill_normal(m, 3, 1e-4);
     fill_uniform(v, 4, 0, 1e-6);
-    const HostTensor one = HostTensor::of<float>({0.5f}), sum = HostTensor::of<float>({0.0f});
+    const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.1f, 0.05f}),
+                     one = HostTensor::of<float>({0.5f}), sum = HostTensor::of<float>({0.0f});
     TensorView large[4];
     const HostTensor* small[4] = {&grad, &master, &m, &v};
     for (int i = 0; i < 4; ++i) {
@@ -222,9 +223,7 @@ TEST_F(LargeIndex, AdamWAndNorm) {
     cpu_.norm_squared({.x = grad, .sum = sum});
     expect_same(large_sum, 0, sum, 0, 1, "norm squared");
     op::AdamW args{.grad = grad,
-                   .lr = 1e-3f,
-                   .correction1 = 0.1f,
-                   .correction2 = 0.05f,
+                   .schedule = schedule,
                    .grad_scale = one,
                    .status = {},
                    .master = master,
@@ -233,6 +232,7 @@ TEST_F(LargeIndex, AdamWAndNorm) {
                    .copy = copy};
     op::AdamW device = args;
     device.grad = large[0];
+    device.schedule = upload(schedule);
     device.grad_scale = upload(one);
     device.master = large[1];
     device.m = large[2];

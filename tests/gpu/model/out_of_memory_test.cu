@@ -81,5 +81,48 @@ TEST(OutOfMemory, IsAnErrorWhereverItHappensAndTheNextRunWorks) {
     EXPECT_EQ(train(config, data), "");
 }
 
+// Rows that do not fit, and no memory for more: the step is not applied, and once there is memory the same
+// trainer goes on.
+TEST(OutOfMemory, RowsThatCannotGrowLeaveTheModelBeforeTheStep) {
+    const Config config =
+        load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
+                    {"precision.recipe=fp8_flow", "model.seq_length=128", "training.micro_batch_size=64",
+                     "training.global_batch_size=64", "model.moe_layer_freq=[1, 1]",
+                     "moe.moe_router_force_biased=2.0", "moe.moe_expert_rank_capacity_factor=0.25"},
+                    1);
+    const auto groups = make_thread_groups(1, 60.0);
+    Trainer trainer(config, *groups[0], choose_backend(BackendKind::hopper), Arithmetic::stated,
+                    open_data(config));
+    Device& device = trainer.ops().device();
+    const auto weights = [&] {
+        std::vector<float> all;
+        for (const Parameter& p : trainer.transformer().parameters().all()) {
+            all.resize(all.size() + static_cast<size_t>(p.numel()));
+            device.copy_out(all.data() + all.size() - p.numel(), p.master.data,
+                            static_cast<size_t>(p.master.bytes()));
+        }
+        return all;
+    };
+    const std::vector<float> before = weights();
+    trainer.step();  // takes all that it needs, and runs out of rows
+    {
+        const Hog hog(0);
+        try {
+            trainer.drain();
+            ADD_FAILURE() << "the rows grew";
+        } catch (const OutOfRoom& error) {
+            EXPECT_EQ(error.code(), ExitCode::memory);
+            EXPECT_NE(std::string(error.what()).find("step 1: routed rows exceed"), std::string::npos)
+                << error.what();
+        }
+    }
+    EXPECT_EQ(trainer.steps_done(), 0);
+    EXPECT_EQ(weights(), before);
+    const StepResult step = trainer.run_step();
+    EXPECT_EQ(step.step, 0);
+    EXPECT_GE(step.redone, 1);
+    EXPECT_NE(weights(), before);
+}
+
 }  // namespace
 }  // namespace fp8flow::test

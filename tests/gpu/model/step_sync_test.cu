@@ -24,11 +24,12 @@ struct StepsRun {
     std::vector<StepResult> steps;
     std::vector<float> weights;               // of all parameters, after the last step
     int64_t synchronisations = 0, waits = 0;  // of the steps counted
-    int64_t redone = 0;
+    int64_t redone = 0, captures = 0;
+    std::vector<double> held_out;  // after every third step
 };
 
 // The first `warm` steps are not counted.
-StepsRun run_steps(const Config& config, Pace pace, int warm, int counted) {
+StepsRun run_steps(const Config& config, Pace pace, int warm, int counted, bool evaluates = false) {
     const auto groups = make_thread_groups(1, 60.0);
     Trainer trainer(config, *groups[0], choose_backend(BackendKind::hopper), Arithmetic::stated,
                     open_data(config));
@@ -46,10 +47,15 @@ StepsRun run_steps(const Config& config, Pace pace, int warm, int counted) {
         }
         keep(trainer.step());
         if (pace == Pace::one_by_one) keep(trainer.drain());
+        if (evaluates && i % 3 == 2) {
+            keep(trainer.drain());
+            run.held_out.push_back(trainer.evaluate(2));
+        }
     }
     run.synchronisations = device.num_synchronisations() - run.synchronisations;
     run.waits = device.num_waits() - run.waits;
     keep(trainer.drain());
+    if (trainer.captured() != nullptr) run.captures = trainer.captured()->num_captures();
     for (const Parameter& p : trainer.transformer().parameters().all()) {
         const size_t first = run.weights.size(), count = static_cast<size_t>(p.numel());
         run.weights.resize(first + count);
@@ -70,6 +76,7 @@ void expect_same(const StepsRun& a, const StepsRun& b) {
             EXPECT_EQ(a.steps[i].load[layer].cv, b.steps[i].load[layer].cv) << "step " << i;
         EXPECT_EQ(a.steps[i].casts, b.steps[i].casts) << "step " << i;
     }
+    EXPECT_EQ(a.held_out, b.held_out);
     ASSERT_EQ(a.weights.size(), b.weights.size());
     EXPECT_EQ(std::memcmp(a.weights.data(), b.weights.data(), a.weights.size() * sizeof(float)), 0);
 }
@@ -95,6 +102,25 @@ TEST_P(StepSync, AWarmStepDoesNotSynchroniseTheHostAndChangesNoBit) {
         }
         EXPECT_LT(ahead.steps.back().lm_loss, ahead.steps.front().lm_loss);
     }
+}
+
+// Steps as graphs, two of them, since steps take turns with two slots of page-locked memory: no wait but for
+// the result of the step before, and the bits of steps that are given to the GPU operation by operation.
+TEST_P(StepSync, GraphsChangeNoBit) {
+    std::vector<std::string> keys = {"model.moe_layer_freq=[1, 1]", "training.micro_batch_size=2",
+                                     "moe.moe_z_loss_coeff=0.001", "schedule.cuda_graph_impl=none"};
+    const StepsRun eager = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8, true);
+    const StepsRun eager_ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8);
+    keys.back() = "schedule.cuda_graph_impl=full_iteration";
+    const StepsRun graphs = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8, true);
+    EXPECT_GE(graphs.captures, 2);
+    ASSERT_EQ(graphs.held_out.size(), 4u);
+    expect_same(graphs, eager);
+    const StepsRun ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8);
+    EXPECT_EQ(ahead.captures, 2);
+    EXPECT_EQ(ahead.synchronisations, 0);
+    EXPECT_EQ(ahead.waits, 8);
+    expect_same(ahead, eager_ahead);
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, StepSync,
@@ -141,6 +167,22 @@ TEST(StepOverflow, SkewedRoutingGrowsTheCapacityAndLosesNothing) {
     EXPECT_GE(tight.steps[0].redone, 1);
     EXPECT_EQ(tight.redone, tight.steps[0].redone);  // the capacity is kept
     expect_same(tight, ample);
+}
+
+// More room is other memory: the graphs are captured anew.
+TEST(StepOverflow, GraphsAreCapturedAgain) {
+    std::vector<std::string> keys = {"model.seq_length=128",
+                                     "training.micro_batch_size=8",
+                                     "model.moe_layer_freq=[1, 1]",
+                                     "moe.num_experts=8",
+                                     "moe.moe_expert_rank_capacity_factor=0.6",
+                                     "schedule.cuda_graph_impl=none"};
+    const StepsRun eager = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 12);
+    keys.back() = "schedule.cuda_graph_impl=full_iteration";
+    const StepsRun graphs = run_steps(config_of("fp8_flow", keys), Pace::ahead, 0, 12);
+    EXPECT_GE(graphs.redone, 1);
+    EXPECT_GE(graphs.captures, 2);
+    expect_same(graphs, eager);
 }
 
 }  // namespace

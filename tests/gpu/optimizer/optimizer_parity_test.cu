@@ -31,6 +31,25 @@ TEST(OptimizerParity, NormSquared) {
     }
 }
 
+// Around the ends of a block, of a CTA's blocks, and of the strands of block sums.
+TEST(OptimizerParity, AddSquares) {
+    for (const int64_t count :
+         {0, 1, 31, 33, 1023, 1024, 1025, 8 * 1024 + 1, 300 * 1024 + 77, 1024 * 1024 + 1}) {
+        SCOPED_TRACE(count);
+        if (too_large_here(count / 16)) continue;
+        Parity parity;
+        HostTensor squares(DType::f64, {count});
+        double about = 0;  // taken away first, so that the last bits of the sum show in a float
+        for (int64_t i = 0; i < count; ++i) {
+            squares.as<double>()[i] = static_cast<double>(i * 2654435761 % 2001) * (i % 97 == 0 ? 1e6 : 1e-3);
+            about += squares.as<double>()[i];
+        }
+        const HostTensor sum = HostTensor::of<float>({-static_cast<float>(about)});
+        parity.run(op::AddSquares{.squares = squares, .sum = sum});
+        parity.expect_same_bytes(sum, "sum");
+    }
+}
+
 // A view that begins `skip` elements into a tensor: pointers not aligned to 16 bytes.
 TensorView tail_of(const TensorView& view, int64_t skip) { return view.slice(skip, view.dim(0) - skip); }
 
@@ -64,13 +83,12 @@ TEST(OptimizerParity, AdamW) {
                     fill_normal(master, 2, 0.02);
                     fill_normal(m, 3, 1e-4);
                     fill_uniform(v, 4, 0, 1e-6);
-                    const HostTensor grad_scale = HostTensor::of<float>({0.37f}),
+                    const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
+                                     grad_scale = HostTensor::of<float>({0.37f}),
                                      status = HostTensor::of<int32_t>({status_value});
                     op::AdamW args{.grad = grad,
-                                   .lr = 1e-3f,
+                                   .schedule = schedule,
                                    .weight_decay = 0.1f,
-                                   .correction1 = 0.19f,
-                                   .correction2 = 0.0975f,
                                    .grad_scale = grad_scale,
                                    .status = status,
                                    .master = master,
@@ -111,12 +129,12 @@ TEST(OptimizerParity, AdamWOfBf16) {
                 fill_normal(master, 2, 0.02);
                 fill_normal(m, 3, 1e-4);
                 fill_uniform(v, 4, 0, 1e-6);
-                const HostTensor grad_scale = HostTensor::of<float>({0.37f});
+                const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
+                                 grad_scale = HostTensor::of<float>({0.37f}),
+                                 rounding_step = HostTensor::of<int64_t>({0x0F1E2D3C4B5A6978});
                 op::AdamW args{.grad = grad,
-                               .lr = 1e-3f,
+                               .schedule = schedule,
                                .weight_decay = 0.1f,
-                               .correction1 = 0.19f,
-                               .correction2 = 0.0975f,
                                .grad_scale = grad_scale,
                                .status = {},
                                .master = master,
@@ -124,6 +142,7 @@ TEST(OptimizerParity, AdamWOfBf16) {
                                .v = v,
                                .m_key = 0x0123456789ABCDEFull,
                                .v_key = 77,
+                               .rounding_step = rounding_step,
                                .first_element = first,
                                .copy = {}};
                 for (auto member : {&op::AdamW::grad, &op::AdamW::master, &op::AdamW::m, &op::AdamW::v}) {
@@ -153,11 +172,11 @@ TEST(OptimizerParity, AdamWQuantizeOfBf16) {
         fill_normal(master, 2, 0.02);
         fill_normal(m, 3, 1e-4);
         fill_uniform(v, 4, 0, 1e-6);
-        const HostTensor grad_scale = HostTensor::of<float>({0.37f});
+        const HostTensor schedule = HostTensor::of<float>({1e-3f, 0.19f, 0.0975f}),
+                         grad_scale = HostTensor::of<float>({0.37f}),
+                         rounding_step = HostTensor::of<int64_t>({0x0F1E2D3C4B5A6978});
         const op::AdamWQuantize args{.adamw = {.grad = grad,
-                                               .lr = 1e-3f,
-                                               .correction1 = 0.19f,
-                                               .correction2 = 0.0975f,
+                                               .schedule = schedule,
                                                .grad_scale = grad_scale,
                                                .status = {},
                                                .master = master,
@@ -165,6 +184,7 @@ TEST(OptimizerParity, AdamWQuantizeOfBf16) {
                                                .v = v,
                                                .m_key = 5,
                                                .v_key = 6,
+                                               .rounding_step = rounding_step,
                                                .first_element = 3 * kRows * kCols,
                                                .copy = {}},
                                      .fprop = fprop,
@@ -201,11 +221,10 @@ TEST(OptimizerParity, AdamWWithoutCopyAndStatus) {
     fill_normal(master, 2);
     m.zero();
     v.zero();
-    const HostTensor grad_scale = HostTensor::of<float>({1.0f});
+    const HostTensor schedule = HostTensor::of<float>({3e-4f, 0.1f, 0.05f}),
+                     grad_scale = HostTensor::of<float>({1.0f});
     const op::AdamW args{.grad = grad,
-                         .lr = 3e-4f,
-                         .correction1 = 0.1f,
-                         .correction2 = 0.05f,
+                         .schedule = schedule,
                          .grad_scale = grad_scale,
                          .status = {},
                          .master = master,
@@ -223,12 +242,13 @@ TEST(OptimizerParity, ClipFactor) {
         for (const auto& [clip, limit] :
              {std::pair{0.0f, 0.0f}, {1.0f, 0.0f}, {1.0f, 11.0f}, {1.0f, 12.0f}}) {
             Parity p;
-            const HostTensor norm_squared = HostTensor::of(std::vector<float>{squared}),
+            const HostTensor limits = HostTensor::of(std::vector<float>{limit}),
+                             norm_squared = HostTensor::of(std::vector<float>{squared}),
                              status = HostTensor::of(std::vector<int32_t>{0}), norm(DType::f32, {1}),
                              factor(DType::f32, {1});
             p.run(op::ClipFactor{.norm_squared = norm_squared,
                                  .clip = clip,
-                                 .limit = limit,
+                                 .limit = limits,
                                  .status = status,
                                  .norm = norm,
                                  .factor = factor});

@@ -349,9 +349,10 @@ TEST(QuantizeParity, RelayoutScales) {
 
 TEST(QuantizeParity, DelayedScaleUpdate) {
     for (const int32_t step_status : {0, 1})
-        for (const int64_t position : {0, 5, 17}) {
+        for (const int64_t step : {0, 5, 17}) {
             Parity p;
-            const HostTensor status = HostTensor::of(std::vector<int32_t>{step_status}),
+            const HostTensor position = HostTensor::of(std::vector<int64_t>{step}),
+                             status = HostTensor::of(std::vector<int32_t>{step_status}),
                              amax = HostTensor::of(std::vector<float>{3.25f}),
                              history =
                                  HostTensor::of(std::vector<float>{0.5f, 2.0f, 0.0f, 7.0f, 1.0f, 0.25f}),

@@ -57,7 +57,7 @@ TEST(StochasticRounding, KeepsWhatBf16CanHold) {
 
 TEST(StochasticRounding, BitsAreCountedByKeyRowAndColumn) {
     std::set<uint32_t> words;
-    for (const uint64_t key : {rounding_key(1, 7, 0, 0), rounding_key(1, 7, 0, 1), rounding_key(1, 8, 0, 0)})
+    for (const uint64_t key : {rounding_key(1, 7, 0), rounding_key(1, 7, 1), rounding_key(1, 8, 0)})
         for (const int64_t row : {0ll, 1ll, 1ll << 33})
             for (uint32_t pair = 0; pair < 64; ++pair)
                 words.insert(rounding_word(rounding_row(key, row), pair));
@@ -69,8 +69,13 @@ TEST(StochasticRounding, BitsAreCountedByKeyRowAndColumn) {
     std::set<uint64_t> keys;
     for (const int64_t step : {0, 1, 1000000})
         for (const int64_t use : {0, 1, 2, 3})
-            for (const uint64_t tensor : {7ull, 8ull}) keys.insert(rounding_key(1, tensor, step, use));
+            for (const uint64_t tensor : {7ull, 8ull}) {
+                const int64_t word = rounding_step(1, step);
+                keys.insert(
+                    StochasticRounding{.key = rounding_key(1, tensor, use), .step = &word}.step_key());
+            }
     EXPECT_EQ(keys.size(), 3u * 4u * 2u);
+    EXPECT_EQ(StochasticRounding{.key = 9}.step_key(), 9u);
 }
 
 // Neighbours in a row, the halves of a word, and rows one above the other: no correlation that 2^20 pairs of

@@ -99,8 +99,10 @@ Rooms make_rooms() {
     before.push_back("model/report");
     rooms["model/bench"] = before;
     rooms["model/profile"] = before + Entries{"model/plan", "model/validate/arms.h"};
+    rooms["model/predict"] = before + Entries{"model/plan", "model/validate/arms.h"};
     rooms["model/replay"] = before + Entries{"model/weights"};
-    rooms["model/commands"] = before + branches + Entries{"model/bench", "model/profile", "model/replay"};
+    rooms["model/commands"] =
+        before + branches + Entries{"model/bench", "model/profile", "model/predict", "model/replay"};
     return rooms;
 }
 const Rooms kRooms = make_rooms();

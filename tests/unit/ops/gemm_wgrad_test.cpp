@@ -8,6 +8,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <limits>
+
 namespace fp8flow::test {
 namespace {
 
@@ -112,6 +115,102 @@ void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t a
         EXPECT_EQ(actual, exact) << "not the stated order";
     }
     EXPECT_TRUE(dw.guards_intact());
+}
+
+// The patches that kernels/ops/squares.h names, of the gradient as it is after the call: groups without rows
+// too, whose old values stay where the call accumulates.
+TEST(GroupedGemmWgrad, LeavesTheSquaresOfItsPatches) {
+    for (const DType dtype : {DType::f32, DType::bf16})
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate})
+            for (const bool two : {false, true}) {
+                const int64_t G = 3, n = 150, k = 261;
+                const GroupsFixture groups({40, 0, 7}, 16), others({0, 0, 30}, 16);
+                HostTensor dy(DType::f32, {groups.capacity(), n}), x(DType::f32, {groups.capacity(), k}),
+                    other_dy(DType::f32, {others.capacity(), n}), other_x(DType::f32, {others.capacity(), k});
+                uint64_t seed = 60;
+                for (HostTensor* t : {&dy, &x, &other_dy, &other_x}) fill_normal(*t, ++seed, 1.0);
+                HostTensor dw(dtype, {G, n, k}), plain(dtype, {G, n, k}), squares(DType::f64, {G, 2, 3, 4});
+                fill_normal(dw, 71, 5.0);
+                fill_normal(plain, 71, 5.0);
+                fill(squares, [](int64_t) { return std::nan(""); });
+                op::GroupedGemmWgrad args{
+                    .dy = {.data = dy}, .x = {.data = x}, .groups = groups, .mode = mode, .dw = plain};
+                if (two) args.second = {{.data = other_dy}, {.data = other_x}, others};
+                ReferenceOps ops;
+                ops.grouped_gemm_wgrad(args);
+                args.dw = dw;
+                args.squares = squares;
+                ops.grouped_gemm_wgrad(args);
+                EXPECT_TRUE(same_bytes(dw, plain));
+                EXPECT_TRUE(squares.guards_intact());
+                std::vector<double> wanted(static_cast<size_t>(squares.numel()));
+                for (int64_t i = 0; i < dw.numel(); ++i) {
+                    const int64_t g = i / (n * k), row = i / k % n, column = i % k;
+                    const int64_t patch = ((g * 2 + row / 128) * 3 + column / 128) * 4 + row % 64 / 16;
+                    wanted[static_cast<size_t>(patch)] += dw(i) * dw(i);
+                }
+                for (int64_t i = 0; i < squares.numel(); ++i)
+                    EXPECT_NEAR(squares(i), wanted[static_cast<size_t>(i)],
+                                1e-13 * wanted[static_cast<size_t>(i)] + op::kSquaresOfZeros)
+                        << i;
+                const bool empty = mode == Gradient::overwrite;  // the second group, of zeros
+                EXPECT_EQ(squares(24) == op::kSquaresOfZeros, empty);
+            }
+}
+
+TEST(GroupedGemmWgrad, SquaresShowWhatIsNotFinite) {
+    const GroupsFixture groups({5}, 16);
+    for (const double bad : {std::numeric_limits<double>::infinity(), std::nan("")}) {
+        HostTensor dy(DType::f32, {groups.capacity(), 20}), x(DType::f32, {groups.capacity(), 30});
+        fill_normal(dy, 1, 1.0);
+        fill_normal(x, 2, 1.0);
+        set(dy, 2 * 20 + 3, bad);
+        const HostTensor dw(DType::f32, {1, 20, 30}), squares(DType::f64, {1, 1, 1, 4}),
+            sum = HostTensor::of<float>({0.0f}), short_one(DType::f64, {1, 1, 2, 4});
+        op::GroupedGemmWgrad args{
+            .dy = {.data = dy}, .x = {.data = x}, .groups = groups, .dw = dw, .squares = squares};
+        ReferenceOps ops;
+        ops.grouped_gemm_wgrad(args);
+        ops.add_squares({.squares = squares, .sum = sum});
+        EXPECT_FALSE(std::isfinite(sum(0)));
+        args.squares = short_one;
+        EXPECT_THROW(ops.grouped_gemm_wgrad(args), Error);
+    }
+}
+
+// Bits of the sums: quarters, strands and lanes in the order of kernels/ops/squares.h, written out.
+TEST(GroupedGemmWgrad, SquaresFollowTheStatedOrder) {
+    const int64_t n = 128, k = 128;
+    const GroupsFixture none({0}, 16);
+    const HostTensor dy(DType::f32, {16, n}), x(DType::f32, {16, k}), squares(DType::f64, {1, 1, 1, 4});
+    HostTensor dw(DType::f32, {1, n, k});
+    for (int64_t i = 0; i < n * k; ++i)
+        dw.as<float>()[i] = static_cast<float>((i * 2654435761 % 2001 - 1000) * (i % 97 == 0 ? 1e6 : 1e-3));
+    ReferenceOps().grouped_gemm_wgrad({.dy = {.data = dy},
+                                       .x = {.data = x},
+                                       .groups = none,
+                                       .mode = Gradient::accumulate,
+                                       .dw = dw,
+                                       .squares = squares});
+    for (int64_t w = 0; w < 4; ++w) {
+        double lanes[32] = {};
+        for (int64_t lane = 0; lane < 32; ++lane)
+            for (int64_t b = 0; b < 2; ++b)
+                for (int64_t h = 0; h < 2; ++h) {
+                    double s[2][2] = {};
+                    for (int64_t j = 0; j < 8; ++j)
+                        for (const int64_t below : {0, 8})
+                            for (int64_t e = 0; e < 2; ++e) {
+                                const int64_t row = 64 * b + 16 * w + lane / 4 + below;
+                                const double value = dw(row * k + 64 * h + 8 * j + 2 * (lane % 4) + e);
+                                s[j / 2 % 2][e] += value * value;
+                            }
+                    lanes[lane] += (s[0][0] + s[0][1]) + (s[1][0] + s[1][1]);
+                }
+        for (int64_t step = 16; step > 0; step /= 2)
+            for (int64_t lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
+        EXPECT_EQ(squares(w), lanes[0]) << w;
+    }
 }
 
 TEST(GroupedGemmWgrad, TwoMicroBatches) {

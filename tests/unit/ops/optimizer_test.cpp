@@ -34,14 +34,16 @@ struct Weights {
         v.zero();
     }
     op::AdamW args(int step) const {
+        float* now = schedule.as<float>();
+        now[0] = 3e-3f;
+        now[1] = static_cast<float>(1 - std::pow(0.9, step));
+        now[2] = static_cast<float>(1 - std::pow(0.95, step));
         return {.grad = grad,
-                .lr = 3e-3f,
+                .schedule = schedule,
                 .beta1 = 0.9f,
                 .beta2 = 0.95f,
                 .eps = 1e-8f,
                 .weight_decay = 0.1f,
-                .correction1 = static_cast<float>(1 - std::pow(0.9, step)),
-                .correction2 = static_cast<float>(1 - std::pow(0.95, step)),
                 .grad_scale = grad_scale,
                 .status = status,
                 .master = master,
@@ -53,7 +55,7 @@ struct Weights {
         return grad.guards_intact() && master.guards_intact() && m.guards_intact() && v.guards_intact() &&
                copy.guards_intact();
     }
-    HostTensor grad, master, m, v, copy;
+    HostTensor grad, master, m, v, copy, schedule{DType::f32, {3}};
     HostTensor grad_scale = HostTensor::of<float>({0.7f}), status = HostTensor::of<int32_t>({0});
 };
 
@@ -85,6 +87,7 @@ TEST(AdamW, EqualsAPlainLoopBitForBit) {
         Weights actual(count), plain(count);
         for (int step = 1; step <= 3; ++step) {
             const op::AdamW args = actual.args(step);
+            const float* schedule = args.schedule.as<float>();
             actual.copy.poison();
             ops.adamw(args);
             for (int64_t i = 0; i < count; ++i) {
@@ -96,7 +99,7 @@ TEST(AdamW, EqualsAPlainLoopBitForBit) {
                 const volatile float kept_v = 0.95f * v, new_v = (1.0f - 0.95f) * g2;
                 m = kept_m + new_m;
                 v = kept_v + new_v;
-                const volatile float m_hat = m / args.correction1, v_hat = v / args.correction2;
+                const volatile float m_hat = m / schedule[1], v_hat = v / schedule[2];
                 const volatile float root = std::sqrt(v_hat), denominator = root + 1e-8f;
                 const volatile float ratio = m_hat / denominator, decay = 0.1f * w, direction = ratio + decay;
                 const volatile float delta = 3e-3f * direction;
@@ -137,8 +140,10 @@ TEST(AdamW, Bf16StateIsFp32OfTheSameValuesRoundedAtTheEnd) {
             args.m = m;
             args.v = v;
             args.master = master;
-            args.m_key = 11;
-            args.v_key = 12;
+            const HostTensor step = HostTensor::of<int64_t>({int64_t{1} << 40 | 6});
+            args.m_key = 11 ^ static_cast<uint64_t>(step.as<int64_t>()[0]);
+            args.v_key = 12 ^ static_cast<uint64_t>(step.as<int64_t>()[0]);
+            args.rounding_step = step;
             args.first_element = first;
             ops.adamw(args);
             EXPECT_TRUE(same_bytes(master, wide.master));
@@ -214,7 +219,8 @@ TEST(AdamW, ChecksItsArguments) {
     op::AdamW args = weights.args(1);
     args.grad = other.grad;
     EXPECT_THROW(ops.adamw(args), Error);
-    args = weights.args(0);  // corrections would be zero
+    args = weights.args(1);
+    args.schedule = other.grad;  // three words are wanted
     EXPECT_THROW(ops.adamw(args), Error);
     args = weights.args(1);
     args.grad_scale = {};
@@ -294,6 +300,21 @@ TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {
 
 // ---- clipping
 
+TEST(AddSquares, AddsEveryEntryInDouble) {
+    ReferenceOps ops;
+    for (const int64_t count : {0, 1, 1023, 1024, 3 * 1024 + 5, 1100 * 1024}) {
+        HostTensor squares(DType::f64, {count});
+        for (int64_t i = 0; i < count; ++i) squares.as<double>()[i] = static_cast<double>(i % 1000 + 1);
+        const HostTensor sum = HostTensor::of<float>({0.5f});
+        double wanted = 0.5;  // whole numbers: exact in any order
+        for (int64_t i = 0; i < count; ++i) wanted += static_cast<double>(i % 1000 + 1);
+        ops.add_squares({.squares = squares, .sum = sum});
+        EXPECT_EQ(sum(0), static_cast<double>(static_cast<float>(wanted))) << count;
+    }
+    const HostTensor sum = HostTensor::of<float>({0.0f}), narrow(DType::f32, {4});
+    EXPECT_THROW(ops.add_squares({.squares = narrow, .sum = sum}), Error);
+}
+
 TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
     struct Case {
         float norm_squared, clip;
@@ -319,11 +340,12 @@ TEST(ClipFactor, ScalesLongGradientsOnlyAndFlagsBrokenOnes) {
     ReferenceOps ops;
     for (const Case& c : cases) {
         const HostTensor norm_squared = HostTensor::of<float>({c.norm_squared}),
+                         limit = HostTensor::of<float>({c.limit}),
                          status = HostTensor::of<int32_t>({c.status_before}), norm(DType::f32, {1}),
                          factor(DType::f32, {1});
         ops.clip_factor({.norm_squared = norm_squared,
                          .clip = c.clip,
-                         .limit = c.limit,
+                         .limit = c.limit > 0 ? TensorView(limit) : TensorView{},
                          .status = status,
                          .norm = norm,
                          .factor = factor});

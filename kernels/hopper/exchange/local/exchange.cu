@@ -44,6 +44,7 @@ public:
     int size() const override { return 1; }
     int num_ranks(Ranks) const override { return 1; }
     bool holds_first_replica() const override { return true; }
+    void require_capturable() const override {}
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,

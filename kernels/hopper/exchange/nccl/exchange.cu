@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The exchange between GPUs over NCCL's sends and receives: used across nodes, and as the fallback where peer
 // memory is not usable. It equals the reference exchange byte for byte: the same messages in the same order,
-// the same sums. Every call that moves rows costs two waits of the host: message sizes depend on routing and
-// are read first (one pinned copy), and the transfer is waited for at the end, because only the host can tell
-// a late peer from a lost one.
+// the same sums. Messages of their own size cost two waits of the host in every call that moves rows: sizes
+// depend on routing and are read first (one pinned copy), and the transfer is waited for at the end, because
+// only the host can tell a late peer from a lost one. Messages of a fixed size hold a row of every token
+// (order invariant: of every choice), are sent whole, and cost no wait, so that a step can be captured; a
+// lost peer is then found by the deadline of the host that waits for the step.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -36,8 +38,9 @@ int64_t sum_of(const std::vector<int64_t>& counts) {
 
 class NcclExchange final : public Exchange {
 public:
-    NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, double deadline_seconds)
-        : ops_(ops), groups_(groups), order_(order) {
+    NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, MessageSizes sizes,
+                 double deadline_seconds)
+        : ops_(ops), groups_(groups), order_(order), sizes_(sizes) {
         const int world_rank = groups.world.rank();
         const auto comm_of = [&](ProcessGroup& group) {
             if (group.size() == 1) return std::shared_ptr<NcclComm>();
@@ -62,6 +65,9 @@ public:
         return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).size();
     }
     bool holds_first_replica() const override { return groups_.expert_replicas.rank() == 0; }
+    void require_capturable() const override {
+        if (sizes_ == MessageSizes::own) Exchange::require_capturable();
+    }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -76,6 +82,14 @@ protected:
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
+    // Of messages of a fixed size.
+    Counts fixed_counts(const DispatchPlan& plan) const;
+    int64_t stride(const DispatchPlan& plan) const {
+        return sizes_ == MessageSizes::fixed ? plan.all_ids.dim(1) : 0;
+    }
+    void wait(NcclComm* comm, const char* operation, const Launch& launch) {
+        if (comm != nullptr && sizes_ == MessageSizes::own) comm->wait(operation, stream_of(launch));
+    }
     // Sends consecutive segments by rank from `sent` to `returned`; this rank's own is copied. Returns the
     // bytes sent to others.
     double return_segments(const char* operation, const TensorView& sent, const std::vector<int64_t>& sends,
@@ -92,6 +106,7 @@ private:
     Ops& ops_;
     ExchangeGroups groups_;
     CombineOrder order_;
+    MessageSizes sizes_;
     std::shared_ptr<NcclComm> world_, expert_parallel_, expert_replicas_;  // null: one rank; may be the same
     int64_t* host_counts_ = nullptr;                                       // pinned [4, G]
     uint8_t* reduce_buffer_ = nullptr;
@@ -110,6 +125,12 @@ Counts NcclExchange::read_counts(const Positions& positions, const Launch& launc
     return {row(0), row(1), row(2), row(3)};
 }
 
+Counts NcclExchange::fixed_counts(const DispatchPlan& plan) const {
+    const std::vector<int64_t> rows(static_cast<std::size_t>(size()), plan.all_ids.dim(1)),
+        choices(static_cast<std::size_t>(size()), plan.all_ids.dim(1) * plan.topk);
+    return {rows, rows, choices, choices};
+}
+
 void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
                                      const TensorView& all_ids, const TensorView& all_probs,
                                      const Launch& launch) {
@@ -125,7 +146,7 @@ void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
     if (expert_parallel_ == nullptr) return;
     expert_parallel_->all_gather("gather_routing", all_ids.data, own, stream_of(launch));
     expert_parallel_->all_gather("gather_routing", all_probs.data, own, stream_of(launch));
-    expert_parallel_->wait("gather_routing", stream_of(launch));
+    wait(expert_parallel_.get(), "gather_routing", launch);
 }
 
 void NcclExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
@@ -140,15 +161,23 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
     ArenaScope scope(scratch);
     const Positions positions = make_positions(plan, scratch);
     find_positions(plan, rank(), positions, launch);
-    const Counts counts = read_counts(positions, launch);
+    const bool fixed = sizes_ == MessageSizes::fixed;
+    const Counts counts = fixed ? fixed_counts(plan) : read_counts(positions, launch);
     const int64_t num_rows = sum_of(counts.rows_sent);
-    const TensorView codes = scratch.tensor(rows.data.dtype, {num_rows, rows.data.dim(1)}, "dispatch");
-    TensorView scales;
-    if (rows.scales) scales = scratch.tensor(rows.scales.dtype, {num_rows, rows.scales.dim(1)}, "dispatch");
-    pack_rows(
-        {.rows = rows, .out_codes = codes, .out_scales = scales, .received = received, .num_rows = num_rows},
-        plan, positions, rank(), launch);
+    const auto message = [&](const TensorView& like) {
+        return like ? scratch.tensor(like.dtype, {num_rows, like.dim(1)}, "dispatch") : TensorView{};
+    };
+    const TensorView codes = message(rows.data), scales = message(rows.scales);
+    pack_rows({.rows = rows,
+               .out_codes = codes,
+               .out_scales = scales,
+               .received = received,
+               .num_rows = num_rows,
+               .stride = stride(plan)},
+              plan, positions, rank(), launch);
     if (expert_parallel_ == nullptr) return;
+    const TensorView arrived = fixed ? message(rows.data) : received.data,
+                     arrived_scales = fixed ? message(rows.scales) : received.scales;
 
     std::vector<NcclComm::Send> sends;
     std::vector<NcclComm::Receive> receives;
@@ -169,10 +198,18 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
             arrived += in_bytes;
         }
     };
-    add_messages(codes, received.data);
-    add_messages(scales, received.scales);
+    add_messages(codes, arrived);
+    add_messages(scales, arrived_scales);
     expert_parallel_->send_receive("dispatch", sends, receives, stream_of(launch));
-    expert_parallel_->wait("dispatch", stream_of(launch));
+    wait(expert_parallel_.get(), "dispatch", launch);
+    if (!fixed) return;
+    const auto close = [&](const TensorView& packed, const TensorView& spread) {
+        if (packed)
+            move_rows({.packed = packed, .spread = spread, .skip_own = true, .stride = stride(plan)}, plan,
+                      rank(), launch);
+    };
+    close(received.data, arrived);
+    close(received.scales, arrived_scales);
 }
 
 double NcclExchange::return_segments(const char* operation, const TensorView& sent,
@@ -208,11 +245,13 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                   row_bytes = width * size_of(args.src.dtype);
     const Positions positions = make_positions(plan, scratch);
     find_positions(plan, rank(), positions, launch);
-    const Counts counts = read_counts(positions, launch);
+    const bool fixed = sizes_ == MessageSizes::fixed;
+    const Counts counts = fixed ? fixed_counts(plan) : read_counts(positions, launch);
+    const int64_t rows_of_token = by_rank ? 1 : plan.topk;
     const std::vector<int64_t>& sends = by_rank ? counts.rows_received : counts.choices_sent;
     const std::vector<int64_t>& receives = by_rank ? counts.rows_sent : counts.choices_returned;
 
-    const TensorView sent = scratch.tensor(
+    TensorView sent = scratch.tensor(
         args.src.dtype, {by_rank ? ranks * slots : sum_of(counts.choices_sent), width}, "combine");
     if (by_rank)
         ops_.unpermute_unpad({.src = args.src,
@@ -222,7 +261,13 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                               .dst = sent},
                              launch);
     else
-        pack_choices(args.src, plan, positions, sent, launch);
+        pack_choices(args.src, plan, positions, sent, rows_of_token * stride(plan), launch);
+    if (by_rank && fixed) {
+        const TensorView spread = scratch.tensor(args.src.dtype, {ranks * slots, width}, "combine");
+        move_rows({.packed = sent, .spread = spread, .gaps = Gaps::open, .stride = stride(plan)}, plan,
+                  rank(), launch);
+        sent = spread;
+    }
     const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
     wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
     TensorView weights;
@@ -231,10 +276,11 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                   .starts = by_rank ? positions.row_starts : positions.choice_starts,
                   .weights = weights,
                   .residual = residual_with_addend(ops_, args, launch),
-                  .y = args.y},
+                  .y = args.y,
+                  .stride = rows_of_token * stride(plan)},
                  launch);
     if (args.dprob) add_returned_dprob(args, plan, positions, counts, scratch, launch);
-    if (expert_parallel_ != nullptr) expert_parallel_->wait("combine", stream_of(launch));
+    wait(expert_parallel_.get(), "combine", launch);
 }
 
 void NcclExchange::add_returned_dprob(const Combine& args, const DispatchPlan& plan,
@@ -242,10 +288,11 @@ void NcclExchange::add_returned_dprob(const Combine& args, const DispatchPlan& p
                                       const Launch& launch) {
     const TensorView sent = scratch.tensor(DType::f32, {sum_of(counts.choices_sent)}, "combine"),
                      returned = scratch.tensor(DType::f32, {sum_of(counts.choices_returned)}, "combine");
-    pack_choice_values(args.drow_prob, plan, positions, sent, launch);
+    const int64_t choices = plan.topk * stride(plan);
+    pack_choice_values(args.drow_prob, plan, positions, sent, choices, launch);
     wire_.combine += return_segments("combine", sent, counts.choices_sent, returned, counts.choices_returned,
                                      sizeof(float), launch);
-    place_choice_values(returned, plan, positions, rank(), args.dprob, launch);
+    place_choice_values(returned, plan, positions, rank(), choices, args.dprob, launch);
 }
 
 uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
@@ -306,7 +353,7 @@ void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
         for (int64_t first = 0; first < values.numel(); first += piece)
             reduce_piece(comm, reduce, flat.slice(first, std::min(piece, values.numel() - first)), launch);
     }
-    comm.wait("all_reduce", stream_of(launch));
+    wait(&comm, "all_reduce", launch);
 }
 
 }  // namespace
@@ -318,8 +365,8 @@ namespace fp8flow::hopper {
 bool built_with_nccl() { return true; }
 
 std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
-                                             double deadline_seconds) {
-    return std::make_unique<nccl::NcclExchange>(ops, groups, order, deadline_seconds);
+                                             MessageSizes sizes, double deadline_seconds) {
+    return std::make_unique<nccl::NcclExchange>(ops, groups, order, sizes, deadline_seconds);
 }
 
 }  // namespace fp8flow::hopper

@@ -135,6 +135,13 @@ bool is_aligned(const void* data, int64_t row_bytes) {
            row_bytes % static_cast<int64_t>(sizeof(uint4)) == 0;
 }
 
+// The source rank of received row i.
+__device__ __forceinline__ int source_of(const int64_t* recv_offsets, int ranks, int64_t i) {
+    int source = 0;
+    while (source < ranks - 1 && i >= recv_offsets[source + 1]) ++source;
+    return source;
+}
+
 struct PackArgs {
     const uint8_t *codes, *scales;
     uint8_t *out_codes, *out_scales;    // in messages
@@ -145,10 +152,11 @@ struct PackArgs {
     const int64_t* send_counts;  // [G]
     const int64_t* recv_offsets;
     int ranks, slots, rank;
+    int64_t stride;
 };
 
-// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank from the counts, then
-// copies FP8 values and scales.
+// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank from the counts, or
+// from the stride, then copies FP8 values and scales.
 __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -156,8 +164,14 @@ __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args
          row += static_cast<int64_t>(gridDim.x) * kWarps) {
         int to_rank = 0;
         int64_t place = row;
-        while (to_rank < args.ranks - 1 && place >= args.send_counts[to_rank])
-            place -= args.send_counts[to_rank++];
+        if (args.stride > 0) {
+            to_rank = static_cast<int>(row / args.stride);
+            place = row % args.stride;
+            if (place >= args.send_counts[to_rank]) continue;
+        } else {
+            while (to_rank < args.ranks - 1 && place >= args.send_counts[to_rank])
+                place -= args.send_counts[to_rank++];
+        }
         const int64_t token = args.send_tokens[static_cast<int64_t>(to_rank) * args.slots + place];
         const bool self = to_rank == args.rank;
         const int64_t to = self ? args.recv_offsets[args.rank] + place : row;
@@ -169,15 +183,50 @@ __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args
     }
 }
 
+struct MoveArgs {
+    uint8_t *packed, *spread;
+    int64_t row_bytes, stride;
+    bool vectorised;
+    const int64_t* recv_offsets;
+    int ranks, skipped;  // rank whose rows stay; -1: none
+};
+
+// Moves: every received row in and out once. A warp takes one row and finds its source rank from the
+// offsets.
+template <Gaps kGaps> __global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args) {
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
+              lane = static_cast<int>(threadIdx.x) % kWarpSize;
+    const int64_t received = args.recv_offsets[args.ranks];
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < received;
+         i += static_cast<int64_t>(gridDim.x) * kWarps) {
+        const int source = source_of(args.recv_offsets, args.ranks, i);
+        if (source == args.skipped) continue;
+        uint8_t* packed = args.packed + i * args.row_bytes;
+        uint8_t* spread =
+            args.spread + (source * args.stride + i - args.recv_offsets[source]) * args.row_bytes;
+        copy_row(kGaps == Gaps::close ? packed : spread, kGaps == Gaps::close ? spread : packed,
+                 args.row_bytes, args.vectorised, lane);
+    }
+}
+
 struct ChoiceArgs {
     DeviceView src;
     uint8_t* out;
     const int32_t* recv_rows;     // [G * S, K]
     const int32_t* first_choice;  // [G * S + 1]
-    const int64_t* num_received;
-    int topk;
+    const int64_t* recv_offsets;  // [G + 1]
+    int ranks, topk;
     int64_t row_bytes;
     bool vectorised;
+    int64_t stride;
+
+    __device__ int64_t num_received() const { return recv_offsets[ranks]; }
+    // Where the choices of received row i begin in `out`.
+    __device__ int64_t begin_of(int64_t i) const {
+        if (stride == 0) return first_choice[i];
+        const int source = source_of(recv_offsets, ranks, i);
+        return source * stride + first_choice[i] - first_choice[recv_offsets[source]];
+    }
 };
 
 // Moves: the row of every local choice in and out once. A warp takes one received row and copies its choices
@@ -185,15 +234,15 @@ struct ChoiceArgs {
 __global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int64_t received = *args.num_received, base = args.src.base();
+    const int64_t received = args.num_received(), base = args.src.base();
     const uint8_t* src = static_cast<const uint8_t*>(args.src.data);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kWarps + warp; i < received;
          i += static_cast<int64_t>(gridDim.x) * kWarps) {
-        const int64_t first = args.first_choice[i];
-        const int count = static_cast<int>(args.first_choice[i + 1] - first);
+        const int64_t to = args.begin_of(i);
+        const int count = args.first_choice[i + 1] - args.first_choice[i];
         for (int j = 0; j < count; ++j) {
             const int64_t row = args.recv_rows[i * args.topk + j];
-            copy_row(args.out + (first + j) * args.row_bytes,
+            copy_row(args.out + (to + j) * args.row_bytes,
                      row >= 0 ? src + (base + row) * args.row_bytes : nullptr, args.row_bytes,
                      args.vectorised, lane);
         }
@@ -202,30 +251,32 @@ __global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs
 
 // Moves: 4 bytes a choice in and out. A thread takes one received row.
 __global__ __launch_bounds__(kThreads) void pack_values_kernel(const ChoiceArgs args) {
-    const int64_t received = *args.num_received, base = args.src.base();
+    const int64_t received = args.num_received(), base = args.src.base();
     const float* src = static_cast<const float*>(args.src.data);
     float* out = reinterpret_cast<float*>(args.out);
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < received;
          i += static_cast<int64_t>(gridDim.x) * kThreads) {
-        const int64_t first = args.first_choice[i];
-        const int count = static_cast<int>(args.first_choice[i + 1] - first);
+        const int64_t to = args.begin_of(i);
+        const int count = args.first_choice[i + 1] - args.first_choice[i];
         for (int j = 0; j < count; ++j) {
             const int64_t row = args.recv_rows[i * args.topk + j];
-            out[first + j] = row >= 0 ? src[base + row] : 0.0f;
+            out[to + j] = row >= 0 ? src[base + row] : 0.0f;
         }
     }
 }
 
 ChoiceArgs choice_args(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
-                       const TensorView& out, int64_t row_bytes) {
+                       const TensorView& out, int64_t row_bytes, int64_t stride) {
     return {.src = device_view(src),
             .out = out.bytes_ptr(),
             .recv_rows = plan.recv_rows.as<int32_t>(),
             .first_choice = positions.first_choice.as<int32_t>(),
-            .num_received = plan.recv_offsets.as<int64_t>() + plan.all_ids.dim(0),
+            .recv_offsets = plan.recv_offsets.as<int64_t>(),
+            .ranks = static_cast<int>(plan.all_ids.dim(0)),
             .topk = static_cast<int>(plan.topk),
             .row_bytes = row_bytes,
-            .vectorised = is_aligned(src.data, row_bytes) && is_aligned(out.data, row_bytes)};
+            .vectorised = is_aligned(src.data, row_bytes) && is_aligned(out.data, row_bytes),
+            .stride = stride};
 }
 
 // ---- the owner's side
@@ -234,7 +285,7 @@ struct AddArgs {
     DeviceView returned, residual, y;
     const int32_t* starts;  // [G, S + 1]
     int ranks, slots;
-    int64_t tokens, hidden;
+    int64_t tokens, hidden, stride;
     bool vectorised;
 };
 struct WeightedAddArgs : AddArgs {
@@ -271,7 +322,7 @@ template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_k
                         for (int j = 0; j < kUnit; ++j) sum[j] += values[j];
                     }
                 }
-                message += starts[args.tokens];
+                message += args.stride > 0 ? args.stride : starts[args.tokens];
             }
             if (args.residual.data != nullptr) {
                 load_up_to_8(args.residual.data, args.residual.dtype, token * args.hidden + column, width,
@@ -290,7 +341,7 @@ template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_k
 __global__ __launch_bounds__(kThreads) void place_values_kernel(const float* returned, const int32_t* ids,
                                                                 const int32_t* choice_starts, float* dprob,
                                                                 int64_t tokens, int topk, int slots,
-                                                                int local_experts) {
+                                                                int local_experts, int64_t stride) {
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < tokens * topk;
          i += static_cast<int64_t>(gridDim.x) * kThreads) {
         const int64_t token = i / topk;
@@ -301,7 +352,11 @@ __global__ __launch_bounds__(kThreads) void place_values_kernel(const float* ret
         }
         const int host = id / local_experts;
         int64_t at = choice_starts[static_cast<int64_t>(host) * (slots + 1) + token];
-        for (int g = 0; g < host; ++g) at += choice_starts[static_cast<int64_t>(g) * (slots + 1) + tokens];
+        if (stride > 0)
+            at += host * stride;
+        else
+            for (int g = 0; g < host; ++g)
+                at += choice_starts[static_cast<int64_t>(g) * (slots + 1) + tokens];
         for (int k = 0; k < topk; ++k) {
             const int32_t other = ids[token * topk + k];
             at += other >= 0 && other < id && other / local_experts == host;
@@ -394,24 +449,44 @@ void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& 
         .recv_offsets = plan.recv_offsets.as<int64_t>(),
         .ranks = static_cast<int>(plan.all_ids.dim(0)),
         .slots = static_cast<int>(plan.all_ids.dim(1)),
-        .rank = static_cast<int>(rank)};
+        .rank = static_cast<int>(rank),
+        .stride = args.stride};
     pack_rows_kernel<<<grid_for(ceil_div(args.num_rows, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
         kernel_args);
     check_launch("packing rows");
 }
 
+void move_rows(const MoveRows& args, const DispatchPlan& plan, int64_t rank, const Launch& launch) {
+    const int64_t row_bytes = args.packed.cols() * size_of(args.packed.dtype);
+    const MoveArgs kernel_args{
+        .packed = args.packed.bytes_ptr(),
+        .spread = args.spread.bytes_ptr(),
+        .row_bytes = row_bytes,
+        .stride = args.stride,
+        .vectorised = is_aligned(args.packed.data, row_bytes) && is_aligned(args.spread.data, row_bytes),
+        .recv_offsets = plan.recv_offsets.as<int64_t>(),
+        .ranks = static_cast<int>(plan.all_ids.dim(0)),
+        .skipped = args.skip_own ? static_cast<int>(rank) : -1};
+    const auto kernel =
+        args.gaps == Gaps::close ? move_rows_kernel<Gaps::close> : move_rows_kernel<Gaps::open>;
+    kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0, stream_of(launch)>>>(
+        kernel_args);
+    check_launch("moving rows to or from messages");
+}
+
 void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
-                  const TensorView& out, const Launch& launch) {
+                  const TensorView& out, int64_t stride, const Launch& launch) {
     const int64_t row_bytes = src.cols() * size_of(src.dtype);
-    const ChoiceArgs args = choice_args(src, plan, positions, out, row_bytes);
+    const ChoiceArgs args = choice_args(src, plan, positions, out, row_bytes, stride);
     pack_choices_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0,
                           stream_of(launch)>>>(args);
     check_launch("packing the rows of choices");
 }
 
 void pack_choice_values(const TensorView& values, const DispatchPlan& plan, const Positions& positions,
-                        const TensorView& out, const Launch& launch) {
-    const ChoiceArgs args = choice_args(values, plan, positions, out, static_cast<int64_t>(sizeof(float)));
+                        const TensorView& out, int64_t stride, const Launch& launch) {
+    const ChoiceArgs args =
+        choice_args(values, plan, positions, out, static_cast<int64_t>(sizeof(float)), stride);
     pack_values_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kThreads), launch), kThreads, 0,
                          stream_of(launch)>>>(args);
     check_launch("packing the values of choices");
@@ -428,6 +503,7 @@ void add_returned(const AddReturned& args, const Launch& launch) {
                               .slots = static_cast<int>(args.starts.dim(1)) - 1,
                               .tokens = tokens,
                               .hidden = hidden,
+                              .stride = args.stride,
                               .vectorised = is_vectorisable(args.returned.data, hidden) &&
                                             is_vectorisable(args.residual.data, hidden) &&
                                             is_vectorisable(args.y.data, hidden)};
@@ -442,13 +518,14 @@ void add_returned(const AddReturned& args, const Launch& launch) {
 }
 
 void place_choice_values(const TensorView& returned, const DispatchPlan& plan, const Positions& positions,
-                         int64_t rank, const TensorView& dprob, const Launch& launch) {
+                         int64_t rank, int64_t stride, const TensorView& dprob, const Launch& launch) {
     const int64_t values = dprob.numel(), slots = plan.all_ids.dim(1);
     if (values == 0) return;
     place_values_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
         returned.as<float>(), plan.all_ids.as<int32_t>() + rank * slots * plan.topk,
         positions.choice_starts.as<int32_t>(), dprob.as<float>(), plan.num_tokens,
-        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.num_local_experts));
+        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.num_local_experts),
+        stride);
     check_launch("returning the gradients of the probabilities");
 }
 

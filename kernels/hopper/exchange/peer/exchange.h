@@ -76,6 +76,7 @@ public:
     int size() const override { return groups_.expert_parallel.size(); }
     int num_ranks(Ranks ranks) const override;
     bool holds_first_replica() const override { return groups_.expert_replicas.rank() == 0; }
+    void require_capturable() const override {}
     void check_peers() override;
     // Waits for the stream of the latest call.
     WireBytes wire_bytes() const override;

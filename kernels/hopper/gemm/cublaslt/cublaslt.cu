@@ -23,6 +23,18 @@ void check_lt(cublasStatus_t status, const char* what) {
              cublasLtGetStatusName(status));
 }
 
+// EXECUTION_FAILED alone does not tell a launch that failed from an earlier kernel that did; CUDA's last
+// error does.
+[[noreturn]] void fail_gemm(cublasStatus_t status, const CublasLtGemm& p, int sm_limit) {
+    const cudaError_t cuda = cudaGetLastError();
+    fail(ExitCode::internal,
+         "cuBLASLt: a GEMM: {}; D {} [{}, {}]{}, A {} [{}, {}], B {} [{}, {}], form {}, {} SMs; CUDA: {}",
+         cublasLtGetStatusName(status), name_of(p.d.dtype), p.d.rows, p.d.cols,
+         p.mode == Gradient::accumulate ? " accumulated" : "", name_of(p.a.dtype), p.a.rows, p.a.cols,
+         name_of(p.b.dtype), p.b.rows, p.b.cols, static_cast<int>(p.form), sm_limit > 0 ? sm_limit : kNumSms,
+         cudaGetErrorString(cuda));
+}
+
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
 bool is_block_scaled(const CublasLtMatrix& m) {
@@ -155,12 +167,17 @@ bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_
     }
     const Plan& plan = found->second;
     if (!plan.usable) return false;
-    Description description(p, sm_limit);
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
-    check_lt(cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
-                            &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
-                            &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream),
-             "a GEMM");
+    const auto matmul = [&](int limit) {
+        Description description(p, limit);
+        return cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
+                              &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
+                              &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream);
+    };
+    cublasStatus_t status = matmul(sm_limit);
+    // an algorithm chosen for all SMs may not launch on very few: it takes the SMs that it wants then
+    if (status == CUBLAS_STATUS_EXECUTION_FAILED && sm_limit > 0) status = matmul(0);
+    if (status != CUBLAS_STATUS_SUCCESS) fail_gemm(status, p, sm_limit);
     return true;
 }
 

@@ -255,7 +255,8 @@ GemmProblem problem_of(const op::GroupedGemmWgrad& args) {
                         .mode = args.mode,
                         .d = args.dw.data,
                         .d_dtype = args.dw.dtype,
-                        .rounding = args.rounding};
+                        .rounding = args.rounding,
+                        .squares = args.squares ? args.squares.as<double>() : nullptr};
     if (args.second)
         problem.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
                           operand(args.second.x)};

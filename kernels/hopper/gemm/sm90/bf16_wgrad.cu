@@ -166,7 +166,7 @@ __device__ void zero_stage_rows(uint8_t* a, uint8_t* b, int first, int warpgroup
 // One consumer warpgroup. Between two stages: a release and two waits. The accesses to D are between loops of
 // stages, not inside them. The compiler keeps wgmma in flight over all of this as long as it can count them:
 // sums are read in straight-line code after their wgmma.
-template <Gradient kMode, DType kOutput>
+template <Gradient kMode, DType kOutput, Squares kSquares>
 __device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map_d,
                          int warpgroup) {
     constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
@@ -180,7 +180,8 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUten
     RingPosition<kTileSlots> ring;
     int steps = 0, depth = 0;
     // of block 0, and of the block 1 that is in `waiting`, at first of none
-    BlockOrigin origin{}, second{0, static_cast<int>(p.m), 0};
+    BlockOrigin origin{}, second{0, kNoRow, 0};
+    PatchSquares<kSquares> squares;
     uint32_t d_parity = 0;
     float sum[2][64], waiting[64];
 #pragma unroll
@@ -282,18 +283,19 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUten
     };
     const auto store_second = [&](int half) {
         if constexpr (kBf16)
-            store_half_bf16<kMode, Order::store>(p, map_d, staging, second, waiting, 1, half);
+            store_half_bf16<kMode, Order::store>(p, map_d, staging, second, waiting, 1, half, squares);
         else
-            store_half<kStore, Order::store>(map_d, staging, second, waiting, half);
+            store_half<kStore, Order::store>(map_d, staging, second, waiting, half, squares);
+        if (half == 1) squares.finish(p, second);
         __syncwarp();  // wgmma is issued by whole warps
     };
     const auto store_first = [&] {
         if constexpr (kBf16) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half);
+                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half, squares);
         } else {
-            store_block<kStore>(map_d, staging, origin, sum[0]);
+            store_block<kStore>(map_d, staging, origin, sum[0], squares);
         }
         __syncwarp();
         second = {origin.column, origin.row + 64, origin.group};
@@ -351,7 +353,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUten
 }
 
 // ---- the CTA
-template <DType kOutput>
+template <DType kOutput, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                  const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
@@ -367,7 +369,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         release_registers<kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kConsumerWarpgroups) {
-            if (problem.mode == Gradient::overwrite) clear_tiles<kStageK>(problem);
+            if (problem.mode == Gradient::overwrite) clear_tiles<kStageK, Sets::one, kSquares>(problem);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
@@ -379,9 +381,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     } else {
         acquire_registers<kConsumerRegisters>();
         if (problem.mode == Gradient::accumulate)
-            mainloop<Gradient::accumulate, kOutput>(problem, shared, &map_d, role - 1);
+            mainloop<Gradient::accumulate, kOutput, kSquares>(problem, shared, &map_d, role - 1);
         else
-            mainloop<Gradient::overwrite, kOutput>(problem, shared, &map_d, role - 1);
+            mainloop<Gradient::overwrite, kOutput, kSquares>(problem, shared, &map_d, role - 1);
         cluster_sync();  // no CTA exits while the other may still write to it
     }
 }
@@ -393,8 +395,12 @@ void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const S
     const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kStageK),
                       map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kStageK),
                       map_d = tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
-    const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<DType::bf16> : wgrad_kernel<DType::f32>;
-    launch_persistent(kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
+    const auto run = [&]<Squares kSquares>() {
+        const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<DType::bf16, kSquares>
+                                                     : wgrad_kernel<DType::f32, kSquares>;
+        launch_persistent(kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
+    };
+    p.squares != nullptr ? run.template operator()<Squares::sum>() : run.template operator()<Squares::none>();
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -32,6 +32,10 @@ bool launch_wgmma(const GemmProblem& p, const TensorView& a, const TensorView& b
     return true;
 }
 
+bool writes_squares(const GemmProblem& p) {
+    return is_blockwise_wgrad(p) || (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
+}
+
 bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
     for (const op::GroupedGemmWgrad& call : {first_call(args), second_call(args)}) {
         const GemmProblem p = problem_of(call);

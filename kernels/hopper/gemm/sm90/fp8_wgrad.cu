@@ -28,6 +28,10 @@
 // D in BF16: half the bytes, boxes for both blocks, so all old values are loaded at kFetchStep, and each
 // block is added to them and rounded when it is stored.
 //
+// Squares (Squares::sum): each store adds the squares of what it writes, two words of sums a thread from a
+// tile's end to the next one's begin, where the lanes add theirs. A short tile's second block is then loaded
+// and stored like the first: the sums of a reduce-add in memory are known there only.
+//
 // Shared memory: stages of [128 rows x 128 bytes], 128-byte swizzled: 4 of A and 2 x 3 of B (160 KiB); with
 // row and column scales 3 + 2 x 3 and these scales; 8 KiB of staging boxes a warp (64 KiB); tile ring;
 // barriers.
@@ -203,7 +207,7 @@ __device__ void produce_b(const GemmProblem& p, WgradStorage<kScaleMode, kSets>&
 // short loop. Between the end of one batch and the issue of the next only the 64 promotions of a thread
 // remain. The last stage of all is never released: no producer waits for it. A step reads the scales of its
 // stage before it issues the next batch.
-template <class Wgmma, Gradient kMode, DType kOutput, ScaleMode kScaleMode, Sets kSets>
+template <class Wgmma, Gradient kMode, DType kOutput, ScaleMode kScaleMode, Sets kSets, Squares kSquares>
 __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& shared,
                          const CUtensorMap* map_d, int warpgroup) {
     using Shared = WgradStorage<kScaleMode, kSets>;
@@ -226,7 +230,8 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     WgradTile<kSets> tile{};
     int steps = 0;
     // of block 0; `previous`: of the tile whose block 1 has not been stored yet, at first of none
-    BlockOrigin origin{}, previous{0, static_cast<int>(p.m), 0};
+    BlockOrigin origin{}, previous{0, kNoRow, 0};
+    PatchSquares<kSquares> squares;
     TileScales<kSets>& tile_scales = shared.tile_scales[warp];
     uint32_t d_parity = 0;
     bool first = true, more = true, previous_short = false;
@@ -313,10 +318,18 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     const auto store_second = [&](int half) {
         const BlockOrigin second{previous.column, previous.row + 64, previous.group};
         if constexpr (kBf16)
-            store_half_bf16<kMode, Order::fragment>(p, map_d, staging, second, sum[1], 1, half);
-        else
-            store_half<StoreD::overwrite, Order::fragment>(map_d, staging, second, sum[1], half,
+            store_half_bf16<kMode, Order::fragment>(p, map_d, staging, second, sum[1], 1, half, squares);
+        else if (kSquares == Squares::none || !kAdds || !previous_short)
+            store_half<StoreD::overwrite, Order::fragment>(map_d, staging, second, sum[1], half, squares,
                                                            kAdds && previous_short);
+        else {  // the sums of a reduce-add in memory are known there only
+            if (half == 0) {
+                if (lane == 0) fetch_d(map_d, staging, &shared.d_full[warp], second);
+                __syncwarp();
+                wait_for_block();
+            }
+            store_half<StoreD::add_pairs, Order::fragment>(map_d, staging, second, sum[1], half, squares);
+        }
         if (half == 1) clear(sum[1]);
     };
     const auto store_first = [&] {
@@ -327,9 +340,10 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
         if constexpr (kBf16) {
 #pragma unroll
             for (int half = 0; half < 2; ++half)
-                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half);
+                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half, squares);
         } else {
-            store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, origin, sum[0]);
+            store_block<kAdds ? StoreD::add_pairs : StoreD::overwrite>(map_d, staging, origin, sum[0],
+                                                                       squares);
         }
         clear(sum[0]);
         previous = origin;
@@ -387,6 +401,7 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
             if (!ends || more) wait_for_stage();
         };
         start_mma<Wgmma>(partial, first_a, first_b);
+        if (begins) squares.finish(p, previous);
         if (ends) store_first();
         if (!two) advance();
         wait_and_promote(partial, sum[1], factor[0][kRows / 2], factor[0][kRows - 1], columns[0]);
@@ -436,11 +451,12 @@ __device__ void mainloop(const GemmProblem& p, WgradStorage<kScaleMode, kSets>& 
     }
     store_second(0);
     store_second(1);
+    squares.finish(p, previous);
     if (lane == 0) bulk_wait_all();
 }
 
 // ---- the CTA
-template <class Wgmma, DType kOutput, ScaleMode kScaleMode, Sets kSets>
+template <class Wgmma, DType kOutput, ScaleMode kScaleMode, Sets kSets, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ WgradMaps<kSets> maps) {
     using Shared = WgradStorage<kScaleMode, kSets>;
@@ -456,7 +472,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         release_registers<kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / 32;
         if (warp > kConsumerWarpgroups) {
-            if (problem.mode == Gradient::overwrite) clear_tiles<kFp8StageK, kSets>(problem);
+            if (problem.mode == Gradient::overwrite) clear_tiles<kFp8StageK, kSets, kSquares>(problem);
             return;
         }
         if (threadIdx.x % 32 != 0) return;
@@ -468,18 +484,24 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     } else {
         acquire_registers<kConsumerRegisters>();
         if (problem.mode == Gradient::accumulate)
-            mainloop<Wgmma, Gradient::accumulate, kOutput>(problem, shared, &maps.d, role - 1);
+            mainloop<Wgmma, Gradient::accumulate, kOutput, kScaleMode, kSets, kSquares>(problem, shared,
+                                                                                        &maps.d, role - 1);
         else
-            mainloop<Wgmma, Gradient::overwrite, kOutput>(problem, shared, &maps.d, role - 1);
+            mainloop<Wgmma, Gradient::overwrite, kOutput, kScaleMode, kSets, kSquares>(problem, shared,
+                                                                                       &maps.d, role - 1);
         cluster_sync();  // no CTA exits while the other may still write to it
     }
 }
 
 template <class Wgmma, ScaleMode kScaleMode, Sets kSets>
 void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& maps) {
-    const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<Wgmma, DType::bf16, kScaleMode, kSets>
-                                                 : wgrad_kernel<Wgmma, DType::f32, kScaleMode, kSets>;
-    launch_persistent(kernel, p, how, kWgradStorageBytes<kScaleMode, kSets>, maps);
+    const auto run = [&]<Squares kSquares>() {
+        const auto kernel = p.d_dtype == DType::bf16
+                                ? wgrad_kernel<Wgmma, DType::bf16, kScaleMode, kSets, kSquares>
+                                : wgrad_kernel<Wgmma, DType::f32, kScaleMode, kSets, kSquares>;
+        launch_persistent(kernel, p, how, kWgradStorageBytes<kScaleMode, kSets>, maps);
+    };
+    p.squares != nullptr ? run.template operator()<Squares::sum>() : run.template operator()<Squares::none>();
 }
 
 template <Sets kSets>

@@ -388,7 +388,7 @@ __device__ __forceinline__ void add_row_bf16(const GemmProblem& p, int64_t row, 
                                              const float (&sum)[kSums], RowUse use) {
     const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::skip) return;
-    const uint32_t counter = rounding_row(p.rounding.key, p.rounding.first + row);
+    const uint32_t counter = rounding_row(p.rounding.step_key(), p.rounding.first + row);
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
         const int64_t col = col0 + 8 * j + 2 * quad;

@@ -51,8 +51,22 @@ __device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
     }
 }
 
-// One warp: zeros in the tiles of groups without rows, 16 bytes a lane.
-template <int kStageK, Sets kSets = Sets::one> __device__ void clear_tiles(const GemmProblem& p) {
+// Whether a kernel also sums the squares of what it stores, patch by patch (kernels/ops/squares.h).
+enum class Squares { none, sum };
+static_assert(op::kSquaresTile == kTileRows && op::kSquaresTile == kWarpgroupCols);
+
+// The patches of a row tile and a column tile of 128; of the warps of a warpgroup, one each.
+__device__ __forceinline__ double* squares_of(const GemmProblem& p, int64_t group, int64_t row,
+                                              int64_t column) {
+    const auto tiles = [](int64_t elements) { return (elements + op::kSquaresTile - 1) / op::kSquaresTile; };
+    return p.squares +
+           ((group * tiles(p.m) + row / op::kSquaresTile) * tiles(p.n) + column / op::kSquaresTile) *
+               op::kSquaresPatches;
+}
+
+// One warp: zeros in the tiles of groups without rows, 16 bytes a lane; and in their sums of squares.
+template <int kStageK, Sets kSets = Sets::one, Squares kSquares = Squares::none>
+__device__ void clear_tiles(const GemmProblem& p) {
     const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
     for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
         if (tile.steps > 0 || tile.past_end) return;
@@ -62,6 +76,12 @@ template <int kStageK, Sets kSets = Sets::one> __device__ void clear_tiles(const
         for (int i = 0; i < tile.rows; ++i, row += p.n * width)
             for (int64_t at = 16 * lane; at < bytes; at += 16 * 32)
                 store_vector(reinterpret_cast<float4*>(row + at), float4{});
+        if constexpr (kSquares == Squares::sum) {
+            const int64_t column = tile.b_output + lane / op::kSquaresPatches * op::kSquaresTile;
+            if (column < min(tile.b_output + kTileCols, p.n))
+                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] =
+                    op::kSquaresOfZeros;
+        }
     });
 }
 
@@ -80,6 +100,28 @@ static_assert(2 * kBf16Boxes == kF32Boxes);
 // Coordinates in D of a warp's part of a block: first column, first row within the group, group.
 struct BlockOrigin {
     int column, row, group;
+};
+// The row of the block before the first: past every D, so that its store writes nothing.
+constexpr int kNoRow = 1 << 30;
+
+// What a thread knows of the squares of its warp's patch: the quarters that it has stored so far.
+template <Squares kSquares> struct PatchSquares {
+    double sum = 0.0;
+
+    __device__ __forceinline__ void add_quarter(const op::SquareStrands& strands) { sum += strands.sum(); }
+    // All lanes: adds them, writes the patch of the tile of `origin` (of either block), begins the next
+    // patch. Nothing is written of the tile before the first and past the last column.
+    __device__ __forceinline__ void finish(const GemmProblem& p, const BlockOrigin& origin) {
+        for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
+        if (threadIdx.x % kWarpSize == 0 && origin.row < kNoRow && origin.column < p.n)
+            squares_of(p, origin.group, origin.row,
+                       origin.column)[threadIdx.x / kWarpSize % op::kSquaresPatches] = sum;
+        sum = 0.0;
+    }
+};
+template <> struct PatchSquares<Squares::none> {
+    __device__ __forceinline__ void add_quarter(const op::SquareStrands&) {}
+    __device__ __forceinline__ void finish(const GemmProblem&, const BlockOrigin&) {}
 };
 
 // Visits a thread's pairs of sums in a box, those of column chunks j and j + 2 together: at(address in the
@@ -121,11 +163,13 @@ __device__ __forceinline__ void copy_in_store_order(const float (&sum)[64], floa
 enum class StoreD { overwrite, reduce_add, add_pairs, add_boxes };
 
 // Stores half of the columns of a warp's part of a block; the copies are one bulk group of lane 0. The halves
-// alternate.
-template <StoreD kStore, Order kOrder>
+// alternate. squares: of the values stored, unless they are reduce-added.
+template <StoreD kStore, Order kOrder, Squares kSquares>
 __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& staging,
                                            const BlockOrigin& origin, const float (&sum)[64], int half,
+                                           PatchSquares<kSquares>& squares,
                                            bool reduce = kStore == StoreD::reduce_add) {
+    op::SquareStrands strands;
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) bulk_wait_read<1>();  // stores of this half, from the block before
     __syncwarp();
@@ -136,14 +180,17 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& stag
         if (kStore == StoreD::add_boxes)
             for_pairs<kOrder>(staging, box, sum, [&](const float2* from, float2) { before[pair++] = *from; });
         pair = 0;
+        int visit = 0;  // odd rows visit the halves the other way round: the same bits
         for_pairs<kOrder>(staging, box, sum, [&](float2* to, float2 value) {
             if (kStore == StoreD::add_pairs || kStore == StoreD::add_boxes) {
                 const float2 old = kStore == StoreD::add_pairs ? *to : before[pair++];
                 value = {old.x + value.x, old.y + value.y};
             }
             *to = value;
+            if constexpr (kSquares == Squares::sum) strands.add(visit++ % 2, value.x, value.y);
         });
     }
+    squares.add_quarter(strands);
     fence_async_shared();
     __syncwarp();
     if (leader) {
@@ -159,11 +206,13 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& stag
     }
 }
 // Both halves.
-template <StoreD kStore>
+template <StoreD kStore, Squares kSquares>
 __device__ __forceinline__ void store_block(const CUtensorMap* map, Staging& staging,
-                                            const BlockOrigin& origin, const float (&sum)[64]) {
+                                            const BlockOrigin& origin, const float (&sum)[64],
+                                            PatchSquares<kSquares>& squares) {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) store_half<kStore, Order::fragment>(map, staging, origin, sum, half);
+    for (int half = 0; half < 2; ++half)
+        store_half<kStore, Order::fragment>(map, staging, origin, sum, half, squares);
 }
 // Adds the staged old values of a warp's part of a block to its sums.
 __device__ __forceinline__ void add_staged(Staging& staging, float (&sum)[64]) {
@@ -208,16 +257,18 @@ __device__ __forceinline__ void fetch_d(const CUtensorMap* map, Staging& staging
 // Stores half of the columns of a warp's part of a block, rounded to nearest even; accumulating, added to the
 // old values in the box and rounded stochastically. origin: of this block. The copy is a bulk group of lane
 // 0.
-template <Gradient kMode, Order kOrder>
+template <Gradient kMode, Order kOrder, Squares kSquares>
 __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUtensorMap* map,
                                                 Staging& staging, const BlockOrigin& origin,
-                                                const float (&sum)[64], int block, int half) {
+                                                const float (&sum)[64], int block, int half,
+                                                PatchSquares<kSquares>& squares) {
+    op::SquareStrands strands;
     constexpr int kChunks = kBf16BoxCols / 8;  // 16 bytes
     const int lane = static_cast<int>(threadIdx.x % 32), row = lane / 4, quad = lane % 4;
     uint8_t* const box = staging.boxes[kBf16Boxes * block + half];
     const int64_t counted = p.rounding.first + origin.group * p.m + origin.row + row;
-    const uint32_t counters[2] = {rounding_row(p.rounding.key, counted),
-                                  rounding_row(p.rounding.key, counted + 8)};
+    const uint64_t key = p.rounding.step_key();
+    const uint32_t counters[2] = {rounding_row(key, counted), rounding_row(key, counted + 8)};
     const int flip = kOrder == Order::store && row % 2 == 1 ? 2 : 0;  // of chunks
     const uint32_t first_pair = static_cast<uint32_t>((origin.column + kBf16BoxCols * half) / 2 + quad);
     if (lane == 0) bulk_wait_read<2 * kBf16Boxes - 1>();  // the store of this box, a tile before
@@ -229,14 +280,21 @@ __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUte
             const int at = 4 * (kChunks * half + chunk) + 2 * r;
             auto* const to = reinterpret_cast<uint32_t*>(box + (row + 8 * r) * kStageRowBytes +
                                                          ((chunk ^ flip ^ row) * 16) + quad * 4);
+            uint32_t stored;
             if constexpr (kMode == Gradient::accumulate) {
                 const float2 old = unpack_bf16x2(*to);
                 const uint32_t pair = first_pair + 4 * static_cast<uint32_t>(chunk ^ flip);
-                *to = round_pair(old.x + sum[at], old.y + sum[at + 1], rounding_word(counters[r], pair));
+                stored = round_pair(old.x + sum[at], old.y + sum[at + 1], rounding_word(counters[r], pair));
             } else {
-                *to = pack_bf16(sum[at], sum[at + 1]);
+                stored = pack_bf16(sum[at], sum[at + 1]);
+            }
+            *to = stored;
+            if constexpr (kSquares == Squares::sum) {
+                const float2 values = unpack_bf16x2(stored);
+                strands.add(chunk / 2 % 2, values.x, values.y);
             }
         }
+    squares.add_quarter(strands);
     fence_async_shared();
     __syncwarp();
     if (lane == 0) {

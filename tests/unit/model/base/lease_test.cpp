@@ -9,6 +9,7 @@
 #include "tests/support/files.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -19,6 +20,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <system_error>
 #include <thread>
 
 namespace fp8flow {
@@ -74,6 +76,20 @@ TEST_F(LeaseTest, OneOwnerAndNothingLeft) {
     first.reset();
     EXPECT_EQ(take(*second), Attempt::taken);
     second.reset();
+    EXPECT_TRUE(names().empty());
+}
+
+// The thread that renews a lease, where the system gives no more threads.
+TEST_F(LeaseTest, AThreadThatCannotStartIsAnErrorAndTheLeaseIsGivenBack) {
+    pthread_attr_t before{}, huge{};
+    ASSERT_EQ(::pthread_getattr_default_np(&before), 0);
+    ASSERT_EQ(::pthread_getattr_default_np(&huge), 0);
+    ASSERT_EQ(::pthread_attr_setstacksize(&huge, size_t{1} << 48), 0);
+    ASSERT_EQ(::pthread_setattr_default_np(&huge), 0);
+    auto ours = lease();
+    EXPECT_THROW(take(*ours), std::system_error);
+    ASSERT_EQ(::pthread_setattr_default_np(&before), 0);
+    ours.reset();
     EXPECT_TRUE(names().empty());
 }
 

@@ -240,8 +240,9 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                         .timer = timer};
             ctx.step_status = words.tensor(DType::i32, {1}, "words");
             *ctx.step_status.as<int32_t>() = c.status;
-            const TensorView loss = words.tensor(DType::f32, {1}, "words");
-            *loss.as<float>() = c.loss;
+            StepInputs inputs(ops->device(), 1);
+            inputs.write(0, {.schedule = adamw_schedule(config.training, 0), .sums = {c.loss, 0.0f}});
+            inputs.load(0, {});
             for (const auto& block : model.blocks())
                 if (block->router() != nullptr) block->router()->step_counts().as<int64_t>()[0] = 100;
             const auto snapshot = [&] {
@@ -262,8 +263,8 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                 for (int64_t i = 0; i < p.numel(); ++i) p.main_grad.as<float>()[i] = 1.0f;
             Optimizer optimizer(config.training, ops->device());
             const auto before = snapshot();
-            optimizer.step(ctx, model.parameters(), loss, 0, {});
-            model.end_step(ctx, 0);
+            optimizer.step(ctx, model.parameters(), inputs);
+            model.end_step(ctx, inputs.step());
             const auto after = snapshot();
             size_t changed = 0;
             for (size_t i = 0; i < before.size(); ++i) changed += before[i] != after[i];

@@ -135,7 +135,7 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
     rank.ops.device().synchronize();
     LayerResult result;
     read_rank(rank, model.parameters(), result);
-    model.model().end_step(begin, 0);
+    model.model().end_step(begin, rank.step_number);
     rank.ops.device().synchronize();
     for (const auto& block : model.model().blocks())
         if (block->router() != nullptr) read_router(*block->router(), result);

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: MIT
+// Enumerates runs, predicts each, and marks the fastest that fits.
+#include "model/predict/choose.h"
+
+#include "kernels/core/error.h"
+#include "model/config/check.h"
+
+#include <algorithm>
+
+namespace fp8flow::predict {
+
+namespace {
+
+constexpr int64_t kLargestExpertParallel = 64;  // beyond, rows cross more hosts than memory is saved
+constexpr int64_t kLargestMicroBatch = 8;
+constexpr int64_t kMeasuredGpus = 4;  // of profiles that predictions were checked on
+
+bool states(const Config& config, const char* key) { return config.origin.contains(key); }
+
+// `config` on so many GPUs; absent where it is not legal.
+std::optional<Config> run_of(const Config& config, int64_t gpus, Recipe recipe, int64_t expert_parallel,
+                             int64_t micro_batch, bool own_batch) {
+    Config own = recipe == config.precision.recipe ? config : with_recipe(config, recipe);
+    own.parallel.expert_model_parallel_size = expert_parallel;
+    own.training.micro_batch_size = micro_batch;
+    const int64_t wanted = own_batch ? config.training.global_batch_size : kSequences * gpus;
+    own.training.global_batch_size = round_up(wanted, micro_batch * gpus);
+    ConfigProblems problems;
+    collect_config_problems(own, gpus, problems);
+    return problems.empty() ? std::optional(own) : std::nullopt;
+}
+
+// That it fits counts first, then that keys make it fit, then its speed.
+bool better(const Choice& a, const Choice& b) {
+    const auto rank = [](const Choice& c) { return c.fit.fits() ? 0 : c.fit.settings.empty() ? 2 : 1; };
+    if (rank(a) != rank(b)) return rank(a) < rank(b);
+    if (rank(a) == 2) return a.fit.needed < b.fit.needed;
+    return a.time.tokens_per_second() > b.time.tokens_per_second();
+}
+
+}  // namespace
+
+Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
+    Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
+    plan::check_countable(choice.config);
+    choice.time = predict_step(choice.config, gpus, gpu, {});
+    if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host)
+        choice.per_host = predict_step(choice.config, gpus, gpu, {.crossing = Crossing::per_host});
+    choice.fit = fit_of(choice.config, gpus, gpu.sheet);
+    return choice;
+}
+
+const char* Choice::basis(const Gpu& gpu) const {
+    if (!gpu.calibrated) return "uncalibrated";
+    if (gpus > gpu.sheet.gpus_per_host) return "extrapolation";
+    return gpus > kMeasuredGpus ? "one host" : "checked range";
+}
+
+Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes) {
+    Search search{.gpus = std::move(gpus),
+                  .recipes = std::move(recipes),
+                  .expert_parallel = {},
+                  .micro_batches = {},
+                  .own_batch = states(config, "training.global_batch_size")};
+    if (!states(config, "parallel.expert_model_parallel_size"))
+        for (int64_t size = 1; size <= kLargestExpertParallel; size *= 2)
+            if (config.moe.num_experts % size == 0) search.expert_parallel.push_back(size);
+    if (!states(config, "training.micro_batch_size"))
+        for (int64_t size = 1; size <= kLargestMicroBatch; size *= 2) search.micro_batches.push_back(size);
+    return search;
+}
+
+std::vector<Choice> choose(const Config& config, const Search& search, const Gpu& gpu) {
+    const auto sizes_or = [](const std::vector<int64_t>& sizes, int64_t otherwise) {
+        return sizes.empty() ? std::vector<int64_t>{otherwise} : sizes;
+    };
+    std::vector<Choice> choices;
+    for (const int64_t gpus : search.gpus)
+        for (const Recipe recipe : search.recipes) {
+            const size_t first = choices.size();
+            for (const int64_t ep :
+                 sizes_or(search.expert_parallel, config.parallel.expert_model_parallel_size)) {
+                std::optional<Choice> best;
+                for (const int64_t batch : sizes_or(search.micro_batches, config.training.micro_batch_size)) {
+                    auto own = run_of(config, gpus, recipe, ep, batch, search.own_batch);
+                    if (!own || !can_predict(*own, gpu)) continue;
+                    Choice choice = predicted(std::move(*own), gpus, gpu);
+                    if (!best || better(choice, *best)) best = std::move(choice);
+                }
+                if (best) choices.push_back(std::move(*best));
+            }
+            const auto found =
+                std::min_element(choices.begin() + static_cast<std::ptrdiff_t>(first), choices.end(), better);
+            if (found != choices.end()) found->best = true;
+        }
+    require(!choices.empty(), ExitCode::usage,
+            "plan: no recipe and expert-parallel size of those asked for is legal on so many GPUs");
+    return choices;
+}
+
+}  // namespace fp8flow::predict

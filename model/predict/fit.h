@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+// Whether a run fits a GPU, what takes its memory, and which keys make it fit.
+#pragma once
+
+#include "model/plan/plan.h"
+#include "model/predict/gpu.h"
+
+#include <string>
+#include <vector>
+
+namespace fp8flow::predict {
+
+// The driver's context, libraries, the communicator and what fragments leave: not counted by plan.
+inline constexpr double kOutsideShare = 0.05;
+
+struct Consumer {
+    plan::MemoryItem item;
+    std::string key;  // what shrinks it
+};
+
+struct Fit {
+    double needed = 0, usable = 0;  // bytes
+    std::vector<plan::MemoryItem> items;
+    std::vector<Consumer> largest;  // five at most, the largest first
+    // Settings that make it fit, cheapest first; empty where it fits, or where none here does.
+    std::vector<std::string> settings;
+    bool fits() const { return needed <= usable; }
+};
+
+Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
+// "fits", "with a, b", or "no key of this run makes it fit".
+std::string fit_text(const Fit& fit);
+std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty where it fits
+
+}  // namespace fp8flow::predict

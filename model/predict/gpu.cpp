@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// Kinds of GPU from configs/gpus, which are part of the program, and from files.
+#include "model/predict/gpu.h"
+
+#include "kernels/core/error.h"
+#include "model/predict/gpu_files.h"
+#include "model/safetensors/header.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace fp8flow::predict {
+
+namespace {
+
+using nlohmann::json;
+using nlohmann::ordered_json;
+
+json parse(const std::string& text, const std::string& name) {
+    json result = json::parse(text, nullptr, false);
+    require(result.is_object(), ExitCode::usage, "{}: got no JSON object, want a kind of GPU (configs/gpus)",
+            name);
+    return result;
+}
+
+// Every number of these files is positive; a file from elsewhere may say anything.
+double number(const json& from, const char* key, const std::string& name) {
+    constexpr double kLeast = 1e-12, kMost = 1e18;
+    const auto found = from.find(key);
+    require(found != from.end() && found->is_number() && found->get<double>() >= kLeast &&
+                found->get<double>() <= kMost,
+            ExitCode::usage, "{}: got no positive number '{}'", name, printable(key));
+    return found->get<double>();
+}
+int64_t count_of(const json& from, const char* key, const std::string& name) {
+    constexpr double kMost = 1 << 20;
+    const double value = number(from, key, name);
+    require(value >= 1 && value <= kMost, ExitCode::usage, "{}: got {} as '{}', want 1 to {}", name, value,
+            key, kMost);
+    return static_cast<int64_t>(value);
+}
+std::string text_of(const json& from, const char* key, const std::string& name) {
+    const auto found = from.find(key);
+    require(found != from.end() && found->is_string(), ExitCode::usage, "{}: got no text '{}'", name, key);
+    return found->get<std::string>();
+}
+
+Datasheet parse_datasheet(const json& from, const std::string& name) {
+    return {.gpu = text_of(from, "gpu", name),
+            .memory_bytes = number(from, "memory bytes", name),
+            .memory_rate = number(from, "memory bytes per second", name),
+            .bf16_per_clock = number(from, "bf16 flops per clock", name),
+            .fp8_per_clock = number(from, "fp8 flops per clock", name),
+            .boost_clock = number(from, "boost clock hertz", name),
+            .clock = from.contains("clock hertz") ? number(from, "clock hertz", name) : 0,
+            .peer_rate = number(from, "peer bytes per second", name),
+            .network_rate = number(from, "network bytes per second", name),
+            .gpus_per_host = count_of(from, "gpus per host", name)};
+}
+
+RecipeShares parse_recipe(const json& from, const std::string& name) {
+    require(from.is_object(), ExitCode::usage, "{}: got a recipe without shares", name);
+    RecipeShares result{.clock = number(from, "clock hertz", name),
+                        .whole_over_stages = number(from, "whole over stages", name),
+                        .shares = {}};
+    const auto shares = from.find("shares");
+    require(shares != from.end() && shares->is_object(), ExitCode::usage, "{}: got no 'shares'", name);
+    for (const auto& [stage, share] : shares->items())
+        result.shares[stage] = number(*shares, stage.c_str(), name);
+    return result;
+}
+
+CheckSummary parse_check(const json& from, const std::string& name) {
+    return {.mean_layer = number(from, "mean layer error", name),
+            .worst_layer = number(from, "worst layer error", name),
+            .mean_step = number(from, "mean step error", name),
+            .worst_step = number(from, "worst step error", name),
+            .runs = count_of(from, "runs", name)};
+}
+
+Calibration calibration_of(const json& from, const std::string& name) {
+    require(from.is_object(), ExitCode::usage, "{}: got a calibration that is no JSON object", name);
+    Calibration result{
+        .gpu = text_of(from, "gpu", name),
+        .source = text_of(from, "source", name),
+        .commit = text_of(from, "commit", name),
+        .date = text_of(from, "date", name),
+        .launches_from = from.contains("launches from") ? text_of(from, "launches from", name) : "",
+        .attention_from = from.contains("attention from") ? text_of(from, "attention from", name) : "",
+        .launch_seconds = number(from, "launch seconds", name),
+        .exchange_seconds = number(from, "exchange seconds", name),
+        .recipes = {},
+        .core_attention = {},
+        .check = {}};
+    const auto recipes = from.find("recipes");
+    require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
+    for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
+    const json attention = from.value("core attention", json::array());
+    for (const json& one : attention.is_array() ? attention : json::array())
+        if (one.is_object())
+            result.core_attention.push_back({count_of(one, "kv_channels", name), number(one, "forward", name),
+                                             number(one, "backward", name)});
+    if (const auto check = from.find("check"); check != from.end()) result.check = parse_check(*check, name);
+    return result;
+}
+
+const GpuFile* find_shipped(const std::string& name) {
+    for (const GpuFile& file : shipped_gpu_files())
+        if (name == file.name) return &file;
+    return nullptr;
+}
+
+std::string lower(std::string text) {
+    std::transform(text.begin(), text.end(), text.begin(),
+                   [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+    return text;
+}
+
+// Follows "shares of" to the kind that has been profiled.
+Gpu gpu_of(const json& from, const std::string& name) {
+    Gpu gpu{.sheet = parse_datasheet(from, name), .calibration = {}, .calibrated = false};
+    const auto calibration = from.find("calibration");
+    if (calibration != from.end()) {
+        gpu.calibration = calibration_of(*calibration, name);
+        gpu.calibrated = true;
+        return gpu;
+    }
+    const GpuFile* other = find_shipped(text_of(from, "shares of", name));
+    require(other != nullptr, ExitCode::usage, "{}: 'shares of' names no kind of configs/gpus", name);
+    const json shares = parse(other->text, other->name);
+    require(shares.contains("calibration"), ExitCode::usage, "{}: {} has no shares of its own", name,
+            other->name);
+    gpu.calibration = calibration_of(shares["calibration"], other->name);
+    return gpu;
+}
+
+std::string read_file(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+}  // namespace
+
+std::vector<std::string> known_gpus() {
+    std::vector<std::string> names;
+    for (const GpuFile& file : shipped_gpu_files()) names.emplace_back(file.name);
+    return names;
+}
+
+Gpu load_gpu(const std::string& name_or_file) {
+    if (const GpuFile* file = find_shipped(lower(name_or_file)))
+        return gpu_of(parse(file->text, file->name), file->name);
+    std::error_code error;
+    require(std::filesystem::is_regular_file(name_or_file, error), ExitCode::usage,
+            "--gpu: got {}, want one of {} or a file", printable(name_or_file),
+            fmt::join(known_gpus(), ", "));
+    const json from = parse(read_file(name_or_file), name_or_file);
+    if (!from.contains("recipes")) return gpu_of(from, name_or_file);
+    // what profile wrote: shares of a kind whose datasheet ships
+    Calibration calibration = calibration_of(from, name_or_file);
+    const auto kind = kind_of_device(calibration.gpu);
+    require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,
+            printable(calibration.gpu));
+    Gpu gpu = load_gpu(*kind);
+    // One profile may say nothing of attention, some stages and recipes: then the kind's own stay.
+    const Calibration shipped = gpu.calibration;
+    if (calibration.core_attention.empty()) calibration.core_attention = shipped.core_attention;
+    for (const auto& [recipe, shares] : shipped.recipes) {
+        const auto [own, fresh] = calibration.recipes.emplace(recipe, shares);
+        if (!fresh) own->second.shares.insert(shares.shares.begin(), shares.shares.end());
+    }
+    gpu.calibration = calibration;
+    gpu.sheet.clock = 0;  // the profile's
+    gpu.calibrated = true;
+    return gpu;
+}
+
+Datasheet load_datasheet(const std::string& name_or_file) {
+    const GpuFile* file = find_shipped(lower(name_or_file));
+    return parse_datasheet(
+        file != nullptr ? parse(file->text, file->name) : parse(read_file(name_or_file), name_or_file),
+        name_or_file);
+}
+
+bool is_kind(const std::string& device, const std::string& gpu) {
+    std::istringstream words(device);
+    for (std::string word; words >> word;)
+        if (lower(word) == lower(gpu)) return true;
+    return false;
+}
+
+std::optional<std::string> kind_of_device(const std::string& device) {
+    for (const GpuFile& file : shipped_gpu_files())
+        if (is_kind(device, parse(file.text, file.name).value("gpu", ""))) return file.name;
+    return std::nullopt;
+}
+
+namespace {
+
+ordered_json json_of(const Calibration& calibration) {
+    const auto rounded = [](double value) { return std::stod(fmt::format("{:.4g}", value)); };
+    ordered_json result = {{"gpu", calibration.gpu},
+                           {"source", calibration.source},
+                           {"commit", calibration.commit},
+                           {"date", calibration.date}};
+    if (!calibration.launches_from.empty()) result["launches from"] = calibration.launches_from;
+    if (!calibration.attention_from.empty()) result["attention from"] = calibration.attention_from;
+    result["launch seconds"] = rounded(calibration.launch_seconds);
+    result["exchange seconds"] = rounded(calibration.exchange_seconds);
+    for (const auto& [recipe, shares] : calibration.recipes) {
+        ordered_json own = {{"clock hertz", rounded(shares.clock)},
+                            {"whole over stages", rounded(shares.whole_over_stages)},
+                            {"shares", ordered_json::object()}};
+        for (const auto& [stage, share] : shares.shares) own["shares"][stage] = rounded(share);
+        result["recipes"][recipe] = own;
+    }
+    for (const CoreAttention& one : calibration.core_attention)
+        result["core attention"].push_back({{"kv_channels", one.kv_channels},
+                                            {"forward", rounded(one.forward)},
+                                            {"backward", rounded(one.backward)}});
+    if (calibration.check) {
+        const CheckSummary& check = *calibration.check;
+        result["check"] = {{"mean layer error", rounded(check.mean_layer)},
+                           {"worst layer error", rounded(check.worst_layer)},
+                           {"mean step error", rounded(check.mean_step)},
+                           {"worst step error", rounded(check.worst_step)},
+                           {"runs", check.runs}};
+    }
+    return result;
+}
+
+}  // namespace
+
+std::string calibration_json(const Calibration& calibration) { return json_of(calibration).dump(2) + "\n"; }
+
+std::string gpu_json(const Gpu& gpu) {
+    const Datasheet& sheet = gpu.sheet;
+    ordered_json result = {{"gpu", sheet.gpu},
+                           {"memory bytes", sheet.memory_bytes},
+                           {"memory bytes per second", sheet.memory_rate},
+                           {"bf16 flops per clock", sheet.bf16_per_clock},
+                           {"fp8 flops per clock", sheet.fp8_per_clock},
+                           {"boost clock hertz", sheet.boost_clock}};
+    if (sheet.clock > 0) result["clock hertz"] = sheet.clock;
+    result["peer bytes per second"] = sheet.peer_rate;
+    result["network bytes per second"] = sheet.network_rate;
+    result["gpus per host"] = sheet.gpus_per_host;
+    result["calibration"] = json_of(gpu.calibration);
+    return result.dump(2) + "\n";
+}
+
+Calibration parse_calibration(const std::string& text, const std::string& name) {
+    return calibration_of(parse(text, name), name);
+}
+
+}  // namespace fp8flow::predict

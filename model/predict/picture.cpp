@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Bars of the best choices: memory against the GPU's, time of a step by part.
+#include "model/predict/choose.h"
+#include "model/report/svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace fp8flow::predict {
+
+namespace {
+
+using namespace report;
+
+std::string label_of(const Choice& choice) {
+    return fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
+                       choice.config.parallel.expert_model_parallel_size);
+}
+
+std::string subtitle_of(const Gpu& gpu) {
+    return fmt::format("Predicted for the {}; {}", gpu.sheet.gpu,
+                       gpu.calibrated ? "calibrated " + gpu.calibration.date : std::string("uncalibrated"));
+}
+
+void add_value(BarChart& chart, Bar& bar, const std::string& category, double value) {
+    auto found = std::find(chart.categories.begin(), chart.categories.end(), category);
+    if (found == chart.categories.end()) {
+        chart.categories.push_back(category);
+        found = chart.categories.end() - 1;
+    }
+    const auto index = static_cast<size_t>(found - chart.categories.begin());
+    bar.values.resize(std::max(bar.values.size(), index + 1));
+    bar.values[index] += value;
+}
+
+std::string render(BarChart& chart) {
+    for (Bar& bar : chart.bars) bar.values.resize(chart.categories.size());
+    return render_svg(chart);
+}
+
+// The word of a bar: parts of a step, the MoE layer by what it does.
+std::string kind_of(const Work& work) {
+    if (work.part != "moe layer") return work.part;
+    if (work.stage.starts_with("fc") || work.stage == "shared expert") return "MoE GEMMs";
+    if (work.stage == "dispatch" || work.stage == "combine") return work.stage;
+    return "MoE, other";
+}
+
+}  // namespace
+
+std::string memory_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
+    BarChart chart;
+    chart.title = "Memory of a GPU";
+    chart.subtitle = subtitle_of(gpu);
+    chart.x_label = "GB; the first bar is what the GPU has for it";
+    chart.unit = " GB";
+    Bar capacity{fmt::format("{}, usable", gpu.sheet.gpu), {}};
+    add_value(chart, capacity, "usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 1e9);
+    chart.bars.push_back(capacity);
+    for (const Choice& choice : choices) {
+        if (!choice.best) continue;
+        Bar bar{label_of(choice), {}};
+        for (const auto& item : choice.fit.items)
+            if (item.bytes > 0) add_value(chart, bar, item.category, item.bytes / 1e9);
+        chart.bars.push_back(bar);
+    }
+    return render(chart);
+}
+
+std::string time_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
+    BarChart chart;
+    chart.title = "Time of a step";
+    chart.subtitle = subtitle_of(gpu) + "; what a schedule hides is part of the bars";
+    chart.x_label = "microseconds of a step for each 1000 tokens of a GPU";
+    chart.unit = " us";
+    for (const Choice& choice : choices) {
+        if (!choice.best) continue;
+        Bar bar{label_of(choice), {}};
+        const double thousands = choice.time.tokens / static_cast<double>(choice.gpus) / 1e3;
+        for (const StageTime& stage : choice.time.stages)
+            add_value(chart, bar, kind_of(stage.work), stage.seconds * stage.runs * 1e6 / thousands);
+        chart.bars.push_back(bar);
+    }
+    return render(chart);
+}
+
+}  // namespace fp8flow::predict

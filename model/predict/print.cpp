@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: MIT
+// The choices as tables and JSON.
+#include "model/predict/choose.h"
+#include "model/report/table.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <map>
+
+namespace fp8flow::predict {
+
+namespace {
+
+using namespace report;
+using nlohmann::ordered_json;
+
+int64_t expert_parallel(const Choice& choice) { return choice.config.parallel.expert_model_parallel_size; }
+double gigabytes(double bytes) { return bytes / 1e9; }
+
+std::string step_text(double seconds) { return format_fixed(seconds * 1e3, seconds < 0.1 ? 1 : 0); }
+
+Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
+    const bool wide = std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; });
+    std::vector<Table::Column> columns = {
+        {"GPUs"}, {"recipe", Align::left}, {"EP"}, {"DP"}, {"micro-batch"}, {"step ms"}, {"tokens/s"},
+        {"MFU"},  {"exposed wire"}};
+    if (wide) columns.push_back({"step, per host"});
+    for (const char* name : {"GB a GPU", "of GPU"}) columns.push_back({name});
+    columns.push_back({"fits", Align::left});
+    columns.push_back({"basis", Align::left});
+    Table table(columns);
+    int64_t gpus = 0;
+    for (const Choice& c : choices) {
+        if (gpus != 0 && gpus != c.gpus) table.add_rule();
+        gpus = c.gpus;
+        std::vector<std::string> cells = {
+            std::to_string(c.gpus),
+            std::string(recipe_name(c.config.precision.recipe)) + (c.best ? " *" : ""),
+            std::to_string(expert_parallel(c)),
+            std::to_string(c.gpus / expert_parallel(c)),
+            std::to_string(c.config.training.micro_batch_size),
+            step_text(c.time.step),
+            format_si(c.time.tokens_per_second()),
+            format_percent(c.time.mfu(gpu.sheet), 0),
+            format_percent(c.time.exposed / c.time.step, 0)};
+        if (wide) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
+        cells.push_back(format_fixed(gigabytes(c.fit.needed), 1));
+        cells.push_back(format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0));
+        cells.push_back(fit_text(c.fit));
+        cells.emplace_back(c.basis(gpu));
+        table.add_row(cells);
+    }
+    return table;
+}
+
+std::vector<const Choice*> best_of(const std::vector<Choice>& choices) {
+    std::vector<const Choice*> best;
+    for (const Choice& choice : choices)
+        if (choice.best) best.push_back(&choice);
+    return best;
+}
+
+// Category of plan to a column.
+std::string memory_table(const std::vector<Choice>& choices) {
+    std::vector<std::string> categories;
+    for (const Choice* choice : best_of(choices))
+        for (const auto& item : choice->fit.items)
+            if (item.bytes > 0 &&
+                std::find(categories.begin(), categories.end(), item.category) == categories.end())
+                categories.push_back(item.category);
+    std::vector<Table::Column> columns = {{"memory, GB", Align::left}};
+    for (const Choice* choice : best_of(choices))
+        columns.push_back({fmt::format("{} {}", choice->gpus, recipe_name(choice->config.precision.recipe))});
+    Table table(columns);
+    for (const std::string& category : categories) {
+        std::vector<std::string> cells = {category};
+        for (const Choice* choice : best_of(choices)) {
+            double bytes = 0;
+            for (const auto& item : choice->fit.items)
+                if (item.category == category) bytes += item.bytes;
+            cells.push_back(bytes > 0 ? format_fixed(gigabytes(bytes), 2) : "-");
+        }
+        table.add_row(cells);
+    }
+    return table.text();
+}
+
+ordered_json json_of(const Choice& c, const Gpu& gpu) {
+    ordered_json stages = ordered_json::array(), memory = ordered_json::array(),
+                 largest = ordered_json::array();
+    for (const StageTime& stage : c.time.stages)
+        stages.push_back({{"part", stage.work.part},
+                          {"stage", stage.work.stage},
+                          {"direction", stage.work.direction},
+                          {"seconds", stage.seconds},
+                          {"wire_seconds", stage.wire},
+                          {"runs", stage.runs},
+                          {"bytes", stage.work.bytes},
+                          {"gemm_flops", stage.work.bf16_flops + stage.work.fp8_flops},
+                          {"wire_bytes", stage.work.wire_bytes}});
+    for (const auto& item : c.fit.items)
+        memory.push_back({{"category", item.category}, {"bytes", item.bytes}});
+    for (const Consumer& consumer : c.fit.largest)
+        largest.push_back(
+            {{"category", consumer.item.category}, {"bytes", consumer.item.bytes}, {"key", consumer.key}});
+    ordered_json result = {{"gpus", c.gpus},
+                           {"recipe", std::string(recipe_name(c.config.precision.recipe))},
+                           {"expert_model_parallel_size", expert_parallel(c)},
+                           {"micro_batch_size", c.config.training.micro_batch_size},
+                           {"global_batch_size", c.config.training.global_batch_size},
+                           {"tokens_per_step", c.time.tokens},
+                           {"clock_hertz", c.time.clock},
+                           {"layer_seconds", c.time.layer},
+                           {"step_seconds", c.time.step},
+                           {"tokens_per_second", c.time.tokens_per_second()},
+                           {"mfu", c.time.mfu(gpu.sheet)},
+                           {"wire_seconds", c.time.wire},
+                           {"exposed_wire_seconds", c.time.exposed},
+                           {"step_seconds_per_host", nullptr},
+                           {"memory_bytes", c.fit.needed},
+                           {"usable_bytes", c.fit.usable},
+                           {"fits", c.fit.fits()},
+                           {"settings_that_fit", c.fit.settings},
+                           {"best", c.best},
+                           {"basis", c.basis(gpu)},
+                           {"memory", memory},
+                           {"largest", largest},
+                           {"stages", stages}};
+    if (c.per_host) result["step_seconds_per_host"] = c.per_host->step;
+    return result;
+}
+
+ordered_json calibration_of(const Gpu& gpu) {
+    const Calibration& calibration = gpu.calibration;
+    ordered_json result = {{"gpu", gpu.sheet.gpu},
+                           {"calibrated", gpu.calibrated},
+                           {"source", calibration.source},
+                           {"commit", calibration.commit},
+                           {"date", calibration.date}};
+    if (calibration.check && gpu.calibrated)
+        result["known_error"] = {{"runs", calibration.check->runs},
+                                 {"mean_layer", calibration.check->mean_layer},
+                                 {"worst_layer", calibration.check->worst_layer},
+                                 {"mean_step", calibration.check->mean_step},
+                                 {"worst_step", calibration.check->worst_step}};
+    return result;
+}
+
+}  // namespace
+
+std::string statement(const Gpu& gpu) {
+    const Calibration& c = gpu.calibration;
+    if (!gpu.calibrated)
+        return fmt::format(
+            "A prediction, uncalibrated: datasheet of the {}, shares of its rates as on the {} ({}, {}).\n",
+            gpu.sheet.gpu, c.gpu, c.source, c.date);
+    std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
+                                  gpu.sheet.gpu, c.date, c.source, c.commit);
+    if (!c.check) return out + "How far it errs is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
+    return out +
+           fmt::format(
+               "On {} measured runs of 1 to 4 GPUs its mean error is {} of a layer (worst {}), {} of a step "
+               "(worst {}).\n",
+               c.check->runs, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
+               format_percent(c.check->mean_step, 1), format_percent(c.check->worst_step, 1));
+}
+
+std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
+    std::string out = statement(gpu);
+    out += fmt::format(
+        "MFU is of {:.0f} TFLOP/s BF16. * the fastest that fits, of its recipe and number of GPUs.\n",
+        gpu.sheet.peak() * 1e-12);
+    if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
+        out += fmt::format(
+            "Experts on several hosts: the program sends one row for each (token, rank) through NCCL. 'step, "
+            "per "
+            "host' assumes\none row for each (token, host), which is not built; {:.0f} GB/s of network a GPU "
+            "are "
+            "assumed, nothing there is measured.\n",
+            gpu.sheet.network_rate * 1e-9);
+    if (!choices.front().config.model.attention)
+        out += "Without attention: what the model's attention takes is not part of these figures.\n";
+    out += fmt::format("\n{}\n{}", table_of(choices, gpu).text(), memory_table(choices));
+    for (const Choice* choice : best_of(choices)) {
+        const std::string consumers = consumers_text(choice->fit, gpu.sheet);
+        if (!consumers.empty())
+            out += fmt::format("\n{} GPUs, {}, EP {}. {}", choice->gpus,
+                               recipe_name(choice->config.precision.recipe), expert_parallel(*choice),
+                               consumers);
+    }
+    return out;
+}
+
+std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu) {
+    return table_of(choices, gpu).markdown();
+}
+
+std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance) {
+    ordered_json json = {{"prediction", calibration_of(gpu)}, {"choices", ordered_json::array()}};
+    for (const Choice& choice : choices) json["choices"].push_back(json_of(choice, gpu));
+    add_provenance(json, provenance);
+    return json.dump(2) + "\n";
+}
+
+std::string prediction_text(const Choice& c, const Gpu& gpu) {
+    std::string out = statement(gpu);
+    std::map<std::string, double> parts;
+    for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
+    out += fmt::format(
+        "  step {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
+        step_text(c.time.step), c.time.clock * 1e-6, format_si(c.time.tokens_per_second()),
+        format_percent(c.time.mfu(gpu.sheet), 0), c.time.layer * 1e3);
+    out += " ";
+    for (const auto& [part, seconds] : parts)
+        if (seconds > 0) out += fmt::format(" {} {} ms,", part, step_text(seconds));
+    out += fmt::format(" of them wire {} ms\n", step_text(c.time.wire));
+    if (c.per_host)
+        out += fmt::format(
+            "  with one row for each (token, host), which is not built: step {} ms; {:.0f} GB/s of network a "
+            "GPU assumed\n",
+            step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
+    if (c.fit.fits())
+        return out + fmt::format("  fits: {:.1f} GB of {:.1f} usable\n", gigabytes(c.fit.needed),
+                                 gigabytes(c.fit.usable));
+    return out + consumers_text(c.fit, gpu.sheet);
+}
+
+std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu) {
+    ordered_json json = ordered_json::parse(plan_json);
+    json["prediction"] = calibration_of(gpu);
+    const ordered_json own = json_of(choice, gpu);
+    for (const auto& [key, value] : own.items())
+        if (key != "gpu") json["prediction"][key] = value;
+    return json.dump(2);
+}
+
+}  // namespace fp8flow::predict

@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: MIT
+// profile.json to a ProfileRecord.
+#include "model/predict/profile_record.h"
+
+#include "kernels/core/error.h"
+#include "model/config/check.h"
+#include "model/config/fields.h"
+#include "model/safetensors/header.h"
+#include "model/validate/arms.h"
+
+#include <fmt/format.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+namespace fp8flow::predict {
+
+namespace {
+
+using nlohmann::json;
+
+// dump_config writes "section:" and "  key: value" lines; a key that is no more does not matter here.
+std::string known_lines(const std::string& dump) {
+    std::istringstream lines(dump);
+    std::string section, result;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t colon = line.find(':');
+        if (colon == std::string::npos) continue;
+        if (line.front() != ' ') {
+            section = line.substr(0, colon);
+            result += line + "\n";
+        } else if (const ConfigField* field = find_field(section, line.substr(2, colon - 2));
+                   field != nullptr && !field->fixed) {
+            result += line + "\n";
+        }
+    }
+    return result;
+}
+
+double median_of(const json& from, const char* key) {
+    const auto found = from.find(key);
+    return found != from.end() && found->is_object() ? found->value("median", 0.0) : 0.0;
+}
+
+std::vector<MeasuredRow> rows_of(const json& arm) {
+    std::vector<MeasuredRow> rows;
+    for (const json& row : arm.at("rows"))
+        rows.push_back({.part = row.at("part"),
+                        .stage = row.at("stage"),
+                        .direction = row.at("direction"),
+                        .seconds = median_of(row, "seconds"),
+                        .bytes = row.at("bytes"),
+                        .gemm_flops = row.at("product flops"),
+                        .wire_bytes = row.at("wire bytes")});
+    return rows;
+}
+
+std::optional<Recipe> recipe_of(const std::string& name) {
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow,
+                                Recipe::fp8_rowwise, Recipe::mxfp8})
+        if (recipe_name(recipe) == name) return recipe;
+    return std::nullopt;
+}
+
+// The arms of --schedules, --state-dtypes and of neither are told by their names.
+std::optional<Config> config_of_arm(const Config& config, const std::string& name, Recipe recipe, int ranks) {
+    using validate::Ablation;
+    for (const Ablation ablation : {Ablation::none, Ablation::schedules, Ablation::state_dtypes})
+        for (const validate::Arm& arm : validate::recipe_arms(config, {recipe}, ablation, ranks))
+            if (arm.name == name) {
+                ConfigProblems problems;
+                collect_config_problems(arm.config, ranks, problems);
+                return problems.empty() ? std::optional(arm.config) : std::nullopt;
+            }
+    return std::nullopt;
+}
+
+}  // namespace
+
+const MeasuredArm* ProfileRecord::arm(const std::string& name) const {
+    const auto found = std::find_if(arms.begin(), arms.end(), [&](const auto& a) { return a.name == name; });
+    return found == arms.end() ? nullptr : &*found;
+}
+
+ProfileRecord parse_profile(const std::string& text, const std::string& file) {
+    ProfileRecord record{.file = file, .device = "", .commit = "", .date = "", .arms = {}};
+    try {
+        const json from = json::parse(text);
+        record.ranks = from.at("ranks");
+        constexpr int64_t kMostRanks = 1 << 20;
+        require(record.ranks >= 1 && record.ranks <= kMostRanks, ExitCode::usage, "{}: got {} ranks",
+                printable(file), record.ranks);
+        record.commit = from.value("commit", "");
+        record.date = from.value("date", "");
+        const json& machine = from.at("machine");
+        record.device = machine.value("device", "");
+        record.peer_rate = std::max(machine.value("peer load bytes per second", 0.0),
+                                    machine.value("peer store bytes per second", 0.0));
+        const Config config = parse_config(known_lines(from.at("config")), file);
+        for (const json& arm : from.at("recipes")) {
+            const auto recipe = recipe_of(arm.at("recipe"));
+            if (!recipe) continue;
+            const std::string name = arm.at("name");
+            const auto own = config_of_arm(config, name, *recipe, static_cast<int>(record.ranks));
+            if (!own) continue;
+            record.arms.push_back({.name = name,
+                                   .config = *own,
+                                   .rows = rows_of(arm),
+                                   .layer = median_of(arm, "layer seconds"),
+                                   .step = arm.value("step seconds", 0.0),
+                                   .clock = median_of(arm, "layer clock hertz")});
+        }
+    } catch (const json::exception& error) {
+        fail(ExitCode::usage, "{}: got something other than a result of profile ({})", printable(file),
+             error.what());
+    }
+    return record;
+}
+
+ProfileRecord read_profile(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read", printable(path));
+    std::ostringstream text;
+    text << file.rdbuf();
+    return parse_profile(text.str(), std::filesystem::path(path).filename().string());
+}
+
+bool is_profile(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    const json from = json::parse(text.str(), nullptr, false);
+    if (!from.is_object() || !from.contains("recipes") || !from.contains("config")) return false;
+    const json& recipes = from["recipes"];
+    return recipes.is_array() && !recipes.empty() && recipes[0].is_object() &&
+           recipes[0].contains("layer seconds") && recipes[0].contains("rows");
+}
+
+}  // namespace fp8flow::predict

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: MIT
+// Counts of one layer: the MoE layer stage by stage, the dense FFN, attention.
+#include "model/predict/stages.h"
+
+#include "kernels/core/scaled_tensor.h"
+#include "model/plan/plan.h"
+
+#include <algorithm>
+
+namespace fp8flow::predict {
+
+namespace {
+
+constexpr double kPlain = 2, kWord = 4;
+
+double f64(int64_t n) { return static_cast<double>(n); }
+
+// Sizes of one layer under one recipe. Bytes are of one element, scales included.
+struct Sizes {
+    Sizes(const Config& config, const PrecisionSpec& precision, double accumulates)
+        : tokens(f64(config.training.micro_batch_size * config.model.seq_length)),
+          hidden(f64(config.model.hidden_size)),
+          ffn(f64(config.moe.moe_ffn_hidden_size)),
+          experts(f64(config.moe.num_experts)),
+          topk(f64(config.moe.moe_router_topk)),
+          ranks(f64(config.parallel.expert_model_parallel_size)),
+          rows(tokens * topk),
+          local(experts / ranks),
+          shared(f64(config.moe.moe_shared_expert_intermediate_size)),
+          fp8(precision.recipe != Recipe::bf16),
+          flow(precision.recipe == Recipe::fp8_flow),
+          merges(precision.moe_apply_probs_in == ProbsIn::combine),
+          writes(1 + accumulates),
+          // routed experts only
+          gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4) {
+        const double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
+        operand = fp8 ? vector : kPlain;
+        weight = fp8 ? tile : kPlain;
+        column = flow ? tile : operand;
+        wire = flow ? 1 + (precision.scale_format == ScaleFormat::pow2 ? 1 : kWord) / f64(kBlock) : kPlain;
+    }
+
+    double tokens, hidden, ffn, experts, topk, ranks, rows, local, shared;
+    bool fp8, flow, merges;
+    double writes, gradient;
+    double operand = 0, weight = 0, column = 0, wire = 0;
+};
+
+class Stages {
+public:
+    Stages(const char* part, const Sizes& sizes) : part_(part), s_(sizes) {}
+
+    Work& add(const char* stage, const char* direction, double launches, double bytes) {
+        const auto same = [&](const Work& w) { return w.stage == stage && w.direction == direction; };
+        auto found = std::find_if(work_.begin(), work_.end(), same);
+        if (found == work_.end()) {
+            work_.push_back({.part = part_, .stage = stage, .direction = direction});
+            found = work_.end() - 1;
+        }
+        found->launches += launches;
+        found->bytes += bytes;
+        return *found;
+    }
+    void gemm(const char* stage, const char* direction, double bytes, double flops, bool fp8) {
+        Work& work = add(stage, direction, 1, bytes);
+        (fp8 ? work.fp8_flops : work.bf16_flops) += flops;
+    }
+
+    void norm_forward(bool wire_rows, const char* direction = "forward") {
+        const double row = s_.hidden * (2 * kPlain + (wire_rows ? s_.wire : 0)) + kWord;
+        add("norm", direction, 1, s_.tokens * row + kWord * s_.hidden);
+    }
+    void norm_backward(bool residual = true) {
+        const double row = (residual ? 4 : 3) * kPlain * s_.hidden + kWord;
+        add("norm", "backward", 2, s_.tokens * row + 3 * kWord * s_.hidden);
+    }
+
+    const Sizes& sizes() const { return s_; }
+    std::vector<Work> take() { return std::move(work_); }
+
+private:
+    const char* part_;
+    const Sizes& s_;
+    std::vector<Work> work_;
+};
+
+// The GEMMs and passes of experts over `rows` rows; `experts` weights of `width`. Routed experts have a stage
+// each, the FFN of a rank's own rows has one for all but its casts.
+class Experts {
+public:
+    Experts(Stages& stages, double rows, double experts, double width, const char* only)
+        : out_(stages), s_(stages.sizes()), rows_(rows), experts_(experts), width_(width), only_(only) {}
+
+    void forward(const char* direction = "forward", bool with_fc2 = true) {
+        const double h = s_.hidden, f = width_;
+        if (s_.fp8 && !s_.flow) cast(h, direction);
+        gemm("fc1", direction, rows_ * (h * s_.operand + 2 * f * kPlain) + experts_ * 2 * f * h * s_.weight,
+             2 * f * h);
+        out_.add(name("swiglu"), direction, 1,
+                 rows_ * (2 * f * kPlain + prob(kWord) + f * (s_.flow ? s_.operand : kPlain)));
+        if (s_.fp8 && !s_.flow) cast(f, direction);
+        if (with_fc2)
+            gemm("fc2", direction, rows_ * (f * s_.operand + h * kPlain) + experts_ * h * f * s_.weight,
+                 h * f);
+    }
+
+    void backward() {
+        const double h = s_.hidden, f = width_;
+        const bool casts = s_.fp8 && !s_.flow;
+        if (casts) cast(h, "backward");
+        if (s_.flow) transpose({h, f});
+        wgrad("fc2 wgrad", h, f);
+        gemm("fc2 dgrad", "backward", rows_ * (h * s_.operand + f * kPlain) + experts_ * h * f * s_.weight,
+             h * f);
+        const double dh = 2 * f * (s_.flow ? s_.operand : kPlain);
+        out_.add(name("swiglu"), "backward", 1, rows_ * (3 * f * kPlain + dh + prob(2 * kWord)));
+        if (casts) cast(2 * f, "backward");
+        if (s_.flow) transpose({2 * f, h});
+        wgrad("fc1 wgrad", 2 * f, h);
+        gemm("fc1 dgrad", "backward",
+             rows_ * (2 * f * s_.operand + h * kPlain) + experts_ * 2 * f * h * s_.weight, 2 * f * h);
+    }
+
+private:
+    const char* name(const char* stage) const { return only_ != nullptr ? only_ : stage; }
+    double prob(double bytes) const { return only_ == nullptr ? bytes : 0; }
+    void gemm(const char* stage, const char* direction, double bytes, double sides) {
+        out_.gemm(name(stage), direction, bytes, 2 * rows_ * sides, s_.fp8);
+    }
+    void wgrad(const char* stage, double n, double k) {
+        const double element = only_ == nullptr ? s_.gradient : kWord;
+        gemm(stage, "backward", rows_ * (n + k) * s_.column + experts_ * n * k * element * s_.writes, n * k);
+    }
+    void cast(double width, const char* direction) {
+        out_.add("cast", direction, 1, rows_ * width * (kPlain + 2 * s_.operand));
+    }
+    void transpose(std::initializer_list<double> widths) {
+        for (const double width : widths)
+            out_.add(name("transpose"), "backward", 1, rows_ * width * (s_.operand + s_.column));
+    }
+
+    Stages& out_;
+    const Sizes& s_;
+    double rows_, experts_, width_;
+    const char* only_;
+};
+
+// Bytes of this rank's legs, in plan's words.
+struct Legs {
+    double routing = 0, dispatch = 0, combine_forward = 0, combine_backward = 0;
+};
+Legs legs_of(const Config& config, const PrecisionSpec& precision) {
+    Config own = config;
+    own.precision = precision;
+    const std::vector<plan::WireItem> items = plan::wire_bytes(own);
+    return {items[0].forward, items[1].forward, items[2].forward, items[2].backward + items[3].backward};
+}
+
+void exchange(Stages& out, const char* stage, const char* direction, double bytes, Wire wire, double sent) {
+    Work& work = out.add(stage, direction, 1, bytes);
+    work.wire = wire;
+    work.wire_bytes += sent;
+}
+
+void own_ffn_forward(Stages& out, const char* stage, double width, const char* direction) {
+    const Sizes& s = out.sizes();
+    if (s.flow) out.add(stage, direction, 1, s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
+    Experts(out, s.tokens, 1, width, stage).forward(direction);
+}
+void own_ffn_backward(Stages& out, const char* stage, double width) {
+    const Sizes& s = out.sizes();
+    if (s.flow) out.add(stage, "backward", 2, 2 * s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
+    Experts(out, s.tokens, 1, width, stage).backward();
+}
+
+// dY of a block in FP8: the one cast of the flow.
+void gradient_cast(Stages& out) {
+    const Sizes& s = out.sizes();
+    if (s.flow) out.add("cast", "backward", 1, s.tokens * s.hidden * (kPlain + s.wire));
+}
+
+void route_and_plan(Stages& out, const Legs& legs, const char* direction) {
+    const Sizes& s = out.sizes();
+    const double logits = kWord * s.tokens * s.experts, choice = 2 * kWord * s.tokens * s.topk;
+    out.gemm("route", direction, s.tokens * s.hidden * kPlain + s.experts * s.hidden * kPlain + logits,
+             2 * s.tokens * s.hidden * s.experts, false);
+    out.add("route", direction, 2, logits + choice);
+    // routing of all ranks, gathered and read twice; rows received and sent; source and weight of each row
+    out.add("plan", direction, 2,
+            (s.ranks > 1 ? choice * (1 + s.ranks) : 0) +
+                s.ranks * s.tokens * (3 * s.topk + s.topk + 2) * kWord + s.rows * 2 * kWord);
+    Work& gathered = out.add("plan", direction, 0, 0);
+    gathered.wire = s.ranks > 1 ? Wire::dispatch : Wire::none;
+    gathered.wire_bytes += legs.routing;
+}
+
+void moe_forward(Stages& out, const Legs& legs, const char* direction) {
+    const Sizes& s = out.sizes();
+    route_and_plan(out, legs, direction);
+    if (s.shared > 0) own_ffn_forward(out, "shared expert", s.shared, direction);
+    const double received = s.flow ? s.operand : kPlain;
+    exchange(out, "dispatch", direction, s.hidden * (s.tokens * s.wire + s.rows * received), Wire::dispatch,
+             legs.dispatch);
+    Experts(out, s.rows, s.local, s.ffn, nullptr).forward(direction);
+    const double token_reads = 2 + (s.shared > 0 ? 1 : 0);
+    exchange(out, "combine", direction,
+             s.hidden * kPlain * (s.rows + token_reads * s.tokens) + (s.merges ? kWord * s.rows : 0),
+             Wire::combine, legs.combine_forward);
+}
+
+void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute) {
+    const Sizes& s = out.sizes();
+    if (recompute.moe || recompute.recompute_granularity == RecomputeGranularity::full)
+        moe_forward(out, legs, "backward");
+    gradient_cast(out);
+    if (s.shared > 0) {
+        if (recompute.shared_experts) own_ffn_forward(out, "shared expert", s.shared, "backward");
+        own_ffn_backward(out, "shared expert", s.shared);
+    }
+    const double received = s.flow ? s.operand : kPlain;
+    exchange(out, "dispatch", "backward", s.hidden * (s.tokens * s.wire + s.rows * received), Wire::dispatch,
+             legs.dispatch);
+    Experts experts(out, s.rows, s.local, s.ffn, nullptr);
+    if (recompute.moe_expert) experts.forward("backward", false);
+    if (recompute.moe_act)
+        out.add("swiglu", "backward", 1, s.rows * s.ffn * (2 * kPlain + (s.flow ? s.operand : kPlain)));
+    experts.backward();
+    const double token_reads = 1 + (s.shared > 0 ? 1 : 0);
+    exchange(out, "combine", "backward",
+             s.hidden * kPlain * (s.rows + token_reads * s.tokens) + kWord * (s.rows + s.tokens * s.topk),
+             Wire::combine, legs.combine_backward);
+    const double logits = kWord * s.tokens * s.experts;
+    out.add("route", "backward", 1, 2 * logits + 2 * kWord * s.tokens * s.topk);
+    out.gemm("route", "backward",
+             logits + 3 * kPlain * s.tokens * s.hidden + s.experts * s.hidden * (kPlain + kWord),
+             4 * s.tokens * s.hidden * s.experts, false);
+    out.add("route", "backward", 3, 0);
+}
+
+std::vector<Work> moe_work(const Config& config, const PrecisionSpec& precision, const Sizes& sizes) {
+    const Legs legs = legs_of(config, precision);
+    Stages out("moe layer", sizes);
+    out.norm_forward(sizes.flow);
+    moe_forward(out, legs, "forward");
+    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
+    if (full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
+    moe_backward(out, legs, config.recompute);
+    out.norm_backward();
+    return out.take();
+}
+
+std::vector<Work> dense_work(const Config& config, const Sizes& sizes) {
+    const double width = f64(config.model.ffn_hidden_size);
+    constexpr const char* kStage = "shared expert";  // the same GEMMs over a rank's own rows
+    Stages out("dense layer", sizes);
+    out.norm_forward(sizes.flow);
+    own_ffn_forward(out, kStage, width, "forward");
+    const double residual = 3 * kPlain * sizes.tokens * sizes.hidden;
+    out.add(kStage, "forward", 1, residual);
+    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
+    if (full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
+    if (full) own_ffn_forward(out, kStage, width, "backward");
+    gradient_cast(out);
+    own_ffn_backward(out, kStage, width);
+    out.norm_backward();
+    return out.take();
+}
+
+std::vector<Work> attention_work(const Config& config, const Sizes& s) {
+    const ModelSpec& m = config.model;
+    if (!m.attention) return {};
+    const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
+                 dim = f64(m.kv_channels), t = s.tokens, h = s.hidden;
+    const double q = heads * dim, qkv = (heads + 2 * groups) * dim;
+    const double normed = m.qk_layernorm ? t * (heads + groups) * (kPlain * dim + kWord) : 0;
+    const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
+    const auto product = [&](double n, double k) { return kPlain * (t * (n + k) + n * k); };
+    const auto wgrad = [&](double n, double k) { return kPlain * t * (n + k) + kWord * n * k * s.writes; };
+    Stages out("attention", s);
+    const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
+    const auto forward = [&](const char* direction) {
+        out.gemm("qkv", direction, product(qkv, h), 2 * t * qkv * h, false);
+        out.add("qkv", direction, 1, 2 * kPlain * t * qkv + normed);
+    };
+    const auto core_forward = [&](const char* direction) {
+        out.gemm("core attention", direction, kPlain * t * (q + qkv) + kWord * t * heads, 2 * core, false);
+        out.add("core attention", direction, 2, 0);
+    };
+    const auto project = [&](const char* direction) {
+        out.gemm("proj", direction, product(h, q), 2 * t * q * h, false);
+        out.add("proj", direction, 1, 3 * kPlain * t * h);
+    };
+    out.norm_forward(false);
+    forward("forward");
+    core_forward("forward");
+    project("forward");
+    if (full || config.recompute.layernorm) out.norm_forward(false, "backward");
+    if (full) forward("backward");
+    if (full || config.recompute.core_attn) core_forward("backward");
+    if (full) project("backward");
+    out.gemm("proj", "backward", wgrad(h, q), 2 * t * q * h, false);
+    out.gemm("proj", "backward", product(h, q), 2 * t * q * h, false);
+    out.gemm("core attention", "backward", kPlain * t * (2 * q + 2 * qkv) + kWord * t * heads, 5 * core,
+             false);
+    out.add("core attention", "backward", 6, 0);
+    out.add("qkv", "backward", 2, 2 * kPlain * t * qkv + normed);
+    out.gemm("qkv", "backward", wgrad(qkv, h), 2 * t * qkv * h, false);
+    out.gemm("qkv", "backward", product(qkv, h), 2 * t * qkv * h, false);
+    out.norm_backward();
+    return out.take();
+}
+
+}  // namespace
+
+Work& Work::operator+=(const Work& other) {
+    launches += other.launches;
+    bytes += other.bytes;
+    bf16_flops += other.bf16_flops;
+    fp8_flops += other.fp8_flops;
+    wire_bytes += other.wire_bytes;
+    return *this;
+}
+
+bool knows(const PrecisionSpec& precision) {
+    switch (precision.recipe) {
+        case Recipe::bf16: return true;
+        case Recipe::fp8_blockwise: return precision.fp8_wgrad;
+        case Recipe::fp8_flow:
+            return precision.moe_quantize_before_dispatch && precision.moe_scaling_aware_transpose &&
+                   precision.moe_permute_padding_for_fp8 && precision.moe_act_quantize_fusion &&
+                   precision.moe_norm_quantize_fusion && precision.fp8_wgrad;
+        default: return false;
+    }
+}
+
+LayerWork layer_work(const Config& config, const PrecisionSpec& precision, double accumulates) {
+    const Sizes sizes(config, precision, accumulates);
+    return {.moe = moe_work(config, precision, sizes),
+            .attention = attention_work(config, sizes),
+            .dense = dense_work(config, sizes)};
+}
+
+}  // namespace fp8flow::predict

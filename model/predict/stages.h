@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+// What every stage of a step has to do, as closed formulas of the configuration: bytes of device memory,
+// FLOPs, launches, bytes to other ranks. The same counts that `profile` takes from the calls of a real step
+// (kernels/ops/checks_*.cpp), under the same names, so that a profile can be compared row by row.
+#pragma once
+
+#include "model/config/config.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow::predict {
+
+// What crosses ranks in a stage. dispatch: rows go out while others are written; combine: sums are sent, then
+// added; reduction: gradients over replicas.
+enum class Wire : uint8_t { none, dispatch, combine, dense_reduction, expert_reduction };
+
+// One stage in one direction, of one layer and micro-batch, or of one micro-batch, or of one step.
+struct Work {
+    std::string part, stage, direction;
+    double launches = 0;
+    double bytes = 0;
+    double bf16_flops = 0, fp8_flops = 0;  // of GEMMs
+    Wire wire = Wire::none;
+    double wire_bytes = 0;  // that this rank sends, whatever the way
+
+    Work& operator+=(const Work& other);
+};
+
+// True for the recipes that the formulas know: bf16, fp8_blockwise, fp8_flow without an optimisation off.
+bool knows(const PrecisionSpec& precision);
+
+struct LayerWork {
+    std::vector<Work> moe, attention, dense;
+};
+// accumulates: the share of a step's micro-batches that add to a gradient, (n - 1) / n of n.
+LayerWork layer_work(const Config& config, const PrecisionSpec& precision, double accumulates);
+// Embedding, final norm and head, of one micro-batch.
+std::vector<Work> ends_work(const Config& config, double accumulates);
+// Gradient reduction and optimizer, of one step.
+std::vector<Work> update_work(const Config& config, int64_t gpus);
+
+}  // namespace fp8flow::predict

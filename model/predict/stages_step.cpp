@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: MIT
+// Counts of what is not a layer: embedding, final norm and head of a micro-batch; reduction and optimizer of
+// a step.
+#include "model/plan/plan.h"
+#include "model/predict/stages.h"
+#include "model/train/transformer.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fp8flow::predict {
+
+namespace {
+
+constexpr double kPlain = 2, kWord = 4;
+
+double f64(int64_t n) { return static_cast<double>(n); }
+
+struct Parameters {
+    double dense = 0, experts = 0;  // held by one rank
+};
+Parameters parameters_of(const Config& config) {
+    Parameters result;
+    for (const plan::ParameterPart& part : plan::count_parameters(config))
+        (part.part == "experts" ? result.experts : result.dense) += f64(part.per_rank);
+    return result;
+}
+
+}  // namespace
+
+std::vector<Work> ends_work(const Config& config, double accumulates) {
+    const double t = f64(config.training.micro_batch_size * config.model.seq_length),
+                 h = f64(config.model.hidden_size), v = f64(config.model.padded_vocab_size);
+    const double row = kPlain * t * h, table = v * h;
+    const double chunks = std::ceil(t / f64(kHeadChunk));
+    // every chunk after a step's first one adds to the head's gradient
+    const double added = (chunks - 1 + accumulates) / chunks;
+    std::vector<Work> work = {
+        {.part = "embedding", .stage = "embedding", .direction = "forward", .launches = 1, .bytes = 2 * row},
+        {.part = "embedding",
+         .stage = "embedding",
+         .direction = "backward",
+         .launches = 3,
+         .bytes = row + 2 * kWord * t * h + kWord * table * (1 - accumulates)},
+        {.part = "final norm", .stage = "norm", .direction = "forward", .launches = 1, .bytes = 2 * row},
+        {.part = "final norm", .stage = "norm", .direction = "backward", .launches = 2, .bytes = 3 * row},
+        {.part = "head",
+         .stage = "head",
+         .direction = "forward",
+         .launches = 5 * chunks,
+         .bytes = 3 * row + (2 * kWord + 3 * kPlain) * t * v + 2 * chunks * kPlain * table +
+                  chunks * kWord * table * (1 + added),
+         .bf16_flops = 6 * t * h * v}};
+    return work;
+}
+
+std::vector<Work> update_work(const Config& config, int64_t gpus) {
+    const Parameters parameters = parameters_of(config);
+    const StateDtypes& state = config.training.state;
+    const double gradient = state.main_grads_dtype == StateDtype::bf16 ? 2 : kWord;
+    const double moments =
+        f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
+    const double replicas = f64(gpus / config.parallel.expert_model_parallel_size), all = f64(gpus);
+    const auto reduction = [&](Wire wire, double bytes, double ranks) {
+        const double sent = 2 * (ranks - 1) / ranks * bytes;
+        return Work{.part = "gradient reduction",
+                    .stage = "gradient reduction",
+                    .direction = "update",
+                    .launches = ranks > 1 ? 2.0 : 0.0,
+                    .bytes = 2 * sent,
+                    .wire = wire,
+                    .wire_bytes = sent};
+    };
+    // master and moments read and written, the gradient read here and for its norm, copies written: BF16, or
+    // FP8 in two orientations
+    const double state_bytes = 2 * (kWord + moments) + kPlain;
+    double tensors = f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4;
+    return {reduction(Wire::dense_reduction, kWord * parameters.dense, all),
+            reduction(Wire::expert_reduction, gradient * parameters.experts, replicas),
+            {.part = "optimizer",
+             .stage = "optimizer",
+             .direction = "update",
+             .launches = tensors,
+             .bytes = (parameters.dense + parameters.experts) * state_bytes +
+                      2 * (kWord * parameters.dense + gradient * parameters.experts)}};
+}
+
+}  // namespace fp8flow::predict

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: MIT
+// From counts to seconds.
+#include "model/predict/time.h"
+
+#include "kernels/core/error.h"
+#include "layers/transformer_block.h"
+#include "model/plan/plan.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+
+namespace fp8flow::predict {
+
+namespace {
+
+// Assumptions of exchanges between hosts, which nothing here has measured.
+constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange today
+
+double f64(int64_t n) { return static_cast<double>(n); }
+
+class Predictor {
+public:
+    Predictor(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options)
+        : config_(config), gpus_(gpus), gpu_(gpu), options_(options) {
+        const TrainingSpec& training = config.training;
+        micro_batches_ = f64(training.global_batch_size) / f64(training.micro_batch_size * gpus);
+        accumulates_ = (micro_batches_ - 1) / micro_batches_;
+    }
+
+    StepTime run() {
+        StepTime time;
+        add_layers(time);
+        use(config_.precision.recipe);
+        add(time, ends_work(config_, accumulates_), micro_batches_);
+        add(time, update_work(config_, gpus_), 1);
+        for (const StageTime& stage : time.stages) {
+            time.step += stage.seconds * stage.runs;
+            const bool rows = stage.work.wire == Wire::dispatch || stage.work.wire == Wire::combine;
+            if (rows) time.wire += stage.wire * stage.runs;
+        }
+        const double hidden = std::min(hidden_seconds(time), time.wire);
+        time.exposed = time.wire - hidden;
+        time.step -= hidden;
+        time.clock = clock_;
+        time.tokens = f64(config_.training.global_batch_size * config_.model.seq_length);
+        double flops = 0;
+        for (const plan::FlopPart& part : plan::count_flops(config_)) flops += part.forward + part.backward;
+        time.useful_flops = flops * time.tokens / f64(gpus_);
+        return time;
+    }
+
+private:
+    void use(Recipe recipe) {
+        shares_ = &gpu_.calibration.recipes.at(std::string(recipe_name(recipe)));
+        clock_ = options_.clock > 0     ? options_.clock
+                 : gpu_.sheet.clock > 0 ? gpu_.sheet.clock
+                                        : shares_->clock;
+    }
+
+    void add_layers(StepTime& time) {
+        std::map<Recipe, std::pair<double, double>> layers;  // MoE and dense layers of each recipe
+        const ModelSpec& m = config_.model;
+        for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+            auto& [moe, dense] = layers[plan::layer_recipe(config_, layer)];
+            (m.moe_layer_freq[static_cast<size_t>(layer)] == 1 ? moe : dense) += 1;
+        }
+        double moe_layers = 0;
+        for (const auto& [recipe, count] : layers) {
+            use(recipe);
+            PrecisionSpec precision = config_.precision;
+            if (recipe != precision.recipe) precision = with_recipe(config_, recipe).precision;
+            const LayerWork work = layer_work(config_, precision, accumulates_);
+            if (count.first > 0) {
+                const size_t first = time.stages.size();
+                add(time, work.moe, count.first * micro_batches_);
+                for (size_t i = first; i < time.stages.size(); ++i)
+                    time.layer += time.stages[i].seconds * count.first;
+                moe_layers += count.first;
+            }
+            if (count.second > 0) add(time, work.dense, count.second * micro_batches_);
+            add(time, work.attention, (count.first + count.second) * micro_batches_);
+        }
+        if (moe_layers > 0) time.layer /= moe_layers;
+    }
+
+    void add(StepTime& time, const std::vector<Work>& work, double runs) {
+        for (const Work& one : work) {
+            StageTime stage{.work = one, .seconds = 0, .wire = 0, .runs = runs};
+            stage.wire = wire_seconds(one);
+            stage.seconds = seconds_of(one, stage.wire);
+            const bool layer = one.part == "moe layer" || one.part == "dense layer";
+            if (layer) stage.seconds *= shares_->whole_over_stages;
+            time.stages.push_back(stage);
+        }
+    }
+
+    double seconds_of(const Work& work, double wire) const {
+        double local = roofline_seconds(work, gpu_.sheet, clock_);
+        if (local > 0) local /= share_of(work);
+        const double launches = work.launches * gpu_.calibration.launch_seconds;
+        switch (work.wire) {
+            case Wire::none: return launches + local;
+            case Wire::dispatch: return std::max(launches, latency(wire)) + std::max(local, wire);
+            case Wire::combine: return std::max(launches, latency(wire)) + local + wire;
+            // the pass over device memory is part of the wire's share
+            default: return wire > 0 ? launches + wire : 0;
+        }
+    }
+
+    double latency(double wire) const {
+        if (wire <= 0) return 0;
+        return gpu_.calibration.exchange_seconds + (spans_hosts() && today() ? 2 * kHostStop : 0);
+    }
+
+    double share_of(const Work& work) const {
+        if (work.stage == "core attention" && !gpu_.calibration.core_attention.empty()) {
+            const auto& all = gpu_.calibration.core_attention;
+            const auto distance = [&](const CoreAttention& one) {
+                return std::abs(std::log(f64(one.kv_channels) / f64(config_.model.kv_channels)));
+            };
+            const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
+                return distance(a) < distance(b);
+            });
+            return work.direction == "forward" ? nearest->forward : nearest->backward;
+        }
+        // Attention's GEMMs are BF16 over a rank's own rows, as the shared expert's under bf16; its norm is a
+        // norm.
+        const bool product = work.stage == "qkv" || work.stage == "proj" || work.stage == "core attention";
+        const auto bf16 = gpu_.calibration.recipes.find("bf16");
+        const RecipeShares& shares =
+            product && bf16 != gpu_.calibration.recipes.end() ? bf16->second : *shares_;
+        // a recomputed stage has the share of its forward; a layer without a shared expert has fc1
+        for (const char* stage : {product ? "shared expert" : work.stage.c_str(), "fc1"})
+            for (const char* part : {work.part.c_str(), "moe layer"})
+                for (const char* direction : {work.direction.c_str(), "forward", "backward", "update"})
+                    if (const auto found =
+                            shares.shares.find(fmt::format("{}/{}/{}", part, stage, direction));
+                        found != shares.shares.end())
+                        return found->second;
+        fail(ExitCode::usage, "the calibration of {} has no share of {}", gpu_.calibration.gpu, key_of(work));
+    }
+
+    int64_t ep() const { return config_.parallel.expert_model_parallel_size; }
+    int64_t per_host() const { return gpu_.sheet.gpus_per_host; }
+    bool spans_hosts() const { return ep() > per_host(); }
+    bool today() const { return options_.crossing == Crossing::per_rank; }
+
+    // Rows to ranks of the host and of other hosts go at the same time.
+    double wire_seconds(const Work& work) const {
+        if (work.wire == Wire::none || work.wire_bytes <= 0) return 0;
+        if (work.wire == Wire::dispatch || work.wire == Wire::combine) {
+            if (!spans_hosts()) return work.wire_bytes / gpu_.sheet.peer_rate;
+            const double others = f64(ep() - 1), near = f64(per_host() - 1);
+            const double crossing = work.wire_bytes * (others - near) / others;
+            if (today())
+                return std::max(crossing / gpu_.sheet.network_rate,
+                                (work.wire_bytes - crossing) / gpu_.sheet.peer_rate);
+            const double ranks = f64(ep()), hosts = ranks / f64(per_host());
+            const double rows = plan::expected_distinct_ranks(config_.moe, ep()) * (ranks - 1) / ranks;
+            const double once =
+                plan::expected_distinct_ranks(config_.moe, ep() / per_host()) * (hosts - 1) / hosts;
+            // all rows but those of the token's own GPU take NVLink in the end
+            return std::max(work.wire_bytes * once / rows / gpu_.sheet.network_rate,
+                            work.wire_bytes / gpu_.sheet.peer_rate);
+        }
+        return reduction_seconds(work);
+    }
+
+    // Shards to their owners and sums back. Replicas of experts are ep ranks apart.
+    double reduction_seconds(const Work& work) const {
+        const bool dense = work.wire == Wire::dense_reduction;
+        const int64_t ranks = dense ? gpus_ : gpus_ / ep();
+        const int64_t apart = dense ? 1 : ep();
+        const int64_t near = std::clamp<int64_t>(per_host() / apart, 1, ranks);
+        // a profile of one GPU says nothing of it: the rate of copies, then
+        const double share = shares_->shares.contains(key_of(work)) ? share_of(work) : 1;
+        if (near == ranks) return work.wire_bytes / (gpu_.sheet.peer_rate * share);
+        const double crossing = work.wire_bytes * f64(ranks - near) / f64(ranks - 1);
+        return std::max(crossing / gpu_.sheet.network_rate,
+                        (work.wire_bytes - crossing) / (gpu_.sheet.peer_rate * share));
+    }
+
+    // Inside a host, profiles of every schedule show no gain at the power limit: nothing counts as hidden.
+    // Between hosts the device is idle meanwhile: two micro-batches in turns hide what the other computes,
+    // the shared expert hides its own time. Nothing has measured this.
+    double hidden_seconds(const StepTime& time) const {
+        if (!spans_hosts()) return 0;
+        const bool turns = config_.schedule.overlap_moe_expert_parallel_comm && micro_batches_ > 1;
+        if (!turns && !config_.schedule.moe_shared_expert_overlap) return 0;
+        double beside = 0;
+        for (const StageTime& stage : time.stages)
+            if (turns ? stage.work.direction != "update" : stage.work.stage == "shared expert")
+                beside += (stage.seconds - stage.wire) * stage.runs;
+        return turns ? beside * (micro_batches_ - 1) / micro_batches_ : beside;
+    }
+
+    const Config& config_;
+    int64_t gpus_;
+    const Gpu& gpu_;
+    PredictOptions options_;
+    double micro_batches_ = 1, accumulates_ = 0, clock_ = 0;
+    const RecipeShares* shares_ = nullptr;
+};
+
+}  // namespace
+
+std::string key_of(const Work& work) {
+    return fmt::format("{}/{}/{}", work.part, work.stage, work.direction);
+}
+
+// FLOPs and bytes of one kernel overlap, but not wholly: the root of the sum of squares lies between their
+// maximum and their sum.
+double roofline_seconds(const Work& work, const Datasheet& sheet, double clock) {
+    const double compute =
+        work.bf16_flops / (sheet.bf16_per_clock * clock) + work.fp8_flops / (sheet.fp8_per_clock * clock);
+    return std::hypot(compute, work.bytes / sheet.memory_rate);
+}
+
+bool can_predict(const Config& config, const Gpu& gpu) {
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const PrecisionSpec precision =
+            precision_of_layer(config.model, config.precision, static_cast<int>(layer));
+        if (!knows(precision) ||
+            !gpu.calibration.recipes.contains(std::string(recipe_name(precision.recipe))))
+            return false;
+    }
+    return gpu.calibration.recipes.contains(std::string(recipe_name(config.precision.recipe)));
+}
+
+StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options) {
+    require(can_predict(config, gpu), ExitCode::usage,
+            "no prediction of recipe {}: formulas and shares are known of bf16, fp8_blockwise and fp8_flow, "
+            "all of their optimisations on",
+            recipe_name(config.precision.recipe));
+    return Predictor(config, gpus, gpu, options).run();
+}
+
+}  // namespace fp8flow::predict

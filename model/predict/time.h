@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Seconds of a step on a kind of GPU. The time of a stage is its launches and the larger part of its FLOPs
+// and bytes at the shares of a calibration; rows on the wire follow the topology: NVLink inside a host, one
+// network adapter a GPU between hosts. Read next: stages.h, gpu.h.
+#pragma once
+
+#include "model/predict/gpu.h"
+
+#include <vector>
+
+namespace fp8flow::predict {
+
+// How rows cross hosts. per_rank: what the program does today, one row for each (token, rank) through NCCL,
+// the host stopping twice. per_host: one row for each (token, host) that NVLink fans out; not built.
+enum class Crossing : uint8_t { per_rank, per_host };
+
+struct PredictOptions {
+    double clock = 0;  // Hz; 0: the calibration's of the recipe
+    Crossing crossing = Crossing::per_rank;
+};
+
+struct StageTime {
+    Work work;           // of one run
+    double seconds = 0;  // of one run
+    double wire = 0;     // of them on the wire
+    double runs = 1;     // in a step
+};
+
+struct StepTime {
+    std::vector<StageTime> stages;
+    double layer = 0;  // one MoE layer and micro-batch, forward and backward
+    double step = 0;
+    double wire = 0;     // of a step, dispatch, combine and routing, hidden or not
+    double exposed = 0;  // of a step, after what the schedule hides
+    double clock = 0;
+    double useful_flops = 0;  // of a step and GPU, as a model's FLOPs are counted
+    double tokens = 0;        // of a step, all GPUs
+
+    double tokens_per_second() const { return tokens / step; }
+    double mfu(const Datasheet& sheet) const { return useful_flops / step / sheet.peak(); }
+};
+
+// True where all layers' recipes have formulas and shares.
+bool can_predict(const Config& config, const Gpu& gpu);
+StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options);
+
+// The parts, for calibration and tests. Seconds of the roofline at full shares, without launches and wire:
+// FLOPs and bytes overlap in part.
+double roofline_seconds(const Work& work, const Datasheet& sheet, double clock);
+std::string key_of(const Work& work);  // "part/stage/direction"
+
+}  // namespace fp8flow::predict

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+// When a step is captured, and when its graph is forgotten.
+#include "model/train/captured_steps.h"
+
+#include <chrono>
+
+namespace fp8flow {
+
+CapturedSteps::Known CapturedSteps::run(size_t slot, int64_t layout, Stream stream, const Work& work) {
+    if (layout != layout_) {
+        forget();
+        layout_ = layout;
+    }
+    Graph& graph = graphs_[slot];
+    if (!graph.work) {
+        if (!warm_) {
+            const int64_t before = device_.num_synchronisations();
+            const Known known = work();
+            warm_ = device_.num_synchronisations() == before;
+            return known;
+        }
+        const auto start = std::chrono::steady_clock::now();
+        graph.work = device_.capture(stream, [&] { graph.known = work(); });
+        capture_seconds_ = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        launches_ = graph.work->launches();
+        ++num_captures_;
+    }
+    graph.work->launch(stream);
+    return graph.known;
+}
+
+void CapturedSteps::forget() {
+    for (Graph& graph : graphs_) graph = {};
+    warm_ = false;
+}
+
+}  // namespace fp8flow

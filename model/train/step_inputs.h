@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: MIT
+// StepInputs: what a step has of its own besides tokens, as words on the device: its number, the optimizer's
+// schedule, limits, what stochastic rounding counts by. Kernels read them there, so that a step that was
+// captured in a graph can be launched again as another step. Read next: captured_steps.h.
+#pragma once
+
+#include "kernels/core/arena.h"
+#include "kernels/core/pinned.h"
+
+#include <array>
+
+namespace fp8flow {
+
+class StepInputs {
+public:
+    struct Values {
+        int64_t step = 0;                           // 0-based
+        int64_t rounding = 0;                       // rounding_step()
+        std::array<float, 3> schedule = {0, 1, 1};  // op::AdamW
+        float loss_limit = 0, grad_norm_limit = 0;  // op::ClipFactor; the first of the square root of the sum
+        std::array<float, 2> sums = {0, 0};         // before the first micro-batch
+    };
+
+    StepInputs(Device& device, int64_t num_slots);
+    // Into page-locked memory; the last load of the slot must have completed.
+    void write(int64_t slot, const Values& values) { *slots_.at<Values>(at(slot)) = values; }
+    void load(int64_t slot, Stream stream) {
+        device_.copy_in_async(words_.data, slots_.at<Values>(at(slot)), sizeof(Values), stream);
+    }
+
+    TensorView step() const { return word(DType::i64, 1, offsetof(Values, step)); }          // [1]
+    TensorView rounding() const { return word(DType::i64, 1, offsetof(Values, rounding)); }  // [1]
+    TensorView schedule() const { return word(DType::f32, 3, offsetof(Values, schedule)); }  // [3]
+    TensorView loss_limit() const { return word(DType::f32, 1, offsetof(Values, loss_limit)); }
+    TensorView grad_norm_limit() const { return word(DType::f32, 1, offsetof(Values, grad_norm_limit)); }
+    // [2] f32 over tokens and ranks: losses, and not 0 where a rank wants to stop. The step adds to them.
+    TensorView sums() const { return word(DType::f32, 2, offsetof(Values, sums)); }
+
+private:
+    static std::size_t at(int64_t slot) { return sizeof(Values) * static_cast<std::size_t>(slot); }
+    TensorView word(DType dtype, int64_t count, std::size_t offset) const {
+        return make_view(words_.bytes_ptr() + offset, dtype, {count});
+    }
+
+    Device& device_;
+    Arena memory_;
+    TensorView words_;
+    PinnedBuffer slots_;
+};
+
+}  // namespace fp8flow

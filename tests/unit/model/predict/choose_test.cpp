@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// The search over runs, and the advice where memory is short.
+#include "model/predict/choose.h"
+
+#include "kernels/core/error.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <set>
+
+namespace fp8flow::predict {
+namespace {
+
+Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
+    return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
+}
+
+TEST(Choose, WhatTheFileSaysStays) {
+    const Gpu gpu = load_gpu("h200");
+    const Config config = shipped("qwen3_30b_a3b");
+    const auto choices = choose(config, open_search(config, {8, 16}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
+    ASSERT_EQ(choices.size(), 4u);
+    for (const Choice& choice : choices) {
+        EXPECT_TRUE(choice.best);
+        EXPECT_EQ(choice.config.parallel.expert_model_parallel_size, 8);
+        EXPECT_EQ(choice.config.training.micro_batch_size, config.training.micro_batch_size);
+    }
+}
+
+TEST(Choose, OpenSizesAreSearchedAndTheFastestThatFitsIsMarked) {
+    const Gpu gpu = load_gpu("h200");
+    Config config = shipped("qwen3_30b_a3b");
+    config.origin.clear();
+    const Search search = open_search(config, {16}, {Recipe::fp8_flow});
+    const auto choices = choose(config, search, gpu);
+    std::set<int64_t> sizes;
+    const Choice* best = nullptr;
+    for (const Choice& choice : choices) {
+        sizes.insert(choice.config.parallel.expert_model_parallel_size);
+        if (choice.best) best = &choice;
+        EXPECT_EQ(choice.config.training.global_batch_size, kSequences * 16);
+        EXPECT_EQ(choice.per_host.has_value(), choice.config.parallel.expert_model_parallel_size > 8);
+        EXPECT_STREQ(choice.basis(gpu), "extrapolation");
+    }
+    EXPECT_EQ(sizes, (std::set<int64_t>{1, 2, 4, 8, 16}));
+    ASSERT_NE(best, nullptr);
+    ASSERT_TRUE(best->fit.fits());
+    for (const Choice& choice : choices)
+        EXPECT_TRUE(!choice.fit.fits() || choice.time.tokens_per_second() <= best->time.tokens_per_second());
+}
+
+TEST(Choose, NothingLegalIsRefused) {
+    const Gpu gpu = load_gpu("h200");
+    const Config config = shipped("qwen3_30b_a3b");
+    EXPECT_THROW(choose(config, open_search(config, {3}, {Recipe::fp8_flow}), gpu), Error);
+}
+
+TEST(Fit, NamesTheLargestAndTheKeysThatFit) {
+    const Gpu gpu = load_gpu("h100");
+    const Config config = shipped("qwen3_30b_a3b");
+    const Fit fit = fit_of(config, 8, gpu.sheet);
+    ASSERT_FALSE(fit.fits());
+    ASSERT_EQ(fit.largest.size(), 5u);
+    EXPECT_TRUE(std::is_sorted(fit.largest.begin(), fit.largest.end(),
+                               [](const auto& a, const auto& b) { return a.item.bytes > b.item.bytes; }));
+    EXPECT_EQ(fit.largest.front().key, "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16");
+    ASSERT_FALSE(fit.settings.empty());
+    // the settings do what they say, and none is superfluous
+    std::vector<std::string> overrides;
+    for (const std::string& settings : fit.settings) {
+        size_t begin = 0;
+        for (size_t comma = settings.find(", "); comma != std::string::npos;
+             comma = settings.find(", ", begin)) {
+            overrides.push_back(settings.substr(begin, comma - begin));
+            begin = comma + 2;
+        }
+        overrides.push_back(settings.substr(begin));
+    }
+    EXPECT_TRUE(fit_of(shipped("qwen3_30b_a3b", overrides), 8, gpu.sheet).fits());
+    EXPECT_NE(consumers_text(fit, gpu.sheet).find("It fits with"), std::string::npos);
+    EXPECT_EQ(consumers_text(fit_of(config, 8, load_gpu("h200").sheet), gpu.sheet), "");
+}
+
+TEST(Fit, SomeModelsFitWithNoKey) {
+    Config config = shipped("qwen3_30b_a3b");
+    config.parallel.expert_model_parallel_size = 1;
+    const Fit fit = fit_of(config, 1, load_gpu("h100").sheet);
+    EXPECT_FALSE(fit.fits());
+    EXPECT_TRUE(fit.settings.empty());
+    EXPECT_EQ(fit_text(fit), "no");
+}
+
+TEST(Choose, JsonAndPicturesHoldTheChoices) {
+    const Gpu gpu = load_gpu("h200");
+    const Config config = shipped("layer_deepseek_v3");
+    const auto choices = choose(config, open_search(config, {4}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
+    const auto json = nlohmann::json::parse(choices_json(choices, gpu, {}));
+    ASSERT_EQ(json.at("choices").size(), 2u);
+    EXPECT_EQ(json.at("prediction").at("source"), "profile_deepseek_v3.json");
+    double sum = 0;
+    for (const auto& stage : json.at("choices")[1].at("stages"))
+        sum += stage.at("seconds").get<double>() * stage.at("runs").get<double>();
+    EXPECT_NEAR(sum, json.at("choices")[1].at("step_seconds").get<double>(), 1e-9);
+    EXPECT_NE(memory_picture(choices, gpu).find("H200, usable"), std::string::npos);
+    EXPECT_NE(time_picture(choices, gpu).find("MoE GEMMs"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp8flow::predict

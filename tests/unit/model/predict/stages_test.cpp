@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: MIT
+// Closed formulas of stages against what `profile` counted from the calls of real steps.
+#include "model/predict/stages.h"
+#include "model/predict/profile_record.h"
+#include "model/predict/time.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+
+namespace fp8flow::predict {
+namespace {
+
+ProfileRecord committed(const std::string& name) {
+    return read_profile(FP8FLOW_SOURCE_DIR "/docs/results/" + name);
+}
+
+// Rows of a layer are of one layer and micro-batch, all others of a step.
+std::map<std::string, Work> counts_of(const MeasuredArm& arm, int64_t ranks) {
+    const TrainingSpec& training = arm.config.training;
+    const double batches = static_cast<double>(training.global_batch_size) /
+                           static_cast<double>(training.micro_batch_size * ranks);
+    const double accumulates = (batches - 1) / batches;
+    std::map<std::string, Work> counts;
+    const auto add = [&](const std::vector<Work>& works, double runs) {
+        for (Work work : works) {
+            work.bytes *= runs;
+            work.bf16_flops *= runs;
+            const auto [found, fresh] = counts.emplace(key_of(work), work);
+            if (!fresh) found->second += work;
+        }
+    };
+    const LayerWork layer = layer_work(arm.config, arm.config.precision, accumulates);
+    add(layer.moe, 1);
+    add(layer.attention, 1);
+    add(ends_work(arm.config, accumulates), batches);
+    add(update_work(arm.config, ranks), 1);
+    return counts;
+}
+
+struct Case {
+    const char* file;
+    // of older commits, whose program moved more there
+    std::set<std::string> without = {};
+};
+
+TEST(Stages, AgreeWithWhatStepsCounted) {
+    const std::set<std::string> added = {"moe layer/shared expert/forward", "moe layer/combine/forward"};
+    const Case cases[] = {{"profile_deepseek_v3_2gpu_schedules.json"},
+                          {"profile_deepseek_v3_2gpu_micro_batches.json"},
+                          {"profile_qwen3_235b_2gpu_schedules.json"},
+                          {"profile_state_dtypes_2gpu.json"},
+                          {"profile_100m_2gpu.json"},
+                          {"exposed_mixtral_2gpu.json"},
+                          {"profile_deepseek_v3.json", added},
+                          {"profile_deepseek_v3_8192.json", added},
+                          {"profile_mixtral_8x7b.json"},
+                          {"profile_qwen3_1gpu.json"}};
+    size_t compared = 0;
+    for (const Case& one : cases) {
+        const ProfileRecord record = committed(one.file);
+        ASSERT_FALSE(record.arms.empty()) << one.file;
+        for (const MeasuredArm& arm : record.arms) {
+            // overlapped arms book the side lane elsewhere
+            if (arm.config.schedule.overlaps()) continue;
+            const auto counts = counts_of(arm, record.ranks);
+            for (const MeasuredRow& row : arm.rows) {
+                const std::string key = row.part + "/" + row.stage + "/" + row.direction;
+                if (row.bytes == 0 || one.without.contains(key)) continue;
+                const auto found = counts.find(key);
+                ASSERT_NE(found, counts.end()) << one.file << " " << key;
+                const Work& work = found->second;
+                // small passes over a few kB are left out of the formulas
+                EXPECT_NEAR(work.bytes, row.bytes, 0.015 * row.bytes + 4e5)
+                    << one.file << " " << arm.name << " " << key;
+                EXPECT_NEAR(work.bf16_flops + work.fp8_flops, row.gemm_flops, 1e-6 * row.gemm_flops)
+                    << one.file << " " << arm.name << " " << key;
+                // even routing is expected, a few rows more or less are real
+                EXPECT_NEAR(work.wire_bytes, row.wire_bytes, 0.03 * row.wire_bytes + 100)
+                    << one.file << " " << arm.name << " " << key;
+                ++compared;
+            }
+        }
+    }
+    EXPECT_GT(compared, 500u);
+}
+
+TEST(Stages, RecomputedStagesRunTwice) {
+    Config config = load_config(FP8FLOW_SOURCE_DIR "/configs/layer_deepseek_v3_1gpu.yaml");
+    const auto flops = [&](const char* direction) {
+        double sum = 0;
+        for (const Work& work : layer_work(config, config.precision, 0).moe)
+            if (work.direction == direction) sum += work.fp8_flops;
+        return sum;
+    };
+    const double forward = flops("forward"), backward = flops("backward");
+    EXPECT_DOUBLE_EQ(backward, 2 * forward);
+    config.recompute.recompute_granularity = RecomputeGranularity::selective;
+    config.recompute.moe = true;
+    EXPECT_DOUBLE_EQ(flops("backward"), 3 * forward);
+    config.recompute.moe = false;
+    config.recompute.moe_expert = true;  // fc1 alone, two thirds of the routed experts' FLOPs
+    const double shared = 6.0 * 4096 * 7168 * 2048;
+    EXPECT_DOUBLE_EQ(flops("backward"), backward + (forward - shared) * 2 / 3);
+}
+
+TEST(Stages, RecipesWithoutFormulasAreNotKnown) {
+    PrecisionSpec precision;
+    EXPECT_TRUE(knows(precision));
+    precision.moe_scaling_aware_transpose = false;
+    EXPECT_FALSE(knows(precision));
+    precision = {};
+    precision.recipe = Recipe::mxfp8;
+    EXPECT_FALSE(knows(precision));
+}
+
+}  // namespace
+}  // namespace fp8flow::predict

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: MIT
+// Seconds by hand: roofline, launches, ways between ranks, what a schedule hides; and the calibration.
+#include "model/predict/time.h"
+
+#include "kernels/core/error.h"
+#include "model/plan/plan.h"
+#include "model/predict/calibrate.h"
+#include "model/predict/check.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <fstream>
+#include <sstream>
+
+namespace fp8flow::predict {
+namespace {
+
+std::string result(const std::string& name) { return FP8FLOW_SOURCE_DIR "/docs/results/" + name; }
+
+std::string text_of(const std::string& path) {
+    std::ifstream file(path, std::ios::binary);
+    std::ostringstream text;
+    text << file.rdbuf();
+    return text.str();
+}
+
+Config layer(const std::string& name, const std::vector<std::string>& overrides = {}) {
+    return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
+}
+
+const StageTime& stage_of(const StepTime& time, const std::string& stage, const std::string& direction) {
+    for (const StageTime& one : time.stages)
+        if (one.work.part == "moe layer" && one.work.stage == stage && one.work.direction == direction)
+            return one;
+    throw std::runtime_error(stage);
+}
+
+TEST(Time, RooflineIsTheRootOfTheSumOfSquares) {
+    const Datasheet sheet{.memory_rate = 100, .bf16_per_clock = 2, .fp8_per_clock = 4};
+    EXPECT_DOUBLE_EQ(roofline_seconds({.bytes = 300}, sheet, 10), 3);
+    EXPECT_DOUBLE_EQ(roofline_seconds({.bf16_flops = 80}, sheet, 10), 4);
+    EXPECT_DOUBLE_EQ(roofline_seconds({.fp8_flops = 80}, sheet, 10), 2);
+    EXPECT_DOUBLE_EQ(roofline_seconds({.bytes = 300, .bf16_flops = 80}, sheet, 10), 5);
+}
+
+TEST(Time, StagesFollowSharesAndClock) {
+    const Gpu gpu = load_gpu("h200");
+    const Config config = layer("layer_deepseek_v3_1gpu");
+    const RecipeShares& shares = gpu.calibration.recipes.at("fp8_flow");
+    const StepTime time = predict_step(config, 1, gpu, {.clock = 1.5e9});
+    const StageTime& fc1 = stage_of(time, "fc1", "forward");
+    EXPECT_DOUBLE_EQ(fc1.seconds, shares.whole_over_stages * (gpu.calibration.launch_seconds +
+                                                              roofline_seconds(fc1.work, gpu.sheet, 1.5e9) /
+                                                                  shares.shares.at("moe layer/fc1/forward")));
+    // twice the clock makes GEMMs faster, and nothing that memory bounds
+    const StepTime fast = predict_step(config, 1, gpu, {.clock = 3e9});
+    EXPECT_LT(stage_of(fast, "fc1", "forward").seconds, 0.6 * fc1.seconds);
+    EXPECT_EQ(stage_of(fast, "swiglu", "forward").seconds, stage_of(time, "swiglu", "forward").seconds);
+    double sum = 0;
+    for (const StageTime& stage : time.stages) sum += stage.seconds * stage.runs;
+    EXPECT_NEAR(time.step, sum, 1e-12);
+    EXPECT_EQ(time.wire, 0);
+}
+
+TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
+    const Gpu gpu = load_gpu("h200");
+    Config config = layer("layer_deepseek_v3", {"moe_router_num_groups=0", "moe_router_group_topk=0"});
+    const StepTime inside = predict_step(config, 4, gpu, {});
+    const StageTime& near = stage_of(inside, "dispatch", "forward");
+    EXPECT_DOUBLE_EQ(near.wire, near.work.wire_bytes / gpu.sheet.peer_rate);
+
+    config.parallel.expert_model_parallel_size = 32;
+    config.training.global_batch_size = 32;
+    const StepTime flat = predict_step(config, 32, gpu, {});
+    const StageTime& far = stage_of(flat, "dispatch", "forward");
+    // 24 of 31 other ranks are on other hosts
+    EXPECT_DOUBLE_EQ(far.wire, far.work.wire_bytes * 24 / 31 / gpu.sheet.network_rate);
+    const StepTime once = predict_step(config, 32, gpu, {.crossing = Crossing::per_host});
+    const double row = 7168.0 * (1 + 1.0 / 128), tokens = 4096;
+    const double rows = tokens * plan::expected_distinct_ranks(config.moe, 4) * 3 / 4;
+    EXPECT_NEAR(stage_of(once, "dispatch", "forward").wire, rows * row / gpu.sheet.network_rate, 1e-9);
+    EXPECT_LT(once.step, flat.step);
+}
+
+TEST(Time, TurnsHideTheNetworkAndNothingInsideAHost) {
+    const Gpu gpu = load_gpu("h200");
+    Config config = layer("layer_deepseek_v3", {"global_batch_size=32"});
+    const StepTime serial = predict_step(config, 4, gpu, {});
+    config.schedule.overlap_moe_expert_parallel_comm = true;
+    EXPECT_EQ(predict_step(config, 4, gpu, {}).step, serial.step);
+    config.parallel.expert_model_parallel_size = 16;
+    config.training.global_batch_size = 128;
+    const StepTime turns = predict_step(config, 16, gpu, {});
+    EXPECT_LT(turns.exposed, turns.wire);
+    config.schedule.overlap_moe_expert_parallel_comm = false;
+    const StepTime alone = predict_step(config, 16, gpu, {});
+    EXPECT_DOUBLE_EQ(alone.exposed, alone.wire);
+    EXPECT_NEAR(alone.step - turns.step, turns.wire - turns.exposed, 1e-9);
+}
+
+TEST(Time, GradientsOfReplicasCrossHosts) {
+    const Gpu gpu = load_gpu("h200");
+    Config config = layer("layer_deepseek_v3");
+    const auto reduction = [&](int64_t gpus) {
+        config.training.global_batch_size = gpus;
+        double seconds = 0;
+        for (const StageTime& stage : predict_step(config, gpus, gpu, {}).stages)
+            if (stage.work.part == "gradient reduction") seconds += stage.seconds;
+        return seconds;
+    };
+    const double dense = reduction(4), both = reduction(8), hosts = reduction(16);
+    EXPECT_LT(dense, both / 10);  // with 4 ranks every expert is held once
+    EXPECT_GT(hosts, 2 * both);
+}
+
+TEST(Time, UnknownRecipesAreRefused) {
+    const Gpu gpu = load_gpu("h200");
+    const Config config = layer("layer_deepseek_v3_1gpu", {"recipe=mxfp8"});
+    EXPECT_FALSE(can_predict(config, gpu));
+    EXPECT_THROW(predict_step(config, 1, gpu, {}), Error);
+}
+
+TEST(Calibrate, ShippedSharesComeFromTheNamedProfiles) {
+    const Gpu shipped = load_gpu("h200");
+    ASSERT_TRUE(shipped.calibrated);
+    const Calibration& expected = shipped.calibration;
+    const ProfileRecord large = read_profile(result(expected.source)),
+                        small = read_profile(result(expected.launches_from));
+    const Calibration made = calibrate({.shares = &large,
+                                        .launches = &small,
+                                        .bench_text = text_of(result(expected.attention_from)),
+                                        .bench_name = expected.attention_from},
+                                       shipped.sheet);
+    EXPECT_NEAR(made.launch_seconds, expected.launch_seconds, 1e-3 * expected.launch_seconds);
+    ASSERT_EQ(made.recipes.size(), expected.recipes.size());
+    for (const auto& [recipe, shares] : expected.recipes) {
+        ASSERT_EQ(made.recipes.at(recipe).shares.size(), shares.shares.size());
+        for (const auto& [key, share] : shares.shares)
+            EXPECT_NEAR(made.recipes.at(recipe).shares.at(key), share, 1e-3 * share) << recipe << " " << key;
+    }
+    ASSERT_EQ(made.core_attention.size(), expected.core_attention.size());
+}
+
+// What plan prints about itself.
+TEST(Calibrate, ShippedErrorsAreThoseOfTheCommittedProfiles) {
+    const Gpu gpu = load_gpu("h200");
+    ASSERT_TRUE(gpu.calibration.check.has_value());
+    const CheckSummary said = *gpu.calibration.check,
+                       found = check_profiles({FP8FLOW_SOURCE_DIR "/docs/results"}, gpu).summary;
+    EXPECT_GE(found.runs, said.runs);
+    EXPECT_NEAR(found.mean_layer, said.mean_layer, 0.01);
+    EXPECT_NEAR(found.mean_step, said.mean_step, 0.01);
+    EXPECT_NEAR(found.worst_layer, said.worst_layer, 0.02);
+    EXPECT_NEAR(found.worst_step, said.worst_step, 0.02);
+    // the bars of predictions
+    EXPECT_LE(std::max(found.worst_layer, found.worst_step), 0.10);
+    EXPECT_LE(std::max(found.mean_layer, found.mean_step), 0.05);
+}
+
+// A calibration predicts the profile that it comes from, whatever its launches cost.
+TEST(Calibrate, APredictionOfItsOwnProfileIsThatProfile) {
+    const ProfileRecord record = read_profile(result("profile_deepseek_v3.json"));
+    for (const double launch : {2e-6, 9e-6}) {
+        Gpu gpu{.sheet = load_datasheet("h200"), .calibration = {}, .calibrated = true};
+        gpu.calibration = calibrate({.shares = &record, .launch_seconds = launch}, gpu.sheet);
+        for (const MeasuredArm& arm : record.arms) {
+            const StepTime time = predict_step(arm.config, record.ranks, gpu, {.clock = arm.clock});
+            EXPECT_NEAR(time.layer, arm.layer, 0.01 * arm.layer) << arm.name;
+            EXPECT_NEAR(time.step, arm.step, 0.015 * arm.step) << arm.name;
+        }
+    }
+}
+
+TEST(Calibrate, ProfileWritesAFileThatPlanReads) {
+    const auto text = calibration_of_profile(text_of(result("profile_qwen3_235b.json")));
+    ASSERT_TRUE(text.has_value());
+    const Calibration calibration = parse_calibration(*text, "calibration.json");
+    EXPECT_EQ(calibration.commit, "fc56991");
+    EXPECT_EQ(calibration.recipes.size(), 3u);
+    EXPECT_EQ(calibration.launch_seconds, load_gpu("h200").calibration.launch_seconds);
+    // stages that the layer does not have keep the shares that ship
+    TemporaryFolder folder;
+    const Gpu own = load_gpu(folder.write("calibration.json", *text)), shipped = load_gpu("h200");
+    const std::string shared = "moe layer/shared expert/forward", fc1 = "moe layer/fc1/forward";
+    const auto& shares = own.calibration.recipes.at("fp8_flow").shares;
+    const auto& otherwise = shipped.calibration.recipes.at("fp8_flow").shares;
+    EXPECT_FALSE(calibration.recipes.at("fp8_flow").shares.contains(shared));
+    EXPECT_EQ(shares.at(shared), otherwise.at(shared));
+    EXPECT_NE(shares.at(fc1), otherwise.at(fc1));
+    EXPECT_EQ(own.calibration.source, "profile.json");
+    EXPECT_EQ(own.sheet.memory_bytes, shipped.sheet.memory_bytes);
+    // a profile without clocks gives none
+    EXPECT_FALSE(
+        calibration_of_profile(text_of(result("profile_deepseek_v3_1gpu_delay_true.json"))).has_value());
+}
+
+TEST(Calibrate, FilesFromElsewhereAreRefusedWithTheirNames) {
+    const auto refusal = [](const std::string& text) -> std::string {
+        try {
+            parse_calibration(text, "mine.json");
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::usage);
+            return error.what();
+        }
+        return "accepted";
+    };
+    EXPECT_NE(refusal("[1]").find("mine.json: got no JSON object"), std::string::npos);
+    EXPECT_NE(refusal("{}").find("mine.json: got no text 'gpu'"), std::string::npos);
+    const std::string begin = R"({"gpu": "NVIDIA H200", "source": "s", "commit": "c", "date": "d", )";
+    EXPECT_NE(refusal(begin + R"("launch seconds": -1})").find("no positive number 'launch seconds'"),
+              std::string::npos);
+    EXPECT_NE(refusal(begin + R"("launch seconds": 1e-6, "exchange seconds": 1e-6, "recipes": {"bf16": 3}})")
+                  .find("a recipe without shares"),
+              std::string::npos);
+    EXPECT_NE(refusal(begin + R"("launches from": 3})").find("no text 'launches from'"), std::string::npos);
+    EXPECT_THROW(load_gpu("b100"), Error);
+    EXPECT_THROW(parse_profile("{}", "p.json"), Error);
+}
+
+TEST(Check, CountsAndListsApart) {
+    const Gpu gpu = load_gpu("h200");
+    const Check check = check_profiles(
+        {result("profile_deepseek_v3.json"), result("profile_qwen3_1gpu.json"),
+         result("profile_state_dtypes_2gpu.json"), result("profile_100m_2gpu_micro_batches.json")},
+        gpu);
+    int64_t counted = 0;
+    double worst = 0;
+    for (const CheckRow& row : check.rows) {
+        const bool calibration = row.file == "profile_deepseek_v3.json",
+                   changed = row.arm.find("bf16 ") != std::string::npos;
+        EXPECT_EQ(row.apart.empty(), !calibration && !changed) << row.file << row.arm;
+        EXPECT_EQ(row.layer_measured == 0, row.arm == "fp8_flow + turns");
+        if (!row.apart.empty()) continue;
+        ++counted;
+        worst = std::max(worst, std::abs(row.step_error()));
+    }
+    EXPECT_EQ(check.summary.runs, counted);
+    EXPECT_EQ(counted, 3 + 1 + 6);
+    EXPECT_DOUBLE_EQ(check.summary.worst_step, worst);
+    EXPECT_THROW(check_profiles({result("profile_qwen3_1gpu.json")}, load_gpu("h20")), Error);
+}
+
+}  // namespace
+}  // namespace fp8flow::predict
