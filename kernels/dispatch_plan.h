@@ -17,22 +17,23 @@ struct DispatchPlan {
     TensorView row_source, row_prob;  // [M cap]
     TensorView recv_rows, recv_offsets, recv_source;
     TensorView send_tokens, send_counts;
+    int64_t num_local_experts = 0;
     int64_t num_tokens = 0;  // T of this rank
     int64_t topk = 0;
 };
 
 // Fills in the outputs of `args` that are absent, in their shapes, from allocate(dtype, {dims...}); all_ids,
-// num_local_experts, groups.row_capacity and groups.alignment are set. next_row_base stays as it is:
-// optional; overflow too: it outlives the plan.
+// num_local_experts, num_sources, groups.row_capacity and groups.alignment are set. next_row_base stays as it
+// is: optional; overflow too: it outlives the plan.
 template <class Allocate> void allocate_plan(op::PlanDispatch& args, Allocate allocate) {
     const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2),
-                  local = args.num_local_experts, capacity = args.groups.row_capacity;
+                  groups = args.num_sources * args.num_local_experts, capacity = args.groups.row_capacity;
     const auto output = [&](TensorView& view, DType dtype, std::initializer_list<int64_t> shape) {
         if (!view) view = allocate(dtype, shape);
     };
-    args.groups.num_groups = local;
-    output(args.groups.counts, DType::i64, {local});
-    output(args.groups.offsets, DType::i64, {local + 1});
+    args.groups.num_groups = groups;
+    output(args.groups.counts, DType::i64, {groups});
+    output(args.groups.offsets, DType::i64, {groups + 1});
     output(args.row_source, DType::i32, {capacity});
     output(args.row_prob, DType::f32, {capacity});
     output(args.recv_rows, DType::i32, {ranks * slots, topk});
@@ -54,6 +55,7 @@ inline DispatchPlan plan_of(const op::PlanDispatch& args, int64_t num_tokens) {
             .recv_source = args.recv_source,
             .send_tokens = args.send_tokens,
             .send_counts = args.send_counts,
+            .num_local_experts = args.num_local_experts,
             .num_tokens = num_tokens,
             .topk = args.all_ids.dim(2)};
 }

@@ -28,7 +28,8 @@ void check_plan(const DispatchPlan& plan, int64_t ranks) {
     check_tensor(plan.all_ids, "all_ids", DType::i32, {ranks, slots, plan.topk});
     FP8FLOW_CHECK(plan.num_tokens >= 0 && plan.num_tokens <= slots, "{} tokens in {} slots", plan.num_tokens,
                   slots);
-    FP8FLOW_CHECK(plan.groups.num_groups >= 1, "{} groups", plan.groups.num_groups);
+    FP8FLOW_CHECK(plan.num_local_experts >= 1 && plan.groups.num_groups % plan.num_local_experts == 0,
+                  "{} groups of {} local experts", plan.groups.num_groups, plan.num_local_experts);
     check_tensor(plan.recv_rows, "recv_rows", DType::i32, {ranks * slots, plan.topk});
     check_tensor(plan.recv_offsets, "recv_offsets", DType::i64, {ranks + 1});
     check_tensor(plan.recv_source, "recv_source", DType::i32, {ranks * slots});

@@ -56,8 +56,8 @@ struct Context {
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
     bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
-    // The last micro-batch, where no other rank adds to expert gradients: weight gradients leave the sums of
-    // their squares, which the gradient norm takes.
+    // The last micro-batch, where nothing else is added to expert gradients: weight gradients leave the sums
+    // of their squares, which the gradient norm takes (combine order rank).
     bool sums_squares = false;
     DelayedWgrads* delayed = nullptr;  // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics

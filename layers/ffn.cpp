@@ -16,6 +16,7 @@ ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
                            .init_std = std,
                            .expert = spec.expert_parallel,
                            .first_expert = spec.first_expert,
+                           .sources = spec.sources,
                            .format = spec.format,
                            .plain_dtype = spec.plain_dtype});
     };

@@ -30,6 +30,7 @@ struct ExpertWeightsSpec {
     int64_t width = 0;  // F
     int64_t num_experts = 1;
     int64_t first_expert = 0;      // global id of local expert 0
+    int64_t sources = 1;           // ParameterSpec::sources
     bool expert_parallel = false;  // different experts on each expert-parallel rank
     WeightFormat format;
     DType plain_dtype = DType::bf16;

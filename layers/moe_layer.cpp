@@ -15,7 +15,8 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
       recompute_(spec.recompute),
       layer_(spec.layer),
       first_expert_(spec.moe.num_experts / spec.expert_parallel_size * spec.expert_parallel_rank),
-      local_experts_(spec.moe.num_experts / spec.expert_parallel_size) {
+      local_experts_(spec.moe.num_experts / spec.expert_parallel_size),
+      sources_(gradient_sources(spec.moe, spec.expert_parallel_size)) {
     flow_ = make_flow(precision_, experts_recompute(recompute_));
     shared_flow_ = make_flow(precision_, {});
     router_ = std::make_unique<Router>(store, device, spec.model, moe_, spec.plain_dtype, layer_);
@@ -25,6 +26,7 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
                                    .width = moe_.moe_ffn_hidden_size,
                                    .num_experts = local_experts_,
                                    .first_expert = first_expert_,
+                                   .sources = sources_,
                                    .expert_parallel = true,
                                    .format = flow_->weight_format(),
                                    .plain_dtype = spec.plain_dtype});
@@ -42,7 +44,8 @@ int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int6
             moe.moe_expert_rank_capacity_factor * static_cast<double>(tokens_per_rank * moe.moe_router_topk);
         if (wanted < static_cast<double>(worst)) rows = static_cast<int64_t>(std::ceil(wanted));
     }
-    return round_up(rows + local * (moe.moe_row_alignment - 1), kBlock);
+    const int64_t groups = local * gradient_sources(moe, expert_parallel_size);
+    return round_up(rows + groups * (moe.moe_row_alignment - 1), kBlock);
 }
 
 void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
@@ -170,13 +173,15 @@ DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const T
                           .rank = ctx.exchange.rank(),
                           .first_expert = first_expert_,
                           .num_local_experts = local_experts_,
+                          .num_sources = sources_,
                           .groups = {.row_capacity = capacity, .alignment = alignment},
                           .overflow = ctx.step_status};
     if (ctx.known_rows != nullptr) args.groups.known_rows = ctx.known_rows->at(static_cast<size_t>(layer_));
     // weight gradients that wait read the sizes of their groups in the next micro-batch
     Arena& sizes = in_row_arena && ctx.delays_wgrads() ? ctx.delayed->arena() : ctx.saved;
-    args.groups.counts = sizes.tensor(DType::i64, {local_experts_}, "plan");
-    args.groups.offsets = sizes.tensor(DType::i64, {local_experts_ + 1}, "plan");
+    const int64_t groups = sources_ * local_experts_;
+    args.groups.counts = sizes.tensor(DType::i64, {groups}, "plan");
+    args.groups.offsets = sizes.tensor(DType::i64, {groups + 1}, "plan");
     if (in_row_arena) {
         args.row_base = ctx.rows.row_base();
         args.next_row_base = ctx.rows.next_row_base();

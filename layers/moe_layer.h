@@ -58,7 +58,7 @@ private:
     ExpertWeights experts_;
     std::unique_ptr<Ffn> shared_;
     int layer_;
-    int64_t first_expert_, local_experts_;
+    int64_t first_expert_, local_experts_, sources_;
 };
 
 }  // namespace fp8flow

@@ -5,6 +5,7 @@
 
 #include "kernels/core/random.h"
 
+#include <algorithm>
 #include <vector>
 
 namespace fp8flow {
@@ -65,6 +66,7 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
 }
 
 void ParameterStore::allocate_gradients() {
+    for (const Parameter& p : parameters_) sources_ = std::max(sources_, p.spec.sources);
     for (const bool expert : {false, true}) {
         const DType dtype = expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32;
         const int64_t alignment = 256 / size_of(dtype);
@@ -72,15 +74,19 @@ void ParameterStore::allocate_gradients() {
         for (const Parameter& p : parameters_)
             if (p.spec.expert == expert) total += round_up(p.numel(), alignment);
         if (total == 0) continue;
+        const int64_t sources = expert ? sources_ : 1;
+        const TensorView of_sources = arena_.tensor(dtype, {sources * total}, "main_grad");
+        ops_.device().fill(of_sources.data, 0, static_cast<size_t>(of_sources.bytes()));
         TensorView& all = expert ? expert_gradients_ : dense_gradients_;
-        all = arena_.tensor(dtype, {total}, "main_grad");
-        ops_.device().fill(all.data, 0, static_cast<size_t>(all.bytes()));
+        all = of_sources.slice(0, total);
+        if (expert) source_stride_ = total;
         int64_t next = 0;
         for (Parameter& p : parameters_) {
             if (p.spec.expert != expert) continue;
             p.main_grad = p.master;
             p.main_grad.dtype = dtype;
             p.main_grad.data = all.slice(next, 1).data;
+            p.source_stride = total;
             next += round_up(p.numel(), alignment);
         }
     }
@@ -104,6 +110,12 @@ void ParameterStore::allocate_squares() {
         p.squares = expert_squares_.slice(next, entries(s)).reshape({s[0], s[1], s[2], s[3]});
         next += entries(s);
     }
+}
+
+TensorView Parameter::gradient_of(int64_t source) const {
+    TensorView gradient = main_grad;
+    gradient.data = main_grad.bytes_ptr() + source * source_stride * size_of(main_grad.dtype);
+    return gradient;
 }
 
 ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last) const {

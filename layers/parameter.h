@@ -10,6 +10,7 @@
 
 #include <deque>
 #include <string>
+#include <vector>
 
 namespace fp8flow {
 
@@ -38,6 +39,7 @@ struct ParameterSpec {
     double init_std = 0.02;
     bool expert = false;       // leading dimension: local experts, different on each expert-parallel rank
     int64_t first_expert = 0;  // global id of local expert 0
+    int64_t sources = 1;       // of an expert's gradient: ranks whose tokens are summed apart
     bool weight_decay = true;
     WeightFormat format;
     DType plain_dtype = DType::bf16;  // dtype of the plain copy; f32: the master itself serves
@@ -47,12 +49,15 @@ struct Parameter {
     ParameterSpec spec;
     uint64_t stream = 0;                 // of its random numbers: a hash of the name
     TensorView master, m, v, main_grad;  // spec.shape; f32, or as StateDtypes says
+    int64_t source_stride = 0;           // elements from the gradient of one source to that of the next
     TensorView squares;                  // of main_grad, expert parameters: kernels/ops/squares.h; f64
     TensorView plain;                    // working copy in the activation dtype
     ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
     ScaledTensor for_fprop() const { return fprop ? fprop : ScaledTensor{.data = plain}; }
+    // What tokens of one source rank add to; main_grad is that of source 0, and in the end the sum.
+    TensorView gradient_of(int64_t source) const;
     int64_t numel() const { return master.numel(); }
     // Of the whole tensor, where other ranks hold experts before these.
     int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
@@ -63,14 +68,19 @@ struct Parameter {
 class ParameterStore {
 public:
     ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {})
-        : ops_(ops), seed_(seed), dtypes_(dtypes), arena_(ops.device(), "parameters") {}
+        : ops_(ops),
+          seed_(seed),
+          dtypes_(dtypes),
+          arena_(ops.device(), "parameters"),
+          sums_(ops.device(), "sums over sources") {}
 
     // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
     // writes the working copies.
     Parameter& add(const ParameterSpec& spec);
     // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
     // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
-    // between two gradients is 0. The sums of squares of expert gradients likewise, without gaps.
+    // between two gradients is 0. Those of experts once a source, all of source 0 first. The sums of squares
+    // of expert gradients likewise, without gaps.
     void allocate_gradients();
     // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
@@ -82,6 +92,11 @@ public:
         TensorView dense, expert;  // [N]; absent where there are none
     };
     Gradients gradients_of(size_t first, size_t last) const;
+    // The sum over all ranks that hold these experts, in `gradient`, a part of expert_gradients(). With
+    // several sources: over all source ranks of the job in ascending order, as where every rank holds all
+    // experts. replica: this rank's, of its experts.
+    void reduce_expert_gradients(Exchange& exchange, int64_t replica, const TensorView& gradient,
+                                 const Launch& launch = {});
     std::deque<Parameter>& all() { return parameters_; }
     const std::deque<Parameter>& all() const { return parameters_; }
     // Writes the working copies of one parameter from its master.
@@ -91,11 +106,14 @@ public:
 
 private:
     void allocate_squares();
+    std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
+                                            const Launch& launch);
 
     Ops& ops_;
     uint64_t seed_;
     StateDtypes dtypes_;
-    Arena arena_;
+    Arena arena_, sums_;
+    int64_t sources_ = 1, source_stride_ = 0;
     std::deque<Parameter> parameters_;
     TensorView dense_gradients_, expert_gradients_, expert_squares_;
 };

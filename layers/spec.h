@@ -68,6 +68,10 @@ struct MoeSpec {
     int64_t moe_row_alignment = 128;               // rows every expert group is padded to
     CombineOrder moe_combine_order = CombineOrder::rank;
 };
+// Source ranks whose tokens have groups of rows and sums of weight gradients of their own.
+inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size) {
+    return moe.moe_combine_order == CombineOrder::invariant ? expert_parallel_size : 1;
+}
 
 // The recipe and the switches of the flow: each moe_* is true in fp8_flow, ablations turn one off.
 struct PrecisionSpec {

@@ -44,7 +44,7 @@ struct Sizes {
         : ranks(plan.all_ids.dim(0)),
           slots(plan.all_ids.dim(1)),
           topk(plan.topk),
-          local_experts(plan.groups.num_groups) {}
+          local_experts(plan.num_local_experts) {}
     // The rank that hosts an expert; -1 for the id of an absent token.
     int64_t host_of(int64_t expert) const {
         return expert >= 0 && expert < ranks * local_experts ? expert / local_experts : -1;

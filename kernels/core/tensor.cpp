@@ -46,6 +46,15 @@ TensorView TensorView::operator[](int64_t index) const {
     return view;
 }
 
+RowGroups RowGroups::slice(int64_t first, int64_t count) const {
+    RowGroups groups = *this;
+    groups.num_groups = count;
+    groups.counts = counts.slice(first, count);
+    groups.offsets = offsets.slice(first, count + 1);
+    groups.known_rows = cost_rows() * count / num_groups;  // as if all were alike
+    return groups;
+}
+
 std::string describe(const TensorView& view) {
     if (!view) return "absent";
     std::string text = fmt::format("{}[", name_of(view.dtype));

@@ -62,10 +62,11 @@ struct TensorView {
 TensorView make_view(void* data, DType dtype, std::initializer_list<int64_t> shape);
 std::string describe(const TensorView& view);  // "bf16[128, 256]"
 
-// M routed rows in `num_groups` groups (local experts), expert-major. Group g holds counts[g] valid rows
-// followed by pads up to offsets[g+1]; offsets are multiples of `alignment`, offsets[num_groups] is the
-// padded total. Rows are relative to the row_base of the tensor at hand. A group of 0 rows has no pads.
-// counts and offsets are device data.
+// M routed rows in `num_groups` groups, one after the other: the local experts, or the local experts for each
+// source rank in turn (op::PlanDispatch::num_sources). Group g holds counts[g] valid rows followed by pads up
+// to offsets[g+1]; offsets are multiples of `alignment`, offsets[num_groups] is the padded total. Rows are
+// relative to the row_base of the tensor at hand. A group of 0 rows has no pads. counts and offsets are
+// device data.
 struct RowGroups {
     int64_t num_groups = 0;
     TensorView counts;         // [num_groups] i64
@@ -78,6 +79,8 @@ struct RowGroups {
     int64_t cost_rows() const {
         return known_rows > 0 && known_rows < row_capacity ? known_rows : row_capacity;
     }
+    // Groups [first, first + count), where they are.
+    RowGroups slice(int64_t first, int64_t count) const;
 };
 
 // Whether a gradient replaces or adds to what the output holds.

@@ -38,9 +38,9 @@ void check_output(const TensorView& d, const char* what, Gradient mode) {
                   "{} is {}: only f32 can be accumulated into", what, describe(d));
 }
 
-void check_groups(const RowGroups& groups, int64_t num_groups) {
-    FP8FLOW_CHECK(groups.num_groups == num_groups && num_groups >= 1, "{} groups of rows for {} weights",
-                  groups.num_groups, num_groups);
+void check_groups(const RowGroups& groups, int64_t num_gradients) {
+    FP8FLOW_CHECK(groups.num_groups == num_gradients && num_gradients >= 1,
+                  "{} groups of rows for {} weight gradients", groups.num_groups, num_gradients);
     check_group_arrays(groups);
 }
 
@@ -132,7 +132,9 @@ void check(const op::GroupedGemm& args) {
                   describe(b));
     const int64_t n = b.dim(args.form == op::GemmForm::nt ? 1 : 2),
                   k = b.dim(args.form == op::GemmForm::nt ? 2 : 1);
-    check_groups(args.groups, b.dim(0));
+    FP8FLOW_CHECK(b.dim(0) >= 1 && args.groups.num_groups >= 1 && args.groups.num_groups % b.dim(0) == 0,
+                  "{} groups of rows for {} weights", args.groups.num_groups, b.dim(0));
+    check_group_arrays(args.groups);
     check_output(args.d, "d", Gradient::overwrite);
     check_routed_rows(a, "a", args.groups, {k});
     check_routed_rows(args.d, "d", args.groups, {n});

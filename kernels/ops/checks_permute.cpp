@@ -58,8 +58,11 @@ void check(const op::PlanDispatch& args) {
                   "rank {} with {} local experts begins at expert {}, must begin at {}", args.rank,
                   args.num_local_experts, args.first_expert, args.rank * args.num_local_experts);
     check_groups(args.groups);
-    FP8FLOW_CHECK(args.groups.num_groups == args.num_local_experts, "{} groups for {} local experts",
-                  args.groups.num_groups, args.num_local_experts);
+    FP8FLOW_CHECK(args.num_sources == 1 || args.num_sources == ranks, "{} sources of {} ranks",
+                  args.num_sources, ranks);
+    FP8FLOW_CHECK(args.groups.num_groups == args.num_sources * args.num_local_experts,
+                  "{} groups for {} local experts of {} sources", args.groups.num_groups,
+                  args.num_local_experts, args.num_sources);
     FP8FLOW_CHECK(args.row_source.rank == 1 && args.row_source.dtype == DType::i32, "row_source is {}",
                   describe(args.row_source));
     FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",

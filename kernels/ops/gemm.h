@@ -28,12 +28,13 @@ struct Gemm {
     TensorView d;  // out [M, N] bf16 | f32
 };
 
-// D[r] = A[r] B[g]^T for every row r of group g. nt with B [G, N, K], or nn with B [G, K, N] (plain operands
-// only). Row scales: A vec128 | row | mx32 | tensor | none, B block128 | row | mx32 | tensor | none. Pad rows
-// of D are written as zeros; rows past offsets[G] are untouched.
+// D[r] = A[r] B[g mod E]^T for every row r of group g; the number of groups G is a multiple of E. nt with B
+// [E, N, K], or nn with B [E, K, N] (plain operands only). Row scales: A vec128 | row | mx32 | tensor | none,
+// B block128 | row | mx32 | tensor | none. Pad rows of D are written as zeros; rows past offsets[G] are
+// untouched.
 struct GroupedGemm {
     ScaledTensor a;  // [M, K]
-    ScaledTensor b;  // [G, N, K]
+    ScaledTensor b;  // [E, N, K]
     RowGroups groups;
     GemmForm form = GemmForm::nt;
     TensorView d;  // out [M, N]
@@ -101,7 +102,7 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
 enum class SaveH { yes, no };
 struct GroupedGemmSwigluQuantize {
     ScaledTensor a;  // [M, K] vec128
-    ScaledTensor b;  // [G, 2F, K] block128
+    ScaledTensor b;  // [E, 2F, K] block128
     RowGroups groups;
     TensorView prob;  // [M] f32, optional
     ScaleFormat scale_format = ScaleFormat::pow2;

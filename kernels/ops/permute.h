@@ -15,23 +15,27 @@ namespace fp8flow::op {
 // (source rank, token) order, so the order inside an expert does not depend on how experts are spread over
 // ranks. Expert e lives on rank e / L, so first_expert is rank * L; a token names an expert at most once.
 // row_source and row_prob are M-tensors and begin at their own row_base; row numbers inside recv_rows and
-// offsets are relative to it. Their rows past offsets[L] are not written (they may belong to the next layer).
+// offsets are relative to it. Their rows past the last group are not written (they may belong to the next
+// layer).
 struct PlanDispatch {
     TensorView all_ids;    // [G, S, K] i32: global expert ids of every rank's tokens; -1: no such token
     TensorView all_probs;  // [G, S, K] f32
     int64_t rank = 0;      // this rank
     int64_t first_expert = 0;
     int64_t num_local_experts = 0;
+    // 1: group l has local expert l's rows of all ranks. G: group s * L + l has those of source rank s alone,
+    // so that no block of rows, and no sum over a group, spans two sources.
+    int64_t num_sources = 1;
     const int64_t* row_base = nullptr;  // device word: where this layer's M-tensors begin (null: 0)
-    RowGroups groups;         // out: counts [L], offsets [L+1]; row_capacity and alignment are inputs
-    TensorView row_source;    // out [M cap] i32: received row that feeds M-row r; -1: pad
-    TensorView row_prob;      // out [M cap] f32: its probability; 0 in pads (in the row arena)
+    RowGroups groups;                   // out: num_sources * L; row_capacity and alignment are inputs
+    TensorView row_source;              // out [M cap] i32: received row that feeds M-row r; -1: pad
+    TensorView row_prob;                // out [M cap] f32: its probability; 0 in pads (in the row arena)
     TensorView recv_rows;     // out [G*S, K] i32: M-rows of received row i in ascending expert order, then -1
     TensorView recv_offsets;  // out [G+1] i64: received rows by source rank (prefix sums)
     TensorView recv_source;   // out [G*S] i32: source rank * S + token of received row i
     TensorView send_tokens;   // out [G, S] i32: own tokens that rank g needs, ascending; then -1
     TensorView send_counts;   // out [G] i64
-    // out [1] i64: row_base + offsets[L] rounded up to 128: where the next layer may begin; optional
+    // out [1] i64: row_base + the padded total, rounded up to 128: where the next layer may begin; optional
     TensorView next_row_base;
     // in/out [1] i32: set to 1 when the padded total exceeds row_capacity or what row_source / row_prob hold
     // past their row_base (never set back to 0). Then the step must not be used, and the rows are cut so that

@@ -73,11 +73,11 @@ Operand from_contraction(Operand operand, const ScaledTensor& tensor, int64_t k,
     return operand;
 }
 
-// Entry `group` of stacked weights.
-Operand of_group(Operand operand, const ScaledTensor& tensor, int64_t group) {
-    operand.offset += group * tensor.data.dim(1) * tensor.data.dim(2);
+// Entry `index` of stacked weights.
+Operand entry_of(Operand operand, const ScaledTensor& tensor, int64_t index) {
+    operand.offset += index * tensor.data.dim(1) * tensor.data.dim(2);
     if (tensor.scales && tensor.layout != ScaleLayout::tensor)
-        operand.scale.offset += group * (tensor.scales.numel() / tensor.data.dim(0));
+        operand.scale.offset += index * (tensor.scales.numel() / tensor.data.dim(0));
     return operand;
 }
 
@@ -213,7 +213,7 @@ void ReferenceOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch&) {
                             .n = n,
                             .k = k,
                             .a = from_row(a, a_base + range.first),
-                            .b = of_group(b, args.b, range.group),
+                            .b = entry_of(b, args.b, range.group % args.b.data.dim(0)),
                             .d = args.d,
                             .d_offset = (d_base + range.first) * n});
         const int64_t row_bytes = n * size_of(args.d.dtype), first_pad = range.first + range.count;

@@ -67,18 +67,19 @@ void list_sends(const op::PlanDispatch& args) {
 
 void ReferenceOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch&) {
     const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2);
-    const int64_t num_groups = args.num_local_experts, received_capacity = ranks * slots;
+    const int64_t num_groups = args.groups.num_groups, received_capacity = ranks * slots;
     const int32_t* ids = args.all_ids.as<int32_t>();
     const float* probs = args.all_probs.as<float>();
-    const auto local_expert = [&](int64_t index) -> int64_t {  // -1: absent or on another rank
-        const int64_t expert = ids[index];
-        const bool local = expert >= args.first_expert && expert < args.first_expert + num_groups;
-        return local ? expert - args.first_expert : -1;
+    const auto group_of = [&](int64_t index) -> int64_t {  // -1: absent or on another rank
+        const int64_t expert = ids[index] - args.first_expert;
+        if (expert < 0 || expert >= args.num_local_experts) return -1;
+        const int64_t source = args.num_sources > 1 ? index / (slots * topk) : 0;
+        return source * args.num_local_experts + expert;
     };
 
     std::vector<int64_t> wanted(static_cast<std::size_t>(num_groups), 0);
     for (int64_t i = 0; i < received_capacity * topk; ++i)
-        if (const int64_t group = local_expert(i); group >= 0) ++wanted[group];
+        if (const int64_t group = group_of(i); group >= 0) ++wanted[group];
     const GroupRows rows = place_groups(wanted, args.groups.alignment, rows_available(args));
     std::copy(rows.counts.begin(), rows.counts.end(), args.groups.counts.as<int64_t>());
     std::copy(rows.offsets.begin(), rows.offsets.end(), args.groups.offsets.as<int64_t>());
@@ -109,7 +110,7 @@ void ReferenceOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch&)
         if (source % slots == 0) recv_offsets[source / slots] = received;
         choices.clear();
         for (int64_t i = source * topk; i < (source + 1) * topk; ++i)
-            if (const int64_t group = local_expert(i); group >= 0) choices.push_back({group, probs[i]});
+            if (const int64_t group = group_of(i); group >= 0) choices.push_back({group, probs[i]});
         if (choices.empty()) continue;
         std::sort(choices.begin(), choices.end(),
                   [](const Choice& a, const Choice& b) { return a.group < b.group; });

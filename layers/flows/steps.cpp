@@ -171,10 +171,11 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
 
 namespace {
 
-// Of a gradient in BF16: the same for any number of ranks that share the experts.
-StochasticRounding rounding_of(const Context& ctx, const Parameter& weight) {
+// Of a gradient in BF16: the same for any number of ranks that share the experts. replica: of the sums that
+// are made of the weight's gradient, over all ranks.
+StochasticRounding rounding_of(const Context& ctx, const Parameter& weight, int64_t replica) {
     constexpr int64_t kMoments = 2;  // uses 0 and 1 of a tensor are its moments
-    const int64_t use = kMoments + ctx.rounding.replica * ctx.num_micro_batches + ctx.micro_batch;
+    const int64_t use = kMoments + replica * ctx.num_micro_batches + ctx.micro_batch;
     return {.key = rounding_key(ctx.rounding.seed, weight.stream, use),
             .first = weight.spec.expert ? weight.spec.first_expert * weight.spec.shape[1] : 0,
             .step = ctx.rounding.step ? ctx.rounding.step.as<int64_t>() : nullptr};
@@ -184,19 +185,41 @@ TensorView squares_of(const Context& ctx, const Parameter& weight) {
     return ctx.sums_squares ? weight.squares : TensorView{};
 }
 
+// The operands with the groups of one source rank, and the scales that belong to groups.
+op::WgradOperands of_source(op::WgradOperands operands, int64_t source, int64_t experts) {
+    if (!operands || operands.groups.num_groups == experts) return operands;
+    operands.groups = operands.groups.slice(source * experts, experts);
+    for (ScaledTensor* operand : {&operands.dy, &operands.x})
+        if (operand->layout == ScaleLayout::group_row)
+            operand->scales = operand->scales.slice(source * experts, experts);
+    return operands;
+}
+
+// One GEMM for the tokens of each source rank that has groups of its own.
+void add_by_source(Context& ctx, const op::WgradOperands& first, Gradient mode,
+                   const op::WgradOperands& second, const Parameter& weight) {
+    const int64_t experts = weight.spec.shape[0], sources = first.groups.num_groups / experts;
+    for (int64_t source = 0; source < sources; ++source) {
+        const op::WgradOperands own = of_source(first, source, experts);
+        ctx.ops.grouped_gemm_wgrad(
+            {.dy = own.dy,
+             .x = own.x,
+             .groups = own.groups,
+             .mode = mode,
+             .dw = weight.gradient_of(source),
+             .second = of_source(second, source, experts),
+             .rounding = rounding_of(ctx, weight, ctx.rounding.replica * sources + source),
+             .squares = squares_of(ctx, weight)},
+            ctx.launch);
+    }
+}
+
 }  // namespace
 
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight) {
     auto timed = ctx.stage(stage);
-    ctx.ops.grouped_gemm_wgrad({.dy = dy,
-                                .x = x,
-                                .groups = groups,
-                                .mode = ctx.grad_mode,
-                                .dw = weight.main_grad,
-                                .rounding = rounding_of(ctx, weight),
-                                .squares = squares_of(ctx, weight)},
-                               ctx.launch);
+    add_by_source(ctx, {dy, x, groups}, ctx.grad_mode, {}, weight);
 }
 
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
@@ -212,16 +235,7 @@ void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor&
         return;
     }
     auto timed = ctx.stage(stage);
-    const op::WgradOperands& first = waiting->operands;
-    ctx.ops.grouped_gemm_wgrad({.dy = first.dy,
-                                .x = first.x,
-                                .groups = first.groups,
-                                .mode = waiting->mode,
-                                .dw = weight.main_grad,
-                                .second = own,
-                                .rounding = rounding_of(ctx, weight),
-                                .squares = squares_of(ctx, weight)},
-                               ctx.launch);
+    add_by_source(ctx, waiting->operands, waiting->mode, own, weight);
 }
 
 double fp8_bytes(ScaleLayout layout) {

@@ -60,7 +60,8 @@ void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const 
                   const RowGroups& groups, const TensorView& d);
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx);
-// weight.main_grad (+)= dy^T x per group.
+// weight.main_grad (+)= dy^T x per group, the gradient of each source rank apart where it has groups of its
+// own.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
 // The same for operands with the lifetime of wgrad_life. With moe_wgrad_pair_micro_batches the first of two

@@ -214,6 +214,12 @@ private:
         rule(!p.moe_wgrad_pair_micro_batches || p.fp8_wgrad,
              {"precision.moe_wgrad_pair_micro_batches", "precision.fp8_wgrad"},
              "got true, want false with fp8_wgrad: false, since BF16 operands are not kept");
+        rule(p.recipe != Recipe::fp8_tensorwise || c_.moe.moe_combine_order == CombineOrder::rank ||
+                 c_.parallel.expert_model_parallel_size == 1,
+             {"moe.moe_combine_order", "precision.recipe", "parallel.expert_model_parallel_size"},
+             "got invariant, want rank with recipe fp8_tensorwise and expert_model_parallel_size > 1: a "
+             "scale is "
+             "the maximum of the experts of a rank");
         const auto legal = legal_alignments(p.recipe);
         rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
              {"moe.moe_row_alignment", "precision.recipe"},

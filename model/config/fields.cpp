@@ -173,9 +173,10 @@ void add_moe(std::vector<ConfigField>& fields) {
     fields.push_back(
         integer(s, "moe_row_alignment", AT(moe.moe_row_alignment), {.min = 1, .max = 128},
                 "rows of every expert are padded to a multiple of 1, 16, 32 or 128, as the recipe allows"));
-    fields.push_back(choice(s, "moe_combine_order", AT(moe.moe_combine_order), {"rank", "invariant"},
-                            "rank: fast; invariant: outputs and input gradients have the same bits for every "
-                            "expert_model_parallel_size, weight gradients differ in rounding"));
+    fields.push_back(
+        choice(s, "moe_combine_order", AT(moe.moe_combine_order), {"rank", "invariant"},
+               "rank: fast; invariant: a number of ranks trains to the same bits with every "
+               "expert_model_parallel_size, at a cost in memory and time; not in fp8_tensorwise"));
     fields.push_back(fixed(s, "moe_router_dtype", "fp32", "scores are always FP32"));
     fields.push_back(fixed(s, "moe_grouped_gemm", "true", "experts always run as one grouped GEMM"));
 }

@@ -89,8 +89,9 @@ int64_t tokens_of(const Config& config) { return config.training.micro_batch_siz
 
 double balanced_rows(const Config& config) {
     const MoeSpec& moe = config.moe;
-    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
-    const double pads = f64(local_experts) * f64(moe.moe_row_alignment - 1) / 2;  // half a block an expert
+    const int64_t ranks = config.parallel.expert_model_parallel_size,
+                  groups = moe.num_experts / ranks * gradient_sources(moe, ranks);
+    const double pads = f64(groups) * f64(moe.moe_row_alignment - 1) / 2;  // half a block a group
     return f64(tokens_of(config) * moe.moe_router_topk) + pads;
 }
 
@@ -234,6 +235,9 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const double moments =
         f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
     const bool bf16_gradients = state.main_grads_dtype == StateDtype::bf16;
+    const int64_t sources = gradient_sources(config.moe, config.parallel.expert_model_parallel_size);
+    const double main_grads = 4 * (parameters - experts) + (bf16_gradients ? 2 : 4) * f64(sources) * experts;
+    const std::string by_source = sources > 1 ? fmt::format(", {} x (order invariant)", sources) : "";
     const WeightBytes weights = weight_bytes(config);
     const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
     const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
@@ -254,9 +258,11 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
                         : "Adam moments",
          moments * parameters, fmt::format("{:.0f} bytes x {}", moments, of)},
         bf16_gradients
-            ? MemoryItem{"main gradients (BF16)", 4 * (parameters - experts) + 2 * experts,
-                         fmt::format("2 bytes x {:.4g} B of routed experts, 4 x others", experts / 1e9)}
-            : MemoryItem{"main gradients (FP32)", 4 * parameters, "4 bytes x " + of},
+            ? MemoryItem{"main gradients (BF16)", main_grads,
+                         fmt::format("2 bytes x {:.4g} B of routed experts{}, 4 x others", experts / 1e9,
+                                     by_source)}
+            : MemoryItem{"main gradients (FP32)", main_grads,
+                         "4 bytes x " + of + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
         {"saved activations", in_flight * saved_bytes(config, config.recompute, capacity),
          fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers{}", tokens, capacity,
                      m.num_layers, in_flight > 1 ? ", two micro-batches" : "")},

@@ -136,7 +136,8 @@ void ReplayLayer::backward(std::span<const Bf16> gradient) {
         layer_->backward(ctx, input_, dy, saved_moe_, dx_);
     }
     exchange_->all_reduce(Reduce::sum, Ranks::world, store_.dense_gradients(), ctx.launch);
-    exchange_->all_reduce(Reduce::sum, Ranks::expert_replicas, store_.expert_gradients(), ctx.launch);
+    store_.reduce_expert_gradients(*exchange_, groups_.expert_replicas->rank(), store_.expert_gradients(),
+                                   ctx.launch);
     device().synchronize();
 }
 
@@ -186,7 +187,8 @@ void ReplayLayer::record_plan() {
     device().copy_out(offsets.data(), plan.groups.offsets.data, offsets.size() * sizeof(int64_t));
     const std::vector<int32_t> ids = integers_of(plan.all_ids, plan.all_ids.numel()).integers;
     const auto topk = static_cast<size_t>(plan.topk);
-    const int64_t first_expert = groups_.expert_parallel->rank() * plan.groups.num_groups;
+    const int64_t local = plan.num_local_experts, first_expert = groups_.expert_parallel->rank() * local;
+    const bool by_source = plan.groups.num_groups > local;
     // the ranks that share the experts hold consecutive tokens, in the order of the ranks
     const int64_t first_token = (world_.rank() - groups_.expert_parallel->rank()) * slots_;
     HostValues token_of_row{.shape = {offsets.back()}};
@@ -194,9 +196,11 @@ void ReplayLayer::record_plan() {
     std::vector<int64_t> next = offsets;
     for (size_t i = 0; i < ids.size(); ++i) {
         const int64_t expert = ids[i] - first_expert;
-        if (ids[i] < 0 || expert < 0 || expert >= plan.groups.num_groups) continue;
-        token_of_row.integers[static_cast<size_t>(next[static_cast<size_t>(expert)]++)] =
-            static_cast<int32_t>(first_token + static_cast<int64_t>(i / topk));
+        if (ids[i] < 0 || expert < 0 || expert >= local) continue;
+        const auto token = static_cast<int64_t>(i / topk);
+        const int64_t group = (by_source ? token / slots_ * local : 0) + expert;
+        token_of_row.integers[static_cast<size_t>(next[static_cast<size_t>(group)]++)] =
+            static_cast<int32_t>(first_token + token);
     }
     const auto words = [](const std::vector<int64_t>& values) {
         return HostValues{.shape = {static_cast<int64_t>(values.size())},

@@ -27,8 +27,8 @@ std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t step) {
     return {static_cast<float>(learning_rate(t, step)), correction(t.adam_beta1), correction(t.adam_beta2)};
 }
 
-Optimizer::Optimizer(const TrainingSpec& training, Device& device)
-    : training_(training), state_(device, "optimizer") {
+Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& device)
+    : training_(training), order_(order), state_(device, "optimizer") {
     dense_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
     expert_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
     norm_ = state_.tensor(DType::f32, {1}, "optimizer");
@@ -42,12 +42,41 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
     if (store.dense_gradients())
         ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
-    if (store.expert_squares() && ctx.sums_squares)
-        ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
-    else if (store.expert_gradients() && ctx.exchange.holds_first_replica())
-        ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
-    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
+    if (order_ == CombineOrder::invariant) {
+        sum_squares_by_expert(ctx, store);
+    } else {
+        if (store.expert_squares() && ctx.sums_squares)
+            ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
+        else if (store.expert_gradients() && ctx.exchange.holds_first_replica())
+            ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
+        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
+    }
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
+}
+
+// In the order of parameters and global expert ids, so that the sum does not depend on who holds an expert.
+void Optimizer::sum_squares_by_expert(Context& ctx, ParameterStore& store) {
+    const auto experts_of = [&](const Parameter& p) {
+        return p.spec.expert ? p.spec.shape[0] * ctx.exchange.size() : 0;
+    };
+    if (!squares_of_experts_) {
+        int64_t total = 0;
+        for (const Parameter& p : store.all()) total += experts_of(p);
+        if (total == 0) return;
+        squares_of_experts_ = state_.tensor(DType::f32, {total}, "optimizer");
+    }
+    ctx.ops.zero({.y = squares_of_experts_}, ctx.launch);
+    int64_t first = 0;
+    for (const Parameter& p : store.all()) {
+        if (p.spec.expert && ctx.exchange.holds_first_replica())
+            for (int64_t e = 0; e < p.spec.shape[0]; ++e)
+                ctx.ops.norm_squared({.x = p.main_grad[e],
+                                      .sum = squares_of_experts_.slice(first + p.spec.first_expert + e, 1)},
+                                     ctx.launch);
+        first += experts_of(p);
+    }
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, squares_of_experts_, ctx.launch);
+    ctx.ops.sum({.values = squares_of_experts_, .sum = expert_squares_}, ctx.launch);
 }
 
 void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
@@ -55,7 +84,8 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
     if (store.dense_gradients())
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, store.dense_gradients(), ctx.launch);
     if (store.expert_gradients())
-        ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, store.expert_gradients(), ctx.launch);
+        store.reduce_expert_gradients(ctx.exchange, ctx.rounding.replica, store.expert_gradients(),
+                                      ctx.launch);
 }
 
 void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {

@@ -18,7 +18,7 @@ std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t step);
 
 class Optimizer {
 public:
-    Optimizer(const TrainingSpec& training, Device& device);
+    Optimizer(const TrainingSpec& training, CombineOrder order, Device& device);
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
     // that hold the same experts. Then clips and updates. The sums of the inputs are summed over ranks with
@@ -30,9 +30,13 @@ public:
 private:
     void reduce_gradients(Context& ctx, ParameterStore& store);
     void global_norm(Context& ctx, ParameterStore& store);
+    void sum_squares_by_expert(Context& ctx, ParameterStore& store);
 
     TrainingSpec training_;
+    CombineOrder order_;
     Arena state_;
+    TensorView
+        squares_of_experts_;  // order invariant: [parameters of experts, E] f32, made by the first step
     TensorView dense_squares_, expert_squares_, norm_, factor_;
 };
 

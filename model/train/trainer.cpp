@@ -119,7 +119,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                                       .seed = config.training.seed,
                                                       .state = config.training.state},
                                       *ops_);
-    optimizer_ = std::make_unique<Optimizer>(config.training, device);
+    optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
         turns_ = std::make_unique<Turns>(device);
@@ -212,8 +212,9 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
-    ctx.sums_squares =
-        micro_batch == batcher_.num_micro_batches() - 1 && exchange_->num_ranks(Ranks::expert_replicas) == 1;
+    ctx.sums_squares = config_.moe.moe_combine_order == CombineOrder::rank &&
+                       micro_batch == batcher_.num_micro_batches() - 1 &&
+                       exchange_->num_ranks(Ranks::expert_replicas) == 1;
     ctx.rounding = {.seed = config_.training.seed,
                     .step = inputs_->rounding(),
                     .replica = world_.rank() / groups_.expert_parallel->size()};

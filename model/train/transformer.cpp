@@ -197,7 +197,7 @@ void Transformer::reduce_gradients(Context& ctx, const Range& range) {
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
     const auto [dense, expert] = store_.gradients_of(range.first, range.last);
     if (dense) ctx.exchange.all_reduce(Reduce::sum, Ranks::world, dense, wire);
-    if (expert) ctx.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, expert, wire);
+    if (expert) store_.reduce_expert_gradients(ctx.exchange, ctx.rounding.replica, expert, wire);
 }
 
 void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,

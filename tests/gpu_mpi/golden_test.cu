@@ -111,6 +111,33 @@ TEST(Golden, AlltoallIsFlex) {
     }
 }
 
+// With combine order invariant a run does not depend on how many of the ranks share the experts.
+TEST(Golden, InvariantOrderChangesNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() == 1) GTEST_SKIP() << "one rank shares its experts with nobody";
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    constexpr int64_t kLongRun = 50;
+    std::vector<const char*> dispatchers = {"flex"};
+    if (hopper::built_with_nccl()) dispatchers.push_back("alltoall");
+    for (const std::string recipe : kFp8AndBf16) {
+        if (recipe == "fp8_tensorwise") continue;  // refused
+        golden::Case c{.recipe = recipe,
+                       .ranks = world->size(),
+                       .micro_batches = world->size() <= 4 ? 2 : 1,
+                       .variant = "invariant"};
+        const golden::Hashes apart = golden::run_case(c, *world, backend, nullptr, kLongRun);
+        const int most = std::min(world->size(), static_cast<int>(c.config().moe.num_experts));
+        for (c.expert_ranks = 2; c.expert_ranks <= most; c.expert_ranks *= 2)
+            for (const char* dispatcher : dispatchers) {
+                c.dispatcher = dispatcher;
+                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun), apart),
+                          "")
+                    << c.name();
+            }
+    }
+}
+
 // Recomputation changes no bit, for every module; on one GPU with every recipe, on several with those that
 // send most differently.
 TEST(Golden, RecomputeChangesNoBit) {

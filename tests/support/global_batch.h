@@ -75,7 +75,8 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     }
     const int64_t hidden = c.model.hidden_size;
     for (Parameter& p : store.all()) {
-        std::memset(p.main_grad.data, 0xFF, static_cast<size_t>(p.main_grad.bytes()));
+        for (int64_t source = 0; source < p.spec.sources; ++source)
+            std::memset(p.gradient_of(source).data, 0xFF, static_cast<size_t>(p.main_grad.bytes()));
         if (favourite < 0 || p.spec.name.find("router") == std::string::npos) continue;
         std::fill_n(p.master.as<float>(), p.numel(), 0.0f);
         std::fill_n(p.master.as<float>() + favourite * hidden, hidden, 0.25f);
@@ -101,8 +102,11 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     result.values["y"] = gather_values(world, read_floats(y), sizes);
     result.values["dx"] = gather_values(world, read_floats(dx), sizes);
     for (const Parameter& p : store.all()) {
-        rank.exchange.all_reduce(Reduce::sum, p.spec.expert ? Ranks::expert_replicas : Ranks::world,
-                                 p.main_grad);
+        if (p.spec.expert)
+            store.reduce_expert_gradients(rank.exchange, groups.expert_replicas->rank(),
+                                          p.main_grad.reshape({p.numel()}));
+        else
+            rank.exchange.all_reduce(Reduce::sum, Ranks::world, p.main_grad);
         std::vector<float> gradient = read_floats(p.main_grad);
         if (p.spec.expert)
             gradient = gather_values(*groups.expert_parallel, gradient,

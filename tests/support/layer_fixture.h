@@ -198,7 +198,15 @@ inline void read_router(const Router& router, LayerResult& result) {
 }
 
 inline void read_rank(RankFixture& rank, ParameterStore& store, LayerResult& result) {
-    for (const Parameter& p : store.all()) result.gradients[p.spec.name] = to_doubles(p.main_grad);
+    for (const Parameter& p : store.all()) {
+        std::vector<double>& gradient = result.gradients[p.spec.name];
+        gradient = to_doubles(p.main_grad);
+        for (int64_t source = 1; source < p.spec.sources; ++source) {
+            const std::vector<double> other = to_doubles(p.gradient_of(source));
+            for (size_t i = 0; i < gradient.size(); ++i)
+                gradient[i] = static_cast<float>(gradient[i] + other[i]);
+        }
+    }
     result.ops = rank.ops.counts();
     result.casts = rank.ops.num_casts();
     result.wire = rank.exchange.wire_bytes();
@@ -234,7 +242,9 @@ inline LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStat
         y(c.activation(), {ctx.tokens, hidden}), dx(c.activation(), {ctx.tokens, hidden});
     fill_bf16_normal(x, seed, 0.0625);
     fill_bf16_normal(dy, seed + 50, c.gradient_size);
-    for (Parameter& p : store.all()) rank.ops.device().fill(p.main_grad.data, 0xFF, p.main_grad.bytes());
+    for (Parameter& p : store.all())
+        for (int64_t source = 0; source < p.spec.sources; ++source)
+            rank.ops.device().fill(p.gradient_of(source).data, 0xFF, p.main_grad.bytes());
 
     rank.ops.reset_counts();
     block.begin_step(ctx);

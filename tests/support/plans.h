@@ -57,7 +57,7 @@ struct Routing {
     }
 };
 
-// One rank's plan. capacity < 0: the worst case.
+// One rank's plan. capacity < 0: the worst case. num_sources: 1 or the number of ranks.
 struct PlanFixture {
     HostTensor counts, offsets, row_source, row_prob, recv_rows, recv_offsets, recv_source, send_tokens,
         send_counts, next_row_base, overflow;
@@ -66,12 +66,13 @@ struct PlanFixture {
     op::PlanDispatch args;
 
     PlanFixture(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity = -1,
-                int64_t row_base = 0)
+                int64_t row_base = 0, int64_t num_sources = 1)
         : base(row_base) {
-        const int64_t local = routing.local_experts(), sources = routing.ranks * routing.slots;
-        if (capacity < 0) capacity = local * round_up(sources, alignment);
-        counts = HostTensor(DType::i64, {local});
-        offsets = HostTensor(DType::i64, {local + 1});
+        const int64_t local = routing.local_experts(), sources = routing.ranks * routing.slots,
+                      num_groups = num_sources * local;
+        if (capacity < 0) capacity = num_groups * round_up(sources / num_sources, alignment);
+        counts = HostTensor(DType::i64, {num_groups});
+        offsets = HostTensor(DType::i64, {num_groups + 1});
         row_source = HostTensor(DType::i32, {base + capacity});
         row_prob = HostTensor(DType::f32, {base + capacity});
         recv_rows = HostTensor(DType::i32, {sources, routing.topk});
@@ -89,12 +90,13 @@ struct PlanFixture {
             row_source.set_row_base(base);
             row_prob.set_row_base(base);
         }
-        groups = {local, counts, offsets, capacity, alignment};
+        groups = {num_groups, counts, offsets, capacity, alignment};
         args = {.all_ids = routing.ids,
                 .all_probs = routing.probs,
                 .rank = rank,
                 .first_expert = rank * local,
                 .num_local_experts = local,
+                .num_sources = num_sources,
                 .row_base = base > 0 ? &base : nullptr,
                 .groups = groups,
                 .row_source = row_source,

@@ -47,7 +47,7 @@ TensorView weights_in_expert_order(const DispatchPlan& plan, int64_t rank, Arena
     if (values == 0) return weights;
     weights_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
         plan.all_ids.as<int32_t>() + own, plan.all_probs.as<float>() + own, values, topk,
-        ranks * plan.groups.num_groups, weights.as<float>());
+        ranks * plan.num_local_experts, weights.as<float>());
     check_launch("ordering merging weights");
     return weights;
 }

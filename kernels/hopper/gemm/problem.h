@@ -60,6 +60,7 @@ struct SecondOperands {
 struct GemmProblem {
     Grouped grouped = Grouped::rows;
     DeviceGroups groups{};
+    int64_t num_weights = 1;  // Grouped::rows: entries of B, which the groups take in turn
     int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
     int64_t n = 0;
     int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
@@ -73,6 +74,10 @@ struct GemmProblem {
     StochasticRounding rounding;  // of weight gradients in BF16
     double* squares = nullptr;    // of weight gradients: sums of squares, kernels/ops/squares.h; null: none
 
+    // The entry of B that a group of rows is multiplied by.
+    __host__ __device__ int64_t weight_of(int64_t group) const {
+        return group < num_weights ? group : group % num_weights;
+    }
     // Whether a weight gradient adds nothing to a group.
     __device__ bool adds_nothing(int64_t group) const {
         return groups.count(group) == 0 && (second.groups.num_groups == 0 || second.groups.count(group) == 0);
@@ -82,7 +87,7 @@ struct GemmProblem {
 // A tile of D of the fallback kernels (sm90/ has its own, WorkTile): `rows` rows are written, the first
 // `valid` with results, the others (pads) with zeros.
 struct Tile {
-    int64_t group;
+    int64_t group;               // Grouped::rows: weight_of it
     int64_t a_output, b_output;  // output index of the tile's first row and column in A and B
     int64_t a_k, b_k, k;         // contraction: its first index in A and B, its length
     int64_t d_row;               // first row, in rows of n elements
@@ -123,7 +128,7 @@ __device__ inline Tile find_tile(const GemmProblem& p, int64_t index, int64_t ti
             continue;
         }
         const int64_t row = row_tile * tile_rows;
-        tile.group = g;
+        tile.group = p.weight_of(g);
         tile.a_output = p.a.base() + first + row;
         tile.k = p.k;
         tile.d_row = (p.d_row_base != nullptr ? *p.d_row_base : 0) + first + row;

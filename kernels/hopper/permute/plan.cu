@@ -23,7 +23,7 @@ constexpr int64_t kSharedBytes = 48 << 10;  // the default limit of a CTA
 struct PlanArgs {
     const int32_t* ids;
     const float* probs;
-    int ranks, slots, topk, rank, groups;
+    int ranks, slots, topk, rank, local_experts, sources, groups;
     int64_t first_expert;
     int blocks_per_rank, blocks;
     int* block_counts;  // [blocks, columns]
@@ -33,16 +33,17 @@ struct PlanArgs {
     int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base;
     int32_t *recv_rows, *recv_source, *send_tokens, *overflow;
 
-    // Columns of block_counts: rows of each local expert, received rows, rows sent to each rank (of this
-    // rank's own tokens).
+    // Columns of block_counts: rows of each group, received rows, rows sent to each rank (of this rank's own
+    // tokens).
     __host__ __device__ int received_column() const { return groups; }
     __host__ __device__ int send_column(int rank_to) const { return groups + 1 + rank_to; }
     __host__ __device__ int columns() const { return groups + 1 + ranks; }
 
     // -1: absent or on another rank
-    __device__ int local_expert(int32_t id) const {
+    __device__ int group_of(int32_t id, int source_rank) const {
         const int64_t expert = id - first_expert;
-        return expert >= 0 && expert < groups ? static_cast<int>(expert) : -1;
+        if (expert < 0 || expert >= local_experts) return -1;
+        return static_cast<int>(expert) + (sources > 1 ? source_rank * local_experts : 0);
     }
 };
 
@@ -62,11 +63,11 @@ __device__ __forceinline__ void mark_tokens(const PlanArgs& args, int source_ran
         if (id < 0) continue;
         const int token = i / args.topk, word = token / 32;
         const uint32_t bit = 1u << token % 32;
-        if (const int group = args.local_expert(id); group >= 0) {
+        if (const int group = args.group_of(id, source_rank); group >= 0) {
             atomicOr(&masks[group * kMaskWords + word], bit);
             atomicOr(&masks[args.received_column() * kMaskWords + word], bit);
         }
-        const int to = id / args.groups;
+        const int to = id / args.local_experts;
         if (source_rank == args.rank && to < args.ranks)
             atomicOr(&masks[args.send_column(to) * kMaskWords + word], bit);
     }
@@ -270,11 +271,11 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
                 args.recv_source[received] = static_cast<int32_t>(source);
                 int32_t* rows = args.recv_rows + received * args.topk;
                 int listed = 0;
-                for (int last = -1;;) {  // the token's next local expert above the last
+                for (int last = -1;;) {  // the token's next group above the last
                     int group = args.groups, chosen = 0;
 #pragma unroll 8
                     for (int k = 0; k < args.topk; ++k) {
-                        const int candidate = args.local_expert(ids[k]);
+                        const int candidate = args.group_of(ids[k], source_rank);
                         if (candidate > last && candidate < group) group = candidate, chosen = k;
                     }
                     if (group == args.groups) break;
@@ -337,7 +338,9 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .slots = static_cast<int>(slots),
                   .topk = static_cast<int>(topk),
                   .rank = static_cast<int>(args.rank),
-                  .groups = static_cast<int>(args.num_local_experts),
+                  .local_experts = static_cast<int>(args.num_local_experts),
+                  .sources = static_cast<int>(args.num_sources),
+                  .groups = static_cast<int>(args.groups.num_groups),
                   .first_expert = args.first_expert,
                   .blocks_per_rank = static_cast<int>(blocks_per_rank),
                   .blocks = static_cast<int>(blocks),
@@ -361,8 +364,8 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                       place_bytes =
                           static_cast<std::size_t>(PlaceShared::words(plan.groups, columns)) * sizeof(int);
     FP8FLOW_CHECK(place_bytes <= kSharedBytes,
-                  "{} local experts and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
-                  args.num_local_experts, ranks, place_bytes, kSharedBytes);
+                  "{} groups and {} ranks: plan_dispatch needs {} bytes of shared memory, has {}",
+                  plan.groups, ranks, place_bytes, kSharedBytes);
     plan.block_counts = workspace(launch).partials_for<int>(blocks * columns);
     constexpr int kPerSm = 2;
     const unsigned grid = grid_for(blocks, launch, kPerSm);

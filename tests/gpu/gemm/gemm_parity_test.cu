@@ -205,15 +205,15 @@ struct GroupedCase {
 };
 
 void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
-                 int64_t n, int64_t k, GemmBackend backend) {
-    SCOPED_TRACE(fmt::format("{}: {} x {} {} align {} base {} {} n {} k {} counts {}", name_of(backend),
-                             name_of(c.a), name_of(c.b), name_of(c.dtype), c.alignment, a_base, d_base, n, k,
-                             fmt::join(counts, ",")));
+                 int64_t n, int64_t k, GemmBackend backend, int64_t weights = 0) {
+    SCOPED_TRACE(fmt::format("{}: {} x {} {} align {} base {} {} n {} k {} counts {} weights {}",
+                             name_of(backend), name_of(c.a), name_of(c.b), name_of(c.dtype), c.alignment,
+                             a_base, d_base, n, k, fmt::join(counts, ","), weights));
     const GroupsFixture groups(counts, c.alignment, 3);
-    const int64_t G = groups.num_groups(), capacity = groups.capacity();
+    const int64_t E = weights > 0 ? weights : groups.num_groups(), capacity = groups.capacity();
     HostScaled a(c.dtype, {round_up(a_base + capacity + 2, 4), k}, c.a);
     HostScaled b =
-        c.form == GemmForm::nt ? HostScaled(c.dtype, {G, n, k}, c.b) : HostScaled(c.dtype, {G, k, n}, c.b);
+        c.form == GemmForm::nt ? HostScaled(c.dtype, {E, n, k}, c.b) : HostScaled(c.dtype, {E, k, n}, c.b);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
@@ -252,8 +252,10 @@ TEST(GroupedGemmParity, LayoutsGroupsAndBases) {
                 run_grouped(c, counts, 256, 128, 160, 288, backend);
             }
         }
-        for (GemmBackend backend : kBackends)
-            run_grouped(c, {3, 0, 40}, 5, 7, 131, 259, backend);  // nothing divides anything
+        for (GemmBackend backend : kBackends) {
+            run_grouped(c, {3, 0, 40}, 5, 7, 131, 259, backend);                  // nothing divides anything
+            run_grouped(c, {3, 140, 0, 17, 5, 129}, 0, 0, 160, 288, backend, 2);  // three groups a weight
+        }
     }
 }
 
@@ -281,13 +283,14 @@ void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
             codes.bytes_ptr()[i * codes.dim(1) + base + row] = 0;
 }
 
+// parts: calls on the GPU, each for its share of the groups.
 void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const std::vector<int64_t>& counts,
                int64_t dy_base, int64_t x_base, Gradient mode, GemmBackend backend, int64_t n = 70,
-               int64_t k = 140) {
-    SCOPED_TRACE(fmt::format("{}: {} {} align {} base {} {} {}x{} {} counts {}", name_of(backend),
+               int64_t k = 140, int64_t parts = 1) {
+    SCOPED_TRACE(fmt::format("{}: {} {} align {} base {} {} {}x{} {} counts {} parts {}", name_of(backend),
                              name_of(layout), name_of(dy_dtype), alignment, dy_base, x_base, n, k,
                              mode == Gradient::accumulate ? "accumulate" : "overwrite",
-                             fmt::join(counts, ",")));
+                             fmt::join(counts, ","), parts));
     const GroupsFixture groups(counts, alignment, 2);
     const int64_t G = groups.num_groups();
     const bool fp8 = is_fp8(x_dtype);
@@ -310,11 +313,19 @@ void run_wgrad(DType dy_dtype, DType x_dtype, L layout, int64_t alignment, const
     Parity parity;
     parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&] {
-        parity.gpu.grouped_gemm_wgrad({.dy = parity.to_gpu(dy),
-                                       .x = parity.to_gpu(x),
-                                       .groups = parity.to_gpu(RowGroups(groups)),
-                                       .mode = mode,
-                                       .dw = parity.to_gpu(dw.view())});
+        for (int64_t part = 0; part < parts; ++part) {
+            const int64_t first = part * G / parts, count = (part + 1) * G / parts - first;
+            op::GroupedGemmWgrad args{.dy = parity.to_gpu(dy),
+                                      .x = parity.to_gpu(x),
+                                      .groups = parity.to_gpu(RowGroups(groups)).slice(first, count),
+                                      .mode = mode,
+                                      .dw = parity.to_gpu(dw.view()).slice(first, count)};
+            if (layout == L::group_row) {
+                args.dy.scales = args.dy.scales.slice(first, count);
+                args.x.scales = args.x.scales.slice(first, count);
+            }
+            parity.gpu.grouped_gemm_wgrad(args);
+        }
     };
     run();
     parity.cpu.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = groups, .mode = mode, .dw = dw});
@@ -337,6 +348,23 @@ TEST(GroupedGemmWgradParity, LayoutsGroupsAndBases) {
             }
         }
     }
+}
+
+// Gradients of the groups of one source rank after the other.
+TEST(GroupedGemmWgradParity, InPartsOfTheGroups) {
+    const std::vector<int64_t> counts = {3, 140, 0, 17, 260, 129};
+    for (GemmBackend backend : kBackends)
+        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            const auto run = [&](DType dtype, L layout, int64_t alignment, int64_t n, int64_t k) {
+                run_wgrad(dtype, dtype, layout, alignment, counts, 256, 128, mode, backend, n, k, 3);
+            };
+            run(DType::bf16, L::none, 1, 70, 140);
+            run(DType::bf16, L::none, 16, 264, 520);
+            run(DType::e4m3, L::tile128, 128, 264, 520);
+            run(DType::e4m3, L::vec128, 128, 264, 520);
+            run(DType::e4m3, L::group_row, 16, 264, 520);
+            run(DType::e4m3, L::mx32, 32, 72, 144);
+        }
 }
 
 // Several tiles and stages; groups end anywhere in a stage, so what follows them must not count.

@@ -11,8 +11,8 @@ namespace {
 
 // Runs both backends on poisoned outputs and compares everything.
 void expect_same_plan(const Routing& routing, int64_t rank, int64_t alignment, int64_t capacity,
-                      int64_t row_base) {
-    PlanFixture plan(routing, rank, alignment, capacity, row_base);
+                      int64_t row_base, int64_t num_sources) {
+    PlanFixture plan(routing, rank, alignment, capacity, row_base, num_sources);
     HostTensor* outputs[] = {&plan.counts,      &plan.offsets,      &plan.row_source,  &plan.row_prob,
                              &plan.recv_rows,   &plan.recv_offsets, &plan.recv_source, &plan.send_tokens,
                              &plan.send_counts, &plan.next_row_base};
@@ -66,7 +66,8 @@ TEST(PlanParity, EdgeShapes) {
             SCOPED_TRACE("G " + std::to_string(routing.ranks) + ", S " + std::to_string(c.slots) + ", K " +
                          std::to_string(c.topk) + ", E " + std::to_string(c.experts) + ", rank " +
                          std::to_string(rank));
-            expect_same_plan(routing, rank, c.alignment, -1, c.row_base);
+            for (const int64_t sources : {int64_t{1}, routing.ranks})
+                expect_same_plan(routing, rank, c.alignment, -1, c.row_base, sources);
         }
     }
 }
@@ -75,12 +76,15 @@ TEST(PlanParity, OverflowAroundTheBoundary) {
     const Routing routing = Routing::random({150, 90}, 150, 2, 8, 23, 2);
     for (int64_t rank = 0; rank < 2; ++rank) {
         for (const int64_t alignment : {1, 16, 128}) {
-            const int64_t needed = PlanFixture(routing, rank, alignment).total();
-            for (const int64_t capacity :
-                 {int64_t{0}, int64_t{1}, alignment, needed / 2, needed - 1, needed, needed + 1}) {
-                SCOPED_TRACE("rank " + std::to_string(rank) + ", alignment " + std::to_string(alignment) +
-                             ", capacity " + std::to_string(capacity) + " of " + std::to_string(needed));
-                expect_same_plan(routing, rank, alignment, capacity, 128);
+            for (const int64_t sources : {1, 2}) {
+                const int64_t needed = PlanFixture(routing, rank, alignment, -1, 0, sources).total();
+                for (const int64_t capacity :
+                     {int64_t{0}, int64_t{1}, alignment, needed / 2, needed - 1, needed, needed + 1}) {
+                    SCOPED_TRACE("rank " + std::to_string(rank) + ", alignment " + std::to_string(alignment) +
+                                 ", sources " + std::to_string(sources) + ", capacity " +
+                                 std::to_string(capacity) + " of " + std::to_string(needed));
+                    expect_same_plan(routing, rank, alignment, capacity, 128, sources);
+                }
             }
         }
     }

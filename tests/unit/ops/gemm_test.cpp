@@ -117,15 +117,15 @@ struct GroupedCase {
 };
 
 void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64_t a_base, int64_t d_base,
-                 int64_t n, int64_t k) {
-    SCOPED_TRACE(fmt::format("{} x {} {} align {} base {} n {} k {}", name_of(c.a), name_of(c.b),
-                             name_of(c.dtype), c.alignment, a_base, n, k));
+                 int64_t n, int64_t k, int64_t weights = 0) {
+    SCOPED_TRACE(fmt::format("{} x {} {} align {} base {} n {} k {} weights {}", name_of(c.a), name_of(c.b),
+                             name_of(c.dtype), c.alignment, a_base, n, k, weights));
     ReferenceOps ops;
     const GroupsFixture groups(counts, c.alignment, 3);
-    const int64_t G = groups.num_groups(), capacity = groups.capacity();
+    const int64_t G = groups.num_groups(), E = weights > 0 ? weights : G, capacity = groups.capacity();
     HostScaled a(c.dtype, {a_base + capacity + 2, k}, c.a);
-    HostScaled b = c.form == op::GemmForm::nt ? HostScaled(c.dtype, {G, n, k}, c.b)
-                                              : HostScaled(c.dtype, {G, k, n}, c.b);
+    HostScaled b = c.form == op::GemmForm::nt ? HostScaled(c.dtype, {E, n, k}, c.b)
+                                              : HostScaled(c.dtype, {E, k, n}, c.b);
     fill_operand(a, 11);
     fill_operand(b, 12);
     HostTensor d(c.d_dtype, {d_base + capacity + 1, n});
@@ -136,7 +136,7 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
     for (int64_t g = 0; g < G; ++g) {
         SCOPED_TRACE(fmt::format("group {}", g));
         const Window rows{.first_row = a_base + groups.first(g), .rows = groups.count(g), .depth = k};
-        const Window weight{.expert = g,
+        const Window weight{.expert = g % E,
                             .rows = n,
                             .depth = k,
                             .stored = c.form == op::GemmForm::nt ? Window::along : Window::across};
@@ -174,7 +174,8 @@ TEST(GroupedGemm, LayoutsGroupsAndBases) {
             run_grouped(c, counts, 0, 0, 48, 160);
             run_grouped(c, counts, 256, 128, 48, 160);
         }
-        run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);  // nothing divides anything
+        run_grouped(c, {3, 0, 40}, 5, 7, 130, 259);                // nothing divides anything
+        run_grouped(c, {3, 40, 0, 17, 5, 129}, 0, 0, 48, 160, 2);  // three groups a weight
     }
 }
 

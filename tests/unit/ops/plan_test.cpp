@@ -13,7 +13,8 @@
 namespace fp8flow::test {
 namespace {
 
-// What the plan of one rank must be, by sorting (expert, source) pairs.
+// What the plan of one rank must be, by sorting (expert, source) pairs; with several sources, those of one
+// source rank after the other.
 struct Oracle {
     std::vector<int64_t> counts, offsets{0};
     std::map<int64_t, std::pair<int64_t, float>>
@@ -22,7 +23,7 @@ struct Oracle {
     std::map<int64_t, std::vector<int64_t>> rows_of;  // source -> its M-rows, ascending
     bool overflow = false;
 
-    Oracle(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity) {
+    Oracle(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity, int64_t num_sources) {
         std::vector<std::tuple<int64_t, int64_t, float>> pairs;
         std::set<int64_t> sources;
         for (int64_t g = 0; g < routing.ranks; ++g)
@@ -35,9 +36,12 @@ struct Oracle {
                 }
         std::sort(pairs.begin(), pairs.end());
         received.assign(sources.begin(), sources.end());
-        for (int64_t e = 0; e < routing.local_experts(); ++e) {
+        for (int64_t g = 0; g < num_sources * routing.local_experts(); ++g) {
+            const int64_t expert = rank * routing.local_experts() + g % routing.local_experts(),
+                          source = g / routing.local_experts();
             const auto is_mine = [&](const auto& pair) {
-                return std::get<0>(pair) == rank * routing.local_experts() + e;
+                return std::get<0>(pair) == expert &&
+                       (num_sources == 1 || std::get<1>(pair) / routing.slots == source);
             };
             int64_t count = std::count_if(pairs.begin(), pairs.end(), is_mine);
             while (offsets.back() + (count + alignment - 1) / alignment * alignment > capacity) {
@@ -55,17 +59,19 @@ struct Oracle {
     }
 };
 
-void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity = -1, int64_t base = 0) {
-    SCOPED_TRACE(fmt::format("ranks {} slots {} topk {} experts {} rank {} alignment {} capacity {} base {}",
-                             routing.ranks, routing.slots, routing.topk, routing.experts, rank, alignment,
-                             capacity, base));
-    const PlanFixture plan(routing, rank, alignment, capacity, base);
-    const Oracle want(routing, rank, alignment, plan.groups.row_capacity);
+void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity, int64_t base,
+                 int64_t num_sources) {
+    SCOPED_TRACE(fmt::format(
+        "ranks {} slots {} topk {} experts {} rank {} alignment {} capacity {} base {} sources {}",
+        routing.ranks, routing.slots, routing.topk, routing.experts, rank, alignment, capacity, base,
+        num_sources));
+    const PlanFixture plan(routing, rank, alignment, capacity, base, num_sources);
+    const Oracle want(routing, rank, alignment, plan.groups.row_capacity, num_sources);
     ASSERT_TRUE(plan.guards_intact());
     EXPECT_EQ(plan.overflow.as<int32_t>()[0], want.overflow ? 1 : 0);
-    for (int64_t g = 0; g < routing.local_experts(); ++g)
+    for (int64_t g = 0; g < plan.groups.num_groups; ++g)
         EXPECT_EQ(plan.count(g), want.counts[g]) << "group " << g;
-    for (int64_t g = 0; g <= routing.local_experts(); ++g)
+    for (int64_t g = 0; g <= plan.groups.num_groups; ++g)
         EXPECT_EQ(plan.offset(g), want.offsets[g]) << "group " << g;
     ASSERT_LE(plan.total(), plan.groups.row_capacity);
     EXPECT_EQ(plan.next_row_base.as<int64_t>()[0], (base + plan.total() + 127) / 128 * 128);
@@ -103,6 +109,11 @@ void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capa
             ASSERT_EQ(plan.prob_of(row), found->second.second) << row;
         }
     }
+}
+
+void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity = -1, int64_t base = 0) {
+    expect_plan(routing, rank, alignment, capacity, base, 1);
+    if (routing.ranks > 1) expect_plan(routing, rank, alignment, capacity, base, routing.ranks);
 }
 
 // What rank `from` sends to `to`, in order, must be what `to` receives from `from`.
@@ -229,11 +240,17 @@ TEST(Plan, OverflowAtTheExactBoundary) {
     Routing routing = Routing::random({40, 23}, 40, 2, 8, 9);
     for (int64_t alignment : {1, 16, 32}) {
         for (int64_t rank : {0, 1}) {
-            const int64_t exact = PlanFixture(routing, rank, alignment).total();
-            EXPECT_EQ(PlanFixture(routing, rank, alignment, exact).overflow.as<int32_t>()[0], 0);
-            EXPECT_EQ(PlanFixture(routing, rank, alignment, exact - 1).overflow.as<int32_t>()[0], 1);
-            for (int64_t capacity : {exact, exact - 1, exact / 2, alignment, int64_t{1}, int64_t{0}})
-                expect_plan(routing, rank, alignment, capacity);
+            for (int64_t sources : {1, 2}) {
+                const auto overflows = [&](int64_t capacity) {
+                    const PlanFixture plan(routing, rank, alignment, capacity, 0, sources);
+                    return plan.overflow.as<int32_t>()[0];
+                };
+                const int64_t exact = PlanFixture(routing, rank, alignment, -1, 0, sources).total();
+                EXPECT_EQ(overflows(exact), 0);
+                EXPECT_EQ(overflows(exact - 1), 1);
+                for (int64_t capacity : {exact, exact - 1, exact / 2, alignment, int64_t{1}, int64_t{0}})
+                    expect_plan(routing, rank, alignment, capacity, 0, sources);
+            }
         }
     }
 }
@@ -263,6 +280,13 @@ TEST(Plan, WrongArgumentsAreRefusedWithNumbers) {
     args = plan.args;
     args.first_expert = 1;
     EXPECT_NE(message(args).find("begins at expert 1, must begin at 2"), std::string::npos) << message(args);
+    args = plan.args;
+    args.num_sources = 3;
+    EXPECT_NE(message(args).find("3 sources of 2 ranks"), std::string::npos) << message(args);
+    args = plan.args;
+    args.num_sources = 2;
+    EXPECT_NE(message(args).find("2 groups for 2 local experts of 2 sources"), std::string::npos)
+        << message(args);
     args = plan.args;
     args.recv_source = plan.send_counts;
     EXPECT_NE(message(args).find("recv_source is i64[2], must be i32[8]"), std::string::npos)

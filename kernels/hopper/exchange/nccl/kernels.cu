@@ -415,7 +415,7 @@ void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& pos
                              .ranks = static_cast<int>(plan.all_ids.dim(0)),
                              .slots = static_cast<int>(plan.all_ids.dim(1)),
                              .topk = static_cast<int>(plan.topk),
-                             .local_experts = static_cast<int>(plan.groups.num_groups),
+                             .local_experts = static_cast<int>(plan.num_local_experts),
                              .rank = static_cast<int>(rank),
                              .tokens = static_cast<int>(plan.num_tokens),
                              .choice_starts = positions.choice_starts.as<int32_t>(),
@@ -524,7 +524,7 @@ void place_choice_values(const TensorView& returned, const DispatchPlan& plan, c
     place_values_kernel<<<grid_for(ceil_div(values, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
         returned.as<float>(), plan.all_ids.as<int32_t>() + rank * slots * plan.topk,
         positions.choice_starts.as<int32_t>(), dprob.as<float>(), plan.num_tokens,
-        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.groups.num_groups),
+        static_cast<int>(plan.topk), static_cast<int>(slots), static_cast<int>(plan.num_local_experts),
         stride);
     check_launch("returning the gradients of the probabilities");
 }

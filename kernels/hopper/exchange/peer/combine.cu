@@ -286,7 +286,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .all_ids = plan.all_ids.as<int32_t>(),
         .slots = slots,
         .topk = topk,
-        .local_experts = plan.groups.num_groups,
+        .local_experts = plan.num_local_experts,
         .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
         .recv_rows = plan.recv_rows.as<int32_t>(),
         .src = device_view(args.src),

@@ -49,15 +49,19 @@ void* advance(const void* data, int64_t bytes) {
     return const_cast<uint8_t*>(static_cast<const uint8_t*>(data)) + bytes;
 }
 
+// Of a group in its stacked operand: the weights, or scales of the groups of a weight gradient.
+int64_t entry_of(const GemmProblem& p, int64_t g) { return p.grouped == Grouped::rows ? p.weight_of(g) : g; }
+
 // One group as a GEMM of its own, for the native kernel.
 GemmProblem one_group(GemmProblem p, int64_t g, int64_t padded) {
     if (p.groups.counts == nullptr) return p;
     p.groups = {1, p.groups.counts + g, p.groups.offsets + g, padded};
+    const int64_t entry = entry_of(p, g);
     for (GemmOperand* operand : {&p.a, &p.b}) {
-        operand->data = advance(operand->data, g * operand->group_stride * width_of(*operand));
+        operand->data = advance(operand->data, entry * operand->group_stride * width_of(*operand));
         if (operand->scale.scales != nullptr)
-            operand->scale.scales = advance(operand->scale.scales,
-                                            g * operand->scale.group_stride * size_of(operand->scale.dtype));
+            operand->scale.scales = advance(
+                operand->scale.scales, entry * operand->scale.group_stride * size_of(operand->scale.dtype));
     }
     if (p.grouped == Grouped::contraction)
         p.d = advance(p.d, g * p.m * p.n * size_of(p.d_dtype));
@@ -68,7 +72,7 @@ GemmProblem one_group(GemmProblem p, int64_t g, int64_t padded) {
 
 // Rows and contraction of one group; `k` is the contraction length that cuBLASLt gets.
 struct Extent {
-    int64_t g, first, count, padded;
+    int64_t g, entry, first, count, padded;
     int64_t m, k;
 };
 
@@ -99,7 +103,11 @@ public:
 
 private:
     Extent extent_of(int64_t g) const {
-        Extent e{.g = g, .first = sizes_.offsets[g], .count = sizes_.counts[g], .padded = sizes_.padded(g)};
+        Extent e{.g = g,
+                 .entry = entry_of(p_, g),
+                 .first = sizes_.offsets[g],
+                 .count = sizes_.counts[g],
+                 .padded = sizes_.padded(g)};
         e.m = by_rows_ ? e.padded : p_.m;
         // Plain gradients run over the group's rows alone. FP8 needs a contraction in multiples of 16 bytes,
         // so pads are part of it: their values are 0 by the contract of whoever wrote the copies
@@ -153,7 +161,7 @@ private:
         const int64_t stride = along ? operand.output_stride : operand.k_stride;
         const int64_t row = along ? output0(e, is_a) : k0(e, is_a),
                       col = along ? k0(e, is_a) : output0(e, is_a);
-        const int64_t element = e.g * operand.group_stride + row * stride + col;
+        const int64_t element = e.entry * operand.group_stride + row * stride + col;
         return {.data = advance(operand.data, element * width_of(operand)),
                 .dtype = operand.dtype,
                 .rows = along ? outputs : e.k,
@@ -172,7 +180,7 @@ private:
             int64_t at = 0;
             switch (scales.mode) {
                 case CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F:
-                    at = e.g * scale.group_stride + output0(e, is_a);
+                    at = e.entry * scale.group_stride + output0(e, is_a);
                     break;
                 case CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F:
                     if (scales.packed)
@@ -181,7 +189,7 @@ private:
                     else
                         at = k0(e, is_a) / kBlock * outputs;
                     break;
-                case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: at = e.g * scale.group_stride; break;
+                case CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F: at = e.entry * scale.group_stride; break;
                 default: break;
             }
             CublasLtMatrix& matrix = is_a ? gemm.a : gemm.b;
@@ -198,7 +206,7 @@ private:
         for (const bool is_a : {true, false}) {
             const GemmOperand& operand = is_a ? p_.a : p_.b;
             CublasLtMatrix matrix = matrix_of(e, is_a);
-            const int64_t scale_at = e.g * operand.scale.group_stride + output0(e, is_a) +
+            const int64_t scale_at = e.entry * operand.scale.group_stride + output0(e, is_a) +
                                      k0(e, is_a) / kMxBlock * operand.scale.block_stride;
             launch_decode_mx({.codes = static_cast<const uint8_t*>(matrix.data),
                               .dtype = operand.dtype,

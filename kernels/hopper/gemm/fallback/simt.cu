@@ -226,6 +226,7 @@ GemmProblem problem_of(const op::GroupedGemm& args) {
     if (args.b.scales && args.b.layout != ScaleLayout::tensor)
         b.scale.group_stride = args.b.scales.numel() / args.b.data.dim(0);
     return {.groups = device_groups(args.groups, args.d.dim(0)),
+            .num_weights = args.b.data.dim(0),
             .m = args.groups.row_capacity,
             .n = args.d.dim(1),
             .k = args.a.data.dim(1),

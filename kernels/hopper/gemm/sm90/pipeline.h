@@ -110,10 +110,10 @@ public:
             tile.multicast = Multicast::a;
         }
         row *= kTileRows;
-        tile.group = group_;
         tile.b_output = col * kTileCols;
         tile.rows = static_cast<int32_t>(min(rows_ - row, int64_t{kTileRows}));
         if (p_.grouped == Grouped::contraction) {
+            tile.group = group_;
             tile.a_output = row;
             tile.a_k = p_.a.base() + offset_;
             tile.b_k = p_.b.base() + offset_;
@@ -121,6 +121,7 @@ public:
             tile.valid = tile.rows;
             tile.depth = static_cast<int32_t>(count_);
         } else {
+            tile.group = p_.weight_of(group_);
             tile.a_output = p_.a.base() + offset_ + row;
             tile.a_k = tile.b_k = 0;
             tile.d_row = (p_.d_row_base != nullptr ? *p_.d_row_base : 0) + offset_ + row;

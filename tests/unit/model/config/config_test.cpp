@@ -206,6 +206,10 @@ TEST(Config, RuleErrorsAreExact) {
          "t.yaml:1:26: moe.moe_row_alignment: got 16, want 32 or 128 with recipe mxfp8"},
         {"moe: {moe_row_alignment: 1}\nprecision: {recipe: fp8_rowwise}",
          "t.yaml:1:26: moe.moe_row_alignment: got 1, want 16 or 32 or 128 with recipe fp8_rowwise"},
+        {"moe: {moe_combine_order: invariant}\nprecision: {recipe: fp8_tensorwise}\nparallel: "
+         "{expert_model_parallel_size: 2}",
+         "t.yaml:1:26: moe.moe_combine_order: got invariant, want rank with recipe fp8_tensorwise and "
+         "expert_model_parallel_size > 1: a scale is the maximum of the experts of a rank"},
         {"precision: {scale_format: fp32}",
          "t.yaml:1:27: precision.scale_format: got fp32, want pow2 with moe_scaling_aware_transpose: true, "
          "which shifts "

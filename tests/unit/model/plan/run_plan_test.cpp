@@ -225,6 +225,9 @@ TEST(RunPlan, RowCapacity) {
     EXPECT_EQ(rank_row_capacity(config), 1.5 * 4096 * 8 + 127 * 64 + 64);
     config.moe.moe_expert_rank_capacity_factor = 100;
     EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 64 + 64);
+    // every expert of every source rank
+    config.moe.moe_combine_order = CombineOrder::invariant;
+    EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 256);
 }
 
 TEST(RunPlan, MemoryByCategory) {
@@ -252,6 +255,13 @@ TEST(RunPlan, MemoryByCategory) {
     for (const auto& item : make_plan(bf16, 2).memory) plain[item.category] = item.bytes;
     EXPECT_EQ(plain.at("weights (FP8 copies)"), 0);
     EXPECT_EQ(plain.at("weights (BF16)"), 2 * (dense + experts));
+    Config invariant = config;
+    invariant.moe.moe_combine_order = CombineOrder::invariant;
+    for (const auto& item : make_plan(invariant, 2).memory) bytes[item.category] = item.bytes;
+    EXPECT_EQ(bytes.at("main gradients (FP32)"), 4 * (dense + 2 * experts));
+    invariant.training.state.main_grads_dtype = StateDtype::bf16;
+    for (const auto& item : make_plan(invariant, 2).memory) bytes[item.category] = item.bytes;
+    EXPECT_EQ(bytes.at("main gradients (BF16)"), 4 * dense + 2 * 2 * experts);
 }
 
 TEST(RunPlan, RecomputeModes) {

@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: MIT
 // One global batch on 1 to 4 ranks: the number of ranks must not change what is computed. With the invariant
-// order the bits of the forward stay, and gradients move by the order of their sums alone; with the rank
-// order by one BF16 rounding per rank.
+// order the bits of the forward stay, those of the gradients and all that follows too as long as the number
+// of ranks does, whatever number of them shares the experts; between numbers of ranks gradients move by the
+// order of their sums alone. With the rank order all moves by one BF16 rounding per rank.
 #include "model/train/trainer.h"
 
 #include "tests/support/global_batch.h"
 #include "tests/support/training.h"
+
+#include <fmt/ranges.h>
 
 namespace fp8flow {
 namespace {
@@ -42,8 +45,12 @@ void expect_gradients_within(const GlobalResult& run, const GlobalResult& wanted
         }
 }
 
+// All but fp8_tensorwise, which the configuration refuses: a scale is the maximum over a rank's experts.
+constexpr Recipe kInvariantRecipes[] = {Recipe::fp32,     Recipe::bf16,        Recipe::fp8_blockwise,
+                                        Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8};
+
 TEST(Parallel, InvariantOrderKeepsEveryBitOfForwardAndInputGradient) {
-    for (Recipe recipe : {Recipe::fp32, Recipe::bf16, Recipe::fp8_flow, Recipe::fp8_blockwise}) {
+    for (Recipe recipe : kInvariantRecipes) {
         for (const bool balanced : {false, true}) {
             const auto run_on = [&](const Layout& layout) {
                 LayerCase c = block_case(recipe, layout, CombineOrder::invariant);
@@ -54,6 +61,7 @@ TEST(Parallel, InvariantOrderKeepsEveryBitOfForwardAndInputGradient) {
                 return run_global_batch(c, layout.expert_ranks);
             };
             const GlobalResult one = run_on({1, 1});
+            GlobalResult apart;  // on as many ranks, each with all experts
             for (const Layout& layout : kLayouts) {
                 SCOPED_TRACE(fmt::format("{}, {}balanced, {} ranks, {} share the experts",
                                          recipe_name(recipe), balanced ? "" : "not ", layout.ranks,
@@ -63,6 +71,10 @@ TEST(Parallel, InvariantOrderKeepsEveryBitOfForwardAndInputGradient) {
                 EXPECT_EQ(result.distance(one, "y"), 0);
                 EXPECT_EQ(result.distance(one, "dx"), 0);
                 expect_gradients_within(result, one, 1e-5);
+                if (layout.expert_ranks == 1)
+                    apart = result;
+                else
+                    test::expect_same_bits(result.values, apart.values);
             }
         }
     }
@@ -118,7 +130,10 @@ const std::vector<Scenario> kScenarios = {
     {"many experts, few tokens", {2, 1}, 2, 32, 6},
 };
 
-GlobalResult run_scenario(const Scenario& scenario, Recipe recipe, bool together) {
+// All tokens on one rank, or on theirs: each with all experts, or with its share of them.
+enum class Spread { one_rank, experts_replicated, experts_shared };
+
+GlobalResult run_scenario(const Scenario& scenario, Recipe recipe, Spread spread) {
     LayerCase c = LayerCase::of(recipe);
     c.moe.moe_combine_order = CombineOrder::invariant;
     c.moe.num_experts = scenario.experts;
@@ -127,22 +142,26 @@ GlobalResult run_scenario(const Scenario& scenario, Recipe recipe, bool together
     c.moe.moe_shared_expert_intermediate_size = 128;
     c.forced_routing = false;
     c.tokens = scenario.tokens;
-    if (together) c.tokens = {std::accumulate(scenario.tokens.begin(), scenario.tokens.end(), int64_t{0})};
-    return run_global_batch(c, together ? 1 : scenario.expert_ranks, scenario.favourite);
+    if (spread == Spread::one_rank)
+        c.tokens = {std::accumulate(scenario.tokens.begin(), scenario.tokens.end(), int64_t{0})};
+    return run_global_batch(c, spread == Spread::experts_shared ? scenario.expert_ranks : 1,
+                            scenario.favourite);
 }
 
 // Forward and backward of every scenario against the same tokens on one rank, and against fp32.
 TEST(Parallel, EdgeScenarios) {
     for (const Scenario& scenario : kScenarios) {
-        const GlobalResult exact = run_scenario(scenario, Recipe::fp32, true);
+        const GlobalResult exact = run_scenario(scenario, Recipe::fp32, Spread::one_rank);
         for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
             SCOPED_TRACE(fmt::format("{}: {}", recipe_name(recipe), scenario.name));
-            const GlobalResult one = run_scenario(scenario, recipe, true);
-            const GlobalResult run = run_scenario(scenario, recipe, false);
+            const GlobalResult one = run_scenario(scenario, recipe, Spread::one_rank);
+            const GlobalResult run = run_scenario(scenario, recipe, Spread::experts_shared);
             EXPECT_EQ(run.distance(one, "y"), 0);
             EXPECT_EQ(run.distance(one, "dx"), 0);
             expect_gradients_within(run, one, 1e-5);
             EXPECT_EQ(run.counts, one.counts);
+            test::expect_same_bits(run.values,
+                                   run_scenario(scenario, recipe, Spread::experts_replicated).values);
             const int64_t tokens =
                 std::accumulate(scenario.tokens.begin(), scenario.tokens.end(), int64_t{0});
             EXPECT_EQ(std::accumulate(run.counts.begin(), run.counts.end(), int64_t{0}),
@@ -206,6 +225,100 @@ TEST(Parallel, MergingWeightsAreInvariant) {
         const double one = first_loss(1);
         EXPECT_EQ(first_loss(2), one) << recipe_name(recipe);
         EXPECT_EQ(first_loss(4), one) << recipe_name(recipe);
+    }
+}
+
+// Whole steps: losses, gradient norms, gradients, weights and moments.
+void expect_same_run(const TrainingRun& run, const TrainingRun& wanted) {
+    EXPECT_EQ(run.losses(), wanted.losses());
+    for (size_t i = 0; i < wanted.steps.size(); ++i)
+        EXPECT_EQ(run.steps[i].grad_norm, wanted.steps[i].grad_norm) << "step " << i;
+    test::expect_same_bits(run.state, wanted.state);
+}
+
+using Keys = std::vector<std::string>;
+Config invariant_config(Recipe recipe, int expert_ranks, Keys keys) {
+    keys.push_back("moe.moe_combine_order=invariant");
+    keys.push_back(fmt::format("parallel.expert_model_parallel_size={}", expert_ranks));
+    return test_config(recipe, keys);
+}
+
+// Two micro-batches a step, balancing losses, an expert bias, clipping.
+TEST(Parallel, InvariantOrderTrainsToTheSameBits) {
+    const Keys keys = {"training.micro_batch_size=1",
+                       "moe.moe_router_load_balancing_type=[aux_loss,global_aux_loss]",
+                       "moe.moe_aux_loss_coeff=[0.01,0.02]",
+                       "moe.moe_z_loss_coeff=0.001",
+                       "moe.moe_router_score_function=sigmoid",
+                       "moe.moe_router_enable_expert_bias=true",
+                       "training.clip_grad=0.1"};
+    for (Recipe recipe : kInvariantRecipes) {
+        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 4});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(
+                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
+            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 4}), apart);
+        }
+    }
+}
+
+TEST(Parallel, InvariantOrderTrainsToTheSameBitsForFiftySteps) {
+    const Keys keys = {"training.micro_batch_size=1", "training.train_iters=50"};
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 50});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(
+                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
+            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 50}), apart);
+        }
+    }
+}
+
+// More than one replica of more than one source, in every mixture.
+TEST(Parallel, InvariantOrderOnEightRanks) {
+    const Keys keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
+    const TrainingRun apart = train(invariant_config(Recipe::fp8_flow, 1, keys), 8, {.steps = 3});
+    for (const int expert_ranks : {2, 4, 8}) {
+        SCOPED_TRACE(expert_ranks);
+        expect_same_run(train(invariant_config(Recipe::fp8_flow, expert_ranks, keys), 8, {.steps = 3}),
+                        apart);
+    }
+}
+
+// What else touches weight gradients: gradients in BF16, BF16 operands, two micro-batches in one GEMM, lanes
+// beside each other, narrow pads, rows that do not fit at first.
+TEST(Parallel, InvariantOrderWithOtherGradientsAndSchedules) {
+    const Keys small = {"training.micro_batch_size=1"};
+    struct Variant {
+        Recipe recipe;
+        Keys keys;
+    };
+    const std::vector<Variant> variants = {
+        {Recipe::fp8_flow, {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"}},
+        {Recipe::bf16, {"training.main_grads_dtype=bf16", "schedule.overlap_grad_reduce=true"}},
+        {Recipe::fp8_flow, {"precision.fp8_wgrad=false"}},
+        {Recipe::fp8_flow, {"precision.moe_permute_padding_for_fp8=false"}},
+        {Recipe::fp8_flow,
+         {"precision.moe_wgrad_pair_micro_batches=true", "schedule.delay_wgrad_compute=true"}},
+        {Recipe::fp8_blockwise,
+         {"precision.moe_wgrad_pair_micro_batches=true", "training.main_grads_dtype=bf16"}},
+        {Recipe::fp8_flow,
+         {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"}},
+        {Recipe::fp8_rowwise, {"schedule.moe_shared_expert_overlap=true", "moe.moe_row_alignment=16"}},
+        {Recipe::mxfp8, {"moe.moe_row_alignment=32", "precision.moe_apply_probs_in=combine"}},
+        {Recipe::fp8_flow, {"recompute.recompute_granularity=full"}},
+        {Recipe::fp8_flow, {"moe.moe_expert_rank_capacity_factor=0.01"}},
+    };
+    for (const Variant& variant : variants) {
+        Keys keys = small;
+        keys.insert(keys.end(), variant.keys.begin(), variant.keys.end());
+        const TrainingRun apart = train(invariant_config(variant.recipe, 1, keys), 4, {.steps = 2});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(variant.recipe),
+                                     fmt::join(variant.keys, " "), expert_ranks));
+            expect_same_run(train(invariant_config(variant.recipe, expert_ranks, keys), 4, {.steps = 2}),
+                            apart);
+        }
     }
 }
 
