@@ -89,7 +89,7 @@ TEST(ExpertChecks, GroupedGemmWgrad) {
     two.second = {f.dy, f.x, narrow};
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "moe_row_alignment");
     two.second = {f.dy, f.x, GroupsFixture({100}, 128)};
-    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "1 groups of rows for 2 weights");
+    EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "1 groups of rows for 2 weight gradients");
     const HostScaled columns(DType::e4m3, {128, f.rows}, L::vec128);
     two.second = {columns, f.x, f.groups};
     EXPECT_REFUSED(f.ops.grouped_gemm_wgrad(two), "one dtype and layout");

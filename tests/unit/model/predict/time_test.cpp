@@ -30,11 +30,11 @@ Config layer(const std::string& name, const std::vector<std::string>& overrides 
     return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
 }
 
-const StageTime& stage_of(const StepTime& time, const std::string& stage, const std::string& direction) {
+const StageTime& stage_of(const StepTime& time, std::string_view stage, std::string_view direction) {
     for (const StageTime& one : time.stages)
         if (one.work.part == "moe layer" && one.work.stage == stage && one.work.direction == direction)
             return one;
-    throw std::runtime_error(stage);
+    throw std::runtime_error(std::string(stage));
 }
 
 TEST(Time, RooflineIsTheRootOfTheSumOfSquares) {
