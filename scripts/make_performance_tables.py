@@ -248,17 +248,18 @@ def exposed_2gpu():
 
 def state_dtypes():
     """Gradients and moments in BF16: layer, weight gradients, optimizer and step."""
-    names, rows = ["profile_state_dtypes_2gpu.json", "profile_state_dtypes_h100_x2.json"], []
-    for name in names:
+    names, rows = {"profile_state_dtypes_2gpu.json": "serial", "profile_state_dtypes_h100_x2.json": "serial",
+                   "profile_state_dtypes_ff79989_h100_x2.json": "serial", "profile_state_dtypes_graph_h100_x2.json": "all schedules, graph"}, []
+    for name, schedule in names.items():
         profile = load(name)
         for r in profile["recipes"]:
             stages = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
-            rows.append([f"2 x {profile['machine']['gpu'].split()[1]}, {profile['commit']}",
+            rows.append([f"2 x {profile['machine']['device'].split()[1]}, {profile['commit']}", schedule,
                          r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
                          f"{r['layer clock hertz']['median'] / 1e6:.0f}",
                          f"{stages['fc1 wgrad'] + stages['fc2 wgrad']:.2f}", f"{stages['optimizer']:.2f}",
-                         f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}"])
-    return table(["GPUs, commit", "state", "layer, ms", "MHz", "weight gradients", "optimizer", "step", "joules a step"], rows, 2) + \
+                         f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}" if "joules per step" in r else ""])
+    return table(["GPUs, commit", "schedule", "state", "layer, ms", "MHz", "weight gradients", "optimizer", "step", "joules a step"], rows, 3) + \
         source(*map(origin, names))
 
 
@@ -654,6 +655,8 @@ WHAT = {
     "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml on two H100s, schedules side by side, one of them a CUDA graph a step",
     "profile_quickstart_graph_h100.json": "configs/quickstart.yaml on one H100, likewise",
     "profile_state_dtypes_h100_x2.json": "gradients and moments in FP32 and BF16 on two H100s, squares summed by the weight gradients",
+    "profile_state_dtypes_ff79989_h100_x2.json": "the same layer at ff79989, in the same call as the next",
+    "profile_state_dtypes_graph_h100_x2.json": "the same, every schedule and a CUDA graph a step",
     "validate_state_dtypes_h100_x2.json": "1,000 steps of configs/h200_100m.yaml: gradients and moments in BF16 against FP32, one seed",
     "faults_h100_x2.json": "a rank killed, stopped and throwing at ten stages, two GPUs",
     "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
