@@ -37,7 +37,7 @@ SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DTyp
 
 namespace {
 
-TensorView gamma_of(const Parameter* norm) { return norm != nullptr ? norm->master : TensorView{}; }
+TensorView gamma_of(const Parameter* norm) { return norm != nullptr ? norm->plain : TensorView{}; }
 
 }  // namespace
 

@@ -49,7 +49,7 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
     out.plain = arena.tensor(ctx.activation, {tokens, hidden}, "norm");
     const auto plain_norm = [&] {
         ctx.ops.rms_norm({.x = saved.x,
-                          .gamma = gamma_->master,
+                          .gamma = gamma_->plain,
                           .eps = eps,
                           .gamma_form = form(),
                           .y = out.plain,
@@ -76,7 +76,7 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
         }
     }
     ctx.ops.rms_norm_quantize({.x = saved.x,
-                               .gamma = gamma_->master,
+                               .gamma = gamma_->plain,
                                .eps = eps,
                                .gamma_form = form(),
                                .scale_format = precision_.scale_format,
@@ -93,7 +93,7 @@ void Norm::backward(Context& ctx, const TensorView& dy, const TensorView& dresid
     auto timed = ctx.stage("norm");
     ctx.ops.rms_norm_backward({.dy = dy,
                                .x = saved.x,
-                               .gamma = gamma_->master,
+                               .gamma = gamma_->plain,
                                .rstd = saved.rstd,
                                .dresidual = dresidual,
                                .gamma_form = form(),

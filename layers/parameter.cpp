@@ -12,9 +12,14 @@ namespace fp8flow {
 
 namespace {
 
+TensorView shaped_as(const ParameterSpec& spec, const TensorView& flat) {
+    const int64_t* s = spec.shape;
+    if (spec.rank == 1) return flat;
+    return spec.rank == 2 ? flat.reshape({s[0], s[1]}) : flat.reshape({s[0], s[1], s[2]});
+}
+
 // Drawn by global index, so that an expert's weights do not depend on who holds it.
-void write_initial_values(const Parameter& parameter, uint64_t seed, Ops& ops) {
-    const TensorView& master = parameter.master;
+void write_initial_values(const Parameter& parameter, const TensorView& master, uint64_t seed, Ops& ops) {
     switch (parameter.spec.init) {
         case Init::normal:
             ops.fill_normal({.seed = seed,
@@ -33,36 +38,70 @@ void write_initial_values(const Parameter& parameter, uint64_t seed, Ops& ops) {
     }
 }
 
+// Every rank draws the whole tensor once, so that the copies need no other rank, and keeps its slice.
+template <class WriteCopies>
+void write_initial_shard(const Parameter& parameter, uint64_t seed, Ops& ops, WriteCopies write_copies) {
+    Arena once(ops.device(), "initial values");
+    const TensorView whole =
+        shaped_as(parameter.spec, once.tensor(DType::f32, {parameter.numel()}, "initial values"));
+    write_initial_values(parameter, whole, seed, ops);
+    const TensorView here = parameter.part_here(whole);
+    ops.device().copy(parameter.master.data, here.data, static_cast<size_t>(here.bytes()));
+    write_copies(whole);
+    ops.device().synchronize();  // `once` ends here
+}
+
 }  // namespace
+
+TensorView ParameterStore::shaped(const ParameterSpec& spec, DType dtype, const char* category) {
+    const int64_t* s = spec.shape;
+    if (spec.rank == 1) return arena_.tensor(dtype, {s[0]}, category);
+    if (spec.rank == 2) return arena_.tensor(dtype, {s[0], s[1]}, category);
+    return arena_.tensor(dtype, {s[0], s[1], s[2]}, category);
+}
 
 Parameter& ParameterStore::add(const ParameterSpec& spec) {
     Parameter& p = parameters_.emplace_back();
     p.spec = spec;
     p.stream = fnv1a64(spec.name);
-    auto shaped = [&](DType dtype, const char* category) {
-        const int64_t* s = spec.shape;
-        if (spec.rank == 1) return arena_.tensor(dtype, {s[0]}, category);
-        if (spec.rank == 2) return arena_.tensor(dtype, {s[0], s[1]}, category);
-        return arena_.tensor(dtype, {s[0], s[1], s[2]}, category);
-    };
-    p.master = shaped(DType::f32, "master");
-    p.m = shaped(state_dtype(dtypes_.exp_avg_dtype), "moments");
-    p.v = shaped(state_dtype(dtypes_.exp_avg_sq_dtype), "moments");
+    p.shard = spec.expert ? shards_.expert : shards_.dense;
+    p.slice = state_slice(p.numel(), p.shard.rank, p.shard.size);
+    if (p.is_sharded())
+        allocate_shard(p);
+    else
+        allocate_whole(p);
     const WeightFormat& format = spec.format;
     if (format.plain)
-        p.plain = spec.plain_dtype == DType::f32 ? p.master : shaped(spec.plain_dtype, "copies");
+        p.plain = spec.plain_dtype == DType::f32 && !p.is_sharded()
+                      ? p.master
+                      : shaped(spec, spec.plain_dtype, "copies");
     if (format.fp8_layout != ScaleLayout::none) {
         FP8FLOW_CHECK(spec.rank == 3, "{} has rank {}", spec.name, spec.rank);
         const int64_t e = spec.shape[0], n = spec.shape[1], k = spec.shape[2];
         p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
         p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
     }
-    Device& device = ops_.device();
-    write_initial_values(p, seed_, ops_);
+    if (p.is_sharded()) {
+        write_initial_shard(p, seed_, ops_, [&](const TensorView& whole) { write_copies(p, whole, {}); });
+    } else {
+        write_initial_values(p, p.master, seed_, ops_);
+        write_copies(p);
+    }
     for (const TensorView& zeroed : {p.m, p.v})
-        device.fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
-    write_copies(p);
+        ops_.device().fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
     return p;
+}
+
+void ParameterStore::allocate_whole(Parameter& p) {
+    p.master = shaped(p.spec, DType::f32, "master");
+    p.m = shaped(p.spec, state_dtype(dtypes_.exp_avg_dtype), "moments");
+    p.v = shaped(p.spec, state_dtype(dtypes_.exp_avg_sq_dtype), "moments");
+}
+
+void ParameterStore::allocate_shard(Parameter& p) {
+    p.master = arena_.tensor(DType::f32, {p.slice.count}, "master");
+    p.m = arena_.tensor(state_dtype(dtypes_.exp_avg_dtype), {p.slice.count}, "moments");
+    p.v = arena_.tensor(state_dtype(dtypes_.exp_avg_sq_dtype), {p.slice.count}, "moments");
 }
 
 void ParameterStore::allocate_gradients() {
@@ -83,14 +122,16 @@ void ParameterStore::allocate_gradients() {
         int64_t next = 0;
         for (Parameter& p : parameters_) {
             if (p.spec.expert != expert) continue;
-            p.main_grad = p.master;
-            p.main_grad.dtype = dtype;
-            p.main_grad.data = all.slice(next, 1).data;
+            p.main_grad = shaped_as(p.spec, all.slice(next, p.numel()));
             p.source_stride = total;
             next += round_up(p.numel(), alignment);
         }
     }
     if (expert_gradients_) allocate_squares();
+    int64_t largest = 0;
+    for (const Parameter& p : parameters_)
+        if (p.is_sharded() && p.fprop) largest = std::max(largest, p.numel());
+    if (largest > 0) gathered_ = arena_.tensor(DType::f32, {largest}, "gathered master");
 }
 
 void ParameterStore::allocate_squares() {
@@ -130,15 +171,21 @@ ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last
     return found;
 }
 
-void ParameterStore::write_copies(Parameter& p) {
-    if (p.plain && p.plain.data != p.master.data) ops_.cast({.x = p.master, .y = p.plain});
+void ParameterStore::write_copies(Parameter& p, const TensorView& master, const Launch& launch) {
+    if (p.plain && p.plain.data != master.data) ops_.cast({.x = master, .y = p.plain}, launch);
     if (p.fprop) {
-        ops_.quantize_weight({.src = p.master,
+        ops_.quantize_weight({.src = master,
                               .scale_format = p.spec.format.scale_format,
                               .mx_rounding = p.spec.format.mx_rounding,
                               .fprop = p.fprop,
-                              .dgrad = p.dgrad});
+                              .dgrad = p.dgrad},
+                             launch);
     }
+}
+
+void ParameterStore::write_copies(Parameter& p) {
+    FP8FLOW_CHECK(!p.is_sharded(), "{}: {} of {} elements are here", p.spec.name, p.slice.count, p.numel());
+    write_copies(p, p.master, {});
 }
 
 }  // namespace fp8flow

@@ -29,6 +29,23 @@ struct NamedTensor {
     TensorView view;
 };
 
+// This rank among those that hold the same parameters and share the state of the optimizer
+// (use_distributed_optimizer): of dense parameters all ranks, of expert parameters their replicas.
+struct StateShards {
+    struct Place {
+        int64_t rank = 0, size = 1;
+    };
+    Place dense = {}, expert = {};
+};
+
+// Elements [first, first + count) of a parameter, in row-major order: what one rank updates.
+struct StateSlice {
+    int64_t first = 0, count = 0;
+};
+// Of rank `rank` of `size`: equal parts, in whole units of 64 elements. Every parameter is cut, so that the
+// state is divided evenly whatever the sizes, and a layer's update is too.
+StateSlice state_slice(int64_t numel, int64_t rank, int64_t size);
+
 enum class Init { normal, zeros, ones };
 
 struct ParameterSpec {
@@ -47,18 +64,24 @@ struct ParameterSpec {
 
 struct Parameter {
     ParameterSpec spec;
-    uint64_t stream = 0;                 // of its random numbers: a hash of the name
-    TensorView master, m, v, main_grad;  // spec.shape; f32, or as StateDtypes says
-    int64_t source_stride = 0;           // elements from the gradient of one source to that of the next
-    TensorView squares;                  // of main_grad, expert parameters: kernels/ops/squares.h; f64
-    TensorView plain;                    // working copy in the activation dtype
+    uint64_t stream = 0;        // of its random numbers: a hash of the name
+    StateShards::Place shard;   // of master, m and v
+    StateSlice slice;           // what of them is here; all of it where shard.size is 1
+    TensorView master, m, v;    // spec.shape, or [slice.count] of a shard; f32, or as StateDtypes says
+    TensorView main_grad;       // spec.shape; f32, or as StateDtypes says
+    int64_t source_stride = 0;  // elements from the gradient of one source to that of the next
+    TensorView squares;         // of main_grad, expert parameters: kernels/ops/squares.h; f64
+    TensorView plain;           // working copy in the activation dtype; may be the master itself
     ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
     ScaledTensor for_fprop() const { return fprop ? fprop : ScaledTensor{.data = plain}; }
     // What tokens of one source rank add to; main_grad is that of source 0, and in the end the sum.
     TensorView gradient_of(int64_t source) const;
-    int64_t numel() const { return master.numel(); }
+    int64_t numel() const;
+    bool is_sharded() const { return shard.size > 1; }
+    // The slice of a tensor of this parameter's shape: what belongs to master, m and v.
+    TensorView part_here(const TensorView& whole) const;
     // Of the whole tensor, where other ranks hold experts before these.
     int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
 };
@@ -67,10 +90,11 @@ struct Parameter {
 // of weights.
 class ParameterStore {
 public:
-    ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {})
+    ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {}, const StateShards& shards = {})
         : ops_(ops),
           seed_(seed),
           dtypes_(dtypes),
+          shards_(shards),
           arena_(ops.device(), "parameters"),
           sums_(ops.device(), "sums over sources") {}
 
@@ -99,23 +123,40 @@ public:
                                  const Launch& launch = {});
     std::deque<Parameter>& all() { return parameters_; }
     const std::deque<Parameter>& all() const { return parameters_; }
-    // Writes the working copies of one parameter from its master.
+    // Writes the working copies of one parameter from its master, which is not sharded.
     void write_copies(Parameter& parameter);
-    // Bytes by category: master, moments, main_grad, copies.
+    // The same of all parameters, by all ranks together: shards of a master are gathered.
+    void write_all_copies(Exchange& exchange);
+    // After the update of its slice, by all ranks that share its state: the working copies of a sharded
+    // parameter. A plain copy, whose slice is written here, is gathered as it is. FP8 copies are made from
+    // the gathered master: a scale may span slices, and the second orientation crosses them.
+    void gather_copies(Exchange& exchange, Parameter& parameter, const Launch& launch = {});
+    // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
+    void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
+                       const Launch& launch = {});
+    // Bytes by category: master, moments, main_grad, copies, gathered master.
     std::map<std::string, int64_t> bytes() const { return arena_.by_category(); }
 
 private:
+    TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category);
+    void write_copies(Parameter& parameter, const TensorView& master, const Launch& launch);
+    void allocate_whole(Parameter& parameter);
+    void allocate_shard(Parameter& parameter);
     void allocate_squares();
+    void gather(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
+                const Launch& launch);
     std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
                                             const Launch& launch);
 
     Ops& ops_;
     uint64_t seed_;
     StateDtypes dtypes_;
+    StateShards shards_;
     Arena arena_, sums_;
     int64_t sources_ = 1, source_stride_ = 0;
     std::deque<Parameter> parameters_;
     TensorView dense_gradients_, expert_gradients_, expert_squares_;
+    TensorView gathered_;  // [N] f32: the master of one parameter with FP8 copies, while they are made
 };
 
 }  // namespace fp8flow

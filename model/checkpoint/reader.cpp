@@ -5,6 +5,7 @@
 #include "kernels/comm/watchdog.h"
 #include "model/base/crc32c.h"
 #include "model/checkpoint/rank_file.h"
+#include "model/checkpoint/state.h"
 
 #include <algorithm>
 #include <charconv>
@@ -28,6 +29,7 @@ CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
     require(manifest_.step == step, ExitCode::checkpoint, "{}: the manifest is that of step {}", path_,
             manifest_.step);
     for (size_t file = 0; file < manifest_.files.size(); ++file) open_file(static_cast<int64_t>(file));
+    join_slices();
 }
 
 void CheckpointReader::read_manifest() {
@@ -90,6 +92,49 @@ void CheckpointReader::read(const std::string& name, const Place& place, std::sp
             name, reason(error));
     require(crc32c(out.data(), out.size()) == place.crc, ExitCode::checkpoint,
             "{}: tensor {}: the checksum does not fit: damaged", path_of_file(place.file), name);
+}
+
+void CheckpointReader::read(const Whole& whole, std::span<uint8_t> out) const {
+    size_t at = 0;
+    for (const std::string& name : whole.parts) {
+        const Place& place = tensors_.at(name);
+        read(name, place, out.subspan(at, static_cast<size_t>(place.bytes)));
+        at += static_cast<size_t>(place.bytes);
+    }
+}
+
+void CheckpointReader::join_slices() {
+    std::map<std::string, std::map<int64_t, std::pair<SliceName, std::string>>> sliced;
+    for (const auto& [name, place] : tensors_) {
+        const auto slice = parse_slice_name(name);
+        if (!slice) {
+            wholes_[name] = {place.dtype, place.shape, {name}, place.bytes, place.file};
+            continue;
+        }
+        require(place.shape == std::vector<int64_t>{slice->last - slice->first}, ExitCode::checkpoint,
+                "{}: tensor {} has another size than its name says", path_of_file(place.file), name);
+        sliced[slice->tensor].emplace(slice->first, std::pair(*slice, name));
+    }
+    for (const auto& [tensor, slices] : sliced) {
+        const auto& [first, stored] = slices.begin()->second;
+        const Place& place = tensors_.at(stored);
+        Whole whole{place.dtype, first.shape, {}, 0, place.file};
+        int64_t next = 0, numel = 1;
+        for (const int64_t size : whole.shape) numel *= size;
+        for (const auto& [begin, named] : slices) {
+            const Place& part = tensors_.at(named.second);
+            require(begin == next && named.first.shape == whole.shape && part.dtype == whole.dtype,
+                    ExitCode::checkpoint, "{}: tensor {} does not follow the {} elements before it",
+                    path_of_file(part.file), named.second, next);
+            next = named.first.last;
+            whole.parts.push_back(named.second);
+            whole.bytes += part.bytes;
+        }
+        require(next == numel, ExitCode::checkpoint, "{}: tensor {}: {} of {} elements are there", path_,
+                tensor, next, numel);
+        require(wholes_.emplace(tensor, std::move(whole)).second, ExitCode::checkpoint,
+                "{}: tensor {} is there whole and in slices", path_, tensor);
+    }
 }
 
 void CheckpointReader::verify_file(int64_t file) const {

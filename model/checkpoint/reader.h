@@ -28,18 +28,29 @@ public:
         std::vector<int64_t> shape;
         uint32_t crc = 0;
     };
-    const std::map<std::string, Place>& tensors() const { return tensors_; }
+    const std::map<std::string, Place>& tensors() const { return tensors_; }  // as they are stored
+    // A tensor of the state, as one or as the slices that ranks wrote (SliceName), which cover it exactly.
+    struct Whole {
+        FileDType dtype = FileDType::f32;
+        std::vector<int64_t> shape;
+        std::vector<std::string> parts;  // names in tensors(), in the order of their elements
+        int64_t bytes = 0;
+        int64_t file = 0;  // of the first
+    };
+    const std::map<std::string, Whole>& wholes() const { return wholes_; }
     std::string path_of_file(int64_t file) const { return path_ + "/" + rank_file_name(file); }
 
     // The bytes of a tensor. Throws Error(checkpoint), naming file and tensor, where they are not what was
     // written.
     void read(const std::string& name, const Place& place, std::span<uint8_t> out) const;
+    void read(const Whole& whole, std::span<uint8_t> out) const;
     // Every byte of a file, by the checksums of its tensors.
     void verify_file(int64_t file) const;
 
 private:
     void read_manifest();
     void open_file(int64_t file);
+    void join_slices();
 
     Disk& disk_;
     std::string path_;
@@ -47,6 +58,7 @@ private:
     CheckpointManifest manifest_;
     std::vector<DiskHandle> files_;
     std::map<std::string, Place> tensors_;
+    std::map<std::string, Whole> wholes_;
 };
 
 }  // namespace fp8flow::checkpoint

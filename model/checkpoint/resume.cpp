@@ -55,13 +55,13 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
     std::vector<std::string> problems;
     std::map<std::string, const StateTensor*> wanted;
     for (const StateTensor& tensor : state) {
-        wanted.emplace(tensor.name, &tensor);
-        if (!reader.tensors().contains(tensor.name))
+        const bool is_first = wanted.emplace(tensor.name, &tensor).second;
+        if (is_first && !reader.wholes().contains(tensor.name))
             problems.push_back(fmt::format("{}: tensor {} is not there, this model has it as {}",
                                            reader.path(), tensor.name,
                                            text_of(file_dtype(tensor.dtype), tensor.shape)));
     }
-    for (const auto& [name, place] : reader.tensors()) {
+    for (const auto& [name, place] : reader.wholes()) {
         const auto found = wanted.find(name);
         if (found == wanted.end())
             problems.push_back(fmt::format("{}: tensor {}: this model has none of that name",
@@ -99,6 +99,7 @@ void check_position(const CheckpointReader& reader, const Config& config, uint64
 
 // Keys that say where and how a run computes, not what.
 bool says_what_is_trained(const std::string& line) {
+    if (line.starts_with("training.use_distributed_optimizer:")) return false;
     for (const char* section : {"output.", "checkpoint.", "validate.", "profile.", "kernels.", "parallel."})
         if (line.starts_with(section)) return false;
     return true;
@@ -142,11 +143,12 @@ void copy_to_device(const CheckpointReader& reader, const std::vector<StateTenso
     for (const StateTensor& tensor : state) {
         if (!tensor.view || (weights_alone && !is_weight(tensor.name))) continue;
         note_progress();
-        const CheckpointReader::Place& place = reader.tensors().at(tensor.name);
-        bytes.resize(static_cast<size_t>(place.bytes));
-        reader.read(tensor.name, place, bytes);
-        if (place.dtype != file_dtype(tensor.dtype)) bytes = converted(bytes, place.dtype);
-        device.copy_in(tensor.view.data, bytes.data(), bytes.size());
+        const CheckpointReader::Whole& whole = reader.wholes().at(tensor.name);
+        bytes.resize(static_cast<size_t>(whole.bytes));
+        reader.read(whole, bytes);
+        if (whole.dtype != file_dtype(tensor.dtype)) bytes = converted(bytes, whole.dtype);
+        device.copy_in(tensor.view.data, bytes.data() + tensor.first * size_of(tensor.dtype),
+                       static_cast<size_t>(tensor.bytes()));
     }
 }
 

@@ -89,7 +89,7 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
         auto* to = copy_->at<uint8_t>(at);
         device.copy_out_async(to, tensor.view.data, static_cast<size_t>(tensor.bytes()));
         pending_->tensors.push_back(
-            {tensor.name, tensor.shape, to, tensor.bytes(), file_dtype(tensor.dtype)});
+            {tensor.stored_name(), tensor.stored_shape(), to, tensor.bytes(), file_dtype(tensor.dtype)});
         at += static_cast<size_t>(round_up(tensor.bytes(), kAlignment));
     }
     copied.record({});

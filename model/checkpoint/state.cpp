@@ -2,7 +2,10 @@
 // Names and shapes of the state, and who saves what.
 #include "model/checkpoint/state.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
+#include <charconv>
 
 namespace fp8flow::checkpoint {
 
@@ -22,30 +25,98 @@ std::string name_of_expert(const std::string& parameter, int64_t expert) {
 std::vector<int64_t> shape_of(const TensorView& view) { return {view.dims, view.dims + view.rank}; }
 
 // Expert e's tensors go round the ranks that have it; what all ranks have goes to the one with the least so
-// far, in the order of the list.
+// far, in the order of the list. A slice is its rank's.
 void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
     const int64_t replicas = layout.world_size / layout.expert_parallel_size;
     std::vector<int64_t> load(static_cast<size_t>(layout.world_size)), turn(load.size());
     for (StateTensor& tensor : state) {
-        if (tensor.holder < 0) continue;
-        int64_t& next = turn[static_cast<size_t>(tensor.holder)];
-        tensor.owner = tensor.holder + layout.expert_parallel_size * (next++ % replicas);
+        if (tensor.owner < 0 && tensor.holder < 0) continue;
+        if (tensor.owner < 0) {
+            int64_t& next = turn[static_cast<size_t>(tensor.holder)];
+            tensor.owner = tensor.holder + layout.expert_parallel_size * (next++ % replicas);
+        }
         load[static_cast<size_t>(tensor.owner)] += tensor.bytes();
     }
     for (StateTensor& tensor : state) {
-        if (tensor.holder >= 0) continue;
+        if (tensor.owner >= 0) continue;
         const auto least = std::min_element(load.begin(), load.end());
         tensor.owner = least - load.begin();
         *least += tensor.bytes();
     }
 }
 
+int64_t product(const std::vector<int64_t>& shape) {
+    int64_t numel = 1;
+    for (const int64_t size : shape) numel *= size;
+    return numel;
+}
+
+// One of the three tensors of a parameter, or of one of its experts: elements [begin, begin + numel) of it.
+struct Whole {
+    std::string name;
+    std::vector<int64_t> shape;
+    int64_t begin = 0;
+    int64_t holder = -1;
+    bool here = true;  // on this rank, or a slice of it
+};
+
+// Every rank's slice of it. `part`: this rank's slice of the parameter.
+void add_slices(std::vector<StateTensor>& state, const Whole& whole, const Parameter& p,
+                const TensorView& part, const RankLayout& layout) {
+    const int64_t end = whole.begin + product(whole.shape);
+    for (int64_t shard = 0; shard < p.shard.size; ++shard) {
+        const StateSlice slice = state_slice(p.numel(), shard, p.shard.size);
+        const int64_t first = std::max(slice.first, whole.begin),
+                      last = std::min(slice.first + slice.count, end);
+        if (first >= last) continue;
+        StateTensor tensor{whole.name, whole.shape, first - whole.begin, last - first, whole.holder};
+        tensor.owner = whole.holder < 0 ? shard : whole.holder + layout.expert_parallel_size * shard;
+        tensor.dtype = part.dtype;
+        if (whole.here && shard == p.shard.rank) tensor.view = part.slice(first - slice.first, last - first);
+        state.push_back(std::move(tensor));
+    }
+}
+
 }  // namespace
 
-int64_t StateTensor::bytes() const {
-    int64_t bytes = size_of(dtype);
-    for (const int64_t size : shape) bytes *= size;
-    return bytes;
+int64_t StateTensor::numel() const { return product(shape); }
+
+std::string StateTensor::stored_name() const {
+    return is_slice() ? SliceName{name, shape, first, first + count}.text() : name;
+}
+
+std::vector<int64_t> StateTensor::stored_shape() const {
+    return is_slice() ? std::vector<int64_t>{count} : shape;
+}
+
+std::string SliceName::text() const {
+    return fmt::format("{}[{}:{} of {}]", tensor, first, last, fmt::join(shape, "x"));
+}
+
+std::optional<SliceName> parse_slice_name(const std::string& name) {
+    const size_t open = name.rfind('[');
+    if (open == std::string::npos || !name.ends_with(']')) return std::nullopt;
+    SliceName slice{.tensor = name.substr(0, open)};
+    const char* at = name.data() + open + 1;
+    const char* const end = name.data() + name.size() - 1;
+    const auto number = [&](int64_t& value) {
+        const auto [next, error] = std::from_chars(at, end, value);
+        at = next;
+        return error == std::errc() && value >= 0;
+    };
+    const auto skip = [&](std::string_view text) {
+        const bool found = std::string_view(at, static_cast<size_t>(end - at)).starts_with(text);
+        if (found) at += text.size();
+        return found;
+    };
+    if (!number(slice.first) || !skip(":") || !number(slice.last) || !skip(" of ")) return std::nullopt;
+    int64_t numel = 1;
+    do {
+        if (!number(slice.shape.emplace_back()) || __builtin_mul_overflow(numel, slice.shape.back(), &numel))
+            return std::nullopt;
+    } while (skip("x"));
+    if (slice.first >= slice.last || slice.last > numel || slice.text() != name) return std::nullopt;
+    return slice;
 }
 
 bool StateTensor::may_be_read_from(FileDType type) const {
@@ -60,24 +131,39 @@ bool is_weight(const std::string& state_name) {
 
 std::vector<StateTensor> training_state(Transformer& transformer, const RankLayout& layout) {
     std::vector<StateTensor> state;
-    const auto add = [&](const std::string& name, const TensorView& view, int64_t holder, bool here) {
-        state.push_back({name, shape_of(view), holder, 0, here ? view : TensorView{}, view.dtype});
+    const auto add = [&](const Whole& whole, const TensorView& view) {
+        StateTensor tensor{whole.name, whole.shape, 0, product(whole.shape), whole.holder};
+        if (whole.here) tensor.view = view;
+        tensor.dtype = view.dtype;
+        state.push_back(std::move(tensor));
+    };
+    const auto add_part = [&](const Parameter& p, const Whole& whole, const TensorView& part) {
+        if (p.is_sharded()) return add_slices(state, whole, p, part, layout);
+        const int64_t local = p.spec.shape[0];
+        const int64_t each = p.numel() / local;
+        add(whole, p.spec.expert ? part[whole.begin / each] : part);
     };
     for (const Parameter& p : transformer.parameters().all()) {
         const std::pair<std::string, TensorView> parts[] = {
             {std::string(kWeight), p.master}, {"exp_avg.", p.m}, {"exp_avg_sq.", p.v}};
+        const std::vector<int64_t> shape(p.spec.shape, p.spec.shape + p.spec.rank);
         for (const auto& [prefix, view] : parts) {
             if (!p.spec.expert) {
-                add(prefix + p.spec.name, view, -1, true);
+                add_part(p, {prefix + p.spec.name, shape}, view);
                 continue;
             }
             const int64_t local = p.spec.shape[0];
+            const std::vector<int64_t> of_expert(shape.begin() + 1, shape.end());
             for (int64_t expert = 0; expert < local * layout.expert_parallel_size; ++expert)
-                add(prefix + name_of_expert(p.spec.name, expert), view[expert % local], expert / local,
-                    expert / local == layout.expert_parallel_rank());
+                add_part(p,
+                         {prefix + name_of_expert(p.spec.name, expert), of_expert,
+                          expert % local * product(of_expert), expert / local,
+                          expert / local == layout.expert_parallel_rank()},
+                         view);
         }
     }
-    for (const NamedTensor& tensor : transformer.state()) add(tensor.name, tensor.view, -1, true);
+    for (const NamedTensor& tensor : transformer.state())
+        add({tensor.name, shape_of(tensor.view)}, tensor.view);
     choose_owners(state, layout);
     return state;
 }

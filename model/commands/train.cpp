@@ -89,6 +89,7 @@ public:
             for (const std::string& line :
                  load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()))
                 log_.line(line);
+        if (!options.weights.empty()) trainer_->weights_replaced();
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         note_stage(Stage::resume);
         open_checkpoints();
@@ -323,12 +324,17 @@ private:
     }
 
     void export_model() {
+        Arena room(trainer_->ops().device(), "export");
+        const std::vector<WeightTarget> targets =
+            whole_targets_of(trainer_->transformer(), trainer_->exchange(), room);
+        trainer_->ops().device().synchronize();
+        trainer_->exchange().check_peers();
         // the first ranks that share the experts hold everything
         if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
         const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
         if (world_.rank() == 0 && !export_->config_json.empty())
             folder.write_atomic("config.json", export_->config_json);
-        export_weights(folder, targets_of(trainer_->transformer()), {config_.model, config_.moe}, *export_,
+        export_weights(folder, targets, {config_.model, config_.moe}, *export_,
                        trainer_->expert_parallel_group(), trainer_->ops().device());
         log_.line(fmt::format("weights: written to {}/", folder.path()));
     }

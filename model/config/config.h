@@ -58,6 +58,7 @@ struct TrainingSpec {
     double adam_eps = 1e-8;
     double clip_grad = 1.0;  // global gradient norm; 0: no clipping
     StateDtypes state;
+    bool use_distributed_optimizer = false;  // masters and moments divided over the ranks that replicate them
     // A step past one of these, or with a NaN, is not applied (model/train/divergence.h).
     double loss_spike_factor = 0.0;  // times the median of recent losses; 0: no limit
     double grad_norm_limit = 0.0;    // before clipping; 0: no limit

@@ -315,6 +315,10 @@ void add_training(std::vector<ConfigField>& fields) {
                             "first moments; bf16: rounded stochastically when they are written"));
     fields.push_back(choice(s, "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},
                             "second moments; bf16: rounded stochastically when they are written"));
+    fields.push_back(boolean(s, "use_distributed_optimizer", AT(training.use_distributed_optimizer),
+                             "masters and moments divided over the ranks that have the same parameters (all "
+                             "ranks; of experts, their replicas): each updates its slice and the working "
+                             "copies are gathered; the same bits"));
     fields.push_back(
         number(s, "clip_grad", AT(training.clip_grad), {.min = 0}, "global gradient norm; 0: no clipping"));
     fields.push_back(

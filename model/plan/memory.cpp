@@ -223,6 +223,32 @@ double saved_bytes(const Config& config, const RecomputeSpec& recompute, double 
 
 }  // namespace
 
+namespace {
+
+// Elements of the largest weight with FP8 copies that ranks share the state of.
+double largest_gathered(const Config& config, int64_t gpus) {
+    const ModelSpec& m = config.model;
+    const MoeSpec& moe = config.moe;
+    const int64_t expert_ranks = config.parallel.expert_model_parallel_size;
+    int64_t largest = 0;
+    const auto add = [&](int64_t experts, int64_t width, int64_t replicas) {
+        // fc1 has gate and up
+        if (replicas > 1) largest = std::max(largest, experts * 2 * width * m.hidden_size);
+    };
+    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+        if (!is_fp8(layer_recipe(config, layer))) continue;
+        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+            add(moe.num_experts / expert_ranks, moe.moe_ffn_hidden_size, gpus / expert_ranks);
+            add(1, moe.moe_shared_expert_intermediate_size, gpus);
+        } else {
+            add(1, m.ffn_hidden_size, gpus);
+        }
+    }
+    return f64(largest);
+}
+
+}  // namespace
+
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;
     const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
@@ -247,16 +273,22 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * gpus;
     const double in_flight =
         config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
-    const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9);
+    const bool divided = training.use_distributed_optimizer;
+    const double replicas = f64(gpus / config.parallel.expert_model_parallel_size);
+    // whose state this rank has
+    const double owned = divided ? (parameters - experts) / f64(gpus) + experts / replicas : parameters;
+    const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9),
+                      of_owned =
+                          divided ? fmt::format("{:.4g} B parameters, this rank's slices", owned / 1e9) : of;
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
         {"weights (FP8 copies)", weights.fp8_copies,
          "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
-        {"master weights (FP32)", 4 * parameters, "4 bytes x " + of},
+        {"master weights (FP32)", 4 * owned, "4 bytes x " + of_owned},
         {moments == 8   ? "Adam moments (FP32)"
          : moments == 4 ? "Adam moments (BF16)"
                         : "Adam moments",
-         moments * parameters, fmt::format("{:.0f} bytes x {}", moments, of)},
+         moments * owned, fmt::format("{:.0f} bytes x {}", moments, of_owned)},
         bf16_gradients
             ? MemoryItem{"main gradients (BF16)", main_grads,
                          fmt::format("2 bytes x {:.4g} B of routed experts{}, 4 x others", experts / 1e9,
@@ -273,6 +305,10 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
          "two sets of everything that peers read or write"},
     };
+    if (const double largest = divided ? largest_gathered(config, gpus) : 0; largest > 0)
+        items.push_back(
+            {"gathered master", 4 * largest,
+             fmt::format("4 bytes x {:.4g} M of the largest weight with FP8 copies", largest / 1e6)});
     const double shared_width = f64(config.moe.moe_shared_expert_intermediate_size);
     if (config.schedule.moe_shared_expert_overlap && has_moe && shared_width > 0) {
         // the routed experts' workspace, with the width of the shared expert

@@ -40,6 +40,8 @@ const std::vector<Setting>& settings() {
          [](Config& c) {
              c.training.state.exp_avg_dtype = c.training.state.exp_avg_sq_dtype = StateDtype::bf16;
          }},
+        {"training.use_distributed_optimizer=true",
+         [](Config& c) { c.training.use_distributed_optimizer = true; }},
         {"training.micro_batch_size=1", [](Config& c) { c.training.micro_batch_size = 1; }},
         {"recompute.recompute_granularity=full",
          [](Config& c) { c.recompute = {.recompute_granularity = full}; }},
@@ -56,6 +58,8 @@ bool legal(const Config& config) {
 std::string key_for(const std::string& category, const Config& config) {
     const auto has = [&](const char* word) { return category.find(word) != std::string::npos; };
     if (has("moments") && !has("(BF16)")) return "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16";
+    if ((has("master weights") || has("moments")) && !config.training.use_distributed_optimizer)
+        return "training.use_distributed_optimizer: true";
     if (has("gradients (FP32)")) return "training.main_grads_dtype: bf16";
     if (has("delayed")) return "precision.moe_wgrad_pair_micro_batches: false";
     if (has("side lane")) return "schedule.moe_shared_expert_overlap: false";

@@ -26,6 +26,21 @@ Parameters parameters_of(const Config& config) {
     return result;
 }
 
+// Bytes of the working copies that are gathered (use_distributed_optimizer): BF16, or the FP32 master of
+// weights with FP8 copies.
+Parameters gathered_bytes(const Config& config) {
+    const double ffn = config.precision.recipe == Recipe::bf16 ? kPlain : kWord;
+    Parameters result;
+    for (const plan::ParameterPart& part : plan::count_parameters(config)) {
+        const double count = f64(part.per_rank);
+        if (part.part == "experts")
+            result.experts += ffn * count;
+        else
+            result.dense += (part.part == "shared expert" || part.part == "dense FFN" ? ffn : kPlain) * count;
+    }
+    return result;
+}
+
 }  // namespace
 
 std::vector<Work> ends_work(const Config& config, double accumulates) {
@@ -61,10 +76,10 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     const double moments =
         f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
     const double replicas = f64(gpus / config.parallel.expert_model_parallel_size), all = f64(gpus);
-    const auto reduction = [&](Wire wire, double bytes, double ranks) {
+    const auto reduction = [&](const char* name, Wire wire, double bytes, double ranks) {
         const double sent = 2 * (ranks - 1) / ranks * bytes;
-        return Work{.part = "gradient reduction",
-                    .stage = "gradient reduction",
+        return Work{.part = name,
+                    .stage = name,
                     .direction = "update",
                     .launches = ranks > 1 ? 2.0 : 0.0,
                     .bytes = 2 * sent,
@@ -74,15 +89,26 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     // master and moments read and written, the gradient read here and for its norm, copies written: BF16, or
     // FP8 in two orientations
     const double state_bytes = 2 * (kWord + moments) + kPlain;
+    const bool divided = config.training.use_distributed_optimizer;
+    const double dense = divided ? parameters.dense / all : parameters.dense,
+                 experts = divided ? parameters.experts / replicas : parameters.experts;
     double tensors = f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4;
-    return {reduction(Wire::dense_reduction, kWord * parameters.dense, all),
-            reduction(Wire::expert_reduction, gradient * parameters.experts, replicas),
-            {.part = "optimizer",
-             .stage = "optimizer",
-             .direction = "update",
-             .launches = tensors,
-             .bytes = (parameters.dense + parameters.experts) * state_bytes +
-                      2 * (kWord * parameters.dense + gradient * parameters.experts)}};
+    const char* const reduced = "gradient reduction";
+    std::vector<Work> work = {
+        reduction(reduced, Wire::dense_reduction, kWord * parameters.dense, all),
+        reduction(reduced, Wire::expert_reduction, gradient * parameters.experts, replicas),
+        {.part = "optimizer",
+         .stage = "optimizer",
+         .direction = "update",
+         .launches = tensors,
+         .bytes = (dense + experts) * state_bytes + kWord * (parameters.dense + dense) +
+                  gradient * (parameters.experts + experts)}};
+    if (divided) {
+        const Parameters bytes = gathered_bytes(config);
+        work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all));
+        work.push_back(reduction("parameter gather", Wire::expert_reduction, bytes.experts, replicas));
+    }
+    return work;
 }
 
 }  // namespace fp8flow::predict

@@ -90,6 +90,11 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
 
 void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
+    update(ctx, store, inputs);
+    gather_copies(ctx, store);
+}
+
+void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     auto timed = ctx.part("optimizer");
     ctx.exchange.all_reduce(Reduce::sum, Ranks::world, inputs.sums(), ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
@@ -111,8 +116,9 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inpu
     judge(dense_squares_, training_.clip_grad, inputs.grad_norm_limit());
 
     for (Parameter& p : store.all()) {
+        const TensorView copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{};
         const op::AdamW adamw{
-            .grad = p.main_grad,
+            .grad = p.is_sharded() ? p.part_here(p.main_grad) : p.main_grad,
             .schedule = inputs.schedule(),
             .beta1 = static_cast<float>(training_.adam_beta1),
             .beta2 = static_cast<float>(training_.adam_beta2),
@@ -126,9 +132,9 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inpu
             .m_key = rounding_key(training_.seed, p.stream, 0),
             .v_key = rounding_key(training_.seed, p.stream, 1),
             .rounding_step = inputs.rounding(),
-            .first_element = p.first_element(),
-            .copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{}};
-        if (!p.fprop) {
+            .first_element = p.first_element() + p.slice.first,
+            .copy = copy && p.is_sharded() ? p.part_here(copy) : copy};
+        if (!p.fprop || p.is_sharded()) {
             ctx.ops.adamw(adamw, ctx.launch);
             continue;
         }
@@ -139,6 +145,14 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inpu
                                 .dgrad = p.dgrad},
                                ctx.launch);
     }
+}
+
+// Where the step is bad no slice was written, and the copies become what they are.
+void Optimizer::gather_copies(Context& ctx, ParameterStore& store) {
+    if (!training_.use_distributed_optimizer) return;
+    auto timed = ctx.part("parameter gather");
+    for (Parameter& p : store.all())
+        if (p.is_sharded()) store.gather_copies(ctx.exchange, p, ctx.launch);
 }
 
 }  // namespace fp8flow

@@ -21,7 +21,8 @@ public:
     Optimizer(const TrainingSpec& training, CombineOrder order, Device& device);
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
-    // that hold the same experts. Then clips and updates. The sums of the inputs are summed over ranks with
+    // that hold the same experts. Then clips and updates, of sharded state this rank's slice, and gathers the
+    // working copies (use_distributed_optimizer). The sums of the inputs are summed over ranks with
     // them; a loss that is not finite or past its limit prevents the update, as such a gradient does.
     void step(Context& ctx, ParameterStore& store, const StepInputs& inputs);
 
@@ -29,6 +30,8 @@ public:
 
 private:
     void reduce_gradients(Context& ctx, ParameterStore& store);
+    void update(Context& ctx, ParameterStore& store, const StepInputs& inputs);
+    void gather_copies(Context& ctx, ParameterStore& store);
     void global_norm(Context& ctx, ParameterStore& store);
     void sum_squares_by_expert(Context& ctx, ParameterStore& store);
 

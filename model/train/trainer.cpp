@@ -38,6 +38,14 @@ LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
 
 namespace {
 
+StateShards shards_of(const Config& config, const RankGroups& groups) {
+    if (!config.training.use_distributed_optimizer) return {};
+    const auto place = [](const ProcessGroup& group) {
+        return StateShards::Place{group.rank(), group.size()};
+    };
+    return {place(*groups.world), place(*groups.expert_replicas)};
+}
+
 std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
     const int64_t seq = config.model.seq_length;
@@ -117,7 +125,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                                       .expert_parallel_rank = groups_.expert_parallel->rank(),
                                                       .expert_parallel_size = groups_.expert_parallel->size(),
                                                       .seed = config.training.seed,
-                                                      .state = config.training.state},
+                                                      .state = config.training.state,
+                                                      .shards = shards_of(config, groups_)},
                                       *ops_);
     optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");
@@ -369,11 +378,16 @@ StepResult Trainer::run_step() {
     return take_result();
 }
 
+void Trainer::weights_replaced() {
+    FP8FLOW_CHECK(flights_.empty(), "weights replaced with {} steps in flight", flights_.size());
+    transformer_->parameters().write_all_copies(*exchange_);
+    ops_->device().synchronize();
+    exchange_->check_peers();
+}
+
 void Trainer::resume_at(int64_t steps) {
     FP8FLOW_CHECK(flights_.empty(), "resumed with {} steps in flight", flights_.size());
-    for (Parameter& parameter : transformer_->parameters().all())
-        transformer_->parameters().write_copies(parameter);
-    ops_->device().synchronize();
+    weights_replaced();
     next_step_ = steps;
     limits_ = DivergenceLimits(config_.training);
     skipped_ = 0;

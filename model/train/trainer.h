@@ -96,6 +96,8 @@ public:
     // The masters, moments and other state have been replaced by those after `steps` steps: the working
     // copies follow. Nothing is in flight.
     void resume_at(int64_t steps);
+    // The masters have been replaced: the working copies follow. Collective; nothing is in flight.
+    void weights_replaced();
     // Step n trains on batch n + this. Nothing is in flight.
     void set_first_batch(int64_t batch) { first_batch_ = batch; }
     int64_t first_batch() const { return first_batch_; }

@@ -26,12 +26,14 @@ void Trainer::report_non_finite(int64_t step) {
         for (size_t i = 0; i < parameters.size(); ++i) {
             const Parameter& p = parameters[i];
             const int64_t zero = 0, none = -1;
+            const TensorView& searched = kind == 0 ? p.master : p.main_grad;
+            if (searched.numel() == 0) continue;
             ops_->device().copy_in(count.data, &zero, sizeof zero);
             ops_->device().copy_in(first.data, &none, sizeof none);
-            ops_->count_non_finite({.x = kind == 0 ? p.master : p.main_grad, .count = count, .first = first});
+            ops_->count_non_finite({.x = searched, .count = count, .first = first});
             const int64_t found = read_word<int64_t>(count);
             if (found == 0) continue;
-            const int64_t offset = p.spec.expert ? p.spec.first_expert * (p.numel() / p.spec.shape[0]) : 0;
+            const int64_t offset = p.first_element() + (kind == 0 ? p.slice.first : 0);
             return Finding{kind, static_cast<int64_t>(i), found, offset + read_word<int64_t>(first)};
         }
         return Finding{};

@@ -12,7 +12,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     : spec_(spec),
       ops_(ops),
       activation_(spec.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16),
-      store_(ops, spec.seed, spec.state),
+      store_(ops, spec.seed, spec.state, spec.shards),
       constants_(ops.device(), "constants") {
     const ModelSpec& model = spec.model;
     auto table = [&](const char* name, double init_std) {

@@ -21,6 +21,7 @@ struct TransformerSpec {
     int expert_parallel_size = 1;
     uint64_t seed = 0;
     StateDtypes state = {};
+    StateShards shards = {};
 };
 
 class Transformer {

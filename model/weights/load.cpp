@@ -148,14 +148,16 @@ private:
 
 }  // namespace
 
-WeightTarget target_of(Parameter& parameter) { return {parameter.spec, parameter.master, &parameter}; }
+WeightTarget target_of(Parameter& parameter) {
+    return {parameter.spec, parameter.master, &parameter, parameter.slice.first};
+}
 
 WeightTarget bias_target(int64_t layer, const TensorView& bias) {
     ParameterSpec spec;
     spec.name = fmt::format("layers.{}.moe.router.expert_bias", layer);
     spec.shape[0] = bias.dim(0);
     spec.rank = 1;
-    return {spec, bias, nullptr};
+    return {spec, bias};
 }
 
 std::vector<WeightTarget> targets_of(Transformer& model) {
@@ -168,6 +170,34 @@ std::vector<WeightTarget> targets_of(Transformer& model) {
     }
     return targets;
 }
+
+std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& room) {
+    std::vector<WeightTarget> targets = targets_of(model);
+    for (WeightTarget& target : targets) {
+        const Parameter* p = target.parameter;
+        if (p == nullptr || !p->is_sharded()) continue;
+        target.values =
+            p->main_grad.dtype == DType::f32 ? p->main_grad : room.tensor(DType::f32, {p->numel()}, "export");
+        target.first = 0;
+        model.parameters().gather_master(exchange, *p, target.values);
+    }
+    return targets;
+}
+
+namespace {
+
+// `values` of a row of the tensor on, as far as they are here.
+void copy_elements(const WeightTarget& target, int64_t element, const std::vector<float>& values,
+                   Device& device) {
+    const int64_t begin = std::max(element, target.first),
+                  end = std::min(element + static_cast<int64_t>(values.size()),
+                                 target.first + target.values.numel());
+    if (begin >= end) return;
+    device.copy_in(target.values.as<float>() + (begin - target.first), values.data() + (begin - element),
+                   static_cast<size_t>(end - begin) * sizeof(float));
+}
+
+}  // namespace
 
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
@@ -196,14 +226,14 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                 values.resize(static_cast<size_t>(count));
                 reader.read(first, rows, values);
                 bad += std::count_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
-                device.copy_in(target.values.as<float>() + (piece.row + first) * piece.cols, values.data(),
-                               values.size() * sizeof(float));
+                copy_elements(target, (piece.row + first) * piece.cols, values, device);
             }
             if (bad > 0)
                 problems.push_back(fmt::format("{}: tensor \"{}\": {} of its values are NaN or infinite",
                                                set.path(), piece.tensor, bad));
         }
-        if (target.parameter != nullptr) store.write_copies(*target.parameter);
+        if (target.parameter != nullptr && !target.parameter->is_sharded())
+            store.write_copies(*target.parameter);
     }
     device.synchronize();
     throw_problems(problems, set.code());

@@ -17,11 +17,16 @@ namespace fp8flow::weights {
 // Something of ours that a file holds values for.
 struct WeightTarget {
     ParameterSpec spec;  // name and shape; of state that is no parameter (the expert bias), only these
-    TensorView values;   // f32 on the device, spec.shape
-    Parameter* parameter = nullptr;  // its working copies are written afterwards; null: state
+    TensorView values;   // f32 on the device, spec.shape, or [n] of a sharded parameter
+    Parameter* parameter =
+        nullptr;        // unless it is sharded its working copies are written afterwards; null: state
+    int64_t first = 0;  // element of the tensor that values begin with
 };
 // Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
 std::vector<WeightTarget> targets_of(Transformer& model);
+// The same with whole tensors where the model has slices of them, by all ranks together. They are gathered in
+// the main gradients, which the next step overwrites, or in `room` where those are BF16.
+std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& room);
 WeightTarget target_of(Parameter& parameter);
 WeightTarget bias_target(int64_t layer, const TensorView& bias);
 
@@ -36,7 +41,8 @@ struct LoadedWeights {
 
 // `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws
 // Error(set.code()) with a line per problem; in the end also for values that are NaN or infinite. Each rank
-// reads only what it holds.
+// reads only what it holds. Where parameters are sharded the working copies are not written
+// (ParameterStore::write_all_copies).
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
                            const std::string& scope, ParameterStore& store, Device& device,

@@ -61,6 +61,44 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     EXPECT_GT(std::abs(first_loss(b) - first_loss(a)), 1e-4);
 }
 
+// State divided over the ranks: the exported files are those of whole state, byte by byte, and each rank
+// takes its slices of a loaded model.
+TEST(Weights, DividedStateIsExportedAndLoadedAsAWhole) {
+    const TemporaryFolder folder;
+    for (const char* ranks_sharing : {"1", "2"}) {
+        SCOPED_TRACE(ranks_sharing);
+        std::string losses[2];
+        for (const bool divided : {false, true}) {
+            Texts settings = kModel;
+            settings.push_back(std::string("parallel.expert_model_parallel_size=") + ranks_sharing);
+            settings.push_back("training.lr=0.001");
+            settings.push_back("precision.recipe=fp8_flow");
+            settings.push_back("training.main_grads_dtype=bf16");
+            settings.push_back(std::string("training.use_distributed_optimizer=") +
+                               (divided ? "true" : "false"));
+            const std::string out = folder.path(std::string(ranks_sharing) + (divided ? "divided" : "whole"));
+            const CommandResult exported = fp8flow_on_ranks(2, train(out, settings, {"--export", "f32"}));
+            ASSERT_EQ(exported.status, 0) << exported.err;
+            const std::string model = folder.path(std::string(ranks_sharing) + "whole/hf");
+            const CommandResult loaded =
+                fp8flow_on_ranks(2, train(out + "_loaded", settings, {"--weights", model}));
+            ASSERT_EQ(loaded.status, 0) << loaded.err;
+            losses[divided] = std::to_string(first_loss(out + "_loaded"));
+        }
+        EXPECT_EQ(losses[0], losses[1]);
+        const std::string whole = folder.path(std::string(ranks_sharing) + "whole/hf/"),
+                          divided = folder.path(std::string(ranks_sharing) + "divided/hf/");
+        int compared = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(whole)) {
+            const std::string name = entry.path().filename().string();
+            if (!name.ends_with(".safetensors")) continue;
+            ++compared;
+            EXPECT_TRUE(read_whole(whole + name) == read_whole(divided + name)) << name;
+        }
+        EXPECT_EQ(compared, std::stoi(ranks_sharing));
+    }
+}
+
 TEST(Weights, WhatDoesNotFitIsListed) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a");

@@ -32,23 +32,42 @@ inline Config test_config(Recipe recipe, std::vector<std::string> overrides = {}
 
 using Values = std::map<std::string, std::vector<float>>;
 
+// Slices of all ranks, `stride` apart, as the tensors of `holders` expert-parallel ranks one after the other.
+inline std::vector<float> joined_slices(const std::vector<float>& all, size_t stride, int64_t numel,
+                                        int64_t shards, int64_t holders) {
+    std::vector<float> joined;
+    for (int64_t holder = 0; holder < holders; ++holder)
+        for (int64_t shard = 0; shard < shards; ++shard) {
+            const float* slice = all.data() + static_cast<size_t>(holder + holders * shard) * stride;
+            joined.insert(joined.end(), slice, slice + state_slice(numel, shard, shards).count);
+        }
+    return joined;
+}
+
 // What a step leaves behind, of the whole model: "weight NAME", "gradient NAME" (reduced, before clipping),
 // "m NAME", "v NAME", "bias LAYER". Called by all ranks; every rank gets the same. Fails the test where ranks
 // that hold the same parameter differ.
 inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
     Values values;
     const auto ranks = static_cast<size_t>(world.size());
-    const auto gather = [&](const std::string& name, const TensorView& view, bool expert) {
-        const auto count = static_cast<size_t>(view.numel());
+    const auto gather = [&](const std::string& name, const TensorView& view, bool expert,
+                            const StateShards::Place& shard = {}, int64_t numel = 0) {
+        const auto here = static_cast<size_t>(view.numel());
+        // slices as long as the longest
+        const size_t count = shard.size > 1 ? static_cast<size_t>(ceil_div(numel, shard.size) + 64) : here;
         std::vector<float> mine(count), all(count * ranks);
         if (view.dtype == DType::f32) {
-            trainer.ops().device().copy_out(mine.data(), view.data, count * sizeof(float));
+            trainer.ops().device().copy_out(mine.data(), view.data, here * sizeof(float));
         } else {
-            std::vector<Bf16> narrow(count);
-            trainer.ops().device().copy_out(narrow.data(), view.data, count * sizeof(Bf16));
-            for (size_t i = 0; i < count; ++i) mine[i] = to_float(narrow[i]);
+            std::vector<Bf16> narrow(here);
+            trainer.ops().device().copy_out(narrow.data(), view.data, here * sizeof(Bf16));
+            for (size_t i = 0; i < here; ++i) mine[i] = to_float(narrow[i]);
         }
         world.all_gather(mine.data(), count * sizeof(float), all.data());
+        if (shard.size > 1) {
+            values[name] = joined_slices(all, count, numel, shard.size, expert ? expert_ranks : 1);
+            return;
+        }
         const size_t holders = expert ? static_cast<size_t>(expert_ranks) : 1;
         for (size_t r = holders; r < ranks; ++r)
             EXPECT_EQ(std::memcmp(&all[r * count], &all[r % holders * count], count * sizeof(float)), 0)
@@ -57,10 +76,10 @@ inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
         values[name] = std::move(all);
     };
     for (const Parameter& p : trainer.transformer().parameters().all()) {
-        gather("weight " + p.spec.name, p.master, p.spec.expert);
+        gather("weight " + p.spec.name, p.master, p.spec.expert, p.shard, p.numel());
         gather("gradient " + p.spec.name, p.main_grad, p.spec.expert);
-        gather("m " + p.spec.name, p.m, p.spec.expert);
-        gather("v " + p.spec.name, p.v, p.spec.expert);
+        gather("m " + p.spec.name, p.m, p.spec.expert, p.shard, p.numel());
+        gather("v " + p.spec.name, p.v, p.spec.expert, p.shard, p.numel());
     }
     int layer = 0;
     for (const auto& block : trainer.transformer().blocks()) {
