@@ -131,6 +131,7 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
     const TensorView dprob = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.moe_router_topk}, "route");
     flow_->backward(ctx,
                     {.dy = gradient,
+                     .x = x,
                      .plan = saved.plan,
                      .weights = experts_,
                      .dx_in = dx_shared,

@@ -96,11 +96,16 @@ struct PrecisionSpec {
     bool sends_fp8_rows() const { return recipe == Recipe::fp8_flow && moe_quantize_before_dispatch; }
 };
 
+// What moe_expert keeps of the received rows: expert-sorted rows; each row once, as it came over the wire; or
+// nothing, and the backward dispatches them again.
+enum class SavedRows : uint8_t { sorted, received, none };
+
 // Each module is one of recompute_modules; moe_expert is part of the flow as published.
 struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
     bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,
          shared_experts = false;
+    SavedRows saved_rows = SavedRows::sorted;  // fp8_flow
 };
 
 // What the optimizer's tensors are kept in: Megatron's names. Masters are FP32.

@@ -42,18 +42,20 @@ struct ExpertsSaved {
     TensorView prob;  // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward)
     // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
     TensorView plain;
-    ScaledTensor x;    // [M, H] fc1 input
-    ScaledTensor x_t;  // [H, M] its copy for the weight gradient
-    TensorView h;      // [M, 2F] fc1 output
-    TensorView act;    // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
-    ScaledTensor a;    // [M, F] fc2 input
-    ScaledTensor a_t;  // [F, M]
+    ScaledTensor received;  // [G*S, H] rows once a rank, as they came over the wire (saved_rows: received)
+    ScaledTensor x;         // [M, H] fc1 input
+    ScaledTensor x_t;       // [H, M] its copy for the weight gradient
+    TensorView h;           // [M, 2F] fc1 output
+    TensorView act;         // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
+    ScaledTensor a;         // [M, F] fc2 input
+    ScaledTensor a_t;       // [F, M]
 };
 
 // Which of its intermediate results the experts keep for the backward.
 struct ExpertsRecompute {
-    bool activation = false;  // moe_act: the SwiGLU output is rebuilt from h
-    bool experts = false;     // moe_expert: h too is rebuilt, from the received rows
+    bool activation = false;             // moe_act: the SwiGLU output is rebuilt from h
+    bool experts = false;                // moe_expert: h too is rebuilt, from the received rows
+    SavedRows rows = SavedRows::sorted;  // with experts
 };
 ExpertsRecompute experts_recompute(const RecomputeSpec& recompute);
 
@@ -70,6 +72,8 @@ public:
     // activations.
     virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
     virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
+    // Bytes that one received row keeps beside them, once for all experts of this rank.
+    virtual double saved_bytes_received(int64_t) const { return 0; }
     // dy.quantized: the gradient of the layer's output as it goes over the wire.
     virtual void prepare_gradient(Context&, TokenRows&) const {}
 
@@ -88,6 +92,7 @@ public:
     // from scratch stays until the caller's scope ends: weight gradients on the side lane may read it.
     struct Backward {
         TokenRows dy;
+        TokenRows x;  // the forward's, for saved_rows: none
         const FlowPlan& plan;
         ExpertWeights weights;
         TensorView dx_in;   // optional

@@ -8,7 +8,8 @@
 //     dequantising.
 //  3. Fused permute + pad: part of dispatch.
 //  4. Fused activation + quantise: SwiGLU x prob writes FP8, forward and backward.
-//  5. Recompute moe_expert: only the received FP8 rows are saved.
+//  5. Recompute moe_expert: only the received FP8 rows are saved: expert-sorted, once a (token, rank), or not
+//     at all (saved_rows).
 //
 // Explicit casts per layer, forward + backward: 1 (dY); the norm's output is quantised inside the norm.
 // Each optimisation can be switched off (PrecisionSpec): fp8_flow_ablations.cpp.
@@ -24,12 +25,19 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     ArenaScope scope(ctx.scratch);
     begin_routed(saved, io.plan, precision_);
     const int64_t hidden = io.x.plain.cols();
-    saved.x = fp8_rows(ctx, saved, Life::backward, DType::e4m3, hidden, ScaleLayout::vec128,
+    const bool drop_x = recompute_.rows != SavedRows::sorted;
+    saved.x = fp8_rows(ctx, saved, keep_unless(drop_x), DType::e4m3, hidden, ScaleLayout::vec128,
                        "dispatch");                                                     // [M, H] e4m3
     const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");  // [M, H] bf16
 
-    receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
+    if (recompute_.rows == SavedRows::received) {
+        saved.received = dispatch_once(ctx, io.x.quantized, io.plan);  // [G*S, H] e4m3
+        fan_out(ctx, saved.received, io.plan, saved.x);
+    } else {
+        receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
+    }
     experts_forward(ctx, io.weights, saved, ye);
+    if (drop_x) saved.x = {};
     await(ctx, io.addend_ready);
     combine(ctx,
             {.src = ye,
@@ -49,6 +57,7 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
     receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
+    if (!saved.x) saved.x = received_again(ctx, io, saved);
     experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
     await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
@@ -90,6 +99,18 @@ void Fp8Flow::experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSave
     swiglu_backward(ctx, saved, da, dh, drow_prob);
     aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
+}
+
+// The expert-sorted rows again [M, H], of rows that were kept once or not at all (saved_rows).
+ScaledTensor Fp8Flow::received_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const {
+    const RecomputeScope again(ctx);
+    const ScaledTensor x =
+        fp8_rows(ctx, saved, Life::call, DType::e4m3, io.dx.cols(), ScaleLayout::vec128, "dispatch");
+    if (saved.received)
+        fan_out(ctx, saved.received, io.plan, x);
+    else
+        receive(ctx, Received::x, io.x, io.plan, saved, x);
+    return x;
 }
 
 // What the forward did not keep (recompute moe_act, moe_expert; merging weights), from the received rows.
@@ -137,8 +158,15 @@ WeightFormat Fp8Flow::weight_format() const {
 // x e4m3, h bf16, a e4m3; a local x is the norm's output.
 double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
     const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
-    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(hidden + (drop_a ? 0 : width)) +
+    const int64_t sorted = recompute_.rows == SavedRows::sorted ? hidden : 0;
+    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(sorted + (drop_a ? 0 : width)) +
            kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width);
+}
+// FP8 values with the wire's scales.
+double Fp8Flow::saved_bytes_received(int64_t hidden) const {
+    if (recompute_.rows != SavedRows::received) return 0;
+    const int64_t scale = precision_.scale_format == ScaleFormat::pow2 ? 1 : 4;
+    return static_cast<double>(hidden + scale * ceil_div(hidden, kBlock));
 }
 double Fp8Flow::saved_bytes_local(int64_t, int64_t width) const {
     return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(width) +

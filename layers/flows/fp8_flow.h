@@ -15,6 +15,7 @@ public:
     NormOutput norm_output() const override { return NormOutput::wire_rows; }
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
     double saved_bytes_local(int64_t hidden, int64_t width) const override;
+    double saved_bytes_received(int64_t hidden) const override;
     void prepare_gradient(Context& ctx, TokenRows& dy) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
@@ -52,6 +53,7 @@ protected:
     steps::PermutePadding padding_ = steps::PermutePadding::fused;
 
 private:
+    ScaledTensor received_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;
     void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,

@@ -13,7 +13,10 @@ std::unique_ptr<Flow> make_mxfp8_flow(const PrecisionSpec&, const ExpertsRecompu
 
 ExpertsRecompute experts_recompute(const RecomputeSpec& recompute) {
     const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
-    return {.activation = selective && recompute.moe_act, .experts = selective && recompute.moe_expert};
+    const bool experts = selective && recompute.moe_expert;
+    return {.activation = selective && recompute.moe_act,
+            .experts = experts,
+            .rows = experts ? recompute.saved_rows : SavedRows::sorted};
 }
 
 ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,

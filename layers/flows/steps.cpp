@@ -82,6 +82,40 @@ void await(Context& ctx, Event ready) {
     if (ready.handle != nullptr) ctx.side->await(ctx, ready);
 }
 
+namespace {
+
+// A place for every row that may arrive, in wire layout.
+ScaledTensor received_rows(Arena& arena, const ScaledTensor& tokens, const DispatchPlan& plan) {
+    const int64_t rows = plan.all_ids.dim(0) * plan.all_ids.dim(1);
+    ScaledTensor received{.data = arena.tensor(tokens.data.dtype, {rows, tokens.data.cols()}, "dispatch"),
+                          .layout = tokens.layout};
+    if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
+        received.scales = arena.tensor(tokens.scales.dtype, {rows, tokens.scales.cols()}, "dispatch");
+    return received;
+}
+
+}  // namespace
+
+ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan) {
+    const ScaledTensor received = received_rows(ctx.saved, tokens, plan.padded);
+    on_wire(ctx, [&](const Launch& wire) {
+        auto timed = ctx.stage("dispatch", wire);
+        ctx.exchange.dispatch_rows(tokens, plan.padded, received, ctx.scratch, wire);
+    });
+    return received;
+}
+
+void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst) {
+    auto timed = ctx.stage("dispatch");
+    ctx.ops.permute_pad({.src = received,
+                         .row_source = plan.padded.row_source,
+                         .recv_rows = plan.padded.recv_rows,
+                         .num_rows = plan.padded.recv_offsets.slice(plan.padded.all_ids.dim(0), 1),
+                         .groups = plan.padded.groups,
+                         .dst = dst},
+                        ctx.launch);
+}
+
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst) {
     if (padding == PermutePadding::fused) {
@@ -93,12 +127,7 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
     }
     ArenaScope scope(ctx.scratch);
     const int64_t width = tokens.data.cols();
-    const int64_t received_rows = plan.unpadded.all_ids.dim(0) * plan.unpadded.all_ids.dim(1);
-    ScaledTensor received{.data = ctx.scratch.tensor(tokens.data.dtype, {received_rows, width}, "dispatch"),
-                          .layout = tokens.layout};
-    if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
-        received.scales =
-            ctx.scratch.tensor(tokens.scales.dtype, {received_rows, tokens.scales.cols()}, "dispatch");
+    const ScaledTensor received = received_rows(ctx.scratch, tokens, plan.unpadded);
     on_wire(ctx, [&](const Launch& wire) {
         auto timed = ctx.stage("dispatch", wire);
         ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire);

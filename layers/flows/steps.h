@@ -52,6 +52,10 @@ template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&&
 enum class PermutePadding { fused, unfused };
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst);
+// The same in two steps, with the received rows kept for the backward in between: [T, H] -> [G*S, H], each
+// row once, as it came over the wire; then to its places [M, H].
+ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan);
+void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst);
 // Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding);
 

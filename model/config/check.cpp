@@ -242,9 +242,25 @@ private:
         alone(c_.precision.moe_wgrad_pair_micro_batches, "precision.moe_wgrad_pair_micro_batches");
     }
 
+    void check_saved_rows() {
+        const RecomputeSpec& r = c_.recompute;
+        const PrecisionSpec& p = c_.precision;
+        if (r.saved_rows == SavedRows::sorted) return;
+        const char* const key = "recompute.saved_rows";
+        const std::string got =
+            fmt::format("got {}, want sorted ", r.saved_rows == SavedRows::none ? "none" : "received");
+        rule(r.moe_expert, {key, "recompute.recompute_modules"},
+             got + "unless recompute_modules has moe_expert");
+        rule(
+            p.recipe != Recipe::fp8_flow || (p.moe_quantize_before_dispatch && p.moe_permute_padding_for_fp8),
+            {key, "precision.moe_quantize_before_dispatch", "precision.moe_permute_padding_for_fp8"},
+            got + "with moe_quantize_before_dispatch: false or moe_permute_padding_for_fp8: false");
+    }
+
     void check_recompute() {
         const RecomputeSpec& r = c_.recompute;
         const char* const modules = "recompute.recompute_modules";
+        check_saved_rows();
         const bool any = r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts;
         if (r.recompute_granularity != RecomputeGranularity::selective) {
             const bool full = r.recompute_granularity == RecomputeGranularity::full;

@@ -236,6 +236,12 @@ void add_recompute(std::vector<ConfigField>& fields) {
                             {"none", "selective", "full"},
                             "full: whole layers; selective: recompute_modules"));
     fields.push_back(recompute_modules());
+    ConfigField saved =
+        choice("recompute", "saved_rows", AT(recompute.saved_rows), {"sorted", "received", "none"},
+               "what moe_expert keeps of received rows: sorted by expert; each once, as it came "
+               "over the wire; or none, and the backward dispatches again");
+    saved.recipes = {Recipe::fp8_flow};
+    fields.push_back(std::move(saved));
 }
 
 void add_schedule(std::vector<ConfigField>& fields) {

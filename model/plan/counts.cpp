@@ -167,10 +167,11 @@ std::vector<WireItem> wire_bytes(const Config& config) {
     const double dispatched =
         p.sends_fp8_rows() ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
     const double combined = (moe.moe_combine_order == CombineOrder::rank ? rows : copies) * 2 * hidden;
+    const bool again = config.recompute.saved_rows == SavedRows::none;  // x too in the backward
     const double id_and_prob = 4 + 4;
     return {
         {"routing", (ranks - 1) * tokens * topk * id_and_prob, 0},
-        {"dispatch", rows * dispatched, rows * dispatched},
+        {"dispatch", rows * dispatched, (again ? 2 : 1) * rows * dispatched},
         {"combine", combined, combined},
         {"prob gradients", 0, copies * 4},
     };

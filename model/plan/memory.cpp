@@ -170,6 +170,14 @@ double rank_row_capacity(const Config& config) {
         MoeLayer::row_capacity(config.moe, tokens_of(config), config.parallel.expert_model_parallel_size));
 }
 
+double received_capacity(const Config& config) {
+    return f64(config.parallel.expert_model_parallel_size * tokens_of(config));
+}
+double expected_received_rows(const Config& config) {
+    return f64(tokens_of(config)) *
+           expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);
+}
+
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
@@ -207,18 +215,27 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
         saved.per_token += flow->saved_bytes_local(m.hidden_size, moe.moe_shared_expert_intermediate_size);
     saved.per_row = 2 * word +  // source and prob of a row
                     flow->saved_bytes_routed(m.hidden_size, moe.moe_ffn_hidden_size);
+    saved.per_received = flow->saved_bytes_received(m.hidden_size);
     return saved;
 }
 
 namespace {
 
-double saved_bytes(const Config& config, const RecomputeSpec& recompute, double rows) {
+double saved_bytes(const Config& config, const RecomputeSpec& recompute, double rows, double received) {
     double bytes = 0;
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
         const SavedBytes saved = saved_activation_bytes(config, layer, recompute);
-        bytes += f64(tokens_of(config)) * saved.per_token + rows * saved.per_row;
+        bytes +=
+            f64(tokens_of(config)) * saved.per_token + rows * saved.per_row + received * saved.per_received;
     }
     return bytes;
+}
+
+double reserved_bytes(const Config& config) {
+    return saved_bytes(config, config.recompute, rank_row_capacity(config), received_capacity(config));
+}
+double used_bytes(const Config& config, const RecomputeSpec& recompute) {
+    return saved_bytes(config, recompute, balanced_rows(config), expected_received_rows(config));
 }
 
 }  // namespace
@@ -295,7 +312,7 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
                                      by_source)}
             : MemoryItem{"main gradients (FP32)", main_grads,
                          "4 bytes x " + of + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
-        {"saved activations", in_flight * saved_bytes(config, config.recompute, capacity),
+        {"saved activations", in_flight * reserved_bytes(config),
          fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers{}", tokens, capacity,
                      m.num_layers, in_flight > 1 ? ", two micro-batches" : "")},
         {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
@@ -336,6 +353,16 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         {"moe_act", {.recompute_granularity = selective, .moe_act = true}, 0, 0, 0},
         {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}, 0, 0, 0},
         {"moe_expert", {.recompute_granularity = selective, .moe_expert = true}, 0, 0, 0},
+        {"moe_expert, saved_rows: received",
+         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::received},
+         0,
+         0,
+         0},
+        {"moe_expert, saved_rows: none",
+         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::none},
+         0,
+         0,
+         0},
         {"core_attn, layernorm, moe_expert",
          {.recompute_granularity = selective, .core_attn = true, .layernorm = true, .moe_expert = true},
          0,
@@ -360,11 +387,14 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         }
         return sum;
     };
-    double wire_forward = 0;
-    for (const auto& leg : wire_bytes(config)) wire_forward += leg.forward;
+    double wire_forward = 0, dispatch = 0;
+    for (const auto& leg : wire_bytes(config)) {
+        wire_forward += leg.forward;
+        if (leg.leg == "dispatch") dispatch = leg.forward;
+    }
     for (auto& choice : choices) {
         const RecomputeSpec& r = choice.spec;
-        choice.saved_bytes = saved_bytes(config, r, balanced_rows(config));
+        choice.saved_bytes = used_bytes(config, r);
         const bool full_run = r.recompute_granularity == full;
         if (full_run) choice.extra_flops_per_token += forward({"attention projections", "dense FFN"});
         if (full_run || r.core_attn) choice.extra_flops_per_token += forward({"attention core (causal)"});
@@ -374,6 +404,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         if (r.moe_expert) choice.extra_flops_per_token += forward({"experts"}) * 2 / 3;
         if (r.shared_experts) choice.extra_flops_per_token += forward({"shared expert"}) * 2 / 3;
         if (full_run || r.moe) choice.extra_wire_bytes = wire_forward;
+        if (r.saved_rows == SavedRows::none) choice.extra_wire_bytes = dispatch;
     }
     return choices;
 }
@@ -395,8 +426,8 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
             "plan: {} take {:.1e} bytes of a GPU, more than 63 bits count; lower training.micro_batch_size, "
             "model.seq_length or the model's sizes",
             item.category, item.bytes);
-    plan.saved_reserved = saved_bytes(config, config.recompute, plan.row_capacity);
-    plan.saved_used = saved_bytes(config, config.recompute, plan.balanced_rows);
+    plan.saved_reserved = reserved_bytes(config);
+    plan.saved_used = used_bytes(config, config.recompute);
     plan.recompute = recompute_choices(config);
     plan.wire = wire_bytes(config);
     plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);

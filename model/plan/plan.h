@@ -89,10 +89,16 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
-// Saved activations in bytes: per token (all parts outside the experts) and per routed row, of one layer.
+// Rows that a rank receives, each once for all its experts: at most, which memory is reserved for
+// (saved_rows: received), and expected.
+double received_capacity(const Config& config);
+double expected_received_rows(const Config& config);
+// Saved activations in bytes: per token (all parts outside the experts), per routed row and per received row,
+// of one layer.
 struct SavedBytes {
     double per_token = 0;
     double per_row = 0;
+    double per_received = 0;
 };
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute);
 std::vector<RecomputeChoice> recompute_choices(const Config& config);

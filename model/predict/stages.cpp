@@ -25,6 +25,7 @@ struct Sizes {
           topk(f64(config.moe.moe_router_topk)),
           ranks(f64(config.parallel.expert_model_parallel_size)),
           rows(tokens * topk),
+          received(plan::expected_received_rows(config)),
           local(experts / ranks),
           shared(f64(config.moe.moe_shared_expert_intermediate_size)),
           fp8(precision.recipe != Recipe::bf16),
@@ -40,7 +41,7 @@ struct Sizes {
         wire = flow ? 1 + (precision.scale_format == ScaleFormat::pow2 ? 1 : kWord) / f64(kBlock) : kPlain;
     }
 
-    double tokens, hidden, ffn, experts, topk, ranks, rows, local, shared;
+    double tokens, hidden, ffn, experts, topk, ranks, rows, received, local, shared;
     bool fp8, flow, merges;
     double writes, gradient;
     double operand = 0, weight = 0, column = 0, wire = 0;
@@ -194,6 +195,11 @@ void route_and_plan(Stages& out, const Legs& legs, const char* direction) {
     gathered.wire_bytes += legs.routing;
 }
 
+// fp8_flow alone has saved_rows.
+bool keeps(const Sizes& s, const RecomputeSpec& recompute, SavedRows rows) {
+    return s.flow && recompute.moe_expert && recompute.saved_rows == rows;
+}
+
 void moe_forward(Stages& out, const Legs& legs, const char* direction) {
     const Sizes& s = out.sizes();
     route_and_plan(out, legs, direction);
@@ -220,6 +226,15 @@ void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute)
     const double received = s.flow ? s.operand : kPlain;
     exchange(out, "dispatch", "backward", s.hidden * (s.tokens * s.wire + s.rows * received), Wire::dispatch,
              legs.dispatch);
+    if (keeps(s, recompute, SavedRows::none))
+        exchange(out, "dispatch", "backward", s.hidden * (s.tokens * s.wire + s.rows * received),
+                 Wire::dispatch, legs.dispatch);
+    if (keeps(s, recompute, SavedRows::received)) {
+        const double sorted = s.hidden * (s.received * s.wire + s.rows * received);
+        out.add("dispatch", "backward", 1, sorted);
+        // the forward stores the received rows and reads them back
+        out.add("dispatch", "forward", 1, 2 * s.hidden * s.received * s.wire);
+    }
     Experts experts(out, s.rows, s.local, s.ffn, nullptr);
     if (recompute.moe_expert) experts.forward("backward", false);
     if (recompute.moe_act)

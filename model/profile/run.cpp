@@ -34,7 +34,7 @@ double useful_flops(const Config& config, double tokens) {
 WireSplit wire_split(const Config& config) {
     const std::vector<WireItem> items = wire_bytes(config);  // routing, dispatch, combine, prob gradients
     return {.dispatch_forward = items[1].forward,
-            .dispatch_backward = items[1].backward,
+            .dispatch_backward = items[1].forward,  // of one call: saved_rows none has two
             .combine_forward = items[2].forward,
             .combine_backward = items[2].backward + items[3].backward};
 }

@@ -159,6 +159,40 @@ TEST(Golden, RecomputeChangesNoBit) {
     }
 }
 
+// Nor does what moe_expert keeps of the received rows, in both combine orders, beside every schedule, with
+// redone steps, in graphs and on both exchanges.
+TEST(Golden, SavedRowsChangeNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const BackendChoice backend = gpu_of(*world);
+    std::vector<const char*> dispatchers = {"flex"};
+    if (world->size() > 1 && hopper::built_with_nccl()) dispatchers.push_back("alltoall");
+    golden::Case c{.recipe = "fp8_flow", .ranks = world->size(), .micro_batches = 2};
+    c.recompute = "moe_expert";
+    for (const int expert_ranks : {world->size(), (world->size() + 1) / 2}) {
+        c.expert_ranks = expert_ranks;
+        for (const char* dispatcher : dispatchers) {
+            c.dispatcher = dispatcher;
+            for (const std::string order : {"", "_invariant"}) {
+                c.variant = order.empty() ? "standard" : "invariant";
+                const golden::Hashes sorted = golden::run_case(c, *world, backend, nullptr, 12);
+                for (const std::string rows : {"received", "no_rows"}) {
+                    std::vector<std::string> variants = {rows + order};
+                    if (order.empty())
+                        for (const char* with : {"_tight_rows", "_beside", "_in_turns", "_graph"})
+                            variants.push_back(rows + with);
+                    for (const std::string& variant : variants) {
+                        c.variant = variant;
+                        EXPECT_EQ(
+                            golden::difference(golden::run_case(c, *world, backend, nullptr, 12), sorted), "")
+                            << c.name();
+                    }
+                }
+            }
+        }
+    }
+}
+
 // Schedules change no bit: every recipe, and the recompute modes that run work on a lane again. Repeated,
 // since what could go wrong is a race.
 TEST(Golden, SchedulesChangeNoBit) {

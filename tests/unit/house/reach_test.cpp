@@ -119,6 +119,8 @@ const std::vector<Texts> kRecompute = {
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[layernorm]"},
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe_act]"},
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe_expert]"},
+    {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe_expert]",
+     "recompute.saved_rows=received"},
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[moe]"},
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[shared_experts]"},
 };

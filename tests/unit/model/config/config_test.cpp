@@ -239,6 +239,19 @@ TEST(Config, RuleErrorsAreExact) {
          "t.yaml:1:66: recompute.recompute_modules: got moe_expert and moe_act, want one: moe_expert re-runs "
          "the "
          "activation too"},
+        {"recompute: {saved_rows: received}",
+         "t.yaml:1:25: recompute.saved_rows: got received, want sorted unless recompute_modules has "
+         "moe_expert"},
+        {"precision: {recipe: bf16}\nrecompute: {recompute_granularity: selective, recompute_modules: "
+         "[moe_expert], saved_rows: none}",
+         "t.yaml:2:92: recompute.saved_rows: got none, want sorted with recipe bf16: only fp8_flow knows "
+         "this "
+         "option"},
+        {"precision: {moe_permute_padding_for_fp8: false}\nrecompute: {recompute_granularity: selective, "
+         "recompute_modules: [moe_expert], saved_rows: received}",
+         "t.yaml:2:92: recompute.saved_rows: got received, want sorted with moe_quantize_before_dispatch: "
+         "false "
+         "or moe_permute_padding_for_fp8: false"},
         {"model: {attention: false}\nrecompute: {recompute_granularity: selective, recompute_modules: "
          "[core_attn]}",
          "t.yaml:2:66: recompute.recompute_modules: got core_attn, want it left out with attention: false"},

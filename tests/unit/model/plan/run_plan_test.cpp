@@ -147,6 +147,30 @@ TEST(RunPlan, SavedBytesPerRoutedRow) {
     EXPECT_EQ(saved_activation_bytes(config, 0, {.recompute_granularity = full}).per_token, 2 * 7168);
 }
 
+// Rows kept once a (token, rank), FP8 values and a byte for each 128 of them, and all tables of the plan: per
+// real routed row of DeepSeek-V3 with its group-limited routing.
+TEST(RunPlan, SavedRowsPerRealRoutedRow) {
+    const auto per_row = [&](int64_t ranks, SavedRows rows) {
+        Config config = shipped("layer_deepseek_v3.yaml");
+        config.parallel.expert_model_parallel_size = ranks;
+        config.recompute = {
+            .recompute_granularity = RecomputeGranularity::selective, .moe_expert = true, .saved_rows = rows};
+        config.precision.recipe = Recipe::fp8_flow;
+        const SavedBytes saved = saved_activation_bytes(config, 0, config.recompute);
+        const double topk = static_cast<double>(config.moe.moe_router_topk), g = static_cast<double>(ranks);
+        const double tokens = static_cast<double>(config.training.micro_batch_size * config.model.seq_length);
+        const double tables = g * 2 * 4 * topk + g * 4 * (topk + 2);  // of the plan, per token
+        return saved.per_row + (tables + expected_received_rows(config) / tokens * saved.per_received) / topk;
+    };
+    EXPECT_LE(per_row(4, SavedRows::received), 2800);
+    EXPECT_GT(per_row(4, SavedRows::received), 2500);
+    EXPECT_LE(per_row(2, SavedRows::received), 1900);
+    EXPECT_GT(per_row(2, SavedRows::received), 1700);
+    EXPECT_LE(per_row(4, SavedRows::none), 200);
+    EXPECT_GT(per_row(4, SavedRows::none), 8);
+    EXPECT_GT(per_row(4, SavedRows::sorted), 7400);
+}
+
 TEST(RunPlan, Bf16LayersAtBothEnds) {
     const Config config = parse_config(
         "model: {num_layers: 4, num_layers_at_start_in_bf16: 1, num_layers_at_end_in_bf16: 2}", "t");
@@ -282,7 +306,14 @@ TEST(RunPlan, RecomputeModes) {
     for (const auto& leg : plan.wire) forward_wire += leg.forward;
     EXPECT_EQ(modes.at("moe").extra_wire_bytes, forward_wire);
     const RunPlan tensorwise = make_plan(with_recipe(config, Recipe::fp8_tensorwise), 4);
-    EXPECT_EQ(tensorwise.recompute.size(), plan.recompute.size());  // every mode is exact under every recipe
+    constexpr size_t kSavedRows = 2;  // of fp8_flow alone; every other mode is exact under every recipe
+    EXPECT_EQ(tensorwise.recompute.size() + kSavedRows, plan.recompute.size());
+    const RecomputeChoice &received = modes.at("moe_expert, saved_rows: received"),
+                          &none = modes.at("moe_expert, saved_rows: none");
+    EXPECT_LT(received.saved_bytes, modes.at("moe_expert").saved_bytes);
+    EXPECT_LT(none.saved_bytes, received.saved_bytes);
+    EXPECT_EQ(received.extra_wire_bytes, 0);
+    EXPECT_EQ(none.extra_wire_bytes, plan.wire[1].forward);
 }
 
 TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {

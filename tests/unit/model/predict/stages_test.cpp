@@ -105,6 +105,27 @@ TEST(Stages, RecomputedStagesRunTwice) {
     EXPECT_DOUBLE_EQ(flops("backward"), backward + (forward - shared) * 2 / 3);
 }
 
+// Rows that are dispatched again cross the wire again; rows kept once are read and fanned out.
+TEST(Stages, SavedRows) {
+    Config config = load_config(FP8FLOW_SOURCE_DIR "/configs/layer_deepseek_v3.yaml");
+    config.recompute.recompute_granularity = RecomputeGranularity::selective;
+    config.recompute.moe_expert = true;
+    const auto dispatch = [&](SavedRows rows, const char* direction) {
+        config.recompute.saved_rows = rows;
+        for (const Work& work : layer_work(config, config.precision, 0).moe)
+            if (work.stage == std::string("dispatch") && work.direction == direction) return work;
+        return Work{};
+    };
+    const Work sorted = dispatch(SavedRows::sorted, "backward"), none = dispatch(SavedRows::none, "backward"),
+               received = dispatch(SavedRows::received, "backward");
+    EXPECT_GT(sorted.wire_bytes, 0);
+    EXPECT_DOUBLE_EQ(none.wire_bytes, 2 * sorted.wire_bytes);
+    EXPECT_DOUBLE_EQ(none.bytes, 2 * sorted.bytes);
+    EXPECT_DOUBLE_EQ(received.wire_bytes, sorted.wire_bytes);
+    EXPECT_GT(received.bytes, sorted.bytes);
+    EXPECT_GT(dispatch(SavedRows::received, "forward").bytes, dispatch(SavedRows::sorted, "forward").bytes);
+}
+
 TEST(Stages, RecipesWithoutFormulasAreNotKnown) {
     PrecisionSpec precision;
     EXPECT_TRUE(knows(precision));

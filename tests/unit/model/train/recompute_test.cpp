@@ -144,6 +144,66 @@ TEST_P(RecomputeOf, MergingWeightsKeepEveryBit) {
     }
 }
 
+RecomputeSpec kept(SavedRows rows, unsigned bits = 16) {
+    RecomputeSpec r = selective(bits);
+    r.saved_rows = rows;
+    return r;
+}
+
+// Rows kept sorted, once, or not at all: the same bits on 1, 2 and 4 ranks of unequal tokens, in both combine
+// orders, with merging weights, FP32 scales on the wire and norms that are made again.
+TEST(SavedRowsOf, EverySettingKeepsEveryBit) {
+    const std::vector<int64_t> worlds[] = {{kTokens}, {16, 32}, {16, 32, 0, 48}};
+    for (const auto& tokens : worlds) {
+        for (const CombineOrder order : {CombineOrder::rank, CombineOrder::invariant}) {
+            for (const int variant : {0, 1, 2, 3}) {
+                if (variant > 0 && tokens.size() != 2) continue;
+                LayerCase c = model_case(Recipe::fp8_flow, tokens);
+                c.moe.moe_combine_order = order;
+                if (variant == 1) c.precision.moe_apply_probs_in = ProbsIn::combine;
+                if (variant == 2) c.precision.scale_format = ScaleFormat::fp32;
+                if (variant == 2) c.precision.moe_scaling_aware_transpose = false;
+                const unsigned bits = variant == 3 ? 16 | 2 | 4 : 16;
+                c.recompute = selective(bits);
+                const auto sorted = run(c);
+                for (const SavedRows rows : {SavedRows::received, SavedRows::none}) {
+                    c.recompute = kept(rows, bits);
+                    const auto results = run(c);
+                    for (size_t r = 0; r < tokens.size(); ++r) {
+                        const std::string what =
+                            fmt::format("{} ranks, rank {}, order {}, variant {}, rows {}", tokens.size(), r,
+                                        static_cast<int>(order), variant, static_cast<int>(rows));
+                        expect_same(results[r], sorted[r], what);
+                        // forward and backward send the same rows out
+                        const double times = rows == SavedRows::none ? 1.5 : 1;
+                        EXPECT_EQ(results[r].wire.dispatch, times * sorted[r].wire.dispatch) << what;
+                        EXPECT_EQ(results[r].casts, sorted[r].casts) << what;
+                    }
+                    if (HasFailure()) return;
+                }
+            }
+        }
+    }
+}
+
+// Side lane and late main lane: what the backward makes of kept rows is waited for.
+TEST(SavedRowsOf, SchedulesKeepEveryBit) {
+    LayerCase c = model_case(Recipe::fp8_flow, {16, 32});
+    c.recompute = selective(16);
+    const auto sorted = run(c);
+    for (const SavedRows rows : {SavedRows::received, SavedRows::none}) {
+        c.recompute = kept(rows);
+        for (const bool late : {false, true}) {
+            c.schedule = {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
+            c.main_is_late = late;
+            const auto results = run(c);
+            for (size_t r = 0; r < 2; ++r)
+                expect_same(results[r], sorted[r],
+                            fmt::format("rank {}, rows {}", r, static_cast<int>(rows)));
+        }
+    }
+}
+
 INSTANTIATE_TEST_SUITE_P(Recipes, RecomputeOf, testing::ValuesIn(kRecipes),
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 
@@ -202,6 +262,23 @@ TEST(Recompute, SavedBytesPerRoutedRow) {
     }
 }
 
+// Neither keeps expert-sorted rows; received: every row that may arrive, with a byte for each 128 values.
+TEST(SavedRowsOf, SavedBytes) {
+    const std::vector<int64_t> tokens = {kTokens, kTokens};
+    const auto result_of = [&](SavedRows rows) {
+        LayerCase c = model_case(Recipe::fp8_flow, tokens);
+        c.recompute = kept(rows);
+        return run(c)[0];
+    };
+    const LayerResult sorted = result_of(SavedRows::sorted), received = result_of(SavedRows::received),
+                      none = result_of(SavedRows::none);
+    EXPECT_DOUBLE_EQ(row_bytes(received), 8);
+    EXPECT_DOUBLE_EQ(row_bytes(none), 8);
+    EXPECT_EQ(none.saved_bytes, sorted.saved_bytes);
+    // 64 bytes of scales in a slot of 256
+    EXPECT_EQ(received.saved_bytes - none.saved_bytes, kLayers * (2 * kTokens * kHidden + 256));
+}
+
 TEST(Recompute, SavedBytesPerToken) {
     auto saved = [&](const RecomputeSpec& set) {
         LayerCase c = model_case(Recipe::fp8_flow);
@@ -241,21 +318,20 @@ TEST(Recompute, CastsPerMoeLayer) {
 
 // The second step finds all memory in place, also after an evaluation.
 TEST(Recompute, ASecondStepAllocatesNothing) {
-    for (const char* modules : {"none", "full", "core_attn, layernorm, moe_expert", "moe"}) {
-        const std::string name = modules;
-        const std::string recompute =
-            name == "none" || name == "full"
-                ? "recompute_granularity: " + name
-                : "recompute_granularity: selective\n  recompute_modules: [" + name + "]";
+    const std::string selective = "recompute_granularity: selective, recompute_modules: ";
+    for (const std::string& recompute :
+         {std::string("recompute_granularity: none"), std::string("recompute_granularity: full"),
+          selective + "[core_attn, layernorm, moe_expert]", selective + "[moe]",
+          selective + "[moe_expert], saved_rows: received", selective + "[moe_expert], saved_rows: none"}) {
         const Config config = parse_config(
             "model:\n  num_layers: 2\n  hidden_size: 128\n  num_attention_heads: 4\n  num_query_groups: 2\n"
             "  kv_channels: 32\n  seq_length: 16\n  vocab_size: 64\n"
             "moe:\n  num_experts: 4\n  moe_router_topk: 2\n  moe_ffn_hidden_size: 128\n"
             "parallel:\n  expert_model_parallel_size: 2\n"
             "precision:\n  recipe: fp8_flow\n"
-            "recompute:\n  " +
+            "recompute: {" +
                 recompute +
-                "\ntraining:\n  global_batch_size: 4\n  micro_batch_size: 1\n  train_iters: 3\n"
+                "}\ntraining:\n  global_batch_size: 4\n  micro_batch_size: 1\n  train_iters: 3\n"
                 "data:\n  data_kind: synthetic\n  synthetic_vocab_size: 16\n",
             "test", {}, 2);
         run_thread_ranks(2, 60, [&](ProcessGroup& group) {
@@ -265,10 +341,10 @@ TEST(Recompute, ASecondStepAllocatesNothing) {
             const int64_t warm = trainer.allocations();
             EXPECT_GT(warm, 0);
             trainer.run_step();
-            EXPECT_EQ(trainer.allocations(), warm) << name;
+            EXPECT_EQ(trainer.allocations(), warm) << recompute;
             trainer.evaluate(1);
             trainer.run_step();
-            EXPECT_EQ(trainer.allocations(), warm) << name << ", after an evaluation";
+            EXPECT_EQ(trainer.allocations(), warm) << recompute << ", after an evaluation";
         });
     }
 }

@@ -55,6 +55,31 @@ TEST(TrainingTransaction, OverflowIsRedoneAndNothingIsLost) {
     }
 }
 
+// Rows that were kept once or dispatched again, on skewed routing: an overflow loses nothing either, and
+// losses and weights are those of sorted rows.
+TEST(TrainingTransaction, OverflowWithSavedRowsIsRedone) {
+    std::vector<std::string> keys = {"model.moe_layer_freq=[1, 1]",
+                                     "parallel.expert_model_parallel_size=2",
+                                     "moe.moe_router_force_biased=1.9",
+                                     "model.seq_length=64",
+                                     "training.micro_batch_size=4",
+                                     "recompute.recompute_granularity=selective",
+                                     "recompute.recompute_modules=[moe_expert]",
+                                     "recompute.saved_rows=sorted",
+                                     "moe.moe_expert_rank_capacity_factor=0"};
+    const TrainingRun sorted = train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 2, .eval_batches = 1});
+    keys.back() = "moe.moe_expert_rank_capacity_factor=0.01";
+    for (const char* rows : {"received", "none"}) {
+        keys[keys.size() - 2] = std::string("recompute.saved_rows=") + rows;
+        const TrainingRun tight =
+            train(test_config(Recipe::fp8_flow, keys), 2, {.steps = 2, .eval_batches = 1});
+        EXPECT_GT(total_redone(tight), 0) << rows;
+        EXPECT_EQ(tight.losses(), sorted.losses()) << rows;
+        EXPECT_EQ(tight.held_out, sorted.held_out) << rows;
+        test::expect_same_bits(tight.state, sorted.state);
+    }
+}
+
 TEST(TrainingTransaction, OverflowInAnEvaluationIsRedoneToo) {
     std::vector<std::string> keys = {"parallel.expert_model_parallel_size=2", "model.seq_length=64",
                                      "training.micro_batch_size=4", "moe.moe_expert_rank_capacity_factor=0"};

@@ -199,13 +199,14 @@ TEST(Turns, ChangeNoBitOnLateLanes) {
 }
 
 TEST(Turns, ChangeNoBitUnderRecomputation) {
-    for (int mode = 0; mode < 4; ++mode) {
+    for (int mode = 0; mode < 6; ++mode) {
         SCOPED_TRACE(mode);
         LayerCase c = model_of(Recipe::fp8_flow);
         c.recompute.recompute_granularity =
             mode == 0 ? RecomputeGranularity::full : RecomputeGranularity::selective;
         c.recompute.moe = mode == 1;
-        c.recompute.moe_expert = mode == 2;
+        c.recompute.moe_expert = mode == 2 || mode > 3;
+        if (mode > 3) c.recompute.saved_rows = mode == 4 ? SavedRows::received : SavedRows::none;
         c.recompute.layernorm = c.recompute.moe_act = c.recompute.shared_experts = mode == 3;
         expect_turns_change_no_bit(c);
     }
