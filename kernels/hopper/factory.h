@@ -47,6 +47,8 @@ struct ExchangeGroups {
     ProcessGroup& world;
     ProcessGroup& expert_parallel;
     ProcessGroup& expert_replicas;
+    int job_rank = -1;  // names this rank in messages; -1: its rank in `world`
+    int rank_of_job() const { return job_rank < 0 ? world.rank() : job_rank; }
 };
 
 namespace hopper {
@@ -65,9 +67,9 @@ std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMa
 // rows on its GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // The exchange between GPUs of one host through memory that all of them have mapped (NVLink), for up to 32
-// experts a token. Collective over the world; null on every rank alike where it cannot be made, and `reason`
-// says why. Waits on another rank end after `deadline_seconds` with an error (Exchange::check_peers). `ops`
-// and the groups outlive the exchange.
+// experts a token. The world may be a part of the job: see SplitExchange. Collective over the world; null on
+// every rank alike where it cannot be made, and `reason` says why. Waits on another rank end after
+// `deadline_seconds` with an error (Exchange::check_peers). `ops` and the groups outlive the exchange.
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,
                                              double deadline_seconds, PeerMapping mapping,

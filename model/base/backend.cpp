@@ -4,6 +4,7 @@
 #include "model/base/backend.h"
 
 #include "kernels/comm/group_exchange.h"
+#include "kernels/comm/split_exchange.h"
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
@@ -136,6 +137,7 @@ RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size) {
     groups.world = &world;
     groups.expert_parallel = world.split(world.rank() / expert_parallel_size);
     groups.expert_replicas = world.split(world.rank() % expert_parallel_size);
+    groups.alone = world.split(world.rank());
     return groups;
 }
 
@@ -148,41 +150,95 @@ ExchangeLimits exchange_limits(const Config& config) {
             .row = config.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16};
 }
 
-// Peer memory, else NCCL, else staged; `why` collects the reasons.
-ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                 const Config& config) {
+// Whether all ranks are on one host, and whether all that share experts are, as far as the configuration and
+// the launcher know; mapping peers' memory shows the rest.
+bool on_one_host(const BackendChoice& choice, const ParallelSpec& parallel) {
+    return choice.one_host && parallel.hosts <= 1;
+}
+bool shares_within_hosts(const ParallelSpec& parallel) {
+    return parallel.hosts == 0 || parallel.ranks_per_host % parallel.expert_model_parallel_size == 0;
+}
+
+std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, Ops& ops, const Config& config,
+                                             std::string& way, std::string& why) {
+    return by_first_mapping(
+        config.parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
+            way = name_of(mapping);
+            return hopper::make_peer_exchange(ops, ranks, exchange_limits(config),
+                                              config.moe.moe_combine_order,
+                                              config.parallel.peer_deadline_seconds, mapping, reason);
+        });
+}
+
+// NCCL, else staged through host memory.
+ExchangeChoice make_message_exchange(const RankGroups& groups, const ExchangeGroups& ranks, Ops& ops,
+                                     const Config& config) {
     const CombineOrder order = config.moe.moe_combine_order;
-    const double deadline = config.parallel.peer_deadline_seconds;
-    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas};
-    std::string why;
-    if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::alltoall) {
-        why = "parallel.moe_token_dispatcher_type is alltoall";
-    } else if (!choice.one_host) {
-        why = "ranks on several hosts";
-    } else {
-        const char* way = nullptr;
-        auto exchange = by_first_mapping(
-            config.parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
-                way = name_of(mapping);
-                return hopper::make_peer_exchange(ops, ranks, exchange_limits(config), order, deadline,
-                                                  mapping, reason);
-            });
-        if (exchange)
-            return {std::move(exchange),
-                    fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
-    }
     if (hopper::built_with_nccl()) {
         const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration;
         const auto sizes = captured ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
-        return {hopper::make_nccl_exchange(ops, ranks, order, sizes, deadline),
-                fmt::format("exchange: NCCL send and receive{} ({})",
-                            captured ? ", messages of a fixed size for the CUDA graph" : "", why)};
+        return {hopper::make_nccl_exchange(ops, ranks, order, sizes, config.parallel.peer_deadline_seconds),
+                captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
+                         : "NCCL send and receive"};
     }
-    auto staged =
-        std::make_unique<StagedExchange>(*groups.expert_parallel, *groups.world, *groups.expert_replicas,
-                                         ops.device(), std::make_unique<ReferenceOps>(), order);
-    return {std::move(staged),
-            fmt::format("exchange: staged through host memory, slow ({}; built without NCCL)", why)};
+    return {std::make_unique<StagedExchange>(ranks.expert_parallel, *groups.world, *groups.expert_replicas,
+                                             ops.device(), std::make_unique<ReferenceOps>(), order),
+            "staged through host memory, slow (built without NCCL)"};
+}
+
+// Peer memory inside each group of ranks that share the experts, messages for the sums over all. Nothing, on
+// every rank alike, where one of the groups has no peer memory.
+ExchangeChoice make_split_exchange(const RankGroups& groups, Ops& ops, const Config& config,
+                                   std::string& why) {
+    ProcessGroup& sharing = *groups.expert_parallel;
+    std::string way = "on each GPU";
+    std::unique_ptr<Exchange> rows =
+        sharing.size() == 1 ? hopper::make_local_exchange(ops, config.moe.moe_combine_order)
+                            : make_peer_exchange({sharing, sharing, *groups.alone, groups.world->rank()}, ops,
+                                                 config, way, why);
+    int64_t without = rows ? 0 : 1;
+    groups.world->all_reduce_max(std::span<int64_t>(&without, 1));
+    if (without != 0) return {};
+    ExchangeChoice sums =
+        make_message_exchange(groups, {*groups.world, *groups.alone, *groups.expert_replicas}, ops, config);
+    return {std::make_unique<SplitExchange>(std::move(rows), std::move(sums.exchange)),
+            fmt::format(
+                "exchange: rows {}, sums over {} hosts by {}",
+                sharing.size() == 1
+                    ? way
+                    : fmt::format("over peer memory ({}) in each group of {} ranks", way, sharing.size()),
+                config.parallel.hosts > 0 ? std::to_string(config.parallel.hosts) : "several", sums.note)};
+}
+
+// Peer memory, at least in each group of ranks that share the experts, else messages; `why` collects the
+// reasons.
+ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                                 const Config& config) {
+    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas};
+    std::string why, way;
+    if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::alltoall) {
+        why = "parallel.moe_token_dispatcher_type is alltoall";
+    } else if (on_one_host(choice, config.parallel)) {
+        if (auto exchange = make_peer_exchange(ranks, ops, config, way, why))
+            return {std::move(exchange),
+                    fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
+    } else if (!shares_within_hosts(config.parallel)) {
+        why = "ranks on several hosts share the experts";
+    } else {
+        if (ExchangeChoice split = make_split_exchange(groups, ops, config, why); split.exchange)
+            return split;
+        why = "ranks on several hosts" + (why.empty() ? "" : ": " + why);
+    }
+    ExchangeChoice messages = make_message_exchange(groups, ranks, ops, config);
+    messages.note = fmt::format("exchange: {} ({})", messages.note, why);
+    return messages;
+}
+
+std::unique_ptr<Exchange> make_host_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
+                                             CombineOrder order) {
+    auto exchange = std::make_unique<GroupExchange>(sharing, ops, order);
+    exchange->set_groups(*groups.world, *groups.expert_replicas);
+    return exchange;
 }
 
 }  // namespace
@@ -194,8 +250,11 @@ ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& grou
         if (groups.world->size() > 1) return make_gpu_exchange(choice, groups, ops, config);
         return {hopper::make_local_exchange(ops, order), ""};
     }
-    auto exchange = std::make_unique<GroupExchange>(*groups.expert_parallel, ops, order);
-    exchange->set_groups(*groups.world, *groups.expert_replicas);
+    auto exchange = make_host_exchange(*groups.expert_parallel, groups, ops, order);
+    if (config.parallel.hosts > 1 && shares_within_hosts(config.parallel))
+        return {std::make_unique<SplitExchange>(std::move(exchange),
+                                                make_host_exchange(*groups.alone, groups, ops, order)),
+                "exchange: messages between processes (the reference backend), sums apart"};
     return {std::move(exchange),
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};
 }

@@ -67,7 +67,7 @@ std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops
 // the same experts.
 struct RankGroups {
     ProcessGroup* world = nullptr;
-    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
+    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas, alone;  // alone: this rank
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
 // The exchange between ranks, and one line that says why it was chosen (empty for one rank). Collective: the

@@ -299,8 +299,13 @@ private:
                      "got {}, want a divisor of num_experts = {}; nearest {}", ep, experts,
                      nearest_of(ep, numbers_where(1, experts, [&](int64_t n) { return experts % n == 0; }))));
         }
-        if (!world_size_ || *world_size_ % ep == 0) return;
+        if (!world_size_) return;
         const int64_t world = *world_size_;
+        const ParallelSpec& p = c_.parallel;
+        rule(p.hosts == 0 || p.hosts * p.ranks_per_host == world, {"parallel.hosts"},
+             fmt::format("got {}x{}, want as many ranks as the job has, {}", p.hosts, p.ranks_per_host,
+                         world));
+        if (world % ep == 0) return;
         const auto legal = numbers_where(1, std::min(world, experts),
                                          [&](int64_t n) { return world % n == 0 && experts % n == 0; });
         rule(false, names,

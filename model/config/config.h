@@ -38,6 +38,9 @@ struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
     TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
     FlexBackend moe_flex_dispatcher_backend = FlexBackend::nvlink;
+    // As if the job ran on so many hosts, with consecutive ranks on each; 0: on those that the launcher
+    // names.
+    int64_t hosts = 0, ranks_per_host = 0;
     double peer_deadline_seconds =
         60.0;  // longest wait for another rank before the job is ended with a report
 };

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <array>
+#include <charconv>
 
 // The accessor of a struct member; `auto&` serves reading and writing.
 #define AT(member) \
@@ -267,6 +268,41 @@ void add_schedule(std::vector<ConfigField>& fields) {
                "NCCL messages then have a fixed size. none: for debuggers and profilers"));
 }
 
+// 2x4: two hosts of four ranks.
+ConfigField hosts_field() {
+    const std::string want = "hosts x ranks on each, e.g. 2x4, or \"\"";
+    ConfigField field{
+        "parallel", "hosts",
+        want,       "as if ranks ran on so many hosts, to try on one what crosses hosts; \"\": as launched",
+        {},         {},
+        false,      {}};
+    field.get = [](const Config& config) {
+        const ParallelSpec& p = config.parallel;
+        return quoted(p.hosts == 0 ? "" : fmt::format("{}x{}", p.hosts, p.ranks_per_host));
+    };
+    field.set = [want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        ParallelSpec& p = config.parallel;
+        p.hosts = p.ranks_per_host = 0;
+        if (written.is_list) return refuse(want);
+        const std::string& text = written.items.at(0);
+        if (text.empty()) return std::nullopt;
+        const auto number = [](const char* begin, const char* end, int64_t& value) {
+            const auto [stop, error] = std::from_chars(begin, end, value);
+            return error == std::errc() && stop == end && value >= 1 && value <= 4096;
+        };
+        const size_t cross = text.find('x');
+        const char *begin = text.data(), *end = begin + text.size();
+        int64_t hosts = 0, ranks = 0;
+        if (cross == std::string::npos || !number(begin, begin + cross, hosts) ||
+            !number(begin + cross + 1, end, ranks))
+            return refuse(want);
+        p.hosts = hosts;
+        p.ranks_per_host = ranks;
+        return std::nullopt;
+    };
+    return field;
+}
+
 void add_parallel(std::vector<ConfigField>& fields) {
     const std::string s = "parallel";
     fields.push_back(integer(s, "expert_model_parallel_size", AT(parallel.expert_model_parallel_size),
@@ -278,6 +314,7 @@ void add_parallel(std::vector<ConfigField>& fields) {
     fields.push_back(choice(s, "moe_flex_dispatcher_backend", AT(parallel.moe_flex_dispatcher_backend),
                             {"nvlink", "cuda_ipc", "nccl_window"},
                             "how flex maps peers' memory; nvlink: the first of the others that works"));
+    fields.push_back(hosts_field());
     fields.push_back(number(s, "peer_deadline_seconds", AT(parallel.peer_deadline_seconds),
                             {.min = 0, .max = 86400, .above_min = true},
                             "longest wait for another rank; then the job ends with a report"));

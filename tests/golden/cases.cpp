@@ -213,6 +213,7 @@ Config Case::config() const {
         fmt::format("parallel.moe_token_dispatcher_type={}", dispatcher),
         fmt::format("training.micro_batch_size={}", 8 / (ranks * micro_batches)),
     };
+    if (hosts > 1) overrides.push_back(fmt::format("parallel.hosts={}x{}", hosts, ranks / hosts));
     if (recompute == "full") overrides.emplace_back("recompute.recompute_granularity=full");
     if (recompute != "full" && recompute != "none") {
         std::string modules = recompute;

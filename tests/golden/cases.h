@@ -18,6 +18,7 @@ struct Case {
     std::string dispatcher = "flex";
     int micro_batches = 1;             // of a step
     std::string variant = "standard";  // a key of variants(): what else differs from golden.yaml
+    int hosts = 1;                     // that the ranks are taken to be on; gives the bits of one
 
     bool operator==(const Case&) const = default;
     std::string name() const;

@@ -111,6 +111,35 @@ TEST(Golden, AlltoallIsFlex) {
     }
 }
 
+// Every half of the ranks on a host of its own: rows stay in peers' memory (one rank's on its GPU), sums go
+// over NCCL, or all goes over NCCL where ranks on both hosts share the experts. The bits are those of one
+// host.
+TEST(Golden, HostsChangeNoBit) {
+    const auto world = make_mpi_group(kTestDeadline);
+    if (world->size() == 1) GTEST_SKIP() << "one rank is on one host";
+    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
+    const BackendChoice backend = gpu_of(*world);
+    for (const char* recipe : kFp8AndBf16)
+        for (const int expert_ranks : {world->size(), world->size() / 2})
+            for (const char* variant : {"standard", "graph"}) {
+                golden::Case c{.recipe = recipe,
+                               .expert_ranks = expert_ranks,
+                               .ranks = world->size(),
+                               .micro_batches = 2};
+                const golden::Hashes one_host = golden::run_case(c, *world, backend);
+                c.variant = variant;
+                c.hosts = 2;
+                std::string note;
+                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, &note), one_host), "")
+                    << c.name();
+                EXPECT_NE(note.find(expert_ranks == world->size() ? "ranks on several hosts share"
+                                                                  : "sums over 2 hosts by NCCL"),
+                          std::string::npos)
+                    << note;
+            }
+}
+
 // With combine order invariant a run does not depend on how many of the ranks share the experts.
 TEST(Golden, InvariantOrderChangesNoBit) {
     const auto world = make_mpi_group(kTestDeadline);

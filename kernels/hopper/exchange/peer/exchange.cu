@@ -108,7 +108,9 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
       lost_(static_cast<LostPeers*>(memory_->host_words())) {
     ProcessGroup* const processes[kNumGroups] = {&groups_.expert_parallel, &groups_.world,
                                                  &groups_.expert_replicas};
-    const int world_rank = groups_.world.rank();
+    const int world_rank = groups_.world.rank(), job_rank = groups_.rank_of_job();
+    names_.resize(static_cast<std::size_t>(groups_.world.size()));
+    groups_.world.all_gather(&job_rank, sizeof job_rank, names_.data());
     for (int g = 0; g < kNumGroups; ++g) {
         ProcessGroup& group = *processes[g];
         members_[g].resize(static_cast<std::size_t>(group.size()));
@@ -168,11 +170,11 @@ void PeerExchange::check_peers() {
     const uint64_t sequence = report->sequence;
     std::vector<int> late;
     for (std::size_t r = 0; r < members_[group].size(); ++r)
-        if ((members >> r & 1) != 0) late.push_back(members_[group][r]);
+        if ((members >> r & 1) != 0) late.push_back(names_[static_cast<std::size_t>(members_[group][r])]);
     fail(ExitCode::peer,
          "rank {}: no answer from rank {} for {:g} s in {} over peer memory ({}; group barrier {}); "
          "parallel.peer_deadline_seconds is the limit",
-         groups_.world.rank(), fmt::join(late, ", "), deadline_seconds_,
+         groups_.rank_of_job(), fmt::join(late, ", "), deadline_seconds_,
          name_of(static_cast<PeerOperation>(report->operation)), groups_.world.activity(), sequence);
 }
 

@@ -114,6 +114,7 @@ private:
     double deadline_seconds_;
     std::unique_ptr<PeerMemory> memory_;
     std::vector<int> members_[kNumGroups];  // ranks of the world
+    std::vector<int> names_;                // ranks of the job, by rank of the world
     PeerGroup device_groups_[kNumGroups];   // as kernels see them
     PeerWords* words_ = nullptr;            // on the device
     LostPeers* lost_ = nullptr;             // on the host

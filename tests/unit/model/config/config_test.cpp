@@ -107,6 +107,10 @@ TEST(Config, FieldErrorsAreExact) {
         {"parallel: {moe_flex_dispatcher_backend: nvshmem}",
          "t.yaml:1:41: parallel.moe_flex_dispatcher_backend: got nvshmem, want one of nvlink | cuda_ipc | "
          "nccl_window"},
+        {"parallel: {hosts: 2}",
+         "t.yaml:1:19: parallel.hosts: got 2, want hosts x ranks on each, e.g. 2x4, or \"\""},
+        {"parallel: {hosts: 2x0}",
+         "t.yaml:1:19: parallel.hosts: got 2x0, want hosts x ranks on each, e.g. 2x4, or \"\""},
         {"model: {qk_layernorm: yes}", "t.yaml:1:23: model.qk_layernorm: got yes, want true or false"},
         {"training: {lr: nan}", "t.yaml:1:16: training.lr: got nan, want a number >= 0"},
         {"training: {adam_beta1: 1.0}", "t.yaml:1:24: training.adam_beta1: got 1.0, want a number in [0, 1)"},
@@ -295,6 +299,16 @@ TEST(Config, WorldSizeErrorsAreExact) {
               "t.yaml:3:31: training.global_batch_size: got 12, want a multiple of micro_batch_size 1 x "
               "world size 8 = 8; "
               "nearest 8 or 16");
+}
+
+TEST(Config, HostsHoldAllRanks) {
+    const std::string yaml = "parallel: {hosts: 2x4}\n";
+    EXPECT_EQ(error_of(yaml, {}, 8), "");
+    EXPECT_EQ(error_of(yaml, {}, 4),
+              "t.yaml:1:19: parallel.hosts: got 2x4, want as many ranks as the job has, 4");
+    const Config config = parse_config(yaml, "t.yaml");
+    EXPECT_EQ(config.parallel.hosts, 2);
+    EXPECT_EQ(config.parallel.ranks_per_host, 4);
 }
 
 TEST(Config, AllProblemsAtOnceAndNoneTwice) {

@@ -322,6 +322,32 @@ TEST(Parallel, InvariantOrderWithOtherGradientsAndSchedules) {
     }
 }
 
+// Ranks on several hosts: rows inside the groups that share the experts, sums over all ranks. Where a group
+// is on two hosts nothing is split.
+TEST(Parallel, HostsChangeNoBit) {
+    struct Hosts {
+        const char* text;
+        int ranks, expert_ranks;
+    };
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow})
+        for (const Hosts& hosts : {Hosts{"2x1", 2, 1},
+                                   {"2x1", 2, 2},
+                                   {"2x2", 4, 2},
+                                   {"2x2", 4, 1},
+                                   {"4x1", 4, 1},
+                                   {"2x2", 4, 4},
+                                   {"2x4", 8, 4},
+                                   {"4x2", 8, 2}}) {
+            SCOPED_TRACE(fmt::format("{}, {} hosts, {} of {} ranks share the experts", recipe_name(recipe),
+                                     hosts.text, hosts.expert_ranks, hosts.ranks));
+            Keys keys = {"training.micro_batch_size=1",
+                         fmt::format("parallel.expert_model_parallel_size={}", hosts.expert_ranks)};
+            const TrainingRun one = train(test_config(recipe, keys), hosts.ranks, {.steps = 3});
+            keys.push_back(fmt::format("parallel.hosts={}", hosts.text));
+            expect_same_run(train(test_config(recipe, keys), hosts.ranks, {.steps = 3}), one);
+        }
+}
+
 // The whole model through the trainer: three layouts of one global batch.
 TEST(Parallel, ModelTrainsTheSameOnEveryNumberOfRanks) {
     for (Recipe recipe : {Recipe::fp32, Recipe::bf16, Recipe::fp8_flow}) {
