@@ -217,7 +217,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
-    bool overwrite = false;
+    bool overwrite = false, force = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -249,6 +249,8 @@ struct CommandLine {
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
                               "--out-3, ...); train removes that run's checkpoints");
+        for (CLI::App* command : {train, validate, profile})
+            command->add_flag("--force", force, "start a run though it will not fit into memory");
         train->add_option("--weights", options.weights,
                           "start from a Hugging Face model: a .safetensors file, an index, or a folder");
         train
@@ -416,6 +418,7 @@ struct CommandLine {
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
+        if (force) options.where_short = predict::WhereShort::warn;
         options.backend = parse_backend(backend);
         options.placement = placement();
         bench_options.backend = options.backend;
