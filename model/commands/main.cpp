@@ -179,7 +179,7 @@ std::string typed(int argc, char** argv) {
 }
 
 // For what needs no ranks. Returns the exit code.
-int report(std::exception_ptr error) {
+int report_here(std::exception_ptr error) {
     std::string message;
     const int code = exit_code_of(error, message);
     print_error(message);
@@ -188,7 +188,7 @@ int report(std::exception_ptr error) {
 
 // What is wrong with the command line, every rank of a job sees.
 int report_usage(std::exception_ptr error) {
-    if (!launched()) return report(error);
+    if (!launched()) return report_here(error);
     MpiSession mpi;
     report_and_abort(mpi, error);
 }
@@ -463,7 +463,7 @@ int main(int argc, char** argv) {
             fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
             return 0;
         } catch (...) {
-            return report(std::current_exception());
+            return report_here(std::current_exception());
         }
     }
     if (*line.profile) return on_ranks(line.options, run_profile);
@@ -483,6 +483,6 @@ int main(int argc, char** argv) {
     try {
         return run_plan(line.plan_options);
     } catch (...) {
-        return report(std::current_exception());
+        return report_here(std::current_exception());
     }
 }

@@ -261,7 +261,7 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
             };
             for (Parameter& p : model.parameters().all())
                 for (int64_t i = 0; i < p.numel(); ++i) p.main_grad.as<float>()[i] = 1.0f;
-            Optimizer optimizer(config.training, ops->device());
+            Optimizer optimizer(config.training, config.moe.moe_combine_order, ops->device());
             const auto before = snapshot();
             optimizer.step(ctx, model.parameters(), inputs);
             model.end_step(ctx, inputs.step());

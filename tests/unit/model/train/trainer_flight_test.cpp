@@ -148,9 +148,10 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
         for (size_t i = 0; i < rows.size(); ++i) {
             const bool again = overflows(rows[i]);
             // once grown, there is room for what the step after it asked for as well
-            if (redone == 0 || !again)
+            if (redone == 0 || !again) {
                 EXPECT_EQ(run.steps[i].redone, again ? 1 : 0)
                     << "step " << i << ": " << rows[i] << " rows, room for " << capacity;
+            }
             EXPECT_EQ(run.steps[i].step, static_cast<int64_t>(i));
             EXPECT_EQ(run.steps[i].wire.total(), wanted.steps[i].wire.total());
             EXPECT_EQ(run.steps[i].casts, wanted.steps[i].casts);
