@@ -67,7 +67,8 @@ TEST(RowRoom, BeginsAtOneAndAQuarterOfTheMean) {
     }
 }
 
-// A tenth more than the busiest rank asks for, on every rank; the worst case bounds it.
+// A tenth more than the busiest rank asks for, on every rank; the worst case bounds it. The room of a layer
+// and that of all layers grow apart: at 4 ranks and skew 2 a layer alone does not fit.
 TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
     for (const int ranks : {2, 4})
         for (const double skew : {2.0, 4.0}) {
@@ -80,48 +81,26 @@ TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
                 wanted = std::max(wanted, grown.wanted.layer);
                 together = std::max(together, grown.wanted.together);
             }
-            const bool fits = wanted <= all[0].before.layer;
+            const bool fits = wanted <= all[0].before.layer, all_fit = together <= all[0].before.together;
             const auto room = [](int64_t rows, int64_t most) {
                 return std::min(most, round_up((rows * 11 + 9) / 10, 128));
             };
             for (const Grown& grown : all) {
-                EXPECT_EQ(grown.redone, fits ? 0 : 1);
+                EXPECT_EQ(grown.redone, fits && all_fit ? 0 : 1);
                 EXPECT_EQ(grown.after.layer, fits ? grown.before.layer : room(wanted, worst));
-                EXPECT_EQ(grown.after.together, fits ? grown.before.together : room(together, 2 * worst));
+                EXPECT_EQ(grown.after.together, all_fit ? grown.before.together : room(together, 2 * worst));
                 EXPECT_GE(grown.after.layer, grown.wanted.layer);
                 EXPECT_LE(grown.after.layer, worst);
+            }
+            if (ranks == 4 && skew == 2.0) {
+                EXPECT_FALSE(fits);
+                EXPECT_TRUE(all_fit);
             }
             if (skew == 4.0) {
                 EXPECT_FALSE(fits);
                 EXPECT_EQ(wanted, ranks * kTokens);
             }
         }
-}
-
-// One layer needs more than its room, all together do not: only the room of a layer grows. And the other way
-// about, with three layers at once.
-TEST(RowRoom, ALayerAndAllLayersGrowApart) {
-    std::vector<std::string> keys = keys_of(2, 0);
-    keys.back() = "moe.moe_router_load_balancing_type=[]";
-    keys.push_back("moe.moe_aux_loss_coeff=[]");
-    keys.push_back("moe.moe_expert_rank_capacity_factor=0");
-    const Config ample = test_config(Recipe::bf16, keys);
-    const std::vector<Grown> needs = grown_by(ample, 2);
-    const int64_t layer = std::max(needs[0].wanted.layer, needs[1].wanted.layer);
-    const int64_t together = std::max(needs[0].wanted.together, needs[1].wanted.together);
-    ASSERT_LT(together, 2 * layer) << "both layers are loaded alike: choose another seed";
-    keys.back() = fmt::format("moe.moe_expert_rank_capacity_factor={}",
-                              static_cast<double>(layer - 128 - 2 * 127) / kTokens);
-    const std::vector<Grown> tight = grown_by(test_config(Recipe::bf16, keys), 2);
-    for (const Grown& grown : tight) {
-        EXPECT_EQ(grown.before.layer, layer - 128);
-        EXPECT_GT(grown.redone, 0);
-        EXPECT_GE(grown.after.layer, layer);
-        EXPECT_GE(grown.after.together, together);
-        if (together <= 2 * (layer - 128)) {
-            EXPECT_EQ(grown.after.together, grown.before.together);
-        }
-    }
 }
 
 // Redoing changes no bit: skew 2.0 and all to one, on 1, 2 and 4 ranks, serial and with micro-batches in
