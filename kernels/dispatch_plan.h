@@ -23,8 +23,8 @@ struct DispatchPlan {
 };
 
 // Fills in the outputs of `args` that are absent, in their shapes, from allocate(dtype, {dims...}); all_ids,
-// num_local_experts, num_sources, groups.row_capacity and groups.alignment are set. next_row_base stays as it
-// is: optional; overflow too: it outlives the plan.
+// num_local_experts, num_sources, groups.row_capacity and groups.alignment are set. next_row_base and
+// rows_wanted stay as they are: optional; overflow too: it outlives the plan.
 template <class Allocate> void allocate_plan(op::PlanDispatch& args, Allocate allocate) {
     const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2),
                   groups = args.num_sources * args.num_local_experts, capacity = args.groups.row_capacity;

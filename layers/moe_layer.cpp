@@ -48,6 +48,11 @@ int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int6
     return round_up(rows + groups * (moe.moe_row_alignment - 1), kBlock);
 }
 
+int64_t MoeLayer::worst_rows(MoeSpec moe, int64_t tokens_per_rank, int64_t expert_parallel_size) {
+    moe.moe_expert_rank_capacity_factor = 0;
+    return row_capacity(moe, tokens_per_rank, expert_parallel_size);
+}
+
 void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                        const TensorView& y) const {
     const KeptSince kept(ctx);
@@ -186,6 +191,7 @@ DispatchPlan MoeLayer::plan_for(Context& ctx, const TensorView& all_ids, const T
     if (in_row_arena) {
         args.row_base = ctx.rows.row_base();
         args.next_row_base = ctx.rows.next_row_base();
+        args.rows_wanted = ctx.rows.rows_wanted();
         args.row_source = ctx.rows.tensor(DType::i32, 1, "plan source").reshape({ctx.rows.capacity()});
         args.row_prob = ctx.rows.vector(DType::f32, "plan prob");
     }

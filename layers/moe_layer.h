@@ -35,8 +35,10 @@ public:
 
     const Router& router() const { return *router_; }
     Router& router() { return *router_; }
-    // Rows a rank needs room for in this layer, for the given slots per rank.
+    // Rows a rank has room for in this layer at the start, for the given slots per rank; and the most that
+    // any routing needs.
     static int64_t row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
+    static int64_t worst_rows(MoeSpec moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
 
 private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,

@@ -8,7 +8,7 @@ namespace fp8flow {
 
 RowArena::RowArena(Device& device, int64_t capacity, int64_t max_layers)
     : device_(device), capacity_(round_up(capacity, kBlock)), max_layers_(max_layers) {
-    const size_t bytes = static_cast<size_t>(max_layers + 1) * sizeof(int64_t);
+    const size_t bytes = 2 * static_cast<size_t>(max_layers + 1) * sizeof(int64_t);
     words_ = static_cast<int64_t*>(device_.allocate(bytes));
     device_.fill(words_, 0, bytes);
 }
@@ -21,6 +21,21 @@ RowArena::~RowArena() {
 TensorView RowArena::next_row_base() const {
     FP8FLOW_CHECK(depth_ < max_layers_, "{} layers pushed, room for {}", depth_ + 1, max_layers_);
     return make_view(words_ + depth_ + 1, DType::i64, {1});
+}
+
+TensorView RowArena::rows_wanted() const {
+    return make_view(words_ + max_layers_ + 1 + depth_, DType::i64, {1});
+}
+
+RowArena::Wanted RowArena::wanted() const {
+    std::vector<int64_t> rows(static_cast<size_t>(max_layers_ + 1));
+    device_.copy_out(rows.data(), words_ + max_layers_ + 1, rows.size() * sizeof(int64_t));
+    Wanted wanted;
+    for (const int64_t layer : rows) {
+        wanted.layer = std::max(wanted.layer, round_up(layer, kBlock));
+        wanted.together += round_up(layer, kBlock);
+    }
+    return wanted;
 }
 
 int64_t RowArena::used_rows() const {

@@ -26,6 +26,8 @@ public:
     // The layer being pushed: where it begins, and the word its plan writes for the next one.
     const int64_t* row_base() const { return words_ + depth_; }
     TensorView next_row_base() const;
+    // The word that the plan of the layer being pushed raises to the rows it asks for.
+    TensorView rows_wanted() const;
     void push() {
         ++depth_;
         deepest_ = depth_ > deepest_ ? depth_ : deepest_;
@@ -45,13 +47,19 @@ public:
     // Rows, pads included, of the layers that were saved together last, of at most capacity(). Layers that
     // are recomputed as a whole are saved one at a time: the rows of the one that ran last. Stops the host.
     int64_t used_rows() const;
+    // The most that plans have asked for since the arena was made, had it held them all, in whole blocks of
+    // 128 rows: for one layer, and the sum over those saved together. Stops the host.
+    struct Wanted {
+        int64_t layer = 0, together = 0;
+    };
+    Wanted wanted() const;
     int64_t num_growths() const { return static_cast<int64_t>(buffers_.size()); }
 
 private:
     void* buffer(const std::string& key, int64_t bytes);
     Device& device_;
     int64_t capacity_, max_layers_, depth_ = 0, deepest_ = 0, reserved_ = 0;
-    int64_t* words_ = nullptr;  // [max_layers + 1], device
+    int64_t* words_ = nullptr;  // device [2, max_layers + 1]: first rows; rows wanted by depth
     std::map<std::string, void*> buffers_;
     std::map<std::string, double> bytes_per_row_;
 };

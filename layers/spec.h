@@ -64,8 +64,9 @@ struct MoeSpec {
     double moe_z_loss_coeff = 0.0;
     bool moe_router_force_load_balancing = false;  // benchmark: uniform round-robin assignment
     double moe_router_force_biased = 0.0;          // benchmark: wanted max/mean load; 0: off
-    double moe_expert_rank_capacity_factor = 0.0;  // rows a rank has room for, times T*K; 0: worst case
-    int64_t moe_row_alignment = 128;               // rows every expert group is padded to
+    // Rows a rank has room for at the start, times T*K; grown by redoing the step. 0: worst case
+    double moe_expert_rank_capacity_factor = 1.25;
+    int64_t moe_row_alignment = 128;  // rows every expert group is padded to
     CombineOrder moe_combine_order = CombineOrder::rank;
 };
 // Source ranks whose tokens have groups of rows and sums of weight gradients of their own.

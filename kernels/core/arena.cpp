@@ -19,6 +19,13 @@ Arena::~Arena() {
     for (const Chunk& chunk : chunks_) device_.free(chunk.data);
 }
 
+void Arena::release() {
+    FP8FLOW_CHECK(log_.empty(), "arena {}: {} allocations are live", name_, log_.size());
+    for (const Chunk& chunk : chunks_) device_.free(chunk.data);
+    chunks_.clear();
+    chunk_ = used_ = 0;
+}
+
 void* Arena::allocate(std::size_t bytes, const char* category) {
     bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
     while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {

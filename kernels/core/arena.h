@@ -34,6 +34,8 @@ public:
     };
     Mark mark() const;
     void rewind(const Mark& mark);
+    // Gives its memory back. Nothing is in use, on the device neither.
+    void release();
 
     int64_t bytes_in_use() const { return bytes_in_use_; }
     int64_t peak_bytes() const { return peak_bytes_; }

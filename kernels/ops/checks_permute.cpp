@@ -73,6 +73,7 @@ void check(const op::PlanDispatch& args) {
     check_tensor(args.send_tokens, "send_tokens", DType::i32, {ranks, slots});
     check_tensor(args.send_counts, "send_counts", DType::i64, {ranks});
     if (args.next_row_base) check_tensor(args.next_row_base, "next_row_base", DType::i64, {1});
+    if (args.rows_wanted) check_tensor(args.rows_wanted, "rows_wanted", DType::i64, {1});
     check_tensor(args.overflow, "overflow", DType::i32, {1});
     FP8FLOW_CHECK(ranks * slots <= INT32_MAX && args.groups.row_capacity <= INT32_MAX,
                   "{} ranks of {} tokens and {} rows: row numbers must fit 32 bits", ranks, slots,

@@ -84,6 +84,11 @@ void ReferenceOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch&)
     std::copy(rows.counts.begin(), rows.counts.end(), args.groups.counts.as<int64_t>());
     std::copy(rows.offsets.begin(), rows.offsets.end(), args.groups.offsets.as<int64_t>());
     if (rows.overflow) *args.overflow.as<int32_t>() = 1;
+    if (args.rows_wanted) {
+        int64_t total = 0;
+        for (int64_t count : wanted) total += round_up(count, args.groups.alignment);
+        *args.rows_wanted.as<int64_t>() = std::max(*args.rows_wanted.as<int64_t>(), total);
+    }
     if (args.next_row_base) {
         const int64_t base = args.row_base != nullptr ? *args.row_base : 0;
         *args.next_row_base.as<int64_t>() = round_up(base + rows.offsets.back(), kBlock);

@@ -13,6 +13,12 @@ void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
     arena_.rewind({});
 }
 
+void DelayedWgrads::release() {
+    waiting_.clear();
+    arena_.rewind({});
+    arena_.release();
+}
+
 void DelayedWgrads::keep(const Parameter& weight, const Waiting& waiting) {
     FP8FLOW_CHECK(waits_, "{}: no micro-batch follows that its gradient could wait for", weight.spec.name);
     const bool added = waiting_.emplace(&weight, waiting).second;

@@ -26,6 +26,9 @@ public:
     Arena& arena() { return arena_; }
     const Arena& arena() const { return arena_; }
 
+    // Gives the memory back, with nothing under way: what an abandoned step kept is forgotten.
+    void release();
+
     struct Waiting {
         op::WgradOperands operands;
         Gradient mode;  // of their micro-batch

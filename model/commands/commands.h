@@ -7,6 +7,7 @@
 #include "model/base/backend.h"
 #include "model/base/run_folder.h"
 #include "model/config/config.h"
+#include "model/predict/require_fit.h"
 #include "model/validate/arms.h"
 
 #include <optional>
@@ -24,9 +25,10 @@ struct RunOptions {
     BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
-    std::optional<int64_t> measured_steps;            // profile
-    std::string command;                              // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;  // enter: --overwrite
+    std::optional<int64_t> measured_steps;                          // profile
+    std::string command;                                            // as it was typed, for the results
+    RunFolder::Taken taken = RunFolder::Taken::next;                // enter: --overwrite
+    predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
     Placement placement;
 };
 

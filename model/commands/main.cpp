@@ -179,7 +179,7 @@ std::string typed(int argc, char** argv) {
 }
 
 // For what needs no ranks. Returns the exit code.
-int report(std::exception_ptr error) {
+int report_here(std::exception_ptr error) {
     std::string message;
     const int code = exit_code_of(error, message);
     print_error(message);
@@ -188,7 +188,7 @@ int report(std::exception_ptr error) {
 
 // What is wrong with the command line, every rank of a job sees.
 int report_usage(std::exception_ptr error) {
-    if (!launched()) return report(error);
+    if (!launched()) return report_here(error);
     MpiSession mpi;
     report_and_abort(mpi, error);
 }
@@ -217,7 +217,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
-    bool overwrite = false;
+    bool overwrite = false, force = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -249,6 +249,8 @@ struct CommandLine {
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
                               "--out-3, ...); train removes that run's checkpoints");
+        for (CLI::App* command : {train, validate, profile})
+            command->add_flag("--force", force, "start a run though it will not fit into memory");
         train->add_option("--weights", options.weights,
                           "start from a Hugging Face model: a .safetensors file, an index, or a folder");
         train
@@ -416,6 +418,7 @@ struct CommandLine {
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
+        if (force) options.where_short = predict::WhereShort::warn;
         options.backend = parse_backend(backend);
         options.placement = placement();
         bench_options.backend = options.backend;
@@ -460,7 +463,7 @@ int main(int argc, char** argv) {
             fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
             return 0;
         } catch (...) {
-            return report(std::current_exception());
+            return report_here(std::current_exception());
         }
     }
     if (*line.profile) return on_ranks(line.options, run_profile);
@@ -480,6 +483,6 @@ int main(int argc, char** argv) {
     try {
         return run_plan(line.plan_options);
     } catch (...) {
-        return report(std::current_exception());
+        return report_here(std::current_exception());
     }
 }

@@ -57,7 +57,9 @@ public:
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
-        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        report_start(log_, config_, backend_, world.size());
+        predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
+                             options.where_short);
         data_ = open_data(config_);
         run_folder_->keep();
         if (!run_folder_->is_first_rank()) return;
@@ -96,6 +98,9 @@ public:
                                     .saved = done.saved,
                                     .saved_reserved = done.saved_reserved,
                                     .saved_used = done.saved_used,
+                                    .workspace = done.workspace,
+                                    .room = done.room,
+                                    .most_wanted = done.most_wanted,
                                     .activations = done.activation_bytes}));
         }
         write_traces();

@@ -77,7 +77,9 @@ public:
         config_.output.out = run_folder_.name();
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
-        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        report_start(log_, config_, backend_, world.size());
+        predict::require_fit(log_, {config_}, backend_, world, options.placement.ranks_on_host,
+                             options.where_short);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
@@ -357,6 +359,10 @@ private:
             check_gradient(result);
         }
         report_graphs();
+        redone_.add(result);
+        if (result.redone > 0) log_.line(room_text(config_, result, trainer_->room()));
+        if (iteration == first_step_ + RedoneSteps::kObserved)
+            log_.line(" iterations done again: " + redone_text(redone_));
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
         if (metrics_) {
@@ -392,11 +398,14 @@ private:
 
     // Of the last step so far, with nothing in flight.
     void keep_memory(const StepResult& result) {
-        const Trainer::SavedMemory saved = trainer_->saved_memory();
+        const Trainer::MemorySums saved = trainer_->saved_memory();
         memory_ = {.parameters = trainer_->parameter_bytes(),
                    .saved = trainer_->saved_bytes(),
                    .saved_reserved = saved.reserved,
                    .saved_used = saved.used,
+                   .workspace = trainer_->workspace_memory(),
+                   .room = trainer_->room(),
+                   .most_wanted = trainer_->most_wanted(),
                    .activations = result.peak_bytes};
     }
 
@@ -463,6 +472,9 @@ private:
             log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",
                                   counted(skipped_, "iteration"), counted(rollbacks_, "time"),
                                   counted(failed_saves_, "checkpoint")));
+        if (trainer_->evaluations_redone() > 0)
+            log_.line(fmt::format("  evaluations    done again {}, with room for more routed rows",
+                                  counted(trainer_->evaluations_redone(), "time")));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
@@ -483,8 +495,10 @@ private:
         log_.line(fmt::format(
             "  casts          {} explicit per step on rank 0, in {}", last_.casts,
             micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
+        log_.line("  redone         " + redone_text(redone_));
         log_.line(memory_table(memory_));
         nlohmann::json memory = memory_json(memory_);
+        memory["redone"] = redone_json(redone_);
         add_provenance(memory, provenance_);
         folder_->write_atomic("memory.json", memory.dump(2) + "\n");
         if (config_.output.tensor_stats) {
@@ -554,6 +568,7 @@ private:
     Series losses_, held_out_;
     StepResult last_;
     MemoryUse memory_;
+    RedoneSteps redone_;
     double wire_ = 0;
 };
 

@@ -42,7 +42,9 @@ public:
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
-        report_start(log_, config_, backend_, world.size(), options.placement.ranks_on_host);
+        report_start(log_, config_, backend_, world.size());
+        predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
+                             options.where_short);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
         run_folder_->keep();
@@ -93,7 +95,7 @@ private:
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
         if (const auto result = trainer.drain()) report(*result);
-        const Trainer::SavedMemory saved = trainer.saved_memory();
+        const Trainer::MemorySums saved = trainer.saved_memory();
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
         curve.seconds_per_step = seconds[seconds.size() / 2];

@@ -170,7 +170,9 @@ void add_moe(std::vector<ConfigField>& fields) {
     fields.push_back(number(s, "moe_router_force_biased", AT(moe.moe_router_force_biased), {.min = 0},
                             "benchmarks: force this max/mean load of experts; 0: off"));
     fields.push_back(number(s, "moe_expert_rank_capacity_factor", AT(moe.moe_expert_rank_capacity_factor),
-                            {.min = 0}, "row capacity of a rank over its balanced share T*K; 0: worst case"));
+                            {.min = 0},
+                            "room for rows of a rank at the start over its balanced share T*K; a step that "
+                            "needs more is done again with more; 0: room for the worst case"));
     fields.push_back(
         integer(s, "moe_row_alignment", AT(moe.moe_row_alignment), {.min = 1, .max = 128},
                 "rows of every expert are padded to a multiple of 1, 16, 32 or 128, as the recipe allows"));

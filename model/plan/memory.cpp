@@ -428,6 +428,11 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
             item.category, item.bytes);
     plan.saved_reserved = reserved_bytes(config);
     plan.saved_used = used_bytes(config, config.recompute);
+    const auto& layers = config.model.moe_layer_freq;
+    const double workspace_row =
+        std::find(layers.begin(), layers.end(), 1) != layers.end() ? workspace_row_bytes(config) : 0;
+    plan.workspace_reserved = plan.row_capacity * workspace_row;
+    plan.workspace_used = plan.balanced_rows * workspace_row;
     plan.recompute = recompute_choices(config);
     plan.wire = wire_bytes(config);
     plan.distinct_ranks = expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);

@@ -58,8 +58,9 @@ struct RunPlan {
     double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
     double row_capacity = 0;   // rows that memory is reserved for
     std::vector<MemoryItem> memory;
-    double saved_reserved = 0;  // saved activations with row_capacity rows a layer
-    double saved_used = 0;      // with balanced_rows
+    double saved_reserved = 0;                          // saved activations with row_capacity rows a layer
+    double saved_used = 0;                              // with balanced_rows
+    double workspace_reserved = 0, workspace_used = 0;  // of one MoE layer, likewise
     std::vector<RecomputeChoice> recompute;
     std::vector<WireItem> wire;
     double distinct_ranks = 0;  // expected number of ranks a token is sent to, its own included

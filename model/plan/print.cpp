@@ -59,8 +59,11 @@ std::string memory_table(const Config& config, const RunPlan& plan) {
             out += fmt::format("  {:<26}{:>18}   {}\n", item.category, size_text(item.bytes), item.formula);
     }
     out += fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
-    return out +
-           fmt::format("  of saved activations {} are used with even load\n", size_text(plan.saved_used));
+    return out + fmt::format(
+                     "  saved activations: {} reserved, {} used with even load\n"
+                     "  MoE workspace: {} reserved, {} used with even load\n",
+                     size_text(plan.saved_reserved), size_text(plan.saved_used),
+                     size_text(plan.workspace_reserved), size_text(plan.workspace_used));
 }
 
 std::string recompute_table(const RunPlan& plan) {
@@ -157,11 +160,11 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
         json["flops_per_token"]["parts"].push_back(
             {{"part", part.part}, {"forward", part.forward}, {"backward", part.backward}});
     }
-    json["memory_bytes"] = {{"total", plan.total_bytes()},
-                            {"balanced_rows", plan.balanced_rows},
-                            {"row_capacity", plan.row_capacity},
-                            {"saved_reserved", plan.saved_reserved},
-                            {"saved_used", plan.saved_used}};
+    json["memory_bytes"] = {
+        {"total", plan.total_bytes()},          {"balanced_rows", plan.balanced_rows},
+        {"row_capacity", plan.row_capacity},    {"saved_reserved", plan.saved_reserved},
+        {"saved_used", plan.saved_used},        {"workspace_reserved", plan.workspace_reserved},
+        {"workspace_used", plan.workspace_used}};
     for (const auto& item : plan.memory) {
         json["memory_bytes"]["categories"].push_back({{"category", item.category}, {"bytes", item.bytes}});
     }

@@ -75,9 +75,13 @@ std::string key_for(const std::string& category, const Config& config) {
 }  // namespace
 
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet) {
+    return fit_of(config, gpus, (1 - kOutsideShare) * sheet.memory_bytes);
+}
+
+Fit fit_of(const Config& config, int64_t gpus, double usable) {
     const auto needed_with = [&](const Config& own) { return sum_of(plan::memory_items(own, gpus)); };
     Fit fit{.needed = 0,
-            .usable = (1 - kOutsideShare) * sheet.memory_bytes,
+            .usable = usable,
             .items = plan::memory_items(config, gpus),
             .largest = {},
             .settings = {}};

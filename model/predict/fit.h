@@ -27,6 +27,8 @@ struct Fit {
     bool fits() const { return needed <= usable; }
 };
 
+Fit fit_of(const Config& config, int64_t gpus, double usable);
+// Of a GPU's memory, less kOutsideShare.
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
 // "fits", "with a, b", or "no key of this run makes it fit".
 std::string fit_text(const Fit& fit);

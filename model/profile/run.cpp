@@ -59,7 +59,8 @@ public:
     }
 
     void warm_up() {
-        run_steps("warm-up", config_.profile.profile_step_start, [](const StepResult&) {});
+        run_steps("warm-up", config_.profile.profile_step_start,
+                  [&](const StepResult& step) { result_.redone += step.redone > 0; });
         read_rows();
     }
 
@@ -69,15 +70,19 @@ public:
         capture->begin_capture();
         run_steps("stages", measured_steps(), [&](const StepResult& step) {
             add_step(trainer_->timer(), samples_);
+            result_.redone += step.redone > 0;
             result_.trace = trainer_->timer().spans();
             result_.wire = step.wire;
             result_.activation_bytes = step.peak_bytes;
         });
         capture->end_capture();
         result_.saved = trainer_->saved_bytes();
-        const Trainer::SavedMemory memory = trainer_->saved_memory();
+        const Trainer::MemorySums memory = trainer_->saved_memory();
         result_.saved_reserved = memory.reserved;
         result_.saved_used = memory.used;
+        result_.workspace = trainer_->workspace_memory();
+        result_.room = trainer_->room();
+        result_.most_wanted = trainer_->most_wanted();
         result_.parameters = trainer_->parameter_bytes();
     }
 

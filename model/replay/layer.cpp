@@ -23,7 +23,7 @@ ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const Backen
       scratch_(ops_->device(), "scratch"),
       tokens_(tokens),
       slots_(tokens_per_rank),
-      layer_rows_(MoeLayer::row_capacity(config.moe, slots_, groups_.expert_parallel->size())),
+      layer_rows_(MoeLayer::worst_rows(config.moe, slots_, groups_.expert_parallel->size())),
       rows_(ops_->device(), layer_rows_, 2) {
     ExchangeChoice exchange = make_exchange(backend, groups_, *ops_, config);
     exchange_ = std::move(exchange.exchange);

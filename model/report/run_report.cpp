@@ -2,7 +2,6 @@
 // Log lines, the step line, metrics records: what a run tells its user.
 #include "model/report/run_report.h"
 
-#include "model/base/host_memory.h"
 #include "model/config/fields.h"
 #include "model/plan/plan.h"
 #include "model/report/progress.h"
@@ -137,6 +136,16 @@ std::string memory_table(const MemoryUse& memory) {
     add_memory_rows(table, "saved for the backward", memory.saved);
     table.add_row({"saved, reserved", format_bytes(static_cast<double>(memory.saved_reserved))});
     table.add_row({"saved, used", format_bytes(static_cast<double>(memory.saved_used))});
+    table.add_row({"workspace, reserved", format_bytes(static_cast<double>(memory.workspace.reserved))});
+    table.add_row({"workspace, used", format_bytes(static_cast<double>(memory.workspace.used))});
+    if (memory.room.layer > 0) {
+        const auto rows = [](int64_t of_layer, int64_t together) {
+            return fmt::format("{}, of all layers {}", of_layer, together);
+        };
+        table.add_row({"rows of a layer, reserved", rows(memory.room.layer, memory.room.together)});
+        table.add_row(
+            {"rows of a layer, most used", rows(memory.most_wanted.layer, memory.most_wanted.together)});
+    }
     table.add_row(
         {"activations with workspace, peak", format_bytes(static_cast<double>(memory.activations))});
     return table.text(2);
@@ -149,7 +158,48 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"saved for backward, sum", sum_of(memory.saved)},
             {"saved for backward, reserved", memory.saved_reserved},
             {"saved for backward, used", memory.saved_used},
+            {"workspace, reserved", memory.workspace.reserved},
+            {"workspace, used", memory.workspace.used},
+            {"routed rows of a layer, reserved", memory.room.layer},
+            {"routed rows of a layer, most used", memory.most_wanted.layer},
+            {"routed rows of all layers, reserved", memory.room.together},
+            {"routed rows of all layers, most used", memory.most_wanted.together},
             {"activations, peak", memory.activations}};
+}
+
+void RedoneSteps::add(const StepResult& result) {
+    if (observed == kObserved) return;
+    ++observed;
+    redone += result.redone > 0;
+    times += result.redone;
+    seconds += result.seconds;
+    lost_seconds += result.redo_seconds;
+}
+
+std::string redone_text(const RedoneSteps& steps) {
+    if (steps.redone == 0) return fmt::format("none of the first {}", counted(steps.observed, "iteration"));
+    return fmt::format("{} of the first {}, {} in all: {:.3g} s lost, {:.1f} % of their time", steps.redone,
+                       counted(steps.observed, "iteration"), counted(steps.times, "time"), steps.lost_seconds,
+                       100 * steps.lost_seconds / std::max(steps.seconds, 1e-9));
+}
+
+nlohmann::json redone_json(const RedoneSteps& steps) {
+    return {{"iterations observed", steps.observed},
+            {"iterations redone", steps.redone},
+            {"times", steps.times},
+            {"seconds", steps.seconds},
+            {"seconds lost", steps.lost_seconds}};
+}
+
+std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room) {
+    const double mean = static_cast<double>(config.training.micro_batch_size * config.model.seq_length *
+                                            config.moe.moe_router_topk);
+    return fmt::format(
+        " iteration {} is done again ({}, {:.3g} s lost): routed rows did not fit; from here on there is "
+        "room "
+        "for {} of a layer ({:.2f} x an even share) and {} of all",
+        result.step + 1, counted(result.redone, "time"), result.redo_seconds, room.layer,
+        static_cast<double>(room.layer) / mean, room.together);
 }
 
 std::string command_line(std::string_view command, std::string_view config_path, int world_size) {
@@ -163,8 +213,7 @@ std::string command_line(std::string_view command, std::string_view config_path,
                        config_path);
 }
 
-void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
-                  int64_t ranks_on_host) {
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size) {
     const ParallelSpec& parallel = config.parallel;
     const RunPlan plan = make_plan(config, world_size);
     log.line(backend.note);
@@ -183,18 +232,6 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
                          recipe_name(config.precision.recipe),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
-    if (backend.kind != BackendKind::reference) return;  // host memory is not what such a run needs
-    const HostMemory memory = host_memory();
-    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
-    const double needed = plan.total_bytes() * static_cast<double>(sharing),
-                 free = static_cast<double>(memory.free_bytes);
-    if (needed > free)
-        log.line(
-            fmt::format("warning: {} on this host need up to {} of memory and {} are free within {}; lower "
-                        "training.micro_batch_size or model.seq_length, use more hosts, or raise the limit "
-                        "(fp8flow plan shows "
-                        "what takes it)",
-                        counted(sharing, "rank"), format_bytes(needed), format_bytes(free), memory.limit));
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,
@@ -247,7 +284,8 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                                {"combine", result.wire.combine}}},
                              {"casts", result.casts},
                              {"activation bytes", result.peak_bytes},
-                             {"redone", result.redone}};
+                             {"redone", result.redone},
+                             {"redo seconds", result.redo_seconds}};
     if (!result.skipped.empty()) record["skipped"] = result.skipped;
     for (const LayerLoad& load : result.load)
         record["load"].push_back({{"layer", load.layer},

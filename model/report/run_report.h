@@ -37,10 +37,8 @@ std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t st
 // metrics.jsonl with these records, open for appending.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
-// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken, and warns
-// where it is short.
-void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size,
-                  int64_t ranks_on_host);
+// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken.
+void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size);
 // What the data is and how often the iterations of this run go through it.
 std::string data_text(const Config& config, const data::TokenSource& data);
 
@@ -50,10 +48,26 @@ struct MemoryUse {
     // Kept from forward to backward; routed rows as the capacity that is set aside for them.
     std::map<std::string, int64_t> saved;
     int64_t saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
-    int64_t activations = 0;                     // saved + workspace
+    Trainer::MemorySums workspace;
+    Trainer::Rows room, most_wanted;  // routed rows
+    int64_t activations = 0;          // saved + workspace
 };
 std::string memory_table(const MemoryUse& memory);  // the largest categories
 nlohmann::json memory_json(const MemoryUse& memory);
+
+// What was lost by steps that ran out of room for routed rows and were done again, of the first
+// kObserved of a run.
+struct RedoneSteps {
+    static constexpr int64_t kObserved = 200;
+    int64_t observed = 0, redone = 0, times = 0;  // steps; steps done again; how often in all
+    double seconds = 0, lost_seconds = 0;         // of the observed steps; of those lost
+
+    void add(const StepResult& result);
+};
+std::string redone_text(const RedoneSteps& steps);
+nlohmann::json redone_json(const RedoneSteps& steps);
+// What a step that was done again leads to: the room for rows from here on.
+std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room);
 
 // How to start `command` on a configuration as this run was started, ready to be typed.
 std::string command_line(std::string_view command, std::string_view config_path, int world_size);

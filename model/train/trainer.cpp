@@ -155,11 +155,9 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     for (auto& record : records_)
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
-    MoeSpec worst = config.moe;
-    worst.moe_expert_rank_capacity_factor = 0.0;
     const int64_t ranks = groups_.expert_parallel->size();
-    worst_layer_rows_ = MoeLayer::row_capacity(worst, slots, ranks);
-    layer_rows_ = MoeLayer::row_capacity(config.moe, slots, ranks);
+    room_ = rows_of_layers(MoeLayer::row_capacity(config.moe, slots, ranks));
+    worst_room_ = rows_of_layers(MoeLayer::worst_rows(config.moe, slots, ranks));
 }
 
 // Copies may be under way to page-locked memory that dies now.
@@ -191,13 +189,9 @@ void Trainer::time_stages(TimerDetail detail) {
 
 Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
-    if (!memory.rows) {
-        const bool one_layer =
-            config_.recompute.recompute_granularity == RecomputeGranularity::full || config_.recompute.moe;
-        const int64_t layers = std::max<int64_t>(1, transformer_->num_moe_layers());
-        memory.rows =
-            std::make_unique<RowArena>(ops_->device(), layer_rows_ * (one_layer ? 1 : layers), layers + 1);
-    }
+    if (!memory.rows)
+        memory.rows = std::make_unique<RowArena>(ops_->device(), room_.together,
+                                                 std::max<int64_t>(1, transformer_->num_moe_layers()) + 1);
     Context ctx{.ops = *ops_,
                 .exchange = *exchange_,
                 .saved = memory.saved,
@@ -213,7 +207,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.num_micro_batches = batcher_.num_micro_batches();
     ctx.micro_batch = micro_batch;
     ctx.data_parallel_size = world_.size();
-    ctx.layer_row_capacity = layer_rows_;
+    ctx.layer_row_capacity = room_.layer;
     ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.delayed = delayed_.get();
@@ -316,46 +310,6 @@ void Trainer::run_in_turns(const Flight& flight) {
     pass(micro_batches - 1, nullptr, backward);
 }
 
-// Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step
-// would leave the others waiting for it. Row buffers are known exactly; workspace grows at most as the rows.
-void Trainer::require_room(int64_t layer_rows) {
-    const double growth = static_cast<double>(layer_rows) / static_cast<double>(layer_rows_);
-    double needed = 0;
-    for (const auto& memory : memory_)
-        if (memory->rows) needed += (growth - 1) * static_cast<double>(memory->rows->reserved_bytes());
-    for (const Arena* arena : arenas()) {
-        const double reserved = static_cast<double>(arena->reserved_bytes());
-        needed += std::max(0.0, growth * static_cast<double>(arena->peak_bytes()) - reserved);
-    }
-    const double free = static_cast<double>(ops_->device().free_bytes());
-    std::vector<float> missing = {static_cast<float>(needed - free)};
-    world_.all_reduce_max(missing);
-    if (missing[0] <= 0) return;
-    if (!flights_.empty()) next_step_ = flights_.front().step;
-    flights_.clear();
-    ops_->zero({.y = status_});
-    constexpr double kGiB = 1 << 30;
-    throw OutOfRoom(
-        fmt::format("step {}: routed rows exceed the {} rows a layer there is room for; room for {} takes "
-                    "{:.2f} GiB more on "
-                    "this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
-                    "training.micro_batch_size, or set "
-                    "recompute.recompute_modules: [moe_expert]",
-                    next_step_ + 1, layer_rows_, layer_rows, needed / kGiB, free / kGiB,
-                    static_cast<double>(missing[0]) / kGiB));
-}
-
-void Trainer::grow_rows() {
-    require(layer_rows_ < worst_layer_rows_, ExitCode::internal,
-            "routed rows exceed the worst case of {} rows a layer", worst_layer_rows_);
-    const int64_t wanted = std::min(worst_layer_rows_, layer_rows_ * 2);
-    require_room(wanted);
-    layer_rows_ = wanted;
-    for (const auto& memory : memory_) memory->rows.reset();
-    for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
-        if (graphs != nullptr) graphs->forget();
-}
-
 std::optional<StepResult> Trainer::step() {
     Flight& flight = flights_.emplace_back();
     flight.step = next_step_++;
@@ -415,6 +369,7 @@ void Trainer::launch(Flight& flight) {
             captured_->run(slot_of(flight.step), allocations(), stream_, [&] { return give_work(flight); });
     else
         flight.known = give_work(flight);
+    flight.begun = begin;
     StepRecord& record = record_of(flight);
     record.mark(stream_);
     flight.host_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
@@ -480,6 +435,7 @@ StepResult Trainer::result_of(const Flight& flight) {
         .host_seconds = flight.host_seconds,
         .tokens = tokens_of_step(),
         .redone = flight.redone,
+        .redo_seconds = flight.redo_seconds,
         .wire = record.wire(),
         .casts = flight.known.casts,
         .peak_bytes = flight.known.peak_bytes,
@@ -499,15 +455,6 @@ StepResult Trainer::result_of(const Flight& flight) {
         ++moe_layer;
     }
     return result;
-}
-
-// The oldest step in flight was not applied, nor was any step after it. All ranks see the same status, so
-// all of them come here.
-void Trainer::redo() {
-    for (Flight& flight : flights_) wait_for(flight);
-    grow_rows();
-    ++flights_.front().redone;
-    launch_again();
 }
 
 void Trainer::launch_again() {
@@ -550,57 +497,6 @@ void Trainer::give_up() {
                    fmt::format("step {}: {}; the largest gradient is that of {}; the step was not applied{}; "
                                "lower training.lr, or see training.on_divergence",
                                flight.step + 1, reason_of(flight), largest_gradient(), before));
-}
-
-std::map<std::string, int64_t> Trainer::saved_bytes() const {
-    std::map<std::string, int64_t> bytes;
-    for (const auto& memory : memory_) {
-        for (const auto& [category, peak] : memory->saved.peak_by_category()) bytes[category] += peak;
-        if (!memory->rows) continue;
-        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
-            bytes["routed rows: " + kind] +=
-                static_cast<int64_t>(per_row * static_cast<double>(memory->rows->capacity()));
-    }
-    if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
-    return bytes;
-}
-
-Trainer::SavedMemory Trainer::saved_memory() const {
-    FP8FLOW_CHECK(flights_.empty(), "saved memory with {} steps in flight", flights_.size());
-    SavedMemory sum;
-    const auto add = [&](const Arena& arena) {
-        sum.reserved += arena.reserved_bytes();
-        sum.used += arena.peak_bytes();
-    };
-    if (delayed_) add(delayed_->arena());
-    for (const auto& memory : memory_) {
-        add(memory->saved);
-        if (!memory->rows) continue;
-        sum.reserved += memory->rows->reserved_bytes();
-        const double rows = static_cast<double>(memory->rows->used_rows());
-        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
-            sum.used += static_cast<int64_t>(per_row * rows);
-    }
-    return sum;
-}
-
-std::vector<Arena*> Trainer::arenas() const {
-    std::vector<Arena*> arenas;
-    for (const auto& memory : memory_) {
-        arenas.push_back(&memory->saved);
-        arenas.push_back(&memory->scratch);
-    }
-    if (delayed_) arenas.push_back(&delayed_->arena());
-    if (side_)
-        for (Arena* arena : side_->arenas()) arenas.push_back(arena);
-    return arenas;
-}
-
-int64_t Trainer::allocations() const {
-    int64_t growths = 0;
-    for (const auto& memory : memory_) growths += memory->rows ? memory->rows->num_growths() : 0;
-    for (const Arena* arena : arenas()) growths += arena->num_growths();
-    return growths;
 }
 
 }  // namespace fp8flow

@@ -57,6 +57,8 @@ struct StepResult {
     int64_t tokens = 0;       // of the global batch
     int64_t redone =
         0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
+    double redo_seconds =
+        0;  // lost by that: from the begin of each attempt that did not count to the next one
     std::vector<LayerLoad> load;
     // Of this rank, of the attempt that counted.
     std::map<std::string, double> stage_seconds;
@@ -124,14 +126,23 @@ public:
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
+    // Routed rows that there is room for, and those that plans have asked for at most since it last grew: of
+    // one layer, and of all that are saved together.
+    using Rows = RowArena::Wanted;
+    Rows room() const { return room_; }
+    Rows most_wanted() const;  // stops the host; nothing is in flight
+    // Evaluations that were run again with more room.
+    int64_t evaluations_redone() const { return evaluations_redone_; }
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per
     // category as capacity.
     std::map<std::string, int64_t> saved_bytes() const;
     // The same as two sums: taken from the device, and filled by the last micro-batch. Nothing is in flight.
-    struct SavedMemory {
+    struct MemorySums {
         int64_t reserved = 0, used = 0;
     };
-    SavedMemory saved_memory() const;
+    MemorySums saved_memory() const;
+    // Workspace of layers, sized by the room for rows: taken from the device, and the peak of the last step.
+    MemorySums workspace_memory() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
     int64_t allocations() const;  // must not rise once warm
     // Absent unless steps are launched as graphs.
@@ -142,9 +153,10 @@ private:
     // A launched step; its result is not taken yet.
     struct Flight {
         int64_t step = 0;
-        Clock::time_point launched;
+        Clock::time_point launched, begun;  // first; last, where it is redone
         std::optional<Clock::time_point> ended;
         int64_t redone = 0;
+        double redo_seconds = 0;
         CapturedSteps::Known known;
         double host_seconds = 0;
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
@@ -203,9 +215,11 @@ private:
     }
     void launch_evaluation(int64_t index);
     void give_evaluation(int64_t micro_batch, int64_t slot);
-    std::vector<Arena*> arenas() const;  // of activations and workspace
+    std::vector<Arena*> arenas() const;     // of activations and workspace
+    std::vector<Arena*> workspace() const;  // those among them that follow the room for rows
+    Rows rows_of_layers(int64_t layer_rows) const;
     void grow_rows();
-    void require_room(int64_t layer_rows);
+    void require_memory(const Rows& room);
     std::string reason_of(const Flight& flight);
     [[noreturn]] void report_non_finite(int64_t step);
     std::string largest_gradient();
@@ -245,7 +259,8 @@ private:
     std::unique_ptr<PinnedBuffer> held_out_;
     std::unique_ptr<HostEvent> held_out_events_[kStepsInFlight];
     std::function<bool()> stop_asked_;
-    int64_t layer_rows_ = 0, worst_layer_rows_ = 0;
+    Rows room_, worst_room_;
+    int64_t evaluations_redone_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0, first_batch_ = 0;

@@ -29,6 +29,7 @@ double Trainer::evaluate(int64_t batches) {
         }
         for (const auto& event : held_out_events_) event->wait();
         grow_rows();
+        ++evaluations_redone_;
         ops_->zero({.y = status_});
         launched = done;
     }

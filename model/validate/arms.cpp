@@ -124,4 +124,10 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
     return arms;
 }
 
+std::vector<Config> configs_of(const std::vector<Arm>& arms) {
+    std::vector<Config> configs;
+    for (const Arm& arm : arms) configs.push_back(arm.config);
+    return configs;
+}
+
 }  // namespace fp8flow::validate

@@ -33,4 +33,6 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
 // Those of validate: the baseline first, the control arm last.
 std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks);
 
+std::vector<Config> configs_of(const std::vector<Arm>& arms);
+
 }  // namespace fp8flow::validate

@@ -5,6 +5,7 @@
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
 
 namespace fp8flow {
 namespace {
@@ -46,6 +47,57 @@ TEST(Memory, EveryAllocationThatFailsIsAnErrorWithItsSize) {
         }
         EXPECT_GT(first, 15) << "few allocations: is the library loaded?";
     }
+}
+
+// Terabytes, of which none is taken.
+TEST(Memory, ARunThatWillNotFitIsRefusedBeforeItTakesAnything) {
+    TemporaryFolder folder;
+    for (const char* command : {"train", "validate", "profile"})
+        for (const bool forced : {false, true}) {
+            SCOPED_TRACE(fmt::format("{}, forced {}", command, forced));
+            Texts line = with_settings({FP8FLOW_EXECUTABLE, command, config_file("test"), "--backend",
+                                        "reference", "--out", folder.path("large"), "--overwrite"},
+                                       {"model.hidden_size=65536", "moe.moe_ffn_hidden_size=1048576"});
+            if (forced) line.emplace_back("--force");
+            // one that goes on has no memory from its first allocation on
+            line = with_faults(line, {"FAULT_RANK=", "FAULT_ALLOCATION=1"});
+            const CommandResult result = RunningCommand(line, "").wait(kSeconds);
+            ASSERT_EQ(result.status, static_cast<int>(ExitCode::memory)) << result.err;
+            const Texts errors = error_lines(result.err);
+            ASSERT_EQ(errors.size(), 1u) << result.err;
+            expect_contains(errors[0], forced ? "out of host memory: asked for "
+                                              : "this run will not fit: a rank needs ");
+            if (forced)
+                expect_contains(result.out, "warning: this run will not fit, and is started with --force: ");
+            else
+                for (const char* text : {"free within", "master weights (FP32) ",
+                                         "parallel.expert_model_parallel_size (larger)", "; --force"})
+                    expect_contains(errors[0], text);
+        }
+}
+
+// Rows of all ranks on one: the first step is done again, and everything says so.
+TEST(Memory, WhatARedoneStepLostIsReported) {
+    TemporaryFolder folder;
+    Texts line = with_settings(
+        {"train", config_file("test"), "--backend", "reference", "--out", folder.path("out")},
+        {"training.train_iters=3", "parallel.expert_model_parallel_size=2", "model.seq_length=256",
+         "moe.moe_router_topk=1", "moe.moe_router_pre_softmax=true", "moe.moe_router_force_biased=4"});
+    const CommandResult result = RunningCommand(mpirun_line(2, line), "").wait(kSeconds);
+    ASSERT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, " iteration 1 is done again (1 time, ");
+    expect_contains(result.out, "  redone         1 of the first 3 iterations, 1 time in all: ");
+    const auto memory = nlohmann::json::parse(read_whole(folder.path("out") + "/memory.json"));
+    EXPECT_EQ(memory.at("redone").at("iterations observed"), 3);
+    EXPECT_EQ(memory.at("redone").at("iterations redone"), 1);
+    EXPECT_GT(memory.at("redone").at("seconds lost").get<double>(), 0);
+    EXPECT_EQ(memory.at("routed rows of a layer, most used"), 2 * 2 * 256);
+    EXPECT_GE(memory.at("routed rows of a layer, reserved"), 2 * 2 * 256);
+    EXPECT_GE(memory.at("workspace, reserved"), memory.at("workspace, used"));
+    const Texts records = lines_of(read_whole(folder.path("out") + "/metrics.jsonl"));
+    EXPECT_EQ(nlohmann::json::parse(records[0]).at("redone"), 1);
+    EXPECT_EQ(nlohmann::json::parse(records[0]).at("redo seconds"), memory.at("redone").at("seconds lost"));
+    EXPECT_EQ(nlohmann::json::parse(records[1]).at("redo seconds"), 0);
 }
 
 }  // namespace

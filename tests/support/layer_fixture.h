@@ -124,7 +124,7 @@ struct RankFixture {
         : c(layer_case),
           group_exchange(group, ops, c.moe.moe_combine_order),
           exchange(group_exchange, ops.late_device()),
-          layer_rows(MoeLayer::row_capacity(c.moe, c.slots(), group.size())),
+          layer_rows(MoeLayer::worst_rows(c.moe, c.slots(), group.size())),
           rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
         if (c.main_is_late) ops.late_device().be_late_on_main();
         if (c.schedule.has_side_lane()) side = std::make_unique<SideLane>(ops.device(), c.schedule);

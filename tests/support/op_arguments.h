@@ -47,7 +47,7 @@ FP8FLOW_VIEWS(TransposeFp8, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(TransposeRequantize, a.src, a.groups, a.dst)
 FP8FLOW_VIEWS(PlanDispatch, a.all_ids, a.all_probs, a.row_base, a.groups, a.row_source, a.row_prob,
               a.recv_rows, a.recv_offsets, a.recv_source, a.send_tokens, a.send_counts, a.next_row_base,
-              a.overflow)
+              a.rows_wanted, a.overflow)
 FP8FLOW_VIEWS(PermutePad, a.src, a.row_source, a.recv_rows, a.num_rows, a.groups, a.dst)
 FP8FLOW_VIEWS(UnpermuteUnpad, a.src, a.recv_rows, a.num_rows, a.row_prob, a.dst)
 FP8FLOW_VIEWS(UnpermuteProbsBackward, a.ddst, a.src, a.row_source, a.recv_rows, a.num_rows, a.groups,

@@ -60,7 +60,7 @@ struct Routing {
 // One rank's plan. capacity < 0: the worst case. num_sources: 1 or the number of ranks.
 struct PlanFixture {
     HostTensor counts, offsets, row_source, row_prob, recv_rows, recv_offsets, recv_source, send_tokens,
-        send_counts, next_row_base, overflow;
+        send_counts, next_row_base, rows_wanted, overflow;
     RowGroups groups;
     int64_t base;
     op::PlanDispatch args;
@@ -85,6 +85,7 @@ struct PlanFixture {
         send_tokens.fill_bytes(0x11);
         send_counts = HostTensor(DType::i64, {routing.ranks});
         next_row_base = HostTensor(DType::i64, {1});
+        rows_wanted = HostTensor::of<int64_t>({0});
         overflow = HostTensor::of<int32_t>({0});
         if (base > 0) {
             row_source.set_row_base(base);
@@ -107,6 +108,7 @@ struct PlanFixture {
                 .send_tokens = send_tokens,
                 .send_counts = send_counts,
                 .next_row_base = next_row_base,
+                .rows_wanted = rows_wanted,
                 .overflow = overflow};
         ReferenceOps().plan_dispatch(args);
     }
@@ -120,8 +122,9 @@ struct PlanFixture {
     int32_t source_of(int64_t row) const { return row_source.as<int32_t>()[base + row]; }
     float prob_of(int64_t row) const { return row_prob.as<float>()[base + row]; }
     bool guards_intact() const {
-        for (const HostTensor* tensor : {&counts, &offsets, &row_source, &row_prob, &recv_rows, &recv_offsets,
-                                         &recv_source, &send_tokens, &send_counts, &next_row_base, &overflow})
+        for (const HostTensor* tensor :
+             {&counts, &offsets, &row_source, &row_prob, &recv_rows, &recv_offsets, &recv_source,
+              &send_tokens, &send_counts, &next_row_base, &rows_wanted, &overflow})
             if (!tensor->guards_intact()) return false;
         return true;
     }

@@ -30,7 +30,7 @@ struct PlanArgs {
     int64_t alignment, row_capacity;
     const int64_t* row_base;
     DeviceView row_source, row_prob;
-    int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base;
+    int64_t *counts, *offsets, *recv_offsets, *send_counts, *next_row_base, *rows_wanted;
     int32_t *recv_rows, *recv_source, *send_tokens, *overflow;
 
     // Columns of block_counts: rows of each group, received rows, rows sent to each rank (of this rank's own
@@ -202,6 +202,7 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
     shared.offsets[args.groups] = total_rows;
     if (!publishes) return;
     if (overflow) *args.overflow = 1;
+    if (args.rows_wanted != nullptr) *args.rows_wanted = max(*args.rows_wanted, before * args.alignment);
     args.offsets[args.groups] = total_rows;
     if (args.next_row_base != nullptr) {
         const int64_t base = args.row_base != nullptr ? *args.row_base : 0;
@@ -355,6 +356,7 @@ void HopperOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch& lau
                   .recv_offsets = args.recv_offsets.as<int64_t>(),
                   .send_counts = args.send_counts.as<int64_t>(),
                   .next_row_base = args.next_row_base ? args.next_row_base.as<int64_t>() : nullptr,
+                  .rows_wanted = args.rows_wanted ? args.rows_wanted.as<int64_t>() : nullptr,
                   .recv_rows = args.recv_rows.as<int32_t>(),
                   .recv_source = args.recv_source.as<int32_t>(),
                   .send_tokens = args.send_tokens.as<int32_t>(),

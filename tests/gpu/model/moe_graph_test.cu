@@ -57,7 +57,7 @@ public:
     Layer(const LayerCase& c, bool delayed)
         : micro_batches_(delayed ? 2 : 1),
           exchange_(hopper::make_local_exchange(ops_, CombineOrder::rank)),
-          layer_rows_(MoeLayer::row_capacity(c.moe, kTokens, 1)),
+          layer_rows_(MoeLayer::worst_rows(c.moe, kTokens, 1)),
           rows_(ops_.device(), layer_rows_, 2),
           store_(ops_, c.seed),
           block_(store_, ops_.device(), c.block_spec(0, 1)) {

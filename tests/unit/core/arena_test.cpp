@@ -145,6 +145,22 @@ TEST(Arena, RewindAcrossChunksReusesTheSamePlace) {
     EXPECT_EQ(arena.num_growths(), 3);
 }
 
+TEST(Arena, ReleaseGivesEverythingBackWhenNothingIsInUse) {
+    CountingDevice device;
+    Arena arena(device, "test");
+    const Arena::Mark empty = arena.mark();
+    bytes_of_arena(arena, 100 * kMiB);
+    bytes_of_arena(arena, 1);
+    EXPECT_THROW(arena.release(), Error);
+    arena.rewind(empty);
+    arena.release();
+    EXPECT_TRUE(device.live.empty());
+    EXPECT_EQ(arena.reserved_bytes(), 0);
+    EXPECT_EQ(arena.num_growths(), 2);  // of its life
+    bytes_of_arena(arena, 1);
+    EXPECT_EQ(arena.num_growths(), 3);
+}
+
 TEST(Arena, RewindForwardIsRefused) {
     HostDevice device;
     Arena arena(device, "scratch");

@@ -21,6 +21,7 @@ struct Oracle {
         rows;                       // M-row -> (source, prob); rows missing below the total are pads
     std::vector<int64_t> received;  // sources in order
     std::map<int64_t, std::vector<int64_t>> rows_of;  // source -> its M-rows, ascending
+    int64_t wanted = 0;                               // padded, cut or not
     bool overflow = false;
 
     Oracle(Routing& routing, int64_t rank, int64_t alignment, int64_t capacity, int64_t num_sources) {
@@ -44,6 +45,7 @@ struct Oracle {
                        (num_sources == 1 || std::get<1>(pair) / routing.slots == source);
             };
             int64_t count = std::count_if(pairs.begin(), pairs.end(), is_mine);
+            wanted += (count + alignment - 1) / alignment * alignment;
             while (offsets.back() + (count + alignment - 1) / alignment * alignment > capacity) {
                 --count;
                 overflow = true;
@@ -69,6 +71,7 @@ void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capa
     const Oracle want(routing, rank, alignment, plan.groups.row_capacity, num_sources);
     ASSERT_TRUE(plan.guards_intact());
     EXPECT_EQ(plan.overflow.as<int32_t>()[0], want.overflow ? 1 : 0);
+    EXPECT_EQ(plan.rows_wanted.as<int64_t>()[0], want.wanted);
     for (int64_t g = 0; g < plan.groups.num_groups; ++g)
         EXPECT_EQ(plan.count(g), want.counts[g]) << "group " << g;
     for (int64_t g = 0; g <= plan.groups.num_groups; ++g)
@@ -261,6 +264,20 @@ TEST(Plan, OverflowIsNeverSetBack) {
     plan.overflow.as<int32_t>()[0] = 1;
     ReferenceOps().plan_dispatch(plan.args);
     EXPECT_EQ(plan.overflow.as<int32_t>()[0], 1);
+}
+
+TEST(Plan, RowsWantedAreAMaximum) {
+    const Routing routing = Routing::random({40}, 40, 1, 2, 1);
+    PlanFixture plan(routing, 0, 16);
+    const int64_t wanted = plan.rows_wanted.as<int64_t>()[0];
+    EXPECT_EQ(wanted, plan.total());
+    for (const int64_t before : {wanted - 1, wanted, wanted + 1}) {
+        plan.rows_wanted.as<int64_t>()[0] = before;
+        ReferenceOps().plan_dispatch(plan.args);
+        EXPECT_EQ(plan.rows_wanted.as<int64_t>()[0], std::max(before, wanted));
+    }
+    plan.args.rows_wanted = {};
+    ReferenceOps().plan_dispatch(plan.args);  // optional
 }
 
 TEST(Plan, WrongArgumentsAreRefusedWithNumbers) {

@@ -66,7 +66,7 @@ TEST(RunPlan, AbsurdSizesAreRefused) {
     EXPECT_NE(bytes.find("more than 63 bits count; lower training.micro_batch_size"), std::string::npos)
         << bytes;
     // a factor beyond any routing is the worst case of routing
-    const Config worst = shipped("test.yaml"),
+    const Config worst = shipped("test.yaml", {"moe_expert_rank_capacity_factor=0"}),
                  more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e300"});
     EXPECT_EQ(rank_row_capacity(more), rank_row_capacity(worst));
 }
@@ -243,6 +243,8 @@ TEST(RunPlan, WireBytesOfDeepSeekLayer) {
 
 TEST(RunPlan, RowCapacity) {
     Config config = shipped("layer_deepseek_v3.yaml");
+    EXPECT_EQ(rank_row_capacity(config), 1.25 * 4096 * 8 + 127 * 64 + 64);
+    config.moe.moe_expert_rank_capacity_factor = 0;
     // Every token of every rank to 8 experts here, a pad of 127 each, up to a multiple of 128.
     EXPECT_EQ(rank_row_capacity(config), 4 * 4096 * 8 + 127 * 64 + 64);
     config.moe.moe_expert_rank_capacity_factor = 1.5;

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+// What a run needs by plan against what is free on the rank that has least.
+#include "model/predict/require_fit.h"
+
+#include "model/base/host_memory.h"
+#include "model/predict/fit.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace fp8flow::predict {
+
+namespace {
+
+double needed_by(const Config& config, int64_t ranks) {
+    return fit_of(config, ranks, std::numeric_limits<double>::infinity()).needed;
+}
+
+}  // namespace
+
+FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
+    if (backend.kind == BackendKind::hopper) {
+        const auto ops = make_ops(backend, Arithmetic::stated, config.kernels);
+        return {static_cast<double>(ops->device().free_bytes()), "GPU memory"};
+    }
+    const HostMemory memory = host_memory();
+    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
+    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
+            sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
+}
+
+std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
+                          int rank) {
+    const Fit fit = fit_of(config, ranks, free);
+    if (fit.fits()) return "";
+    std::string consumers;
+    for (const Consumer& consumer : fit.largest)
+        consumers += fmt::format("{}{} {:.2f} GB ({})", consumers.empty() ? "" : ", ", consumer.item.category,
+                                 consumer.item.bytes / 1e9, consumer.key);
+    return fmt::format("a rank needs {:.2f} GB and rank {} has {:.2f} GB free within {}; most take: {}; {}",
+                       fit.needed / 1e9, rank, free / 1e9, limit, consumers,
+                       fit.settings.empty() ? std::string("no key alone makes it fit on so many ranks")
+                                            : fmt::format("it fits with {}", fmt::join(fit.settings, ", ")));
+}
+
+void require_fit(report::RunLog& log, const std::vector<Config>& runs, const BackendChoice& backend,
+                 ProcessGroup& world, int64_t ranks_on_host, WhereShort what) {
+    const int64_t ranks = world.size();
+    const Config& largest = *std::max_element(
+        runs.begin(), runs.end(),
+        [&](const Config& a, const Config& b) { return needed_by(a, ranks) < needed_by(b, ranks); });
+    const FreeMemory mine = free_memory(backend, largest, ranks_on_host);
+    std::vector<double> all(static_cast<size_t>(ranks));
+    world.all_gather(&mine.bytes, sizeof mine.bytes, all.data());
+    const auto least = std::min_element(all.begin(), all.end());
+    const auto rank = static_cast<int>(least - all.begin());
+    std::string limit = mine.limit;
+    world.broadcast(limit, rank);
+    const std::string text = shortage_text(largest, ranks, *least, limit, rank);
+    require(text.empty() || what == WhereShort::warn, ExitCode::memory,
+            "this run will not fit: {}; --force starts it all the same", text);
+    if (!text.empty()) log.line("warning: this run will not fit, and is started with --force: " + text);
+}
+
+}  // namespace fp8flow::predict

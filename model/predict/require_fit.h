@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// A run that will not fit is refused before it takes memory, with what it needs, what is free, the largest
+// consumers and the keys that shrink them. Read next: fit.h.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "model/base/backend.h"
+#include "model/config/config.h"
+#include "model/report/run_report.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fp8flow::predict {
+
+enum class WhereShort : uint8_t { refuse, warn };  // warn: --force
+
+// Of what a rank may take: of its GPU, or its part of its host.
+struct FreeMemory {
+    double bytes = 0;
+    std::string limit;  // "GPU memory", or what bounds a host's
+};
+// Before a model is made. Loads the GPU's libraries, whose memory is not free any more.
+FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host);
+
+// "" where the run fits into `free` bytes of rank `rank`; otherwise one line of what is short.
+std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
+                          int rank);
+
+// Collective. `runs` run one after the other (arms of validate and profile): the one that needs most counts.
+// Throws Error(memory) on every rank where some rank has too little; with WhereShort::warn it is said.
+void require_fit(report::RunLog& log, const std::vector<Config>& runs, const BackendChoice& backend,
+                 ProcessGroup& world, int64_t ranks_on_host, WhereShort what);
+
+}  // namespace fp8flow::predict

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: MIT
+// Room for routed rows: what a step that ran out of it leads to, and what memory holds.
+#include "model/train/trainer.h"
+
+#include "layers/schedule/side_lane.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace fp8flow {
+
+namespace {
+
+// Room for `wanted` rows and a tenth more, so that routing that goes on to drift does not redo every step.
+// What is there stays where it is enough.
+int64_t grown(int64_t room, int64_t wanted, int64_t worst) {
+    constexpr double kHeadroom = 1.1;
+    if (wanted <= room) return room;
+    const auto rows = static_cast<int64_t>(std::ceil(kHeadroom * static_cast<double>(wanted)));
+    return std::min(worst, round_up(rows, kBlock));
+}
+
+double bytes_more(int64_t bytes, int64_t rows, int64_t rows_now) {
+    return static_cast<double>(bytes) *
+           (static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now)) - 1);
+}
+
+}  // namespace
+
+// Layers that are recomputed as a whole are saved one at a time.
+Trainer::Rows Trainer::rows_of_layers(int64_t layer_rows) const {
+    const bool one_layer =
+        config_.recompute.recompute_granularity == RecomputeGranularity::full || config_.recompute.moe;
+    const int64_t layers = one_layer ? 1 : std::max<int64_t>(1, transformer_->num_moe_layers());
+    return {.layer = layer_rows, .together = layer_rows * layers};
+}
+
+Trainer::Rows Trainer::most_wanted() const {
+    Rows most;
+    for (const auto& memory : memory_) {
+        if (!memory->rows) continue;
+        const Rows wanted = memory->rows->wanted();
+        most.layer = std::max(most.layer, wanted.layer);
+        most.together = std::max(most.together, wanted.together);
+    }
+    return most;
+}
+
+// Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step
+// would leave the others waiting for it. Row buffers and workspace are given back first and grow as the rows.
+void Trainer::require_memory(const Rows& room) {
+    double needed = 0;
+    for (const auto& memory : memory_) {
+        if (memory->rows) needed += bytes_more(memory->rows->reserved_bytes(), room.together, room_.together);
+        // the unpadded plans of a layer
+        const std::map<std::string, int64_t> saved = memory->saved.peak_by_category();
+        if (const auto plans = saved.find("plan");
+            plans != saved.end() && !config_.precision.moe_permute_padding_for_fp8)
+            needed += bytes_more(plans->second, room.layer, room_.layer);
+    }
+    for (const Arena* arena : workspace())
+        needed += bytes_more(arena->reserved_bytes(), room.layer, room_.layer);
+    const double free = static_cast<double>(ops_->device().free_bytes());
+    std::vector<float> missing = {static_cast<float>(needed - free)};
+    world_.all_reduce_max(missing);
+    if (missing[0] <= 0) return;
+    if (!flights_.empty()) next_step_ = flights_.front().step;
+    flights_.clear();
+    ops_->zero({.y = status_});
+    constexpr double kGiB = 1 << 30;
+    throw OutOfRoom(fmt::format(
+        "step {}: routed rows exceed the {} rows a layer there is room for ({} of all layers); room for {} "
+        "({}) takes {:.2f} GiB more on this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
+        "training.micro_batch_size, or set recompute.recompute_modules: [moe_expert]",
+        next_step_ + 1, room_.layer, room_.together, room.layer, room.together, needed / kGiB, free / kGiB,
+        static_cast<double>(missing[0]) / kGiB));
+}
+
+// To what the steps in flight asked for on the rank that needs most: the same room on every rank. It never
+// shrinks.
+void Trainer::grow_rows() {
+    const Rows mine = most_wanted();
+    std::vector<Rows> all(static_cast<size_t>(world_.size()));
+    world_.all_gather(&mine, sizeof mine, all.data());
+    Rows wanted;
+    for (const Rows& rows : all) {
+        wanted.layer = std::max(wanted.layer, rows.layer);
+        wanted.together = std::max(wanted.together, rows.together);
+    }
+    Rows room{.layer = grown(room_.layer, wanted.layer, worst_room_.layer),
+              .together = grown(room_.together, wanted.together, worst_room_.together)};
+    room.together = std::max(room.together, room.layer);
+    require(
+        room.layer > room_.layer || room.together > room_.together, ExitCode::internal,
+        "routed rows do not fit: {} of a layer and {} of all are wanted, with room for {} and {}, at worst "
+        "{} and {}",
+        wanted.layer, wanted.together, room_.layer, room_.together, worst_room_.layer, worst_room_.together);
+    require_memory(room);
+    room_ = room;
+    for (const auto& memory : memory_) {
+        memory->rows.reset();
+        memory->scratch.release();
+    }
+    if (delayed_) delayed_->release();
+    if (side_)
+        for (Arena* arena : side_->arenas()) arena->release();
+    for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
+        if (graphs != nullptr) graphs->forget();
+}
+
+// The oldest step in flight was not applied, nor was any step after it. All ranks see the same status, so
+// all of them come here.
+void Trainer::redo() {
+    for (Flight& flight : flights_) wait_for(flight);
+    grow_rows();
+    Flight& oldest = flights_.front();
+    ++oldest.redone;
+    oldest.redo_seconds +=
+        std::chrono::duration<double>(Clock::now() - std::max(oldest.begun, last_end_)).count();
+    launch_again();
+}
+
+std::map<std::string, int64_t> Trainer::saved_bytes() const {
+    std::map<std::string, int64_t> bytes;
+    for (const auto& memory : memory_) {
+        for (const auto& [category, peak] : memory->saved.peak_by_category()) bytes[category] += peak;
+        if (!memory->rows) continue;
+        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
+            bytes["routed rows: " + kind] +=
+                static_cast<int64_t>(per_row * static_cast<double>(memory->rows->capacity()));
+    }
+    if (delayed_) bytes["delayed weight gradients"] = delayed_->arena().peak_bytes();
+    return bytes;
+}
+
+Trainer::MemorySums Trainer::saved_memory() const {
+    FP8FLOW_CHECK(flights_.empty(), "saved memory with {} steps in flight", flights_.size());
+    MemorySums sum;
+    const auto add = [&](const Arena& arena) {
+        sum.reserved += arena.reserved_bytes();
+        sum.used += arena.peak_bytes();
+    };
+    if (delayed_) add(delayed_->arena());
+    for (const auto& memory : memory_) {
+        add(memory->saved);
+        if (!memory->rows) continue;
+        sum.reserved += memory->rows->reserved_bytes();
+        const double rows = static_cast<double>(memory->rows->used_rows());
+        for (const auto& [kind, per_row] : memory->rows->bytes_per_row())
+            sum.used += static_cast<int64_t>(per_row * rows);
+    }
+    return sum;
+}
+
+Trainer::MemorySums Trainer::workspace_memory() const {
+    MemorySums sum;
+    for (const Arena* arena : workspace()) {
+        if (delayed_ && arena == &delayed_->arena()) continue;  // saved
+        sum.reserved += arena->reserved_bytes();
+        sum.used += arena->peak_bytes();
+    }
+    return sum;
+}
+
+std::vector<Arena*> Trainer::workspace() const {
+    std::vector<Arena*> arenas;
+    for (const auto& memory : memory_) arenas.push_back(&memory->scratch);
+    if (delayed_) arenas.push_back(&delayed_->arena());
+    if (side_)
+        for (Arena* arena : side_->arenas()) arenas.push_back(arena);
+    return arenas;
+}
+
+std::vector<Arena*> Trainer::arenas() const {
+    std::vector<Arena*> arenas = workspace();
+    for (const auto& memory : memory_) arenas.push_back(&memory->saved);
+    return arenas;
+}
+
+int64_t Trainer::allocations() const {
+    int64_t growths = 0;
+    for (const auto& memory : memory_) growths += memory->rows ? memory->rows->num_growths() : 0;
+    for (const Arena* arena : arenas()) growths += arena->num_growths();
+    return growths;
+}
+
+}  // namespace fp8flow

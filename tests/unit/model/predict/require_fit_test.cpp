@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+// A run is refused exactly where its plan exceeds what is free, on all ranks together, and says what takes
+// it.
+#include "model/predict/require_fit.h"
+
+#include "model/predict/fit.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <limits>
+
+namespace fp8flow::predict {
+namespace {
+
+Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
+    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/" + name + ".yaml", overrides);
+}
+
+TEST(RequireFit, TheLastByteCounts) {
+    const Config config = shipped("qwen3_30b_a3b");
+    const Fit fit = fit_of(config, 8, std::numeric_limits<double>::infinity());
+    EXPECT_EQ(shortage_text(config, 8, fit.needed, "GPU memory", 0), "");
+    const std::string text = shortage_text(config, 8, fit.needed - 1, "GPU memory", 3);
+    expect_contains(text,
+                    fmt::format("a rank needs {:.2f} GB and rank 3 has {:.2f} GB free within GPU memory",
+                                fit.needed / 1e9, fit.needed / 1e9));
+    ASSERT_EQ(fit.largest.size(), 5u);
+    for (const Consumer& consumer : fit.largest)
+        expect_contains(text, fmt::format("{} {:.2f} GB ({})", consumer.item.category,
+                                          consumer.item.bytes / 1e9, consumer.key));
+    expect_contains(text, "it fits with ");
+    EXPECT_EQ(text.find('\n'), std::string::npos);
+    expect_contains(shortage_text(config, 8, 1, "GPU memory", 0), "no key alone makes it fit");
+}
+
+// Of several runs, one after the other, the one that needs most counts; every rank is told the same.
+TEST(RequireFit, RefusesOnAllRanksOrWarns) {
+    const Config small = shipped("test");
+    const Config large = shipped("test", {"model.hidden_size=65536", "moe.moe_ffn_hidden_size=1048576"});
+    const BackendChoice backend = choose_backend(BackendKind::reference);
+    std::vector<std::string> messages(2);
+    run_thread_ranks(2, 60, [&](ProcessGroup& world) {
+        report::RunLog log(1);  // silent
+        require_fit(log, {small, small}, backend, world, 2, WhereShort::refuse);
+        require_fit(log, {small, large}, backend, world, 2, WhereShort::warn);
+        try {
+            require_fit(log, {large, small}, backend, world, 2, WhereShort::refuse);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::memory);
+            messages[static_cast<size_t>(world.rank())] = error.what();
+        }
+    });
+    EXPECT_EQ(messages[0], messages[1]);
+    expect_contains(messages[0], "this run will not fit: a rank needs ");
+    expect_contains(messages[0], "--force starts it all the same");
+}
+
+}  // namespace
+}  // namespace fp8flow::predict
