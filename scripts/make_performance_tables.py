@@ -263,6 +263,35 @@ def state_dtypes():
         source(*map(origin, names))
 
 
+def memory_keys():
+    """Rows kept once and room that follows the routing: memory of a layer and time, two GPUs."""
+    names = {f"profile_saved_rows_{key}_h100_x2.json": label for key, label in
+             {"worst_case": "sorted, room for the worst case", "sorted": "sorted", "received": "received", "none": "none"}.items()}
+    rows = []
+    for name, label in names.items():
+        r = load(name)["recipes"][0]
+        mib = [f"{r[key] / 2**20:.0f}" for key in ("saved bytes used", "saved bytes reserved", "workspace bytes reserved", "activation bytes")]
+        rows.append([label, f"{r['routed rows of a layer reserved']}", *mib, f"{r['layer seconds']['median'] * 1e3:.2f}",
+                     f"{r['layer clock hertz']['median'] / 1e6:.0f}"])
+    return table(["received rows", "rows reserved", "saved, MiB", "reserved", "workspace reserved", "peak with workspace", "layer, ms", "MHz"],
+                 rows) + source(*map(origin, names))
+
+
+def distributed_optimizer():
+    """State divided over two ranks: bytes of a rank, optimizer, gather and step."""
+    names, rows = {f"profile_distributed_optimizer_{key}_h100_x2.json": key for key in ("false", "true")}, []
+    for name, label in names.items():
+        r = load(name)["recipes"][0]
+        held = r["parameter bytes"]
+        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] == "update"}
+        rows.append([label, f"{(held['master'] + held['moments']) / 2**20:.0f}",
+                     f"{(held['master'] + held['moments'] + held['main_grad'] + held.get('gathered master', 0)) / 2**20:.0f}",
+                     f"{seconds['optimizer']:.2f}", f"{seconds['parameter gather']:.2f}" if "parameter gather" in seconds else "",
+                     f"{r['step seconds'] * 1e3:.2f}"])
+    return table(["use_distributed_optimizer", "masters, moments, MiB", "with gradients and the gather's buffer", "optimizer, ms", "gather",
+                  "step"], rows) + source(*map(origin, names))
+
+
 def graphs():
     """A step as a CUDA graph: how long it takes, and how long the host is busy."""
     names, rows = {"profile_quickstart_graph_h100.json": "configs/quickstart.yaml, one H100",
@@ -657,6 +686,13 @@ WHAT = {
     "profile_state_dtypes_h100_x2.json": "gradients and moments in FP32 and BF16 on two H100s, squares summed by the weight gradients",
     "profile_state_dtypes_ff79989_h100_x2.json": "the same layer at ff79989, in the same call as the next",
     "profile_state_dtypes_graph_h100_x2.json": "the same, every schedule and a CUDA graph a step",
+    "profile_saved_rows_worst_case_h100_x2.json": "a layer with moe_expert recompute, room for the worst routing",
+    "profile_saved_rows_sorted_h100_x2.json": "the same, room that follows the routing, in the same call as the next two",
+    "profile_saved_rows_received_h100_x2.json": "received rows kept once per (token, rank)",
+    "profile_saved_rows_none_h100_x2.json": "rows dispatched again in the backward",
+    "profile_distributed_optimizer_false_h100_x2.json": "configs/h200_100m.yaml, data parallel 2, whole state, in the same call as the next",
+    "profile_distributed_optimizer_true_h100_x2.json": "the same, masters and moments divided over the ranks",
+    "validate_state_dtypes_seeds_h100_x2.txt": "the same comparison with seeds 2 and 3, as the program prints it",
     "validate_state_dtypes_h100_x2.json": "1,000 steps of configs/h200_100m.yaml: gradients and moments in BF16 against FP32, one seed",
     "faults_h100_x2.json": "a rank killed, stopped and throwing at ten stages, two GPUs",
     "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
@@ -724,7 +760,7 @@ WHAT = {
 MACHINES = {  # of text files
     "bench_deepgemm_h200.txt": "NVIDIA H200s, three machines", "bench_products_h200.txt": "NVIDIA H200",
     "fuzz.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
-    "kernel_profile_h200.txt": "NVIDIA H200",
+    "kernel_profile_h200.txt": "NVIDIA H200", "validate_state_dtypes_seeds_h100_x2.txt": "2 x NVIDIA H100 80GB HBM3",
 }
 
 
@@ -864,7 +900,7 @@ def transposed():
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
-    "graphs": graphs, "state_dtypes": state_dtypes, "gradient_dtypes": gradient_dtypes,
+    "graphs": graphs, "state_dtypes": state_dtypes, "memory_keys": memory_keys, "distributed_optimizer": distributed_optimizer, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
