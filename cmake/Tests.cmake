@@ -96,7 +96,7 @@ foreach(source ${unit_tests})
     fp8flow_test_executable(${source})
     target_link_libraries(${test_name} PRIVATE GTest::gtest_main)
     add_test(NAME ${test_name} COMMAND ${test_name})
-    set_tests_properties(${test_name} PROPERTIES LABELS unit TIMEOUT 300
+    set_tests_properties(${test_name} PROPERTIES LABELS unit TIMEOUT 900
         ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
 endforeach()
 
@@ -107,7 +107,7 @@ foreach(source ${golden_tests})
     fp8flow_test_executable(${source} ${golden_sources})
     target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
     add_test(NAME ${test_name} COMMAND ${test_name})
-    set_tests_properties(${test_name} PROPERTIES LABELS golden TIMEOUT 600 PROCESSORS 2
+    set_tests_properties(${test_name} PROPERTIES LABELS golden TIMEOUT 900 PROCESSORS 2
         ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;FP8FLOW_GOLDEN=compare")
 endforeach()
 
@@ -151,7 +151,7 @@ if(TARGET fp8flow)
         target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
         add_dependencies(${test_name} fp8flow)
         add_test(NAME ${test_name} COMMAND ${test_name})
-        set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 300 PROCESSORS 2
+        set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600 PROCESSORS 2
             ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
     endforeach()
     # Preloaded into the program by watchdog_test, which runs alone: a rank without a core is silent, too.
