@@ -68,12 +68,15 @@ TEST(RowRoom, BeginsAtOneAndAQuarterOfTheMean) {
 }
 
 // A tenth more than the busiest rank asks for, on every rank; the worst case bounds it. The room of a layer
-// and that of all layers grow apart: at 4 ranks and skew 2 a layer alone does not fit.
+// and that of all layers grow apart: at 4 ranks and skew 2 a layer alone does not fit; even load in a quarter
+// of the room fits neither, and a rank asks for more in both layers together than in one.
 TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
     for (const int ranks : {2, 4})
-        for (const double skew : {2.0, 4.0}) {
-            SCOPED_TRACE(fmt::format("{} ranks, skew {}", ranks, skew));
-            const Config config = test_config(Recipe::fp8_flow, keys_of(ranks, skew));
+        for (const auto& [skew, factor] : {std::pair{2.0, 1.25}, {4.0, 1.25}, {1.0, 0.25}}) {
+            SCOPED_TRACE(fmt::format("{} ranks, skew {}, room for {}", ranks, skew, factor));
+            std::vector<std::string> keys = keys_of(ranks, skew);
+            keys.push_back(fmt::format("moe.moe_expert_rank_capacity_factor={}", factor));
+            const Config config = test_config(Recipe::fp8_flow, keys);
             const int64_t worst = MoeLayer::worst_rows(config.moe, kTokens, ranks);
             const std::vector<Grown> all = grown_by(config, ranks);
             int64_t wanted = 0, together = 0;
@@ -95,6 +98,10 @@ TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
             if (ranks == 4 && skew == 2.0) {
                 EXPECT_FALSE(fits);
                 EXPECT_TRUE(all_fit);
+            }
+            if (factor == 0.25) {
+                EXPECT_FALSE(fits || all_fit);
+                EXPECT_EQ(together, 2 * wanted);
             }
             if (skew == 4.0) {
                 EXPECT_FALSE(fits);
