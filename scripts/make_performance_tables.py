@@ -698,6 +698,7 @@ WHAT = {
     "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
     "bench_gradient_dtypes_h200.json": "weight gradients of experts, written and added in FP32 and in BF16",
     "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
+    "planted_added_cpu.json": "mistakes added since: order invariant, rows kept once, room for rows, divided state",
     "planted_h200.json": "the same in GPU kernels",
     "folder_fights.json": "two runs with one folder, and runs killed at random and resumed",
     "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
