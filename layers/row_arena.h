@@ -26,7 +26,7 @@ public:
     // The layer being pushed: where it begins, and the word its plan writes for the next one.
     const int64_t* row_base() const { return words_ + depth_; }
     TensorView next_row_base() const;
-    // The word that the plan of the layer being pushed raises to the rows it asks for.
+    // The word that the plan of the layer being pushed raises to the rows it needs.
     TensorView rows_wanted() const;
     void push() {
         ++depth_;
@@ -47,7 +47,7 @@ public:
     // Rows, pads included, of the layers that were saved together last, of at most capacity(). Layers that
     // are recomputed as a whole are saved one at a time: the rows of the one that ran last. Stops the host.
     int64_t used_rows() const;
-    // The most that plans have asked for since the arena was made, had it held them all, in whole blocks of
+    // The most that plans have needed since the arena was made, had it held them all, in whole blocks of
     // 128 rows: for one layer, and the sum over those saved together. Stops the host.
     struct Wanted {
         int64_t layer = 0, together = 0;

@@ -37,7 +37,7 @@ struct PlanDispatch {
     TensorView send_counts;   // out [G] i64
     // out [1] i64: row_base + the padded total, rounded up to 128: where the next layer may begin; optional
     TensorView next_row_base;
-    // in/out [1] i64: raised to the padded total that the routing asks for, whether it fits or not (never
+    // in/out [1] i64: raised to the padded total that the routing needs, whether it fits or not (never
     // lowered); optional
     TensorView rows_wanted;
     // in/out [1] i32: set to 1 when the padded total exceeds row_capacity or what row_source / row_prob hold

@@ -238,10 +238,6 @@ double used_bytes(const Config& config, const RecomputeSpec& recompute) {
     return saved_bytes(config, recompute, balanced_rows(config), expected_received_rows(config));
 }
 
-}  // namespace
-
-namespace {
-
 // Elements of the largest weight with FP8 copies that ranks share the state of.
 double largest_gathered(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;

@@ -126,7 +126,7 @@ public:
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
-    // Routed rows that there is room for, and those that plans have asked for at most since it last grew: of
+    // Routed rows that there is room for, and those that plans have needed at most since it last grew: of
     // one layer, and of all that are saved together.
     using Rows = RowArena::Wanted;
     Rows room() const { return room_; }

@@ -76,7 +76,7 @@ void Trainer::require_memory(const Rows& room) {
         static_cast<double>(missing[0]) / kGiB));
 }
 
-// To what the steps in flight asked for on the rank that needs most: the same room on every rank. It never
+// To what the steps in flight need on the rank that needs most: the same room on every rank. It never
 // shrinks.
 void Trainer::grow_rows() {
     const Rows mine = most_wanted();

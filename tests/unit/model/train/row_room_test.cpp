@@ -67,9 +67,9 @@ TEST(RowRoom, BeginsAtOneAndAQuarterOfTheMean) {
     }
 }
 
-// A tenth more than the busiest rank asks for, on every rank; the worst case bounds it. The room of a layer
+// A tenth more than the busiest rank needs, on every rank; the worst case bounds it. The room of a layer
 // and that of all layers grow apart: at 4 ranks and skew 2 a layer alone does not fit; even load in a quarter
-// of the room fits neither, and a rank asks for more in both layers together than in one.
+// of the room fits neither, and a rank needs more in both layers together than in one.
 TEST(RowRoom, GrowsOnceToWhatTheBusiestRankAsksFor) {
     for (const int ranks : {2, 4})
         for (const auto& [skew, factor] : {std::pair{2.0, 1.25}, {4.0, 1.25}, {1.0, 0.25}}) {

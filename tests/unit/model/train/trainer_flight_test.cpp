@@ -147,7 +147,7 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
         int64_t redone = 0;
         for (size_t i = 0; i < rows.size(); ++i) {
             const bool again = overflows(rows[i]);
-            // once grown, there is room for what the step after it asked for as well
+            // once grown, there is room for what the step after it needs as well
             if (redone == 0 || !again) {
                 EXPECT_EQ(run.steps[i].redone, again ? 1 : 0)
                     << "step " << i << ": " << rows[i] << " rows, room for " << capacity;
