@@ -8,6 +8,7 @@ include(ProcessorCount)
 # containers, as root, and with more ranks than cores.
 set(fp8flow_test_environment
     OMP_WAIT_POLICY=passive
+    HWLOC_COMPONENTS=-opencl  # OpenCL's compiler would take the signals of mpirun
     OMPI_ALLOW_RUN_AS_ROOT=1
     OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
     OMPI_MCA_btl_vader_single_copy_mechanism=none
@@ -160,6 +161,7 @@ if(TARGET fp8flow)
     set_target_properties(fp8flow_faults PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
     add_dependencies(cli_watchdog_test fp8flow_faults)
     add_dependencies(cli_memory_test fp8flow_faults)
+    add_dependencies(cli_stop_test fp8flow_faults)
     set_tests_properties(cli_watchdog_test PROPERTIES RUN_SERIAL TRUE)
 endif()
 

@@ -2,7 +2,6 @@
 // MPI of this process: initialise, finalise, abort.
 #include "kernels/comm/mpi_session.h"
 
-#include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 
@@ -15,13 +14,8 @@ namespace fp8flow {
 
 namespace {
 
-// mpirun terminates the remaining ranks with SIGTERM where one is lost. Where all are there, somebody wants
-// the job to end, which a run may do after its step.
-void on_termination(int signal) {
-    if (!is_job_lost() && take_stop_signal(signal)) return;
-    report_termination();
-    ::_exit(static_cast<int>(ExitCode::peer));
-}
+// mpirun terminates the remaining ranks where one is lost.
+void on_termination(int) { end_terminated(); }
 
 }  // namespace
 
@@ -39,7 +33,9 @@ MpiSession::MpiSession() {
     note_fatal_signals();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
-    if (size_ == 1) std::signal(SIGTERM, SIG_DFL);  // no launcher that ends it for another rank's sake
+    // Once more: libraries below MPI take signals for themselves. A lone rank is not ended for another's
+    // sake.
+    std::signal(SIGTERM, size_ == 1 ? SIG_DFL : on_termination);
 }
 
 MpiSession::~MpiSession() {

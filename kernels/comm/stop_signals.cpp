@@ -6,6 +6,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 
 namespace fp8flow {
@@ -14,20 +16,32 @@ namespace {
 
 constexpr int kSignalStatus = 128;  // a shell's exit status of what a signal ended: this plus the signal
 
-std::atomic<bool> caught = false;
 std::atomic<int> first_signal = 0;
 std::atomic<bool> came[NSIG] = {};
 static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
-void on_stop_signal(int signal) { take_stop_signal(signal); }
+bool is_ignored(int signal) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    return action.sa_handler == SIG_IGN;
+}
 
-}  // namespace
+// Before main. Libraries that MPI_Init loads take signals, ignored ones too, with handlers that end the
+// process (LLVM, below hwloc's OpenCL plugin).
+const std::array<bool, std::size(StopSignals::kSignals)> ignored_at_start = [] {
+    std::array<bool, std::size(StopSignals::kSignals)> ignored{};
+    std::transform(std::begin(StopSignals::kSignals), std::end(StopSignals::kSignals), ignored.begin(),
+                   is_ignored);
+    return ignored;
+}();
 
-bool take_stop_signal(int signal) {
-    if (!caught) return false;
+void on_stop_signal(int signal) {
+    // A launcher ends the remaining ranks with SIGTERM where one is lost. Where all are there, somebody wants
+    // the job to end, which a run may do after its step.
+    if (signal == SIGTERM && is_job_lost()) end_terminated();
     int none = 0;
     first_signal.compare_exchange_strong(none, signal);
-    if (!came[signal].exchange(true)) return true;
+    if (!came[signal].exchange(true)) return;
     constexpr char kText[] = "fp8flow: error: ended at once by a second signal\n";
     note_failure();
     if (claim_report()) {
@@ -36,21 +50,19 @@ bool take_stop_signal(int signal) {
     ::_exit(kSignalStatus + signal);
 }
 
+}  // namespace
+
 StopSignals::StopSignals() {
-    caught = true;
     for (size_t i = 0; i < std::size(kSignals); ++i) {
-        ::sigaction(kSignals[i], nullptr, &before_[i]);
-        if (before_[i].sa_handler != SIG_DFL) continue;  // MpiSession's, which asks here; or ignored
         struct sigaction ours {};
-        ours.sa_handler = on_stop_signal;
+        ours.sa_handler = ignored_at_start[i] ? SIG_IGN : on_stop_signal;
         ours.sa_flags = SA_RESTART;
-        ::sigaction(kSignals[i], &ours, nullptr);
+        ::sigaction(kSignals[i], &ours, &before_[i]);
     }
 }
 
 StopSignals::~StopSignals() {
     for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
-    caught = false;
 }
 
 int stop_signal() { return first_signal; }

@@ -380,27 +380,32 @@ void note_fatal_signals() {
 
 bool claim_report() { return host->reported.exchange(1) == 0; }
 
-bool is_job_lost() { return host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone); }
+bool is_job_lost() {
+    return num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone));
+}
 
 void note_failure() { own->state = State::ended; }
 
-void report_termination() {
+void end_terminated() {
     note_failure();
     const RankNotes* const end = ranks + num_ranks;
     const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_gone);
     // A rank that exits first with a status other than 0 ends the others, and has reported why.
     const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
-    if (leaving || !claim_report()) return remove_watchdog_name();
-    Line line;
-    begin(line);
-    if (gone != end) {
-        describe_gone(line, *gone);
-    } else {
-        line << "ended by the launcher: the job was cancelled, or another rank was lost before it started or "
-                "on another host";
+    if (!leaving && claim_report()) {
+        Line line;
+        begin(line);
+        if (gone != end) {
+            describe_gone(line, *gone);
+        } else {
+            line
+                << "ended by the launcher: the job was cancelled, or another rank was lost before it started "
+                   "or on another host";
+        }
+        (line << "\n").write();
     }
-    (line << "\n").write();
     remove_watchdog_name();
+    ::_exit(static_cast<int>(ExitCode::peer));
 }
 
 }  // namespace fp8flow

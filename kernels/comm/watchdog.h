@@ -60,14 +60,15 @@ void remove_watchdog_name();
 // Fatal signals are noted and then left to whoever handled them before. After MPI_Init, which has handlers.
 void note_fatal_signals();
 // True for the first caller among the ranks of this host, which then reports the error. Safe in a signal
-// handler, as is report_termination.
+// handler, as is end_terminated.
 bool claim_report();
-// A rank of this host has reported an error, or is gone. Safe in a signal handler: mpirun reaps a process
-// that ended before it terminates the others.
+// Of several ranks of this host one has reported an error, or is gone. Safe in a signal handler: mpirun reaps
+// a process that ended before it terminates the others.
 bool is_job_lost();
 // This rank ends by an error of its own: its end is no loss to report.
 void note_failure();
-// The launcher ends this rank: reports the lost rank, or that none is known, if no rank has reported yet.
-void report_termination();
+// The launcher ends this rank: reports the lost rank, or that none is known, if no rank has reported yet, and
+// exits with ExitCode::peer.
+[[noreturn]] void end_terminated();
 
 }  // namespace fp8flow

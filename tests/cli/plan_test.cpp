@@ -153,7 +153,7 @@ TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
     const CommandResult check =
         fp8flow_alone({"plan", "--check", results, "--max-error", "8", "--max-mean-error", "3.5"});
     EXPECT_EQ(check.status, 0) << check.out << check.err;
-    EXPECT_LT(check.seconds, 2);
+    EXPECT_LT(check.seconds, 10);  // half a second on an idle machine, under no instrument
     const CommandResult tight = fp8flow_alone({"plan", "--check", results, "--max-error", "1"});
     EXPECT_EQ(tight.status, 1);
     expect_contains(tight.out, "worse than allowed");

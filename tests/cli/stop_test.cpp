@@ -5,6 +5,7 @@
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 
@@ -14,6 +15,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace fp8flow {
 namespace {
@@ -38,10 +40,14 @@ protected:
         line.insert(line.end(), more.begin(), more.end());
         return line;
     }
-    // Started, and past its first step.
-    std::unique_ptr<RunningCommand> start(int ranks, const Texts& arguments) {
+    // Started, and past its first step. `foreign`: libraries below MPI take the signals.
+    std::unique_ptr<RunningCommand> start(int ranks, const Texts& arguments, bool foreign = false) {
         Texts line = ranks > 1 ? mpirun_line(ranks, arguments) : Texts{FP8FLOW_EXECUTABLE};
         if (ranks == 1) line.insert(line.end(), arguments.begin(), arguments.end());
+        if (foreign) line = with_faults(line, {"FAULT_HANDLERS=1"});
+        return start(line);
+    }
+    std::unique_ptr<RunningCommand> start(const Texts& line) {
         auto run = std::make_unique<RunningCommand>(line, folder_.path());
         for (int i = 0; i < 6000 && run->out_so_far().find("lm loss") == std::string::npos; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -68,9 +74,20 @@ protected:
 };
 
 TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
-    for (const auto& [signal, name] :
-         {std::pair{SIGTERM, "SIGTERM"}, {SIGINT, "SIGINT"}, {SIGUSR1, "SIGUSR1"}}) {
-        const auto run = start(1, train(1, name, 1'000'000));
+    struct Case {
+        int signal;
+        const char* name;
+        bool foreign;
+    };
+    for (const auto& [signal, name, foreign] : std::vector<Case>{{SIGTERM, "SIGTERM", false},
+                                                                 {SIGINT, "SIGINT", false},
+                                                                 {SIGUSR1, "SIGUSR1", false},
+                                                                 {SIGTERM, "SIGTERM", true},
+                                                                 {SIGINT, "SIGINT", true},
+                                                                 {SIGUSR1, "SIGUSR1", true}}) {
+        SCOPED_TRACE(fmt::format("{}, taken by a library: {}", name, foreign));
+        fs::remove_all(folder_.path(name));
+        const auto run = start(1, train(1, name, 1'000'000), foreign);
         ASSERT_EQ(::kill(run->pid(), signal), 0);
         const CommandResult stopped = run->wait(kLongestStop);
         EXPECT_EQ(stopped.status, kStopped) << stopped.err;
@@ -92,7 +109,7 @@ TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
 TEST_F(Stop, AllRanksStopAfterTheSameStepAndContinueWithTheSameBits) {
     for (const bool one_rank : {false, true}) {
         const std::string out = one_rank ? "one" : "all", straight = out + "_straight";
-        const auto run = start(2, train(2, out, 1'000'000));
+        const auto run = start(2, train(2, out, 1'000'000), one_rank);
         if (one_rank) {
             const std::vector<int> ranks = ranks_below(run->pid());
             ASSERT_EQ(ranks.size(), 2u);
@@ -133,14 +150,15 @@ TEST_F(Stop, ASecondSignalEndsItAtOnce) {
 }
 
 TEST_F(Stop, AnIgnoredSignalStaysIgnored) {
-    Texts line = {"bash", "-c", "trap '' INT; exec \"$@\"", "bash", FP8FLOW_EXECUTABLE};
-    const Texts arguments = train(1, "out", 40);
-    line.insert(line.end(), arguments.begin(), arguments.end());
-    RunningCommand run(line, folder_.path());
-    for (int i = 0; i < 6000 && run.out_so_far().find("lm loss") == std::string::npos; ++i)
-        std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    ::kill(run.pid(), SIGINT);
-    EXPECT_EQ(run.wait(60).status, 0);
+    for (const bool foreign : {false, true}) {
+        Texts line = {"bash", "-c", "trap '' INT; exec \"$@\"", "bash", FP8FLOW_EXECUTABLE};
+        const Texts arguments = train(1, "out", 40, {"--overwrite"});
+        line.insert(line.end(), arguments.begin(), arguments.end());
+        if (foreign) line = with_faults(line, {"FAULT_HANDLERS=1"});
+        const auto run = start(line);
+        ::kill(run->pid(), SIGINT);
+        EXPECT_EQ(run->wait(60).status, 0);
+    }
 }
 
 }  // namespace

@@ -3,8 +3,9 @@
 // FAULT_CALL: load (before main), MPI_Init_thread, MPI_Finalize or fsync. SIGUSR2 throws there instead; a
 // process that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main
 // thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
-// rank (from 1 on) and all after it fail. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank
-// to a file below FAULT_SLOW.
+// rank (from 1 on) and all after it fail. FAULT_HANDLERS: MPI_Init_thread leaves handlers that end the
+// process, as libraries below it do. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a
+// file below FAULT_SLOW.
 #include <dlfcn.h>
 #include <mpi.h>
 #include <signal.h>
@@ -90,12 +91,18 @@ void* operator new(size_t bytes) {
 extern "C" void* aligned_alloc(size_t alignment, size_t bytes) {
     static std::atomic<int64_t> calls{0};
     const std::string first = setting("FAULT_ALLOCATION");
-    if (!first.empty() && is_victim() && ++calls >= std::atoll(first.c_str())) return nullptr;
+    if (!first.empty() && is_victim() && is_own_code(__builtin_return_address(0)) &&
+        ++calls >= std::atoll(first.c_str()))
+        return nullptr;
     return next(&aligned_alloc, "aligned_alloc")(alignment, bytes);
 }
 extern "C" int MPI_Init_thread(int* argc, char*** argv, int required, int* provided) {
     reach("MPI_Init_thread");
-    return next(&MPI_Init_thread, "MPI_Init_thread")(argc, argv, required, provided);
+    const int status = next(&MPI_Init_thread, "MPI_Init_thread")(argc, argv, required, provided);
+    if (!setting("FAULT_HANDLERS").empty())
+        for (const int taken : {SIGHUP, SIGINT, SIGTERM, SIGUSR1})
+            ::signal(taken, [](int signal) { ::_exit(128 + signal); });
+    return status;
 }
 extern "C" int MPI_Finalize() {
     reach("MPI_Finalize");

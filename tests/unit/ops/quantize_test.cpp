@@ -193,7 +193,7 @@ TEST(QuantizeRows, AllBf16Values) {
         if (c.src != DType::bf16) continue;
         for (int stride : {1, 32771}) {
             HostTensor src(DType::bf16, {512, 128});
-            for (int i = 0; i < 65536; ++i) src.as<Bf16>()[i] = {static_cast<uint16_t>(i * stride)};
+            for (int i = 0; i < 65536; ++i) src.as<Bf16>()[i] = {static_cast<uint16_t>(int64_t{i} * stride)};
             for (ScaleLayout layout : kRowLayouts) {
                 HostScaled dst(c.dst, {512, 128}, layout, 0, wire_dtype(c)),
                     want(c.dst, {512, 128}, layout, 0, wire_dtype(c));

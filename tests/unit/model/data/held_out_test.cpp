@@ -148,7 +148,7 @@ TEST_P(HeldOut, ThePartsOfASourceShareNothing) {
     const auto source = open_data(config({}));
     std::set<std::vector<int32_t>> windows[2];
     for (const Split split : {Split::train, Split::held_out})
-        for (int64_t i = 0; i < std::min<int64_t>(600, 3 * source->samples_per_epoch(split)); ++i) {
+        for (int64_t i = 0; i < 3 * std::min<int64_t>(200, source->samples_per_epoch(split)); ++i) {
             std::vector<int32_t> tokens(kSequence + 1, -1);
             source->sample(split, i, tokens);
             windows[static_cast<size_t>(split)].insert(tokens);
