@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Sets up, builds everything (the CUDA backend wherever nvcc >= 12.9 works) and runs the tests, except those labelled slow.
+# Sets up, builds everything and runs the tests, except those labelled slow. The CUDA backend is built wherever nvcc >= 12.9 works:
+# into build/cuda-release where a GPU is, into build/cuda-check where its kernels are only compiled.
 # Usage: test.sh [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -8,7 +9,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 "$root/scripts/setup_deps.sh" build
 
-preset=cuda-release
+preset=cuda-check
+if gpu_visible; then preset=cuda-release; fi
 problem=$(cuda_toolkit_problem)
 if [[ -n $problem ]]; then
     say "the CUDA backend is not built: $problem"

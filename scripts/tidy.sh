@@ -12,7 +12,7 @@ tool=clang-tidy-$version
 command -v "$tool" > /dev/null || die 2 "clang-tidy $version is not installed (scripts/setup_deps.sh tidy)"
 cd "$root"
 database=build/cpu
-for preset in cpu cuda-release; do
+for preset in cpu cuda-release cuda-check; do
     if [[ -f build/$preset/compile_commands.json ]]; then database=build/$preset; fi
 done
 [[ -f $database/compile_commands.json ]] || die 2 "no build/cpu/compile_commands.json (run scripts/test.sh first)"
