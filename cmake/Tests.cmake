@@ -176,7 +176,7 @@ if(Python3_Interpreter_FOUND)
     if(TARGET fp8flow)
         add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_scaling_page.py
                  --check --program $<TARGET_FILE:fp8flow>)
-        set_tests_properties(scaling_page PROPERTIES LABELS unit TIMEOUT 60)
+        set_tests_properties(scaling_page PROPERTIES LABELS cli TIMEOUT 60)
     endif()
 else()
     message(STATUS "python3 is not here: docs/results and the tables made from it are not checked")

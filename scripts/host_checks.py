@@ -230,7 +230,7 @@ def print_coverage(rooms):
         print(f"  {name:<28} {'   '.join(share)}")
 
 
-NOTHING = {"seconds of tests": {}, "failed": {}, "skipped": [], "not run": {}, "repeats": 0, "build seconds": 0, "seconds": 0}
+NOTHING = {"machine": "", "seconds of tests": {}, "failed": {}, "skipped": [], "not run": {}, "repeats": 0, "build seconds": 0, "seconds": 0}
 
 
 def earlier(check, options):
@@ -265,7 +265,8 @@ def run_check(check, options, budget):
              if test.alone == alone and turn < results.left(test, repeats)]
     run_queue(queue, options.jobs, budget, results)
     missing = {test.name: results.left(test, repeats) for test in tests if results.left(test, repeats) > 0}
-    entry = {"check": check, "commit": options.commit, "date": datetime.date.today().isoformat(), "machine": machine(),
+    entry = {"check": check, "commit": options.commit, "date": datetime.date.today().isoformat(),
+             "machine": " and ".join(dict.fromkeys([*filter(None, before["machine"].split(" and ")), machine()])),
              "command": shlex.join(["scripts/host_checks.py", *sys.argv[1:]]), "build seconds": before["build seconds"] + round(built - began),
              "seconds": before["seconds"] + round(time.monotonic() - built), "repeats": repeats, "tests": len(results.runs),
              "runs": sum(results.runs.values()), "failed": results.failed, "not run": missing, "skipped": sorted(results.skipped),

@@ -17,6 +17,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
+#include <vector>
 
 namespace fp8flow {
 
@@ -63,7 +64,9 @@ int write_all(int descriptor, std::string_view bytes) {
 }
 
 std::string home_folder() {
-    const passwd* user = ::getpwuid(::getuid());
+    passwd entry{}, *user = nullptr;
+    std::vector<char> texts(1 << 16);
+    ::getpwuid_r(::getuid(), &entry, texts.data(), texts.size(), &user);
     return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
 }
 

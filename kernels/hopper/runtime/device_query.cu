@@ -69,7 +69,8 @@ std::string runtime_version() { return version_text(CUDART_VERSION); }
 std::string unavailable_reason() {
     if (device_count() > 0) return {};
     if (kSlowKernels && gpu_visible())
-        return "a GPU is visible, but this program's kernels were compiled fast, to be checked and not to be run "
+        return "a GPU is visible, but this program's kernels were compiled fast, to be checked and not to be "
+               "run "
                "(FP8FLOW_FAST_COMPILE)";
     cudaError_t error = cudaSuccess;
     const int all = all_devices(error);
