@@ -35,6 +35,9 @@ function(fp8flow_libraries_of out)
             endif()
             if(includes MATCHES "#include \"${folder}/")
                 list(APPEND libraries fp8flow_${floor})
+                if(floor STREQUAL "comm")
+                    list(APPEND libraries fp8flow_mpi)
+                endif()
             endif()
         endforeach()
         set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
@@ -163,6 +166,13 @@ if(TARGET fp8flow)
     add_dependencies(cli_memory_test fp8flow_faults)
     add_dependencies(cli_stop_test fp8flow_faults)
     set_tests_properties(cli_watchdog_test PROPERTIES RUN_SERIAL TRUE)
+endif()
+
+# The installed library, and examples/ built with it in a folder of their own.
+if(TARGET fp8flow_shared)
+    add_test(NAME installed_library COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
+             -DWORK=${PROJECT_BINARY_DIR}/library_test -DNVCC=${FP8FLOW_NVCC} -P ${PROJECT_SOURCE_DIR}/tests/library/installed.cmake)
+    set_tests_properties(installed_library PROPERTIES LABELS cli TIMEOUT 600 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
 endif()
 
 # Published figures: docs/results says where each comes from, and the documents say what docs/results says.

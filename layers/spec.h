@@ -77,6 +77,7 @@ inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size
 // The recipe and the switches of the flow: each moe_* is true in fp8_flow, ablations turn one off.
 struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
+    std::string flow;  // instead of the recipe's, in programs that have registered one (flows/flow.h)
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
     // expert weight gradients of two consecutive micro-batches in one GEMM

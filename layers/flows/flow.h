@@ -125,4 +125,15 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 
+// A flow of another program, selected by PrecisionSpec::flow; before the first layer that uses it. Throws
+// Error(usage) where the name is taken.
+using FlowFactory = std::unique_ptr<Flow> (*)(const PrecisionSpec&, const ExpertsRecompute&);
+void register_flow(const std::string& name, FlowFactory make);
+template <class OwnFlow> void register_flow(const std::string& name) {
+    register_flow(
+        name, [](const PrecisionSpec& precision, const ExpertsRecompute& recompute) -> std::unique_ptr<Flow> {
+            return std::make_unique<OwnFlow>(precision, recompute);
+        });
+}
+
 }  // namespace fp8flow

@@ -2,7 +2,24 @@
 // One key selects the recipe.
 #include "layers/flows/flow.h"
 
+#include <map>
+
 namespace fp8flow {
+
+namespace {
+
+// Filled when a program starts, and read afterwards.
+std::map<std::string, FlowFactory>& registered_flows() {
+    static std::map<std::string, FlowFactory> flows;
+    return flows;
+}
+
+}  // namespace
+
+void register_flow(const std::string& name, FlowFactory make) {
+    require(!name.empty() && registered_flows().emplace(name, make).second, ExitCode::usage,
+            "a flow \"{}\" is registered already, or has no name", name);
+}
 
 std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_fp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
@@ -28,6 +45,12 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
 }
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    if (!precision.flow.empty()) {
+        const auto own = registered_flows().find(precision.flow);
+        require(own != registered_flows().end(), ExitCode::usage,
+                "precision.flow is \"{}\", which no register_flow has named", precision.flow);
+        return own->second(precision, recompute);
+    }
     switch (precision.recipe) {
         case Recipe::bf16:
         case Recipe::fp32: return make_bf16_flow(precision, recompute);

@@ -2,6 +2,7 @@
 // Which backend runs, decided once: the only place that names a concrete one. Read next: trainer.h.
 #pragma once
 
+#include "kernels/backends/backends.h"
 #include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/core/launch_count.h"
@@ -16,8 +17,6 @@
 #include <string>
 
 namespace fp8flow {
-
-enum class BackendKind { automatic, reference, hopper };
 
 // Summation order of GEMMs: stated (the contract), or another, equally valid one (validate's control arm).
 enum class Arithmetic { stated, alternative };

@@ -4,8 +4,7 @@
 // commands/replay.cpp.
 #pragma once
 
-#include "layers/moe_layer.h"
-#include "layers/norm.h"
+#include "layers/lone/lone_layer.h"
 #include "model/base/backend.h"
 #include "model/weights/load.h"
 
@@ -36,7 +35,7 @@ public:
 
     std::vector<weights::WeightTarget> targets();
     std::vector<weights::WeightTarget> gradients();  // values: the main gradients
-    ParameterStore& parameters() { return store_; }
+    ParameterStore& parameters() { return layer_->parameters(); }
     Device& device() { return ops_->device(); }
     const Ops& ops() const { return *ops_; }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
@@ -45,8 +44,8 @@ public:
     // Bits of BF16, [tokens, H]. Results are this rank's rows; BF16 values come as floats.
     void forward(std::span<const Bf16> hidden);
     HostValues output() const { return floats_of(y_); }
-    HostValues router_logits() const { return floats_of(saved_moe_.route.logits); }
-    HostValues topk_weights() const { return floats_of(saved_moe_.route.probs); }
+    HostValues router_logits() const { return floats_of(layer_->saved().route.logits); }
+    HostValues topk_weights() const { return floats_of(layer_->saved().route.probs); }
     HostValues topk_ids() const;
     // With ReplayRecord::intermediates: the plan of the rows routed to this rank, and what each GEMM of
     // the experts read and wrote so far, FP8 dequantised; of the shared expert under "shared.". A name with
@@ -57,9 +56,7 @@ public:
     HostValues grad_hidden() const { return floats_of(dx_); }
 
 private:
-    Context context();
-    TokenRows layer_input(Context& ctx);
-    TensorView rows_on_device(std::span<const Bf16> values);
+    void copy_rows(std::span<const Bf16> values, const TensorView& rows);
     HostValues floats_of(const TensorView& view) const;
     HostValues routed_rows(const TensorView& rows, int64_t count) const;
     void record_plan();
@@ -68,26 +65,16 @@ private:
     void router_gradient(Context& ctx, const TensorView& dprobs) override;
     HostValues integers_of(const TensorView& view, int64_t count) const;
 
-    Config config_;
     ProcessGroup& world_;
     ReplayRecord record_;
     RankGroups groups_;
     std::unique_ptr<Ops> ops_;
     std::unique_ptr<Exchange> exchange_;
     std::string exchange_note_;
-    ParameterStore store_;
-    Arena state_, saved_, scratch_;
-    int64_t tokens_, slots_, layer_rows_;
-    RowArena rows_;
-    StageTimer timer_;
-    std::unique_ptr<Flow> flow_;  // says what the experts want from the norm
-    std::unique_ptr<Norm> norm_;  // absent with ReplayNorm::skip
-    std::unique_ptr<MoeLayer> layer_;
-    RowGroups all_tokens_;
-    TensorView status_, zero_, x_, y_, dx_;
-    TokenRows input_;
-    NormSaved saved_norm_;
-    MoeSaved saved_moe_;
+    Arena state_;
+    int64_t slots_;
+    std::unique_ptr<LoneLayer> layer_;
+    TensorView x_, y_, dx_;
     std::map<std::string, HostValues> intermediates_;
 };
 

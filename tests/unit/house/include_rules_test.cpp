@@ -166,11 +166,13 @@ std::string forbidden(const std::string& file, const std::string& include) {
     }
     if (under(file, "layers")) {
         if (under(include, "model")) return "layers/ is below model/";
-        if (under(include, "kernels/comm")) return "layers/ sees Ops, Exchange and core only";
+        if (under(include, "kernels/comm") || under(include, "kernels/backends"))
+            return "layers/ sees Ops, Exchange and core only";
     }
     for (const std::string backend : {"kernels/reference", "kernels/hopper"}) {
-        if (under(include, backend) && !under(file, backend) && file != "model/base/backend.cpp") {
-            return "only model/base/backend.cpp names a concrete backend";
+        if (under(include, backend) && !under(file, backend) && !under(file, "kernels/backends") &&
+            file != "model/base/backend.cpp") {
+            return "only kernels/backends and model/base/backend.cpp name a concrete backend";
         }
     }
     const bool seam = under(file, "kernels/ops") ||
@@ -415,6 +417,8 @@ std::vector<Planted> planted() {
         {"layer_sees_reference", pair("layers/flows/a.h", "kernels/reference/b.h"), "concrete backend"},
         {"layer_sees_hopper", pair("layers/a.h", "kernels/hopper/b.h"), "concrete backend"},
         {"layer_sees_comm", pair("layers/a.h", "kernels/comm/b.h"), "Ops, Exchange and core"},
+        {"layer_sees_backends", pair("layers/a.h", "kernels/backends/b.h"), "Ops, Exchange and core"},
+        {"backends_see_backend", pair("kernels/backends/a.cpp", "kernels/hopper/b.h"), ""},
         {"layer_sees_ops", pair("layers/a.h", "kernels/ops.h"), ""},
         {"core_sees_ops", pair("kernels/core/a.h", "kernels/ops.h"), "only kernels/core"},
         {"ops_see_comm", pair("kernels/exchange.h", "kernels/comm/b.h"), "is below kernels/comm"},

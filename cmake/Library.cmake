@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: MIT
+# What other programs link: libfp8flow (operations, exchange, layers; no MPI, no YAML) and libfp8flow_mpi (ranks over MPI), their
+# headers below include/fp8flow/, and the CMake package fp8flow. The program and its configurations are installed beside them.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+if(FP8FLOW_SANITIZE)
+    return()  # an instrumented library would need an instrumented caller
+endif()
+
+set(parts fp8flow_core fp8flow_ops fp8flow_comm fp8flow_reference fp8flow_hopper fp8flow_layers)
+list(TRANSFORM parts REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
+add_library(fp8flow_shared SHARED kernels/backends/backends.cpp ${objects})
+target_link_libraries(fp8flow_shared PRIVATE fp8flow_flags ${parts} PUBLIC fmt::fmt)  # the parts: for what they link
+target_link_options(fp8flow_shared PRIVATE -Wl,--no-undefined)
+set_target_properties(fp8flow_shared PROPERTIES OUTPUT_NAME fp8flow EXPORT_NAME fp8flow VERSION ${PROJECT_VERSION}
+                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
+target_compile_features(fp8flow_shared INTERFACE cxx_std_20)
+target_compile_definitions(fp8flow_shared INTERFACE $<$<COMPILE_LANGUAGE:CUDA>:FMT_USE_CONSTEXPR=1>)  # as in Flags.cmake
+target_include_directories(fp8flow_shared INTERFACE $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+
+add_library(fp8flow_shared_mpi SHARED kernels/comm/mpi_group.cpp)
+target_link_libraries(fp8flow_shared_mpi PRIVATE fp8flow_flags MPI::MPI_CXX PUBLIC fp8flow_shared)
+target_include_directories(fp8flow_shared_mpi PRIVATE ${PROJECT_SOURCE_DIR})
+set_target_properties(fp8flow_shared_mpi PROPERTIES OUTPUT_NAME fp8flow_mpi EXPORT_NAME mpi VERSION ${PROJECT_VERSION}
+                      SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR} INSTALL_RPATH "$ORIGIN")
+
+install(TARGETS fp8flow_shared fp8flow_shared_mpi EXPORT fp8flow COMPONENT library)
+install(EXPORT fp8flow NAMESPACE fp8flow:: DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fp8flow FILE fp8flowTargets.cmake COMPONENT library)
+configure_package_config_file(cmake/fp8flowConfig.cmake.in ${PROJECT_BINARY_DIR}/generated/fp8flowConfig.cmake
+                              INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fp8flow)
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/generated/fp8flowConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/generated/fp8flowConfig.cmake ${PROJECT_BINARY_DIR}/generated/fp8flowConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/fp8flow COMPONENT library)
+
+# Headers name each other from the repository's root ("kernels/ops.h"); installed, from the include folder ("fp8flow/kernels/ops.h"), so
+# that a caller's own folder kernels/ is never meant.
+file(GLOB public_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/*.h kernels/core/*.h kernels/ops/*.h
+     kernels/comm/group_exchange.h kernels/comm/messages.h kernels/comm/process_group.h kernels/reference/reference_ops.h
+     kernels/hopper/factory.h kernels/hopper/runtime/device_query.h kernels/backends/*.h layers/*.h layers/flows/*.h layers/lone/*.h
+     layers/schedule/*.h)
+install(CODE "
+    foreach(header ${public_headers})
+        file(READ \"${PROJECT_SOURCE_DIR}/\${header}\" text)
+        string(REGEX REPLACE \"#include \\\"(kernels|layers)/\" \"#include \\\"fp8flow/\\\\1/\" text \"\${text}\")
+        file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${header}\" \"\${text}\")
+    endforeach()" COMPONENT library)
+install(FILES include/fp8flow/fp8flow.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
+install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT library)
+
+install(TARGETS fp8flow RUNTIME COMPONENT program)
+install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: MIT
+// LoneLayer: one MoE layer with all that it needs around it: parameters, saved activations, workspace. What
+// `fp8flow replay` and other programs run; the model's layers share these instead. Read next: moe_layer.h.
+#pragma once
+
+#include "layers/moe_layer.h"
+#include "layers/norm.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+struct LoneLayerSpec {
+    int64_t hidden_size = 0;  // H
+    int64_t max_tokens = 0;   // S: of one call, on any rank
+    MoeSpec moe;
+    PrecisionSpec precision;
+    RecomputeSpec recompute;
+    // An RMSNorm in front of the layer, in one kernel with the recipe's cast. Where the recipe has delayed
+    // scales, which need the history of a run (fp8_tensorwise), the experts cast for themselves.
+    bool norm = false;
+    bool zero_centered_gamma = false;
+    double norm_epsilon = 1e-5;
+    bool residual = false;  // y = x + layer(x)
+    double init_method_std = 0.02;
+    uint64_t seed = 1;
+    int64_t replica = 0;  // this rank's place among those that hold the same experts
+    GemmObserver* gemms = nullptr;
+};
+
+// Rows are [T, H] bf16 on the device that the operations run on, T <= S and any on each rank. Calls follow
+// each other on one stream; where there are several ranks, all of them make the same calls. Buffers have room
+// for every routing, so that no call is redone; they grow in the first calls. Errors are thrown as Error.
+class LoneLayer {
+public:
+    // The ranks of `exchange` share the experts, an equal part each; `ops` and `exchange` outlive the layer.
+    // Weights are those of the seed, the same for every number of ranks.
+    LoneLayer(Ops& ops, Exchange& exchange, const LoneLayerSpec& spec);
+
+    // y may be x only without residual.
+    void forward(const TensorView& x, const TensorView& y, const Launch& launch = {});
+    // Of the forward before, whose x still stands: dx, and the main gradients of all weights, replaced or
+    // added to. They are those of this rank's tokens and, of its experts, of all ranks' tokens.
+    void backward(const TensorView& dy, const TensorView& dx, Gradient mode = Gradient::overwrite,
+                  const Launch& launch = {});
+    // The sum over all ranks of the gradients that every rank has a part of (router, norm, shared expert;
+    // experts that several ranks hold).
+    void reduce_gradients(const Launch& launch = {});
+    // Around the micro-batches of an optimizer's step: statistics of the routing to zero (as they are in a
+    // new layer); the expert bias moved, where there is one.
+    void begin_step(const Launch& launch = {});
+    void end_step(const Launch& launch = {});
+
+    // Names, FP32 masters, main gradients. After a change of masters: write_copies.
+    ParameterStore& parameters() { return store_; }
+    void write_copies() { store_.write_all_copies(exchange_); }
+    // Of the last forward.
+    const MoeSaved& saved() const { return saved_moe_; }
+    const Router& router() const { return layer_->router(); }
+    const RowGroups& all_tokens() const { return all_tokens_; }
+
+private:
+    Context context(const Launch& launch);
+    TokenRows layer_input(Context& ctx);
+    void set_tokens(int64_t tokens, const Launch& launch);
+
+    Ops& ops_;
+    Exchange& exchange_;
+    LoneLayerSpec spec_;
+    ParameterStore store_;
+    Arena state_, kept_, scratch_;
+    int64_t layer_rows_;
+    RowArena rows_;
+    StageTimer timer_;
+    std::unique_ptr<Flow> flow_;  // says what the experts want from the norm
+    std::unique_ptr<Norm> norm_;
+    std::unique_ptr<MoeLayer> layer_;
+    int64_t tokens_ = -1;
+    Gradient mode_ = Gradient::overwrite;
+    RowGroups all_tokens_;
+    TensorView status_, zero_, x_;
+    TokenRows input_;
+    NormSaved saved_norm_;
+    MoeSaved saved_moe_;
+};
+
+}  // namespace fp8flow

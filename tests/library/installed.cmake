@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: MIT
+# The library as another program meets it: installed from BUILD into a folder of its own; examples/ copied elsewhere, configured with
+# nothing but the prefix, built and run. No header that comes with it names MPI, YAML or CUDA.
+#   cmake -DBUILD=build/cpu -DSOURCE=. -DWORK=build/cpu/library_test [-DNVCC=path] -P tests/library/installed.cmake
+function(run)
+    execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+    if(NOT status EQUAL 0)
+        list(JOIN ARGN " " line)
+        message(FATAL_ERROR "${line}: status ${status}\n${text}")
+    endif()
+    message(STATUS "${text}")
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+foreach(component library program)
+    run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix --component ${component})
+endforeach()
+run(${WORK}/prefix/bin/fp8flow --version)
+
+file(GLOB_RECURSE headers ${WORK}/prefix/include/fp8flow/*.h)
+list(LENGTH headers count)
+if(count LESS 30)
+    message(FATAL_ERROR "${count} headers are installed")
+endif()
+foreach(header ${headers})
+    file(STRINGS ${header} lines REGEX "#include [<\"](mpi|yaml-cpp|cuda|cublas|nccl|kernels/|layers/|model/)")
+    if(lines)
+        message(FATAL_ERROR "${header}: ${lines}")
+    endif()
+endforeach()
+
+file(COPY ${SOURCE}/examples/ DESTINATION ${WORK}/examples)
+set(options -S ${WORK}/examples -B ${WORK}/build -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+if(NVCC)
+    list(APPEND options -DCMAKE_CUDA_COMPILER=${NVCC})
+endif()
+run(${CMAKE_COMMAND} ${options})
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+foreach(name moe_layer custom_recipe grouped_gemm)
+    if(EXISTS ${WORK}/build/${name})
+        run(${WORK}/build/${name})
+    endif()
+endforeach()
