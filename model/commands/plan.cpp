@@ -10,6 +10,7 @@
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
+#include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
@@ -67,8 +68,9 @@ Gpu gpu_of(const PlanOptions& options) {
 void write_pictures(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
                     const Gpu& gpu) {
     if (options.picture.empty()) return;
-    write(config.output.out, options.picture + "_memory.svg", memory_picture(choices, gpu));
-    write(config.output.out, options.picture + "_time.svg", time_picture(choices, gpu));
+    const std::string model = report::run_name(options.config_path, options.hf_config);
+    write(config.output.out, options.picture + "_memory.svg", memory_picture(model, choices, gpu));
+    write(config.output.out, options.picture + "_time.svg", time_picture(model, choices, gpu));
 }
 
 // One run: every table of the plan, and its prediction.

@@ -8,6 +8,7 @@
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
 
 #include <chrono>
 #include <optional>
@@ -53,6 +54,8 @@ public:
           log_(world.rank()) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
+        profile_.model = run_name(options.config_path, options.hf_config);
+        profile_.shape = model_shape(config_);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
@@ -163,6 +166,7 @@ private:
             folder_->write_atomic("calibration.json", *calibration);
         folder_->write_atomic("profile.svg", profile_picture(profile_));
         folder_->write_atomic("timeline.svg", timeline_picture(profile_));
+        if (profile_.ablation) folder_->write_atomic("ablation.svg", ablation_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));
@@ -172,9 +176,9 @@ private:
                 "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
                 "steps is none");
         log_.line(
-            fmt::format("  files  {}/: profile.json, profile.svg, timeline.svg, trace.rank*.json "
+            fmt::format("  files  {}/: profile.json, profile.svg, timeline.svg, {}trace.rank*.json "
                         "(ui.perfetto.dev), profile.log",
-                        folder_->path()));
+                        folder_->path(), profile_.ablation ? "ablation.svg, " : ""));
     }
 
     ProcessGroup& world_;

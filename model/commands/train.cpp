@@ -7,12 +7,13 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/report/loss_pictures.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
-#include "model/report/svg.h"
 #include "model/report/table.h"
 #include "model/report/tensor_stats.h"
 #include "model/report/tensorboard.h"
+#include "model/report/titles.h"
 #include "model/weights/export.h"
 
 #include <chrono>
@@ -66,6 +67,7 @@ public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_path_(options.config_path),
+          name_(run_name(options.config_path, options.hf_config)),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
@@ -446,19 +448,14 @@ private:
     }
 
     void finish(double seconds) {
-        LineChart chart;
-        chart.title = "Training loss";
-        chart.subtitle =
-            fmt::format("{}, {}", recipe_name(config_.precision.recipe), counted(world_.size(), "rank"));
-        chart.x_label = "iteration";
-        losses_.name = "train";
-        held_out_.name = "held out";
-        Panel panel{.y_label = "loss (nats per token)", .series = {losses_}};
-        if (!held_out_.x.empty()) panel.series.push_back(held_out_);
-        if (const auto floor = data_->entropy_floor_nats())
-            panel.lines.push_back({*floor, "entropy of the source"});
-        chart.panels = {panel};
-        folder_->write_atomic("loss.svg", render_svg(chart));
+        const double tokens =
+            static_cast<double>((trainer_->steps_done() - first_step_) * config_.training.global_batch_size *
+                                config_.model.seq_length);
+        folder_->write_atomic("loss.svg", train_picture({name_, config_, provenance_},
+                                                        {.train = losses_,
+                                                         .held_out = held_out_,
+                                                         .floor = data_->entropy_floor_nats(),
+                                                         .tokens_per_second = tokens / seconds}));
         summary(seconds);
     }
 
@@ -541,7 +538,7 @@ private:
 
     ProcessGroup& world_;
     StopSignals signals_;
-    std::string config_path_;
+    std::string config_path_, name_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;

@@ -4,10 +4,11 @@
 #include "model/validate/validate.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
+#include "model/report/loss_pictures.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
-#include "model/report/svg.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
 #include "model/validate/arms.h"
 
 #include <algorithm>
@@ -29,6 +30,8 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
+          name_(run_name(options.config_path, options.hf_config)),
+          ablation_(options.ablation != Ablation::none),
           arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
           log_(world.rank()) {
@@ -149,14 +152,18 @@ private:
         }
         run_folder_->check();
         folder_->write_atomic("validate.json", json(comparisons, verdicts, noise).dump(2) + "\n");
-        folder_->write_atomic("loss.svg", picture(comparisons));
+        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
+        const std::string verdict = all_pass ? "pass" : noisy ? "inconclusive" : "miss";
+        const ValidateLosses losses{curves_, comparisons, noise, verdict, kControlArm};
+        const RunTitle title{name_, config_, provenance_};
+        folder_->write_atomic("loss.svg", validate_picture(title, losses));
+        if (ablation_) folder_->write_atomic("ablation.svg", validate_dots(title, losses));
         log_.line("");
         log_.line(fmt::format(
             "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
             "limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
         log_.line(table(comparisons, verdicts));
-        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
         if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
         if (noisy)
             log_.line(fmt::format(
@@ -164,9 +171,9 @@ private:
                 "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
-        log_.line(
-            fmt::format("  files  {}/: loss.svg, loss.jsonl, validate.json, validate.log", folder_->path()));
-        log_.line(fmt::format("verdict: {}", all_pass ? "pass" : noisy ? "inconclusive" : "miss"));
+        log_.line(fmt::format("  files  {}/: loss.svg, {}loss.jsonl, validate.json, validate.log",
+                              folder_->path(), ablation_ ? "ablation.svg, " : ""));
+        log_.line("verdict: " + verdict);
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
     }
 
@@ -245,37 +252,12 @@ private:
         return result;
     }
 
-    std::string picture(const std::vector<Comparison>& comparisons) const {
-        LineChart chart;
-        chart.title = "Loss under every recipe";
-        chart.subtitle =
-            fmt::format("EMA {}, same data, seed and initial weights", config_.validate.ema_decay);
-        chart.x_label = "iteration";
-        Panel losses{.y_label = "loss (nats per token)"},
-            errors{.y_label = "relative error to bf16", .y_scale = AxisScale::log};
-        auto series = [](const std::string& name, const std::vector<double>& y, double factor) {
-            Series s{.name = name};
-            for (size_t i = 0; i < y.size(); ++i) {
-                s.x.push_back(static_cast<double>(i + 1));
-                s.y.push_back(y[i] * factor);
-            }
-            s.dashed = name == kControlArm;
-            return s;
-        };
-        for (const Curve& curve : curves_)
-            losses.series.push_back(series(curve.name, ema(curve.loss, config_.validate.ema_decay), 1.0));
-        for (const Comparison& c : comparisons)
-            errors.series.push_back(series(c.name, c.relative_error, 100.0));
-        errors.tick_suffix = " %";
-        errors.lines.push_back({config_.validate.max_relative_loss_error * 100.0, "limit"});
-        chart.panels = {losses, errors};
-        return render_svg(chart);
-    }
-
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
+    std::string name_;
+    bool ablation_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
     std::optional<RunFolder> run_folder_;
