@@ -10,6 +10,7 @@
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
+#include "model/report/page/page.h"
 #include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
@@ -73,6 +74,15 @@ void write_pictures(const PlanOptions& options, const Config& config, const std:
     write(config.output.out, options.picture + "_time.svg", time_picture(model, choices, gpu));
 }
 
+// Where anything is written.
+void write_page(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
+                const Gpu& gpu) {
+    if (choices.empty() || (options.picture.empty() && !options.json)) return;
+    write(config.output.out, report::kPageFile,
+          plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
+                    make_provenance(options.command, {}, 1)));
+}
+
 // One run: every table of the plan, and its prediction.
 int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
@@ -100,6 +110,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
         write(config.output.out, *options.json, json);
     }
     if (known) write_pictures(options, config, choices, gpu);
+    write_page(options, config, choices, gpu);
     return 0;
 }
 
@@ -121,6 +132,7 @@ int plan_table(const PlanOptions& options) {
         write(config.output.out, *options.json,
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_pictures(options, config, choices, gpu);
+    write_page(options, config, choices, gpu);
     return 0;
 }
 

@@ -8,6 +8,7 @@
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
 #include "model/report/loss_pictures.h"
+#include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
@@ -358,6 +359,7 @@ private:
             losses_.x.push_back(static_cast<double>(iteration));
             losses_.y.push_back(result.lm_loss);
             last_ = result;
+            routing_.add(iteration, result.load);
             check_gradient(result);
         }
         report_graphs();
@@ -421,6 +423,7 @@ private:
             series.y.push_back(record[key].get<double>());
         };
         for (const nlohmann::json& record : records) {
+            routing_.add(record);
             add(losses_, record, "lm loss");
             add(held_out_, record, "held-out loss");
         }
@@ -451,11 +454,15 @@ private:
         const double tokens =
             static_cast<double>((trainer_->steps_done() - first_step_) * config_.training.global_batch_size *
                                 config_.model.seq_length);
-        folder_->write_atomic("loss.svg", train_picture({name_, config_, provenance_},
-                                                        {.train = losses_,
-                                                         .held_out = held_out_,
-                                                         .floor = data_->entropy_floor_nats(),
-                                                         .tokens_per_second = tokens / seconds}));
+        const RunTitle title{name_, config_, provenance_};
+        const TrainLosses losses{.train = losses_,
+                                 .held_out = held_out_,
+                                 .floor = data_->entropy_floor_nats(),
+                                 .tokens_per_second = tokens / seconds};
+        folder_->write_atomic("loss.svg", train_picture(title, losses));
+        folder_->write_atomic(
+            kPageFile,
+            train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, routing_}));
         summary(seconds);
     }
 
@@ -512,10 +519,11 @@ private:
             }
         }
         log_.line(fmt::format("  files          {}/", folder_->path()));
-        log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
-                              config_.output.metrics ? "metrics.jsonl, " : "",
-                              (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
-                                  std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
+        log_.line(
+            fmt::format("                 report.html, config.yaml, train.log, {}loss.svg, memory.json{}",
+                        config_.output.metrics ? "metrics.jsonl, " : "",
+                        (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
+                            std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
         if (done < all) {
             log_.line(saver_
                           ? fmt::format("  next           the same command with --out {} --resume auto "
@@ -563,6 +571,7 @@ private:
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;
+    RoutingHistory routing_;
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;

@@ -5,6 +5,7 @@
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/report/loss_pictures.h"
+#include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
@@ -77,6 +78,7 @@ private:
         Curve curve;
         curve.name = arm.name;
         curve.against = index_of(arm.against);
+        RoutingHistory routing;
         std::vector<double> seconds;
         const auto report = [&](const StepResult& step) {
             const int64_t iteration = step.step + 1;
@@ -87,6 +89,7 @@ private:
             curve.grad_norm.push_back(step.grad_norm);
             curve.wire_bytes_per_step = step.wire.total();
             curve.casts_per_step = step.casts;
+            routing.add(iteration, step.load);
             if (iteration % config_.output.log_interval == 0 || iteration == arm.config.training.train_iters)
                 log_.line(progress_line(curve));
             if (curve_file_)
@@ -98,6 +101,7 @@ private:
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
         if (const auto result = trainer.drain()) report(*result);
+        routing_.push_back(std::move(routing));
         const Trainer::MemorySums saved = trainer.saved_memory();
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
@@ -157,6 +161,7 @@ private:
         const ValidateLosses losses{curves_, comparisons, noise, verdict, kControlArm};
         const RunTitle title{name_, config_, provenance_};
         folder_->write_atomic("loss.svg", validate_picture(title, losses));
+        folder_->write_atomic(kPageFile, validate_page(title, losses, routing_));
         if (ablation_) folder_->write_atomic("ablation.svg", validate_dots(title, losses));
         log_.line("");
         log_.line(fmt::format(
@@ -171,8 +176,9 @@ private:
                 "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
-        log_.line(fmt::format("  files  {}/: loss.svg, {}loss.jsonl, validate.json, validate.log",
-                              folder_->path(), ablation_ ? "ablation.svg, " : ""));
+        log_.line(
+            fmt::format("  files  {}/: report.html, loss.svg, {}loss.jsonl, validate.json, validate.log",
+                        folder_->path(), ablation_ ? "ablation.svg, " : ""));
         log_.line("verdict: " + verdict);
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
     }
@@ -266,6 +272,7 @@ private:
     std::optional<LineFile> curve_file_;
     RunLog log_;
     std::vector<Curve> curves_;
+    std::vector<RoutingHistory> routing_;  // one a curve
 };
 
 }  // namespace

@@ -53,6 +53,8 @@ std::string with_prediction(const std::string& plan_json, const Choice& choice, 
 // SVG: memory of the best choices against the GPU's, and where their step's time goes.
 std::string memory_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
 std::string time_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
+std::string plan_page(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu,
+                      const Provenance& provenance);  // report.html
 std::string statement(const Gpu& gpu);  // that it is a prediction, its calibration and its error
 
 }  // namespace fp8flow::predict

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Stacked bars: where the time of the MoE layer goes under each recipe. Lanes: what runs beside what in it.
+#include "model/profile/picture.h"
+
 #include "model/profile/profile.h"
 #include "model/report/run_report.h"
 #include "model/report/svg.h"
@@ -27,10 +29,6 @@ size_t category_of(const std::string& stage) {
     const std::string word = stage.substr(0, stage.starts_with("fc") ? 3 : std::string::npos);
     return static_cast<size_t>(std::find(kStages.begin(), kStages.end(), word) - kStages.begin());
 }
-std::string name_of_category(size_t category) {
-    return category < kStages.size() ? kStages[category] : "other";
-}
-
 std::string where(const Profile& profile) {
     const double tokens = profile.arms.empty() ? 0 : profile.arms.front().tokens;
     const std::string shape = profile.shape.empty() ? "" : profile.shape + "; ";
@@ -44,7 +42,19 @@ double speed_up(const Profile& profile, const ArmProfile& arm) {
     return own > 0 ? base / own : 0;
 }
 
-// "layer_mixtral_8x7b, one MoE layer on 4 GPUs: fp8_flow 1.42 x as fast as bf16"
+// Rows of the lanes' picture; the second of two micro-batches on the main lane has its own.
+constexpr std::array kLaneNames = {"main lane", "side lane", "wire lane", "other micro-batch"};
+static_assert(kLaneNames.size() == kNumLanes + 1);
+size_t lane_of(const StageSpan& span) {
+    return span.lane == Lane::main && span.turn > 0 ? kNumLanes : static_cast<size_t>(span.lane);
+}
+
+}  // namespace
+
+std::string name_of_category(size_t category) {
+    return category < kStages.size() ? kStages[category] : "other";
+}
+
 std::string title_of(const Profile& profile, const std::string& what) {
     std::string title = profile.model.empty() ? what : profile.model + ", " + what;
     title += profile.provenance.ranks > 0 && !profile.provenance.date.empty()
@@ -59,26 +69,9 @@ std::string title_of(const Profile& profile, const std::string& what) {
     return title + fmt::format(": {} {:.2f} x as fast as {}", best->name, speed_up(profile, *best), first);
 }
 
-// Rows of the lanes' picture; the second of two micro-batches on the main lane has its own.
-constexpr std::array kLaneNames = {"main lane", "side lane", "wire lane", "other micro-batch"};
-static_assert(kLaneNames.size() == kNumLanes + 1);
-size_t lane_of(const StageSpan& span) {
-    return span.lane == Lane::main && span.turn > 0 ? kNumLanes : static_cast<size_t>(span.lane);
-}
+std::string name_of_lane(size_t lane) { return kLaneNames[lane]; }
+std::vector<size_t> lane_order() { return {0, kLaneNames.size() - 1, 1, 2}; }
 
-struct Box {
-    size_t lane, category;
-    double begin, end;  // seconds in the window
-    std::string tooltip;
-};
-
-// A MoE layer's way in one direction, and all that ran meanwhile.
-struct Window {
-    double seconds = 0;
-    std::vector<Box> boxes;
-};
-
-// Of the middle micro-batch of the first MoE layer.
 Window window_of(const std::vector<StageSpan>& trace, std::string_view direction) {
     std::vector<const StageSpan*> ways;
     for (const StageSpan& span : trace)
@@ -103,6 +96,29 @@ Window window_of(const std::vector<StageSpan>& trace, std::string_view direction
     }
     return window;
 }
+
+std::string heading_of(const Profile& profile, const ArmProfile& arm) {
+    std::string heading = fmt::format("{}: {:.3f} ms", arm.name, arm.whole.layer.median * 1e3);
+    if (&arm != profile.arms.data() && speed_up(profile, arm) > 0)
+        heading += fmt::format(", {:.2f} x", speed_up(profile, arm));
+    return heading;
+}
+
+std::vector<double> milliseconds_of(const ArmProfile& arm, std::string_view direction) {
+    std::vector<double> values(kStages.size() + 1, 0.0);
+    double sum = 0;
+    for (const ProfileRow& row : arm.rows)
+        if (row.part == kMoeLayer && row.direction == direction) {
+            values[category_of(row.stage)] += row.seconds.median * 1e3;
+            sum += row.seconds.median;
+        }
+    const double whole = (direction == "forward" ? arm.whole.forward : arm.whole.backward).median;
+    if (whole > 0 && sum > 0)
+        for (double& value : values) value *= whole / sum;
+    return values;
+}
+
+namespace {
 
 constexpr double kBoxFont = 11.0, kLaneHeight = 26.0, kLabels = 140.0, kGap = 26.0, kWidth = 1280.0;
 
@@ -157,7 +173,7 @@ std::string timeline_picture(const Profile& profile) {
             for (const Box& box : window->boxes) has_lane[box.lane] = has_category[box.category] = true;
     }
     std::vector<size_t> lanes;
-    for (const size_t lane : {size_t{0}, kLaneNames.size() - 1, size_t{1}, size_t{2}})
+    for (const size_t lane : lane_order())
         if (has_lane[lane]) lanes.push_back(lane);
     std::vector<LegendEntry> legend;
     for (size_t c = 0; c <= kStages.size(); ++c)
@@ -193,26 +209,6 @@ std::string timeline_picture(const Profile& profile) {
     return canvas.finish(kWidth, y + 36, title);
 }
 
-namespace {
-
-// What a direction of an arm takes, by category: its time from end to end without the stage timer, divided as
-// the stages' own times are.
-std::vector<double> milliseconds_of(const ArmProfile& arm, std::string_view direction) {
-    std::vector<double> values(kStages.size() + 1, 0.0);
-    double sum = 0;
-    for (const ProfileRow& row : arm.rows)
-        if (row.part == kMoeLayer && row.direction == direction) {
-            values[category_of(row.stage)] += row.seconds.median * 1e3;
-            sum += row.seconds.median;
-        }
-    const double whole = (direction == "forward" ? arm.whole.forward : arm.whole.backward).median;
-    if (whole > 0 && sum > 0)
-        for (double& value : values) value *= whole / sum;
-    return values;
-}
-
-}  // namespace
-
 std::string profile_picture(const Profile& profile) {
     BarChart chart;
     chart.title = title_of(profile, "one MoE layer");
@@ -225,9 +221,7 @@ std::string profile_picture(const Profile& profile) {
         chart.colors.emplace_back(kPalette[c]);
     }
     for (const ArmProfile& arm : profile.arms) {
-        std::string heading = fmt::format("{}: {:.3f} ms", arm.name, arm.whole.layer.median * 1e3);
-        if (&arm != profile.arms.data() && speed_up(profile, arm) > 0)
-            heading += fmt::format(", {:.2f} x", speed_up(profile, arm));
+        std::string heading = heading_of(profile, arm);
         for (const char* direction : {"forward", "backward"}) {
             Bar bar{.label = direction, .values = milliseconds_of(arm, direction), .heading = heading};
             double total = 0;

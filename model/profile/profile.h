@@ -142,6 +142,7 @@ std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
 std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG
 std::string timeline_picture(const Profile& profile);  // lanes of a MoE layer, forward and backward, SVG
+std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 

@@ -18,23 +18,6 @@ std::string tokens_of_step(const Config& config) {
     return format_count(config.training.global_batch_size * config.model.seq_length) + " tokens a step";
 }
 
-Series series_of(const std::string& name, const std::vector<double>& y) {
-    Series series{.name = name, .y = y};
-    for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
-    return series;
-}
-
-std::vector<Band> bands_of(const Config& config, const ValidateLosses& losses) {
-    const double limit = config.validate.max_relative_loss_error * 100.0;
-    std::vector<Band> bands = {{-limit, limit, fmt::format("limit \u00b1{:.3g} %", limit)}};
-    if (losses.noise)
-        bands.push_back(
-            {-*losses.noise * 100.0, *losses.noise * 100.0,
-             fmt::format("noise floor \u00b1{:.2g} % (bf16, another summation order)", *losses.noise * 100.0),
-             kNoiseColor});
-    return bands;
-}
-
 std::string validate_subtitle(const RunTitle& title) {
     const Config& config = title.config;
     return fmt::format("{}; {}, {} iterations on {} ({}); same data, seed and initial weights; EMA {}",
@@ -44,6 +27,23 @@ std::string validate_subtitle(const RunTitle& title) {
 }
 
 }  // namespace
+
+Series step_series(const std::string& name, const std::vector<double>& y) {
+    Series series{.name = name, .y = y};
+    for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
+    return series;
+}
+
+std::vector<Band> difference_bands(const Config& config, const ValidateLosses& losses) {
+    const double limit = config.validate.max_relative_loss_error * 100.0;
+    std::vector<Band> bands = {{-limit, limit, fmt::format("limit \u00b1{:.3g} %", limit)}};
+    if (losses.noise)
+        bands.push_back(
+            {-*losses.noise * 100.0, *losses.noise * 100.0,
+             fmt::format("noise floor \u00b1{:.2g} % (bf16, another summation order)", *losses.noise * 100.0),
+             kNoiseColor});
+    return bands;
+}
 
 std::string train_picture(const RunTitle& title, const TrainLosses& losses) {
     const Config& config = title.config;
@@ -88,10 +88,10 @@ std::string verdict_text(const Config& config, const ValidateLosses& losses) {
         const double worst = (*std::max_element(recipes.begin(), recipes.end(), [](auto a, auto b) {
                                  return a->max < b->max;
                              }))->max;
-        text = fmt::format("{} arms at most {:.2g} %", recipes.size(), worst * 100.0);
+        text = fmt::format("{} arms at most {:.3g} %", recipes.size(), worst * 100.0);
     } else {
         for (const validate::Comparison* c : recipes)
-            text += fmt::format("{}{} {:.2g} %", text.empty() ? "" : ", ", c->name, c->max * 100.0);
+            text += fmt::format("{}{} {:.3g} %", text.empty() ? "" : ", ", c->name, c->max * 100.0);
     }
     return fmt::format("{}: {} from the loss of {}, {}", losses.verdict, text, base, limit);
 }
@@ -103,16 +103,17 @@ std::string validate_picture(const RunTitle& title, const ValidateLosses& losses
     chart.subtitle = validate_subtitle(title);
     chart.x_label = fmt::format("iteration (the verdict counts from {})", config.validate.warmup_iters + 1);
     Panel curves{.y_label = "loss (nats per token)"};
-    Panel errors{.y_label = "difference of the loss", .bands = bands_of(config, losses), .tick_suffix = " %"};
+    Panel errors{
+        .y_label = "difference of the loss", .bands = difference_bands(config, losses), .tick_suffix = " %"};
     errors.lines.push_back({0.0, ""});
     for (size_t i = 0; i < losses.curves.size(); ++i) {
         const validate::Curve& curve = losses.curves[i];
         const bool control = curve.name == losses.control_arm;
-        Series loss = series_of(curve.name, validate::ema(curve.loss, config.validate.ema_decay));
+        Series loss = step_series(curve.name, validate::ema(curve.loss, config.validate.ema_decay));
         loss.dashed = control;
         curves.series.push_back(loss);
         if (i == 0) continue;
-        Series error = series_of(curve.name, signed_percent(losses.curves, i, config.validate.ema_decay));
+        Series error = step_series(curve.name, signed_percent(losses.curves, i, config.validate.ema_decay));
         error.dashed = control;
         errors.series.push_back(error);
     }
@@ -130,7 +131,7 @@ std::string validate_dots(const RunTitle& title, const ValidateLosses& losses) {
     chart.legend =
         fmt::format("at the end; line: lowest to highest after iteration {}; dashed: no difference",
                     config.validate.warmup_iters);
-    chart.bands = bands_of(config, losses);
+    chart.bands = difference_bands(config, losses);
     chart.dots.push_back({.label = losses.curves.front().name, .note = "baseline"});
     for (size_t i = 1; i < losses.curves.size(); ++i) {
         const std::vector<double> percent = signed_percent(losses.curves, i, config.validate.ema_decay);

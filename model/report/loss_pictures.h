@@ -39,6 +39,9 @@ std::string validate_picture(const RunTitle& title, const ValidateLosses& losses
 // A dot an arm: its difference at the end, the line from the lowest to the highest after the warm-up.
 std::string validate_dots(const RunTitle& title, const ValidateLosses& losses);
 
+Series step_series(const std::string& name, const std::vector<double>& y);  // over iterations from 1
+// The limit and the noise floor, in percent.
+std::vector<Band> difference_bands(const Config& config, const ValidateLosses& losses);
 // (EMA - EMA_base) / EMA_base per step, in percent, of curve `index`.
 std::vector<double> signed_percent(const std::vector<validate::Curve>& curves, size_t index, double decay);
 // "pass: fp8_flow within 0.063 % of bf16's loss, limit 0.25 %"

@@ -166,9 +166,14 @@ void draw_series(SvgCanvas& canvas, const Series& series, const std::string& col
     if (path.empty()) return;
     canvas.raw(fmt::format("<path d=\"{}\" stroke=\"{}\" stroke-width=\"{}\"{}/>\n", path, escape_xml(color),
                            series.width, series.dashed ? " stroke-dasharray=\"6 4\"" : ""));
+}
+
+void draw_points(SvgCanvas& canvas, const Series& series, const std::string& color, const Axis& x_axis,
+                 const Axis& y_axis) {
     for (size_t i = 0; series.points && i < series.x.size(); ++i)
-        if (std::isfinite(series.x[i]) && drawable(series.y[i], y_axis.scale))
-            canvas.circle(x_axis(series.x[i]), std::clamp(y_axis(series.y[i]), -1e5, 1e5), 3.6, color,
+        if (std::isfinite(series.x[i]) && drawable(series.y[i], y_axis.scale) &&
+            series.y[i] >= y_axis.range.low && series.y[i] <= y_axis.range.high)
+            canvas.circle(x_axis(series.x[i]), y_axis(series.y[i]), 3.6, color,
                           fmt::format("{}, {:.6g}: {:.4f}", series.name, series.x[i], series.y[i]));
 }
 
@@ -206,6 +211,9 @@ void draw_panel(SvgCanvas& canvas, const Panel& panel, const Axis& x_axis, const
                     y_axis);
     }
     canvas.raw("</g>\n");
+    for (const Series& series : panel.series)
+        draw_points(canvas, series, series.color.empty() ? colors.at(series.name) : series.color, x_axis,
+                    y_axis);
     draw_lines(canvas, panel, x_axis, y_axis);
     if (!any)
         canvas.text((left + right) / 2.0, (top + bottom) / 2.0, "no data",

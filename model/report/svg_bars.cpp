@@ -98,6 +98,7 @@ std::string render_svg(const BarChart& chart) {
                  chart.width - kMargin - longest_total - 14.0,
                  AxisScale::linear};
     draw_grid(canvas, x, top, bottom, "");
+    canvas.line(x.from, top, x.from, bottom, kFrame, 1.2);
     double y = top;
     for (const Bar& bar : chart.bars) {
         if (!bar.heading.empty()) {
@@ -109,7 +110,6 @@ std::string render_svg(const BarChart& chart) {
         draw_bar(canvas, chart, bar, legend, x, y + (kStep - kBar) / 2.0);
         y += kStep;
     }
-    canvas.line(x.from, top, x.from, bottom, kFrame, 1.2);
     draw_x_label(canvas, x, bottom + 42.0, chart.x_label, chart.width);
     return canvas.finish(chart.width, bottom + 42.0 + kMargin - 8.0, chart.title);
 }

@@ -69,7 +69,10 @@ std::vector<std::string> wrapped(const std::string& text, double size, double wi
     while (!rest.empty()) {
         size_t end = rest.size();
         while (end != 0 && text_width(std::string_view(rest).substr(0, end), size, weight) > width) {
-            const size_t space = rest.rfind(' ', end - 1);
+            size_t space = rest.rfind(' ', end - 1);
+            // a number keeps its unit
+            while (space != std::string::npos && space > 0 && rest.compare(space + 1, 1, "%") == 0)
+                space = rest.rfind(' ', space - 1);
             end = space == std::string::npos ? 0 : space;
         }
         if (end == 0) end = std::min(rest.find(' ', 1), rest.size());  // one long word
