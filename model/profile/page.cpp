@@ -58,8 +58,8 @@ json memory_of(const Profile& profile) {
             {arm.name,
              {memory_row("parameters", arm.parameters),
               memory_row("saved for backward", arm.saved),
-              {"workspace", {{"workspace, reserved", static_cast<double>(arm.workspace.reserved) / kGiB}}}}});
-    return bars_json(groups, "GiB");
+              {"workspace", {{"workspace, reserved", static_cast<double>(arm.workspace.reserved)}}}}});
+    return bars_json(groups, "bytes");
 }
 
 json routing_of(const Profile& profile) {
@@ -79,7 +79,8 @@ std::string profile_page(const Profile& profile, const Config& config) {
     Page page(title_of(profile, "one MoE layer"), config, profile.provenance);
     page.fact("routing", profile.routing);
     for (const ArmProfile& arm : profile.arms) {
-        std::string text = fmt::format("{}; step {:.3f} ms, {} tokens/s a GPU", heading_of(profile, arm),
+        std::string text = fmt::format("{}; step {:.3f} ms, {} tokens/s a GPU",
+                                       heading_of(profile, arm).substr(arm.name.size() + 2),
                                        arm.step_seconds * 1e3, format_si(arm.tokens_per_second()));
         if (const auto exposed = arm.exposed_wire_seconds())
             text += fmt::format(", exposed wire {:.3f} ms", *exposed * 1e3);

@@ -145,7 +145,7 @@ json bars_json(const std::vector<PageRows>& groups, const std::string& unit) {
 
 PageRow memory_row(const std::string& label, const std::map<std::string, int64_t>& bytes) {
     PageRow row{label, {}};
-    for (const auto& [name, count] : bytes) row.parts.emplace_back(name, static_cast<double>(count) / kGiB);
+    for (const auto& [name, count] : bytes) row.parts.emplace_back(name, static_cast<double>(count));
     return row;
 }
 

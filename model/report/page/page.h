@@ -56,9 +56,9 @@ struct PageRows {
     std::string name;
     std::vector<PageRow> rows;
 };
+// `unit` "bytes": shown in KiB, MiB or GiB.
 nlohmann::json bars_json(const std::vector<PageRows>& groups, const std::string& unit);
-inline constexpr double kGiB = 1073741824.0;
-PageRow memory_row(const std::string& label, const std::map<std::string, int64_t>& bytes);  // in GiB
+PageRow memory_row(const std::string& label, const std::map<std::string, int64_t>& bytes);
 
 // How evenly tokens went to experts, over a run, in bounded memory.
 class RoutingHistory {

@@ -20,12 +20,11 @@ void add_run_facts(Page& page, const RunTitle& title) {
 }
 
 json memory_of(const MemoryUse& memory) {
-    PageRow workspace{"workspace",
-                      {{"workspace, reserved", static_cast<double>(memory.workspace.reserved) / kGiB}}};
+    PageRow workspace{"workspace", {{"workspace, reserved", static_cast<double>(memory.workspace.reserved)}}};
     return bars_json({{"",
                        {memory_row("parameters", memory.parameters),
                         memory_row("saved for backward", memory.saved), workspace}}},
-                     "GiB");
+                     "bytes");
 }
 
 }  // namespace
@@ -97,7 +96,7 @@ std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
         }
         page.fact(curve.name, text);
         page.color(curve.name, kPalette[i % kPalette.size()]);
-        saved.rows.push_back({curve.name, {{"saved for the backward", curve.saved_bytes / kGiB}}});
+        saved.rows.push_back({curve.name, {{"saved for the backward", curve.saved_bytes}}});
         if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].json(curve.name));
     }
     page.set("loss",
@@ -107,7 +106,7 @@ std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
                          config.validate.ema_decay, config.validate.warmup_iters + 1));
     page.absent("stages", kProfileSays);
     page.absent("timeline", kProfileSays);
-    page.set("memory", bars_json({saved}, "GiB"),
+    page.set("memory", bars_json({saved}, "bytes"),
              "Kept for the backward by rank 0; `fp8flow plan` has the rest.");
     page.set("routing", {{"groups", std::move(groups)}},
              "Tokens of an expert over the mean of its layer: 1 is balanced.");
