@@ -133,7 +133,12 @@ void draw(SvgCanvas& canvas, const Window& window, const std::vector<size_t>& la
         canvas.rect(left, top + 2, std::max(width - 0.6, 0.4), kLaneHeight - 4, kPalette[box.category],
                     box.tooltip);
         const std::string name = name_of_category(box.category);
-        if (text_width(name, kBoxFont) + 6 < width)
+        // a cast inside a stage lies over it
+        const bool covered = std::any_of(window.boxes.begin(), window.boxes.end(), [&](const Box& other) {
+            return &other != &box && other.lane == box.lane && other.begin >= box.begin &&
+                   other.begin < box.end - 1e-9 && other.end - other.begin < box.end - box.begin;
+        });
+        if (!covered && text_width(name, kBoxFont) + 6 < width)
             canvas.text(left + width / 2, top + 17, name,
                         {.size = kBoxFont, .color = "#ffffff", .anchor = Anchor::middle});
     }
