@@ -59,7 +59,11 @@ int main(int count, char** arguments) try {
     profile::Profile profile = read(file);
     profile.model = arguments[2];
     try {
-        profile.shape = report::model_shape(parse_config(file.at("config").get<std::string>(), arguments[1]));
+        std::string config = file.at("config");
+        const std::string old_key = "moe_delay_wgrad_compute";  // renamed since
+        if (const size_t at = config.find(old_key); at != std::string::npos)
+            config.replace(at, old_key.size(), "moe_wgrad_pair_micro_batches");
+        profile.shape = report::model_shape(parse_config(config, arguments[1]));
     } catch (const std::exception& problem) {  // keys of an older program: the picture goes without
         std::fprintf(stderr, "%s: no shape: %s\n", arguments[1], problem.what());
     }

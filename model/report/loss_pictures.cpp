@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Titles, curves, bands and dots of losses.
 #include "model/report/loss_pictures.h"
 
 #include "model/report/run_report.h"

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// Names of runs and devices, as titles have them.
 #include "model/report/titles.h"
 
 #include "model/report/run_report.h"

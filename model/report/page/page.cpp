@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// The data of report.html, thinned and escaped, put into its template.
 #include "model/report/page/page.h"
 
 #include "kernels/core/error.h"

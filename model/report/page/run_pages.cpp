@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: MIT
+// What the pages of `train` and `validate` hold, section by section.
 #include "model/report/page/run_pages.h"
 
 #include "model/report/svg_canvas.h"
