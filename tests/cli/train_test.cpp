@@ -111,7 +111,7 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         const std::vector<std::string> filled =
             filled_sections(expect_report_page(read_whole(out + "/report.html")));
         EXPECT_EQ(filled, (std::vector<std::string>{"configuration", "loss", "machine", "memory", "routing",
-                                                    "summary"}));
+                                                    "stages", "summary"}));
         expect_metrics(out, 6);
         const json memory = json::parse(read_whole(out + "/memory.json"));
         EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);

@@ -5,6 +5,8 @@
 #include "model/report/svg_canvas.h"
 #include "model/report/table.h"
 
+#include <algorithm>
+
 namespace fp8flow::report {
 
 namespace {
@@ -55,10 +57,17 @@ std::string train_page(const RunTitle& title, const TrainLosses& losses, const T
     if (end.last.stage_seconds.empty()) {
         page.absent("stages", std::string("Not timed in this run (output.time_stages). ") + kProfileSays);
     } else {
-        PageRow row{"last iteration", {}};
-        for (const auto& [stage, seconds] : end.last.stage_seconds)
-            row.parts.emplace_back(stage, seconds * 1e3);
-        page.set("stages", bars_json({{"", {row}}}, "ms"), "Rank 0.");
+        // "backward/fc1 dgrad": a row a direction
+        PageRows rows;
+        for (const auto& [stage, seconds] : end.last.stage_seconds) {
+            const size_t slash = std::min(stage.find('/'), stage.size());
+            const std::string direction = stage.substr(0, slash);
+            if (rows.rows.empty() || rows.rows.back().label != direction)
+                rows.rows.push_back({direction, {}});
+            const std::string name = slash == stage.size() ? stage : stage.substr(slash + 1);
+            rows.rows.back().parts.emplace_back(name, seconds * 1e3);
+        }
+        page.set("stages", bars_json({rows}, "ms"), "The last iteration, rank 0.");
     }
     page.absent("timeline", kProfileSays);
     page.set("memory", memory_of(end.memory),
