@@ -10,6 +10,8 @@
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
+#include "model/report/page/page.h"
+#include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
@@ -67,8 +69,18 @@ Gpu gpu_of(const PlanOptions& options) {
 void write_pictures(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
                     const Gpu& gpu) {
     if (options.picture.empty()) return;
-    write(config.output.out, options.picture + "_memory.svg", memory_picture(choices, gpu));
-    write(config.output.out, options.picture + "_time.svg", time_picture(choices, gpu));
+    const std::string model = report::run_name(options.config_path, options.hf_config);
+    write(config.output.out, options.picture + "_memory.svg", memory_picture(model, choices, gpu));
+    write(config.output.out, options.picture + "_time.svg", time_picture(model, choices, gpu));
+}
+
+// Where anything is written.
+void write_page(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
+                const Gpu& gpu) {
+    if (choices.empty() || (options.picture.empty() && !options.json)) return;
+    write(config.output.out, report::kPageFile,
+          plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
+                    make_provenance(options.command, {}, 1)));
 }
 
 // One run: every table of the plan, and its prediction.
@@ -98,6 +110,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
         write(config.output.out, *options.json, json);
     }
     if (known) write_pictures(options, config, choices, gpu);
+    write_page(options, config, choices, gpu);
     return 0;
 }
 
@@ -119,6 +132,7 @@ int plan_table(const PlanOptions& options) {
         write(config.output.out, *options.json,
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_pictures(options, config, choices, gpu);
+    write_page(options, config, choices, gpu);
     return 0;
 }
 

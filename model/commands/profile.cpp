@@ -5,9 +5,11 @@
 #include "model/predict/calibrate.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"
+#include "model/report/page/page.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
 
 #include <chrono>
 #include <optional>
@@ -53,6 +55,8 @@ public:
           log_(world.rank()) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
+        profile_.model = run_name(options.config_path, options.hf_config);
+        profile_.shape = model_shape(config_);
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
@@ -163,6 +167,8 @@ private:
             folder_->write_atomic("calibration.json", *calibration);
         folder_->write_atomic("profile.svg", profile_picture(profile_));
         folder_->write_atomic("timeline.svg", timeline_picture(profile_));
+        folder_->write_atomic(kPageFile, profile_page(profile_, config_));
+        if (profile_.ablation) folder_->write_atomic("ablation.svg", ablation_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));
@@ -171,10 +177,10 @@ private:
             log_.line(
                 "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
                 "steps is none");
-        log_.line(
-            fmt::format("  files  {}/: profile.json, profile.svg, timeline.svg, trace.rank*.json "
-                        "(ui.perfetto.dev), profile.log",
-                        folder_->path()));
+        log_.line(fmt::format(
+            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}trace.rank*.json "
+            "(ui.perfetto.dev), profile.log",
+            folder_->path(), profile_.ablation ? "ablation.svg, " : ""));
     }
 
     ProcessGroup& world_;

@@ -7,12 +7,14 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/report/loss_pictures.h"
+#include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
-#include "model/report/svg.h"
 #include "model/report/table.h"
 #include "model/report/tensor_stats.h"
 #include "model/report/tensorboard.h"
+#include "model/report/titles.h"
 #include "model/weights/export.h"
 
 #include <chrono>
@@ -66,6 +68,7 @@ public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
           config_path_(options.config_path),
+          name_(run_name(options.config_path, options.hf_config)),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
@@ -356,6 +359,7 @@ private:
             losses_.x.push_back(static_cast<double>(iteration));
             losses_.y.push_back(result.lm_loss);
             last_ = result;
+            routing_.add(iteration, result.load);
             check_gradient(result);
         }
         report_graphs();
@@ -419,6 +423,7 @@ private:
             series.y.push_back(record[key].get<double>());
         };
         for (const nlohmann::json& record : records) {
+            routing_.add(record);
             add(losses_, record, "lm loss");
             add(held_out_, record, "held-out loss");
         }
@@ -446,19 +451,18 @@ private:
     }
 
     void finish(double seconds) {
-        LineChart chart;
-        chart.title = "Training loss";
-        chart.subtitle =
-            fmt::format("{}, {}", recipe_name(config_.precision.recipe), counted(world_.size(), "rank"));
-        chart.x_label = "iteration";
-        losses_.name = "train";
-        held_out_.name = "held out";
-        Panel panel{.y_label = "loss (nats per token)", .series = {losses_}};
-        if (!held_out_.x.empty()) panel.series.push_back(held_out_);
-        if (const auto floor = data_->entropy_floor_nats())
-            panel.lines.push_back({*floor, "entropy of the source"});
-        chart.panels = {panel};
-        folder_->write_atomic("loss.svg", render_svg(chart));
+        const double tokens =
+            static_cast<double>((trainer_->steps_done() - first_step_) * config_.training.global_batch_size *
+                                config_.model.seq_length);
+        const RunTitle title{name_, config_, provenance_};
+        const TrainLosses losses{.train = losses_,
+                                 .held_out = held_out_,
+                                 .floor = data_->entropy_floor_nats(),
+                                 .tokens_per_second = tokens / seconds};
+        folder_->write_atomic("loss.svg", train_picture(title, losses));
+        folder_->write_atomic(
+            kPageFile,
+            train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, routing_}));
         summary(seconds);
     }
 
@@ -515,10 +519,11 @@ private:
             }
         }
         log_.line(fmt::format("  files          {}/", folder_->path()));
-        log_.line(fmt::format("                 config.yaml, train.log, {}loss.svg, memory.json{}",
-                              config_.output.metrics ? "metrics.jsonl, " : "",
-                              (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
-                                  std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
+        log_.line(
+            fmt::format("                 report.html, config.yaml, train.log, {}loss.svg, memory.json{}",
+                        config_.output.metrics ? "metrics.jsonl, " : "",
+                        (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
+                            std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
         if (done < all) {
             log_.line(saver_
                           ? fmt::format("  next           the same command with --out {} --resume auto "
@@ -541,7 +546,7 @@ private:
 
     ProcessGroup& world_;
     StopSignals signals_;
-    std::string config_path_;
+    std::string config_path_, name_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
@@ -566,6 +571,7 @@ private:
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;
+    RoutingHistory routing_;
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;

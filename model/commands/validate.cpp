@@ -4,10 +4,12 @@
 #include "model/validate/validate.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
+#include "model/report/loss_pictures.h"
+#include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
-#include "model/report/svg.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
 #include "model/validate/arms.h"
 
 #include <algorithm>
@@ -29,6 +31,8 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
+          name_(run_name(options.config_path, options.hf_config)),
+          ablation_(options.ablation != Ablation::none),
           arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
           log_(world.rank()) {
@@ -74,6 +78,7 @@ private:
         Curve curve;
         curve.name = arm.name;
         curve.against = index_of(arm.against);
+        RoutingHistory routing;
         std::vector<double> seconds;
         const auto report = [&](const StepResult& step) {
             const int64_t iteration = step.step + 1;
@@ -84,6 +89,7 @@ private:
             curve.grad_norm.push_back(step.grad_norm);
             curve.wire_bytes_per_step = step.wire.total();
             curve.casts_per_step = step.casts;
+            routing.add(iteration, step.load);
             if (iteration % config_.output.log_interval == 0 || iteration == arm.config.training.train_iters)
                 log_.line(progress_line(curve));
             if (curve_file_)
@@ -95,6 +101,7 @@ private:
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
         if (const auto result = trainer.drain()) report(*result);
+        routing_.push_back(std::move(routing));
         const Trainer::MemorySums saved = trainer.saved_memory();
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
@@ -149,14 +156,19 @@ private:
         }
         run_folder_->check();
         folder_->write_atomic("validate.json", json(comparisons, verdicts, noise).dump(2) + "\n");
-        folder_->write_atomic("loss.svg", picture(comparisons));
+        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
+        const std::string verdict = all_pass ? "pass" : noisy ? "inconclusive" : "miss";
+        const ValidateLosses losses{curves_, comparisons, noise, verdict, kControlArm};
+        const RunTitle title{name_, config_, provenance_};
+        folder_->write_atomic("loss.svg", validate_picture(title, losses));
+        folder_->write_atomic(kPageFile, validate_page(title, losses, routing_));
+        if (ablation_) folder_->write_atomic("ablation.svg", validate_dots(title, losses));
         log_.line("");
         log_.line(fmt::format(
             "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
             "limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
         log_.line(table(comparisons, verdicts));
-        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
         if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
         if (noisy)
             log_.line(fmt::format(
@@ -165,8 +177,9 @@ private:
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
         log_.line(
-            fmt::format("  files  {}/: loss.svg, loss.jsonl, validate.json, validate.log", folder_->path()));
-        log_.line(fmt::format("verdict: {}", all_pass ? "pass" : noisy ? "inconclusive" : "miss"));
+            fmt::format("  files  {}/: report.html, loss.svg, {}loss.jsonl, validate.json, validate.log",
+                        folder_->path(), ablation_ ? "ablation.svg, " : ""));
+        log_.line("verdict: " + verdict);
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
     }
 
@@ -245,37 +258,12 @@ private:
         return result;
     }
 
-    std::string picture(const std::vector<Comparison>& comparisons) const {
-        LineChart chart;
-        chart.title = "Loss under every recipe";
-        chart.subtitle =
-            fmt::format("EMA {}, same data, seed and initial weights", config_.validate.ema_decay);
-        chart.x_label = "iteration";
-        Panel losses{.y_label = "loss (nats per token)"},
-            errors{.y_label = "relative error to bf16", .y_scale = AxisScale::log};
-        auto series = [](const std::string& name, const std::vector<double>& y, double factor) {
-            Series s{.name = name};
-            for (size_t i = 0; i < y.size(); ++i) {
-                s.x.push_back(static_cast<double>(i + 1));
-                s.y.push_back(y[i] * factor);
-            }
-            s.dashed = name == kControlArm;
-            return s;
-        };
-        for (const Curve& curve : curves_)
-            losses.series.push_back(series(curve.name, ema(curve.loss, config_.validate.ema_decay), 1.0));
-        for (const Comparison& c : comparisons)
-            errors.series.push_back(series(c.name, c.relative_error, 100.0));
-        errors.tick_suffix = " %";
-        errors.lines.push_back({config_.validate.max_relative_loss_error * 100.0, "limit"});
-        chart.panels = {losses, errors};
-        return render_svg(chart);
-    }
-
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
+    std::string name_;
+    bool ablation_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;
     std::optional<RunFolder> run_folder_;
@@ -284,6 +272,7 @@ private:
     std::optional<LineFile> curve_file_;
     RunLog log_;
     std::vector<Curve> curves_;
+    std::vector<RoutingHistory> routing_;  // one a curve
 };
 
 }  // namespace

@@ -51,8 +51,10 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 std::string prediction_text(const Choice& choice, const Gpu& gpu);
 std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu);
 // SVG: memory of the best choices against the GPU's, and where their step's time goes.
-std::string memory_picture(const std::vector<Choice>& choices, const Gpu& gpu);
-std::string time_picture(const std::vector<Choice>& choices, const Gpu& gpu);
+std::string memory_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
+std::string time_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
+std::string plan_page(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu,
+                      const Provenance& provenance);  // report.html
 std::string statement(const Gpu& gpu);  // that it is a prediction, its calibration and its error
 
 }  // namespace fp8flow::predict

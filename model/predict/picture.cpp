@@ -1,11 +1,16 @@
 // SPDX-License-Identifier: MIT
 // Bars of the best choices: memory against the GPU's, time of a step by part.
+#include "model/predict/picture.h"
+
 #include "model/predict/choose.h"
+#include "model/report/run_report.h"
 #include "model/report/svg.h"
+#include "model/report/titles.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace fp8flow::predict {
 
@@ -13,14 +18,15 @@ namespace {
 
 using namespace report;
 
-std::string label_of(const Choice& choice) {
-    return fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
-                       choice.config.parallel.expert_model_parallel_size);
-}
+constexpr double kMostMicroseconds = 1e4;  // in a bar; above, milliseconds read better
 
 std::string subtitle_of(const Gpu& gpu) {
-    return fmt::format("Predicted for the {}; {}", gpu.sheet.gpu,
+    return fmt::format("predicted for the {}; {}", gpu.sheet.gpu,
                        gpu.calibrated ? "calibrated " + gpu.calibration.date : std::string("uncalibrated"));
+}
+
+std::string shape_of(const std::vector<Choice>& choices) {
+    return choices.empty() ? "" : model_shape(choices.front().config) + "; ";
 }
 
 void add_value(BarChart& chart, Bar& bar, const std::string& category, double value) {
@@ -39,7 +45,29 @@ std::string render(BarChart& chart) {
     return render_svg(chart);
 }
 
-// The word of a bar: parts of a step, the MoE layer by what it does.
+}  // namespace
+
+std::string label_of(const Choice& choice) {
+    return fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
+                       choice.config.parallel.expert_model_parallel_size);
+}
+
+std::string speed_up_of(const std::vector<Choice>& choices) {
+    std::string text;
+    int64_t most = 0;
+    for (const Choice& base : choices)
+        for (const Choice& other : choices) {
+            const Recipe recipe = other.config.precision.recipe;
+            if (!base.best || !other.best || base.gpus != other.gpus || base.gpus < most) continue;
+            if (base.config.precision.recipe != Recipe::bf16 || recipe == Recipe::bf16) continue;
+            most = base.gpus;
+            text = fmt::format(", {} on {}: {:.2f} x as fast as bf16", recipe_name(recipe),
+                               counted(base.gpus, "GPU"),
+                               other.time.tokens_per_second() / base.time.tokens_per_second());
+        }
+    return text;
+}
+
 std::string kind_of(const Work& work) {
     if (work.part != "moe layer") return work.part;
     if (work.stage.starts_with("fc") || work.stage == "shared expert") return "MoE GEMMs";
@@ -47,12 +75,10 @@ std::string kind_of(const Work& work) {
     return "MoE, other";
 }
 
-}  // namespace
-
-std::string memory_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
+std::string memory_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu) {
     BarChart chart;
-    chart.title = "Memory of a GPU";
-    chart.subtitle = subtitle_of(gpu);
+    chart.title = model + ": memory of a GPU";
+    chart.subtitle = shape_of(choices) + subtitle_of(gpu);
     chart.x_label = "GB; the first bar is what the GPU has for it";
     chart.unit = " GB";
     Bar capacity{fmt::format("{}, usable", gpu.sheet.gpu), {}};
@@ -68,10 +94,10 @@ std::string memory_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
     return render(chart);
 }
 
-std::string time_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
+std::string time_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu) {
     BarChart chart;
-    chart.title = "Time of a step";
-    chart.subtitle = subtitle_of(gpu) + "; what a schedule hides is part of the bars";
+    chart.title = model + ": time of a step" + speed_up_of(choices);
+    chart.subtitle = shape_of(choices) + subtitle_of(gpu) + "; what a schedule hides is part of the bars";
     chart.x_label = "microseconds of a step for each 1000 tokens of a GPU";
     chart.unit = " us";
     for (const Choice& choice : choices) {
@@ -81,6 +107,15 @@ std::string time_picture(const std::vector<Choice>& choices, const Gpu& gpu) {
         for (const StageTime& stage : choice.time.stages)
             add_value(chart, bar, kind_of(stage.work), stage.seconds * stage.runs * 1e6 / thousands);
         chart.bars.push_back(bar);
+    }
+    double most = 0;
+    for (const Bar& bar : chart.bars)
+        most = std::max(most, std::accumulate(bar.values.begin(), bar.values.end(), 0.0));
+    if (most > kMostMicroseconds) {
+        chart.x_label = "milliseconds of a step for each 1000 tokens of a GPU";
+        chart.unit = " ms";
+        for (Bar& bar : chart.bars)
+            for (double& value : bar.values) value *= 1e-3;
     }
     return render(chart);
 }

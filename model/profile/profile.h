@@ -130,6 +130,7 @@ struct Profile {
     MachineRates machine;
     int64_t ranks = 1, steps = 0;
     std::string routing;
+    std::string model, shape;  // report::run_name, report::model_shape
     Provenance provenance;
     bool ablation = false;  // arms are the flow with one optimisation off
 };
@@ -139,7 +140,9 @@ std::string side_by_side_table(const Profile& profile);  // milliseconds by stag
 std::string summary_table(const Profile& profile);       // one line a recipe
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
+std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG
 std::string timeline_picture(const Profile& profile);  // lanes of a MoE layer, forward and backward, SVG
+std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 

@@ -1,60 +1,20 @@
 // SPDX-License-Identifier: MIT
-// Layout of the line chart and of the stacked bars.
+// Layout of the line chart.
 #include "model/report/svg.h"
 
 #include "kernels/core/error.h"
+#include "model/report/svg_axis.h"
 #include "model/report/svg_canvas.h"
-#include "model/report/table.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
-#include <limits>
 #include <map>
+#include <optional>
 
 namespace fp8flow::report {
 
 namespace {
-
-struct Interval {
-    double low = std::numeric_limits<double>::infinity();
-    double high = -std::numeric_limits<double>::infinity();
-
-    void include(double value) {
-        low = std::min(low, value);
-        high = std::max(high, value);
-    }
-    bool empty() const { return low > high; }
-};
-
-bool drawable(double value, AxisScale scale) {
-    return std::isfinite(value) && (scale == AxisScale::linear || value > 0.0);
-}
-
-// From data to pixels along one axis.
-struct Axis {
-    Interval range;
-    double from = 0.0, to = 1.0;  // pixels of range.low and range.high
-    AxisScale scale = AxisScale::linear;
-
-    double operator()(double value) const {
-        const auto f = [this](double v) { return scale == AxisScale::log ? std::log10(v) : v; };
-        return from + (to - from) * (f(value) - f(range.low)) / (f(range.high) - f(range.low));
-    }
-};
-
-// Room around the data; a single value gets some on both sides.
-Interval padded(Interval range, AxisScale scale, double share) {
-    if (range.empty()) return scale == AxisScale::log ? Interval{0.1, 1.0} : Interval{0.0, 1.0};
-    if (scale == AxisScale::log) {
-        const double factor = range.low == range.high ? 2.0 : std::pow(range.high / range.low, share);
-        return {range.low / factor, range.high * factor};
-    }
-    const double spread = range.high - range.low;
-    const double room = spread > 1e-12 * std::max(std::abs(range.low), std::abs(range.high))
-                            ? spread * share
-                            : std::max(std::abs(range.high) * 0.05, 1e-9);
-    return {range.low - room, range.high + room};
-}
 
 Interval y_range(const Panel& panel) {
     Interval range;
@@ -63,6 +23,9 @@ Interval y_range(const Panel& panel) {
             if (drawable(y, panel.y_scale)) range.include(y);
     for (const ReferenceLine& line : panel.lines)
         if (drawable(line.y, panel.y_scale)) range.include(line.y);
+    for (const Band& band : panel.bands)
+        for (const double y : {band.low, band.high})
+            if (drawable(y, panel.y_scale)) range.include(y);
     // Errors, times and the like: an axis that nearly starts at zero starts there.
     const bool from_zero =
         panel.y_scale == AxisScale::linear && range.low >= 0.0 && range.low <= 0.05 * range.high;
@@ -117,8 +80,6 @@ std::string path_of(const Series& series, const Axis& x_axis, const Axis& y_axis
     return path;
 }
 
-double step_of(const std::vector<double>& ticks) { return ticks.size() > 1 ? ticks[1] - ticks[0] : 0.0; }
-
 std::vector<LegendEntry> legend_of(const LineChart& chart, std::map<std::string, std::string>& colors) {
     std::vector<LegendEntry> legend;
     for (const Panel& panel : chart.panels)
@@ -127,28 +88,114 @@ std::vector<LegendEntry> legend_of(const LineChart& chart, std::map<std::string,
             const std::string color =
                 series.color.empty() ? std::string(kPalette[colors.size() % kPalette.size()]) : series.color;
             colors[series.name] = color;
-            if (!series.name.empty()) legend.push_back({series.name, color, series.dashed});
+            if (!series.name.empty())
+                legend.push_back(
+                    {.name = series.name, .color = color, .dashed = series.dashed, .points = series.points});
         }
+    for (const Panel& panel : chart.panels)
+        for (const Band& band : panel.bands)
+            legend.push_back({.name = band.label, .color = band.color, .band = true});
     return legend;
+}
+
+std::vector<double> ticks_of(const Panel& panel, const Interval& range) {
+    return panel.y_scale == AxisScale::log
+               ? log_ticks(range.low, range.high)
+               : linear_ticks(range.low, range.high, static_cast<int>(panel.height / 52.0));
+}
+std::string label_of(const Panel& panel, double tick, const std::vector<double>& ticks) {
+    return tick_label(tick, panel.y_scale == AxisScale::log ? 0.0 : step_of(ticks)) + panel.tick_suffix;
+}
+
+constexpr double kTickFont = 12.0;
+constexpr int kMostTicks = 9;  // along x
+
+// Pixels left of the panels: the labels of all ticks, and the text that stands on its side.
+double left_of(const LineChart& chart) {
+    double widest = 48.0;
+    for (const Panel& panel : chart.panels) {
+        const std::vector<double> ticks = ticks_of(panel, y_range(panel));
+        for (const double tick : ticks)
+            widest = std::max(widest, text_width(label_of(panel, tick, ticks), kTickFont));
+    }
+    return kMargin + 9.0 + widest + 9.0;
+}
+
+// Where the text of a line is written: above it or below, at the right end or the left, where it lies on no
+// text of another line and inside the panel.
+struct LabelPlace {
+    double y;
+    Anchor anchor;
+};
+std::optional<LabelPlace> place_label(double y, double top, double bottom, std::vector<LabelPlace>& taken) {
+    // The curves mostly lie between the line and the middle of the panel.
+    const double above = y - 6.0, below = y + 15.0;
+    const bool lower = y > (top + bottom) / 2.0;
+    for (const Anchor anchor : {Anchor::end, Anchor::start})
+        for (const double text : lower ? std::array{below, above} : std::array{above, below}) {
+            const bool inside = text - kTickFont > top && text + 4.0 < bottom;
+            const bool free = std::none_of(taken.begin(), taken.end(), [&](const LabelPlace& other) {
+                return other.anchor == anchor && std::abs(other.y - text) < 16.0;
+            });
+            if (!inside || !free) continue;
+            taken.push_back({text, anchor});
+            return taken.back();
+        }
+    return std::nullopt;
+}
+
+void draw_lines(SvgCanvas& canvas, const Panel& panel, const Axis& x_axis, const Axis& y_axis) {
+    const double left = x_axis.from, right = x_axis.to;
+    std::vector<LabelPlace> taken;
+    for (const ReferenceLine& line : panel.lines) {
+        if (!drawable(line.y, panel.y_scale) || line.y < y_axis.range.low || line.y > y_axis.range.high)
+            continue;
+        const double y = y_axis(line.y);
+        canvas.line(left, y, right, y, line.color, 1.4, "7 5");
+        const auto place = place_label(y, y_axis.to, y_axis.from, taken);
+        if (!place) continue;
+        canvas.text(place->anchor == Anchor::end ? right - 6.0 : left + 6.0, place->y,
+                    fitted(line.label, kTickFont, (right - left) / 2.0 - 12.0),
+                    {.size = kTickFont, .color = line.color, .anchor = place->anchor, .halo = true});
+    }
+}
+
+void draw_series(SvgCanvas& canvas, const Series& series, const std::string& color, const Axis& x_axis,
+                 const Axis& y_axis) {
+    const std::string path = path_of(series, x_axis, y_axis);
+    if (path.empty()) return;
+    canvas.raw(fmt::format("<path d=\"{}\" stroke=\"{}\" stroke-width=\"{}\"{}/>\n", path, escape_xml(color),
+                           series.width, series.dashed ? " stroke-dasharray=\"6 4\"" : ""));
+}
+
+void draw_points(SvgCanvas& canvas, const Series& series, const std::string& color, const Axis& x_axis,
+                 const Axis& y_axis) {
+    for (size_t i = 0; series.points && i < series.x.size(); ++i)
+        if (std::isfinite(series.x[i]) && drawable(series.y[i], y_axis.scale) &&
+            series.y[i] >= y_axis.range.low && series.y[i] <= y_axis.range.high)
+            canvas.circle(x_axis(series.x[i]), y_axis(series.y[i]), 3.6, color,
+                          fmt::format("{}, {:.6g}: {:.4f}", series.name, series.x[i], series.y[i]));
 }
 
 void draw_panel(SvgCanvas& canvas, const Panel& panel, const Axis& x_axis, const Axis& y_axis, size_t index,
                 const std::map<std::string, std::string>& colors) {
     const double left = x_axis.from, right = x_axis.to, bottom = y_axis.from, top = y_axis.to;
-    const bool log = panel.y_scale == AxisScale::log;
-    const std::vector<double> ticks =
-        log ? log_ticks(y_axis.range.low, y_axis.range.high)
-            : linear_ticks(y_axis.range.low, y_axis.range.high, static_cast<int>(panel.height / 52.0));
-    for (const double tick : linear_ticks(x_axis.range.low, x_axis.range.high, 9))
+    for (const Band& band : panel.bands)
+        if (drawable(band.low, panel.y_scale) && drawable(band.high, panel.y_scale)) {
+            const double from = std::clamp(y_axis(band.high), top, bottom),
+                         to = std::clamp(y_axis(band.low), top, bottom);
+            canvas.band(left, from, right - left, to - from, band.color);
+        }
+    const std::vector<double> ticks = ticks_of(panel, y_axis.range);
+    for (const double tick : linear_ticks(x_axis.range.low, x_axis.range.high, kMostTicks))
         canvas.line(x_axis(tick), top, x_axis(tick), bottom, kGrid, 1.0);
     for (const double tick : ticks) {
         canvas.line(left, y_axis(tick), right, y_axis(tick), kGrid, 1.0);
-        canvas.text(left - 9.0, y_axis(tick) + 4.0,
-                    tick_label(tick, log ? 0.0 : step_of(ticks)) + panel.tick_suffix,
-                    {.size = 12.0, .anchor = Anchor::end});
+        canvas.text(left - 9.0, y_axis(tick) + 4.0, label_of(panel, tick, ticks),
+                    {.size = kTickFont, .anchor = Anchor::end});
     }
     canvas.line(left, bottom, right, bottom, kFrame, 1.2);
-    canvas.text(kMargin, (top + bottom) / 2.0, panel.y_label,
+    canvas.text(kMargin, (top + bottom) / 2.0, fitted(panel.y_label, 13.0, panel.height),
                 {.size = 13.0, .anchor = Anchor::middle, .rotation = -90.0});
 
     canvas.raw(fmt::format(
@@ -158,25 +205,16 @@ void draw_panel(SvgCanvas& canvas, const Panel& panel, const Axis& x_axis, const
         index, left, top - 2.0, right - left, bottom - top + 4.0, index));
     bool any = false;
     for (const Series& series : panel.series) {
-        const std::string path = path_of(series, x_axis, y_axis);
-        if (path.empty()) continue;
-        any = true;
-        canvas.raw(fmt::format("<path d=\"{}\" stroke=\"{}\" stroke-width=\"{}\"{}/>\n", path,
-                               escape_xml(series.color.empty() ? colors.at(series.name) : series.color),
-                               series.width, series.dashed ? " stroke-dasharray=\"6 4\"" : ""));
+        for (size_t i = 0; i < series.x.size() && !any; ++i)
+            any = std::isfinite(series.x[i]) && drawable(series.y[i], panel.y_scale);
+        draw_series(canvas, series, series.color.empty() ? colors.at(series.name) : series.color, x_axis,
+                    y_axis);
     }
     canvas.raw("</g>\n");
-    for (const ReferenceLine& line : panel.lines) {
-        if (!drawable(line.y, panel.y_scale) || line.y < y_axis.range.low || line.y > y_axis.range.high)
-            continue;
-        const double y = y_axis(line.y);
-        canvas.line(left, y, right, y, line.color, 1.4, "7 5");
-        // On the side where the curves are less likely: they mostly lie between the line and the middle of
-        // the panel.
-        const bool below = y - top < 18.0 || (y > (top + bottom) / 2.0 && bottom - y > 18.0);
-        canvas.text(right - 6.0, below ? y + 15.0 : y - 6.0, line.label,
-                    {.size = 12.0, .color = line.color, .anchor = Anchor::end, .halo = true});
-    }
+    for (const Series& series : panel.series)
+        draw_points(canvas, series, series.color.empty() ? colors.at(series.name) : series.color, x_axis,
+                    y_axis);
+    draw_lines(canvas, panel, x_axis, y_axis);
     if (!any)
         canvas.text((left + right) / 2.0, (top + bottom) / 2.0, "no data",
                     {.size = 14.0, .anchor = Anchor::middle, .halo = true});
@@ -229,7 +267,7 @@ std::string render_svg(const LineChart& chart) {
     SvgCanvas canvas;
     std::map<std::string, std::string> colors;
     double y = canvas.header(chart.title, chart.subtitle, legend_of(chart, colors), chart.width);
-    Axis x_axis{x_range, kMargin + 66.0, chart.width - kMargin, AxisScale::linear};
+    Axis x_axis{x_range, left_of(chart), chart.width - kMargin, AxisScale::linear};
     for (size_t i = 0; i < chart.panels.size(); ++i) {
         const Panel& panel = chart.panels[i];
         if (i > 0) y += 26.0;
@@ -237,74 +275,15 @@ std::string render_svg(const LineChart& chart) {
                    colors);
         y += panel.height;
     }
-    const std::vector<double> ticks = linear_ticks(x_range.low, x_range.high, 9);
+    const std::vector<double> ticks = linear_ticks(x_range.low, x_range.high, kMostTicks);
     y += 20.0;
     for (const double tick : ticks)
         canvas.text(x_axis(tick), y, tick_label(tick, step_of(ticks)),
-                    {.size = 12.0, .anchor = Anchor::middle});
+                    {.size = kTickFont, .anchor = Anchor::middle});
     y += 24.0;
-    canvas.text((x_axis.from + x_axis.to) / 2.0, y, chart.x_label, {.size = 13.0, .anchor = Anchor::middle});
-    return canvas.finish(chart.width, y + kMargin - 8.0, chart.title);
-}
-
-std::string render_svg(const BarChart& chart) {
-    double longest_label = 0.0, longest_total = 0.0, most = 0.0;
-    const auto number = [&](double value) { return format_fixed(value, chart.decimals); };
-    const auto total_of = [](const Bar& bar) {
-        double total = 0.0;
-        for (const double value : bar.values) total += std::isfinite(value) ? value : 0.0;
-        return total;
-    };
-    for (const Bar& bar : chart.bars) {
-        FP8FLOW_CHECK(bar.values.size() == chart.categories.size(), "bar {}: {} values, {} categories",
-                      bar.label, bar.values.size(), chart.categories.size());
-        for (const double value : bar.values)
-            FP8FLOW_CHECK(!(value < 0.0), "bar {}: value {}", bar.label, value);
-        longest_label = std::max(longest_label, text_width(bar.label, 13.0));
-        longest_total = std::max(longest_total, text_width(number(total_of(bar)) + chart.unit, 13.0));
-        most = std::max(most, total_of(bar));
-    }
-    SvgCanvas canvas;
-    std::vector<LegendEntry> legend;
-    for (size_t c = 0; c < chart.categories.size(); ++c)
-        legend.push_back({.name = chart.categories[c],
-                          .color = std::string(kPalette[c % kPalette.size()]),
-                          .filled = true});
-    const double top = canvas.header(chart.title, chart.subtitle, legend, chart.width);
-    constexpr double kBar = 28.0, kStep = 42.0;
-    const double bottom = top + kStep * static_cast<double>(chart.bars.size());
-    const Axis x{{0.0, most > 0.0 ? most : 1.0},
-                 kMargin + std::min(longest_label, chart.width * 0.4) + 12.0,
-                 chart.width - kMargin - longest_total - 14.0,
-                 AxisScale::linear};
-    const std::vector<double> ticks = linear_ticks(x.range.low, x.range.high, 8);
-    for (const double tick : ticks) {
-        canvas.line(x(tick), top, x(tick), bottom, kGrid, 1.0);
-        canvas.text(x(tick), bottom + 18.0, tick_label(tick, step_of(ticks)),
-                    {.size = 12.0, .anchor = Anchor::middle});
-    }
-    double y = top + (kStep - kBar) / 2.0;
-    for (const Bar& bar : chart.bars) {
-        canvas.text(x.from - 10.0, y + 18.5, bar.label, {.size = 13.0, .color = kInk, .anchor = Anchor::end});
-        double sum = 0.0;
-        for (size_t c = 0; c < bar.values.size(); ++c) {
-            if (!(bar.values[c] > 0.0) || !std::isfinite(bar.values[c])) continue;
-            const double from = x(sum), to = x(sum += bar.values[c]);
-            const std::string label = number(bar.values[c]);
-            canvas.rect(from, y, std::max(0.5, to - from - 1.0), kBar, legend[c].color,
-                        fmt::format("{}: {} {}{}", bar.label, chart.categories[c], label, chart.unit));
-            if (to - from > text_width(label, 12.0) + 10.0)
-                canvas.text((from + to) / 2.0, y + 18.5, label,
-                            {.size = 12.0, .color = "#ffffff", .anchor = Anchor::middle});
-        }
-        canvas.text(x(sum) + 8.0, y + 18.5, number(sum) + chart.unit,
-                    {.size = 13.0, .color = kInk, .bold = true});
-        y += kStep;
-    }
-    canvas.line(x.from, top, x.from, bottom, kFrame, 1.2);
-    canvas.text((x.from + x.to) / 2.0, bottom + 42.0, chart.x_label,
+    canvas.text((x_axis.from + x_axis.to) / 2.0, y, fitted(chart.x_label, 13.0, x_axis.to - x_axis.from),
                 {.size = 13.0, .anchor = Anchor::middle});
-    return canvas.finish(chart.width, bottom + 42.0 + kMargin - 8.0, chart.title);
+    return canvas.finish(chart.width, y + kMargin - 8.0, chart.title);
 }
 
 }  // namespace fp8flow::report

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Pictures that people look at, written as SVG text: line charts with one or more panels over a common x axis
-// (loss curves, relative errors), and stacked horizontal bars (memory, time per stage). No dependencies, any
-// browser opens them. Read next: output.h.
+// (loss curves, relative errors), stacked horizontal bars (memory, time per stage), and dots with their
+// spread (ablations). No dependencies, any browser opens them, in its light or dark colours. Text that is too
+// long for its place goes on in the next line or is cut with an ellipsis. Read next: output.h.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +20,8 @@ struct Series {
     std::vector<double> y = {};  // a value that is not finite (or not positive on a log axis) leaves a gap
     std::string color = {};      // "#rrggbb"; empty: from the palette
     bool dashed = false;
-    double width = 1.8;  // pixels
+    double width = 1.8;   // pixels
+    bool points = false;  // a dot at each value, too
 };
 
 // A horizontal line, e.g. the acceptance threshold or the entropy floor; the axis includes it.
@@ -29,10 +31,18 @@ struct ReferenceLine {
     std::string color = "#6b7280";
 };
 
+// From `low` to `high` in a pale colour behind the curves, named in the legend; the axis includes it.
+struct Band {
+    double low = 0.0, high = 0.0;
+    std::string label = {};
+    std::string color = "#3f9a75";
+};
+
 struct Panel {
     std::string y_label = {};
     std::vector<Series> series = {};
     std::vector<ReferenceLine> lines = {};
+    std::vector<Band> bands = {};
     AxisScale y_scale = AxisScale::linear;
     std::optional<double> y_min = {};  // else from the data
     std::optional<double> y_max = {};
@@ -51,6 +61,8 @@ struct LineChart {
 struct Bar {
     std::string label = {};
     std::vector<double> values = {};  // one per category, not negative
+    std::string heading = {};         // above this bar and those that follow
+    std::string total = {};           // after the bar, in place of its sum
 };
 
 struct BarChart {
@@ -58,15 +70,35 @@ struct BarChart {
     std::string subtitle = {};
     std::string x_label = {};
     std::vector<std::string> categories = {};  // legend, left to right in each bar
+    std::vector<std::string> colors = {};      // one per category; empty: from the palette
     std::vector<Bar> bars = {};                // top to bottom
     int decimals = 1;                          // of the numbers in and after the bars
     std::string unit = {};                     // after each total, e.g. " GiB"
     double width = 960.0;
 };
 
+struct Dot {
+    std::string label = {};
+    double value = 0.0;
+    double low = 0.0, high = 0.0;  // its spread, a thin line
+    std::string note = {};         // at the right
+};
+
+struct DotChart {
+    std::string title = {};
+    std::string subtitle = {};
+    std::string x_label = {};
+    std::string tick_suffix = {};
+    std::vector<Dot> dots = {};    // top to bottom; the first is the one to compare with
+    std::vector<Band> bands = {};  // along x
+    std::string legend = {};       // what dot and line are
+    double width = 960.0;
+};
+
 // Complete SVG documents. Throw ExitCode::internal on contradictory sizes.
 std::string render_svg(const LineChart& chart);
 std::string render_svg(const BarChart& chart);
+std::string render_svg(const DotChart& chart);
 
 // Round numbers (1, 2 or 5 times a power of ten) inside [low, high], about `count` of them, ascending.
 std::vector<double> linear_ticks(double low, double high, int count);

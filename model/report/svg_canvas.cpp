@@ -34,10 +34,6 @@ std::string escape_xml(const std::string& text) {
     return out;
 }
 
-double text_width(std::string_view text, double size) {
-    return 0.56 * size * static_cast<double>(display_width(text));  // mean advance of common sans-serif fonts
-}
-
 std::string tick_label(double value, double step) {
     if (value == 0.0) return "0";
     const double size = std::abs(value);
@@ -72,6 +68,13 @@ void SvgCanvas::rect(double x, double y, double width, double height, std::strin
                              : fmt::format("><title>{}</title></rect>\n", escape_xml(std::string(tooltip)));
 }
 
+void SvgCanvas::band(double x, double y, double width, double height, std::string_view color) {
+    body_ += fmt::format(
+        R"(<rect x="{:.2f}" y="{:.2f}" width="{:.2f}" height="{:.2f}" fill="{}" fill-opacity="0.2"/>)", x, y,
+        width, height, attribute(color));
+    body_ += "\n";
+}
+
 void SvgCanvas::circle(double x, double y, double radius, std::string_view color, std::string_view tooltip) {
     body_ += fmt::format(
         "<circle cx=\"{:.2f}\" cy=\"{:.2f}\" r=\"{}\" fill=\"{}\" "
@@ -94,42 +97,66 @@ void SvgCanvas::text(double x, double y, std::string_view content, const TextSty
 
 double SvgCanvas::header(const std::string& title, const std::string& subtitle,
                          const std::vector<LegendEntry>& legend, double width) {
-    double y = kMargin;
-    if (!title.empty()) {
-        y += 14.0;
-        text(kMargin, y, title, {.size = 19.0, .color = kInk, .bold = true});
-        y += 8.0;
+    double y = kMargin - 8.0;
+    const double room = width - 2.0 * kMargin;
+    for (const std::string& line : wrapped(title, 19.0, room, Weight::bold, 3)) {
+        y += 22.0;
+        text(kMargin, y, line, {.size = 19.0, .color = kInk, .bold = true});
     }
-    if (!subtitle.empty()) {
-        y += 15.0;
-        text(kMargin, y, subtitle, {.size = 13.0});
-        y += 6.0;
+    if (!title.empty()) y += 8.0;
+    for (const std::string& line : wrapped(subtitle, 13.0, room, Weight::regular, 4)) {
+        y += 16.0;
+        text(kMargin, y, line, {.size = 13.0});
     }
+    if (!subtitle.empty()) y += 5.0;
     constexpr double kRow = 24.0, kSwatch = 22.0, kFont = 13.0;
     double x = kMargin;
     if (!legend.empty()) y += kRow;
     for (const LegendEntry& entry : legend) {
-        const double entry_width = kSwatch + 8.0 + text_width(entry.name, kFont) + 22.0;
-        if (x > kMargin && x + entry_width > width - kMargin) {
+        const std::string name = fitted(entry.name, kFont, room - kSwatch - 8.0);
+        const double entry_width = kSwatch + 8.0 + text_width(name, kFont) + 22.0;
+        if (x > kMargin && x + entry_width - 22.0 > width - kMargin) {
             x = kMargin;
             y += kRow;
         }
-        if (entry.filled)
+        if (entry.band)
+            band(x + 2.0, y - 12.0, 18.0, 15.0, entry.color);
+        else if (entry.filled)
             rect(x + 4.0, y - 11.0, 13.0, 13.0, entry.color);
         else
             line(x, y - 4.5, x + kSwatch, y - 4.5, entry.color, 2.6, entry.dashed ? "6 4" : "");
-        text(x + kSwatch + 8.0, y, entry.name, {.size = kFont});
+        if (entry.points) circle(x + kSwatch / 2.0, y - 4.5, 3.6, entry.color, entry.name);
+        text(x + kSwatch + 8.0, y, name, {.size = kFont});
         x += entry_width;
     }
     return y + 18.0;
 }
 
+namespace {
+
+// The colours above in a browser that shows dark pages; other programs keep the light ones.
+constexpr std::string_view kDark =
+    "<style>@media (prefers-color-scheme: dark) {\n"
+    ".paper { fill: #111827; }\n"
+    "text[stroke=\"#ffffff\"] { stroke: #111827; }\n"
+    "[fill=\"#1f2937\"] { fill: #f3f4f6; }\n"
+    "[fill=\"#4b5563\"], [fill=\"#6b7280\"] { fill: #cbd5e1; }\n"
+    "[stroke=\"#6b7280\"], [stroke=\"#1f2937\"] { stroke: #cbd5e1; }\n"
+    "[stroke=\"#e5e7eb\"] { stroke: #2f3a4c; }\n"
+    "[stroke=\"#3b6fb6\"] { stroke: #6c9be0; }\n"
+    "[fill=\"#2f4a6d\"] { fill: #6f8db5; }\n"
+    "[stroke=\"#2f4a6d\"] { stroke: #6f8db5; }\n"
+    "}</style>\n";
+
+}  // namespace
+
 std::string SvgCanvas::finish(double width, double height, const std::string& title) const {
     return fmt::format(
                R"(<svg xmlns="http://www.w3.org/2000/svg" width="{0:.0f}" height="{1:.0f}" viewBox="0 0 {0:.0f} {1:.0f}" role="img")"
                R"( font-family="Inter, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, 'DejaVu Sans', sans-serif">)"
-               "\n<title>{2}</title>\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n",
-               width, height, escape_xml(title)) +
+               "\n<title>{2}</title>\n{3}<rect class=\"paper\" width=\"100%\" height=\"100%\" "
+               "fill=\"#ffffff\"/>\n",
+               width, height, escape_xml(title), kDark) +
            body_ + "</svg>\n";
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Shared by the two charts: palette, text and shapes appended to an SVG document. Read next: svg.h.
+// Shared by the charts: palette, text and shapes appended to an SVG document. Read next: svg.h.
 #pragma once
 
 #include <array>
@@ -37,9 +37,19 @@ struct LegendEntry {
     std::string color;
     bool dashed = false;
     bool filled = false;  // a square instead of a line
+    bool band = false;    // a pale square
+    bool points = false;  // a dot on the line
 };
 
-double text_width(std::string_view text, double size);  // estimate, pixels
+enum class Weight { regular, bold };
+
+// Pixels that the text takes at most in Arial and DejaVu Sans, the widest of the fonts that are named.
+double text_width(std::string_view text, double size, Weight weight = Weight::regular);
+// The text, cut with an ellipsis where it takes more than `width`.
+std::string fitted(const std::string& text, double size, double width, Weight weight = Weight::regular);
+// Lines of at most `width`, broken at spaces; of the last of `most` lines the rest is cut.
+std::vector<std::string> wrapped(const std::string& text, double size, double width, Weight weight,
+                                 size_t most);
 
 class SvgCanvas {
 public:
@@ -47,6 +57,7 @@ public:
               std::string_view dash = "");
     void rect(double x, double y, double width, double height, std::string_view color,
               std::string_view tooltip = "");
+    void band(double x, double y, double width, double height, std::string_view color);  // pale
     void circle(double x, double y, double radius, std::string_view color, std::string_view tooltip);
     void text(double x, double y, std::string_view content, const TextStyle& style);
     void raw(std::string_view markup) { body_ += markup; }

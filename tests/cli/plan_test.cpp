@@ -3,6 +3,7 @@
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
+#include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>
 
@@ -103,6 +104,8 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     EXPECT_GT(prediction.at("step_seconds"), prediction.at("layer_seconds"));
     for (const char* picture : {"plans/four_memory.svg", "plans/four_time.svg"})
         expect_contains(read_whole(folder.path(picture)), "<svg");
+    const auto page = expect_report_page(read_whole(folder.path("plans/report.html")));
+    EXPECT_EQ(page.at("sections").at("memory").at("data").at("unit"), "GB");
 }
 
 TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {

@@ -242,7 +242,7 @@ TEST_F(RunFolders, TwoJobsOverOneFolder) {
                       (std::set<std::string>{"step_00000002", "step_00000003"}));
             names = names_in(folder);
             EXPECT_EQ(names, (std::set<std::string>{"checkpoints", "config.yaml", "loss.svg", "memory.json",
-                                                    "metrics.jsonl", "train.log"}));
+                                                    "metrics.jsonl", "report.html", "train.log"}));
         }
         EXPECT_FALSE(fs::exists(folder_.path(out + "-3")));
     }

@@ -4,6 +4,7 @@
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
+#include "tests/support/report_page.h"
 #include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
@@ -104,9 +105,13 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         const std::string out = folder.path("runs/a");
         EXPECT_EQ(files_below(folder.path()),
                   (std::set<std::string>{"runs/a/config.yaml", "runs/a/loss.svg", "runs/a/memory.json",
-                                         "runs/a/metrics.jsonl", "runs/a/train.log"}));
+                                         "runs/a/metrics.jsonl", "runs/a/report.html", "runs/a/train.log"}));
         EXPECT_EQ(lines_of(read_whole(out + "/train.log")), lines_of(run.out));
         expect_well_formed(read_whole(out + "/loss.svg"));
+        const std::vector<std::string> filled =
+            filled_sections(expect_report_page(read_whole(out + "/report.html")));
+        EXPECT_EQ(filled, (std::vector<std::string>{"configuration", "loss", "machine", "memory", "routing",
+                                                    "stages", "summary"}));
         expect_metrics(out, 6);
         const json memory = json::parse(read_whole(out + "/memory.json"));
         EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);

@@ -2,6 +2,7 @@
 // From spans to rows, tables, trace and picture, on a step made up by hand.
 #include "model/profile/profile.h"
 
+#include "tests/support/text_boxes.h"
 #include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
@@ -292,6 +293,7 @@ TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
         {.name = "combine", .direction = "backward", .lane = Lane::wire, .begin = 2.4, .seconds = 0.4});
     const std::string svg = timeline_picture(profile);
     expect_well_formed(svg);
+    expect_text_fits(svg);
     const auto has = [&](const char* text) { return svg.find(text) != std::string::npos; };
     EXPECT_TRUE(has("flow: 500.000 + 0.000 ms"));
     EXPECT_TRUE(has("fc1, forward, 200.000 ms"));
@@ -322,6 +324,11 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     expect_well_formed(svg);
     EXPECT_NE(svg.find("fc1"), std::string::npos);
     EXPECT_EQ(svg.find("transpose"), std::string::npos) << "no recipe spends time there";
+    EXPECT_NE(svg.find("fp8_flow 2.00 x as fast as bf16"), std::string::npos);
+    expect_text_fits(svg);
+    const std::string dots = ablation_picture(profile);
+    expect_well_formed(dots);
+    expect_text_fits(dots);
 }
 
 }  // namespace

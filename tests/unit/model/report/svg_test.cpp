@@ -4,6 +4,7 @@
 
 #include "kernels/core/error.h"
 #include "model/report/svg_canvas.h"
+#include "tests/support/text_boxes.h"
 #include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
@@ -72,6 +73,100 @@ TEST(Ticks, Labels) {
     EXPECT_EQ(tick_label(0.002, 0), "0.002");
     EXPECT_EQ(tick_label(1e-5, 0), "1e-5");
     EXPECT_EQ(tick_label(2.5e7, 5e6), "2.5e7");
+}
+
+// Long names in every place, short ones, numbers that need many digits.
+TEST(Pictures, NoTextLeavesThePictureOrLiesOverAnother) {
+    const std::string word = "fp8_flow_with_everything_that_can_be_turned_off_turned_off";
+    const std::string sentence =
+        word + " on 4096 GPUs: 1.42 x as fast as bf16, " + word + ", and so on, and so on";
+    for (const std::string& name : {std::string("a"), word, sentence, sentence + sentence + sentence})
+        for (const double scale : {1e-9, 1.0, 123456.0}) {
+            Panel panel{
+                .y_label = name,
+                .series = {{.name = name, .x = {1, 2e5}, .y = {-scale, 1.7 * scale}, .points = true},
+                           {.name = name + "2", .x = {1, 2e5}, .y = {scale, scale}}},
+                .lines = {{scale, name}, {1.01 * scale, name}, {1.02 * scale, name}, {1.7 * scale, name}},
+                .bands = {{-scale, scale, name}, {-scale / 2, scale / 2, name}},
+                .tick_suffix = " %",
+                .height = 200};
+            const std::string lines = render_svg(LineChart{
+                .title = name, .subtitle = name, .x_label = name, .panels = {panel, panel}, .width = 960});
+            expect_well_formed(lines);
+            expect_text_fits(lines);
+            EXPECT_GT(text_boxes(lines).size(), 10u);
+            BarChart bars{.title = name,
+                          .subtitle = name,
+                          .x_label = name,
+                          .categories = {name, name + "2"},
+                          .unit = " ms"};
+            DotChart dots{
+                .title = name, .subtitle = name, .x_label = name, .tick_suffix = " %", .legend = name};
+            dots.bands = {{-scale, scale, name}, {-scale / 2, scale / 2, name}};
+            for (int i = 0; i < 4; ++i) {
+                bars.bars.push_back(
+                    {.label = name, .values = {scale * i, scale}, .heading = i % 2 == 0 ? name : ""});
+                dots.dots.push_back({name, scale * i, scale * (i - 1), scale * (i + 1), name});
+            }
+            for (const std::string& svg : {render_svg(bars), render_svg(dots)}) {
+                expect_well_formed(svg);
+                expect_text_fits(svg);
+                EXPECT_GT(text_boxes(svg).size(), 10u);
+            }
+        }
+}
+
+TEST(Pictures, TextIsCutWithAnEllipsisAndBrokenAtSpaces) {
+    EXPECT_EQ(fitted("short", 13, 100), "short");
+    const std::string cut = fitted("a name that is far too long", 13, 60);
+    EXPECT_TRUE(cut.ends_with("\u2026")) << cut;
+    EXPECT_LE(text_width(cut, 13), 60);
+    EXPECT_EQ(wrapped("one two three", 10, 45, Weight::regular, 9),
+              (std::vector<std::string>{"one two", "three"}));
+    EXPECT_TRUE(wrapped("", 10, 45, Weight::regular, 9).empty());
+    EXPECT_EQ(wrapped("one two three four", 10, 45, Weight::regular, 1).size(), 1u);
+    EXPECT_GT(text_width("W", 10, Weight::bold), text_width("i", 10));
+    EXPECT_EQ(text_width("\u00e9", 10), 10) << "one character of two bytes";
+}
+
+TEST(Pictures, HaveDarkColours) {
+    const std::string svg = render_svg(LineChart{.title = "t"});
+    EXPECT_NE(svg.find("prefers-color-scheme: dark"), std::string::npos);
+    EXPECT_NE(svg.find("class=\"paper\""), std::string::npos);
+}
+
+TEST(LineChart, BandsLieWhereTheirValuesAreAndTheAxisHoldsThem) {
+    const Panel panel{.series = {{.name = "a", .x = {0, 1}, .y = {0, 0.1}}},
+                      .bands = {{-1, 1, "limit", "#123456"}},
+                      .height = 224};
+    const std::string svg = render_svg(LineChart{.panels = {panel}});
+    const size_t legend = svg.find("fill=\"#123456\""), at = svg.rfind("fill=\"#123456\"");
+    ASSERT_NE(legend, at);
+    const size_t begin = svg.rfind("<rect", at);
+    const std::string tag = svg.substr(begin, svg.find('>', at) - begin);
+    EXPECT_NEAR(std::atof(attribute_of(tag, "height").c_str()), 200.0,
+                0.05);  // 2 of 2.24 with the room around
+}
+
+TEST(DotChart, DotsAndSpreadLieWhereTheirValuesAre) {
+    const std::string svg = render_svg(DotChart{.dots = {{"a", 1, 1, 1, "1"}, {"b", 2, 1, 3, "2"}}});
+    expect_well_formed(svg);
+    std::vector<double> x;
+    for (size_t at = svg.find("<circle"); at != std::string::npos; at = svg.find("<circle", at + 1))
+        x.push_back(std::atof(attribute_of(svg.substr(at, svg.find('>', at) - at), "cx").c_str()));
+    ASSERT_EQ(x.size(), 2u);
+    const size_t spread = svg.rfind("stroke-width=\"2\"");
+    const std::string tag = svg.substr(svg.rfind("<line", spread), spread - svg.rfind("<line", spread));
+    EXPECT_NEAR(std::atof(attribute_of(tag, "x1").c_str()), x[0], 0.01);
+    EXPECT_NEAR(std::atof(attribute_of(tag, "x2").c_str()) - x[1], x[1] - x[0], 0.02);
+}
+
+TEST(BarChart, CategoriesKeepTheColoursThatTheyAreGiven) {
+    const std::string svg = render_svg(
+        BarChart{.categories = {"a", "b"}, .colors = {"#111111", "#222222"}, .bars = {{"x", {1, 2}}}});
+    EXPECT_NE(svg.find("#111111"), std::string::npos);
+    EXPECT_NE(svg.find("#222222"), std::string::npos);
+    EXPECT_EQ(svg.find(std::string(kPalette[0]) + "\"><title>"), std::string::npos);
 }
 
 TEST(LineChart, PutsPointsWhereTheDataAre) {

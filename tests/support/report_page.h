@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+// A check of report.html without a browser: its sections, its data, and that nothing is loaded.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <string>
+#include <vector>
+
+namespace fp8flow {
+
+// Tags of everything outside the scripts nest; tags that HTML leaves open are known.
+inline void expect_tags_nest(const std::string& html) {
+    std::vector<std::string> open;
+    for (size_t at = html.find('<'); at != std::string::npos; at = html.find('<', at + 1)) {
+        const size_t end = html.find('>', at);
+        ASSERT_NE(end, std::string::npos);
+        const std::string tag = html.substr(at + 1, end - at - 1);
+        const std::string name = tag.substr(0, tag.find(' '));
+        if (name == "!doctype" || name == "meta") continue;
+        if (tag[0] == '/') {
+            ASSERT_FALSE(open.empty()) << tag;
+            EXPECT_EQ(open.back(), tag.substr(1));
+            open.pop_back();
+            continue;
+        }
+        open.push_back(name);
+        if (name == "script" || name == "style") at = html.find("</" + name, end) - 1;
+        ASSERT_LT(at, html.size()) << "no end of " << name;
+    }
+    EXPECT_TRUE(open.empty());
+}
+
+// The data of the page.
+inline nlohmann::json expect_report_page(const std::string& html) {
+    EXPECT_TRUE(html.starts_with("<!doctype html>"));
+    expect_tags_nest(html);
+    for (const char* loads : {" src=", "<link", "@import", "url(", "fetch(", "https://", "{{"})
+        EXPECT_EQ(html.find(loads), std::string::npos) << loads;
+    size_t scripts = 0;
+    for (size_t at = html.find("</script"); at != std::string::npos; at = html.find("</script", at + 1))
+        ++scripts;
+    EXPECT_EQ(scripts, 2u) << "the data end a script";
+    const std::string begin = "<script type=\"application/json\" id=\"data\">";
+    const size_t from = html.find(begin) + begin.size();
+    const nlohmann::json data =
+        nlohmann::json::parse(html.substr(from, html.find("</script>", from) - from), nullptr, false);
+    EXPECT_FALSE(data.is_discarded());
+    if (data.is_discarded()) return data;
+    EXPECT_EQ(data.at("format"), 1);
+    EXPECT_FALSE(data.at("title").get<std::string>().empty());
+    for (const char* section :
+         {"summary", "loss", "stages", "timeline", "memory", "routing", "configuration", "machine"}) {
+        EXPECT_NE(html.find("<section id=\"" + std::string(section) + "\">"), std::string::npos) << section;
+        const nlohmann::json& one = data.at("sections").at(section);
+        EXPECT_TRUE(!one.at("data").is_null() || !one.at("note").get<std::string>().empty())
+            << section << " is empty and does not say why";
+    }
+    EXPECT_EQ(data.at("sections").size(), 8u);
+    return data;
+}
+
+// The sections that hold data.
+inline std::vector<std::string> filled_sections(const nlohmann::json& data) {
+    std::vector<std::string> names;
+    for (const auto& [name, section] : data.at("sections").items())
+        if (!section.at("data").is_null()) names.push_back(name);
+    return names;
+}
+
+}  // namespace fp8flow
