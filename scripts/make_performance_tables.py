@@ -700,6 +700,7 @@ WHAT = {
     "planted_cpu.json": "small mistakes planted one at a time: which test catches each",
     "planted_added_cpu.json": "mistakes added since: order invariant, rows kept once, room for rows, divided state",
     "planted_h200.json": "the same in GPU kernels",
+    "host_checks.json": "the tests of the reference backend under AddressSanitizer and UndefinedBehaviorSanitizer, and under ThreadSanitizer",
     "folder_fights.json": "two runs with one folder, and runs killed at random and resumed",
     "faults_cpu.json": "a rank lost at every stage of a run, in four ways, 2 and 4 CPU ranks",
     "faults_throwing_cpu.json": "an exception thrown in a rank at every stage, 1, 2 and 4 CPU ranks",

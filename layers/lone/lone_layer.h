@@ -30,7 +30,8 @@ struct LoneLayerSpec {
 
 // Rows are [T, H] bf16 on the device that the operations run on, T <= S and any on each rank. Calls follow
 // each other on one stream; where there are several ranks, all of them make the same calls. Buffers have room
-// for every routing, so that no call is redone; they grow in the first calls. Errors are thrown as Error.
+// for every routing, so that no call is redone; they grow in the first calls. Balancing losses are scaled as
+// where every rank has S tokens. Errors are thrown as Error.
 class LoneLayer {
 public:
     // The ranks of `exchange` share the experts, an equal part each; `ops` and `exchange` outlive the layer.
