@@ -20,7 +20,7 @@ done
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-# shoot FILE NAME WIDTH HEIGHT SCHEME: a frame has the width that is asked for, a window may be wider
+# shoot FILE NAME WIDTH HEIGHT SCHEME: a frame has the size that is asked for; a window may be wider, and its page is lower than itself
 shoot() {
     local scheme=1
     [[ $5 == dark ]] && scheme=0
@@ -30,7 +30,7 @@ shoot() {
 END
     "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --allow-file-access-from-files \
         --user-data-dir="$work/profile" --blink-settings=preferredColorScheme=$scheme --virtual-time-budget=4000 \
-        --window-size="$(($3 < 500 ? 500 : $3)),$4" --screenshot="$out/$2" "file://$work/frame.html" 2> "$work/log" \
+        --window-size="$(($3 < 500 ? 500 : $3)),$(($4 + 160))" --screenshot="$out/$2" "file://$work/frame.html" 2> "$work/log" \
         || { cat "$work/log" >&2; die 1 "$browser took no picture of $1"; }
     echo "$out/$2"
 }
