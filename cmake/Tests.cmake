@@ -128,7 +128,7 @@ endforeach()
 file(GLOB mpi_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/mpi/*_test.cpp)
 foreach(source ${mpi_tests})
     fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/mpi/mpi_main.cpp)
-    target_link_libraries(${test_name} PRIVATE MPI::MPI_CXX)
+    target_link_libraries(${test_name} PRIVATE fp8flow_mpi MPI::MPI_CXX)
     foreach(ranks 1 2 4)
         add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
                  --oversubscribe --bind-to none $<TARGET_FILE:${test_name}>)
@@ -218,7 +218,7 @@ if(FP8FLOW_CUDA_ENABLED)
         endif()
         fp8flow_test_executable(${source} ${extra_sources})
         target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
-        target_link_libraries(${test_name} PRIVATE fp8flow_comm fp8flow_reference fp8flow_hopper MPI::MPI_CXX
+        target_link_libraries(${test_name} PRIVATE fp8flow_mpi fp8flow_reference fp8flow_hopper MPI::MPI_CXX
             nlohmann_json::nlohmann_json)
         foreach(ranks 1 2 4)
             add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
