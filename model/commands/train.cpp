@@ -450,15 +450,18 @@ private:
                                   {"bits", nats / std::log(2.0)}});
     }
 
+    // By this run, not by those that it continues.
+    double tokens_trained() const {
+        return static_cast<double>((trainer_->steps_done() - first_step_) *
+                                   config_.training.global_batch_size * config_.model.seq_length);
+    }
+
     void finish(double seconds) {
-        const double tokens =
-            static_cast<double>((trainer_->steps_done() - first_step_) * config_.training.global_batch_size *
-                                config_.model.seq_length);
         const RunTitle title{name_, config_, provenance_};
         const TrainLosses losses{.train = losses_,
                                  .held_out = held_out_,
                                  .floor = data_->entropy_floor_nats(),
-                                 .tokens_per_second = tokens / seconds};
+                                 .tokens_per_second = tokens_trained() / seconds};
         folder_->write_atomic("loss.svg", train_picture(title, losses));
         folder_->write_atomic(
             kPageFile,
@@ -469,8 +472,7 @@ private:
     void summary(double seconds) {
         const int64_t done = trainer_->steps_done(), all = config_.training.train_iters;
         const int64_t steps = done - first_step_;
-        const double tokens =
-            static_cast<double>(steps * config_.training.global_batch_size * config_.model.seq_length);
+        const double tokens = tokens_trained();
         log_.line("");
         if (skipped_ + rollbacks_ + failed_saves_ > 0)
             log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",

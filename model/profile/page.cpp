@@ -54,11 +54,7 @@ json stages_of(const Profile& profile) {
 json memory_of(const Profile& profile) {
     std::vector<PageRows> groups;
     for (const ArmProfile& arm : profile.arms)
-        groups.push_back(
-            {arm.name,
-             {memory_row("parameters", arm.parameters),
-              memory_row("saved for backward", arm.saved),
-              {"workspace", {{"workspace, reserved", static_cast<double>(arm.workspace.reserved)}}}}});
+        groups.push_back({arm.name, memory_rows(arm.parameters, arm.saved, arm.workspace.reserved)});
     return bars_json(groups, "bytes");
 }
 

@@ -27,14 +27,22 @@ std::string validate_subtitle(const RunTitle& title) {
                        config.validate.ema_decay);
 }
 
-}  // namespace
-
-Series step_series(const std::string& name, const std::vector<double>& y) {
-    Series series{.name = name, .y = y};
+// Over iterations from 1.
+Series step_series(const std::string& name, const std::vector<double>& y, bool dashed) {
+    Series series{.name = name, .y = y, .dashed = dashed};
     for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
     return series;
 }
 
+// (EMA - EMA_base) / EMA_base per step, in percent, of curve `index`.
+std::vector<double> signed_percent(const std::vector<validate::Curve>& curves, size_t index, double decay) {
+    std::vector<double> own = validate::ema(curves[index].loss, decay);
+    const std::vector<double> base = validate::ema(curves[curves[index].against].loss, decay);
+    for (size_t i = 0; i < own.size(); ++i) own[i] = 100.0 * (own[i] - base[i]) / base[i];
+    return own;
+}
+
+// The limit and the noise floor, in percent.
 std::vector<Band> difference_bands(const Config& config, const ValidateLosses& losses) {
     const double limit = config.validate.max_relative_loss_error * 100.0;
     std::vector<Band> bands = {{-limit, limit, fmt::format("limit \u00b1{:.3g} %", limit)}};
@@ -44,6 +52,34 @@ std::vector<Band> difference_bands(const Config& config, const ValidateLosses& l
              fmt::format("noise floor \u00b1{:.2g} % (bf16, another summation order)", *losses.noise * 100.0),
              kNoiseColor});
     return bands;
+}
+
+}  // namespace
+
+Panel train_panel(const TrainLosses& losses) {
+    Panel panel{.series = {losses.train}};
+    panel.series.front().name = "train";
+    if (!losses.held_out.x.empty()) {
+        panel.series.push_back(losses.held_out);
+        panel.series.back().name = "held out";
+        panel.series.back().points = true;
+    }
+    if (losses.floor) panel.lines.push_back({*losses.floor, "entropy of the source"});
+    return panel;
+}
+
+ValidatePanels validate_panels(const Config& config, const ValidateLosses& losses) {
+    const double decay = config.validate.ema_decay;
+    ValidatePanels panels{.differences = {.bands = difference_bands(config, losses), .tick_suffix = " %"}};
+    for (size_t i = 0; i < losses.curves.size(); ++i) {
+        const validate::Curve& curve = losses.curves[i];
+        const bool control = curve.name == losses.control_arm;
+        panels.losses.series.push_back(step_series(curve.name, validate::ema(curve.loss, decay), control));
+        if (i > 0)
+            panels.differences.series.push_back(
+                step_series(curve.name, signed_percent(losses.curves, i, decay), control));
+    }
+    return panels;
 }
 
 std::string train_picture(const RunTitle& title, const TrainLosses& losses) {
@@ -56,25 +92,12 @@ std::string train_picture(const RunTitle& title, const TrainLosses& losses) {
         chart.subtitle += fmt::format(", {} tokens/s in all", format_si(losses.tokens_per_second));
     chart.subtitle += "; " + device_name(title.provenance);
     chart.x_label = "iteration";
-    Series train = losses.train, held_out = losses.held_out;
-    train.name = "train";
-    held_out.name = "held out";
-    held_out.points = true;
-    Panel panel{.y_label = "loss (nats per token)", .series = {train}};
-    if (!held_out.x.empty()) {
-        held_out.name += fmt::format(", last {:.4f}", held_out.y.back());
-        panel.series.push_back(held_out);
-    }
-    if (losses.floor) panel.lines.push_back({*losses.floor, "entropy of the source"});
+    Panel panel = train_panel(losses);
+    panel.y_label = "loss (nats per token)";
+    if (!losses.held_out.x.empty())
+        panel.series.back().name += fmt::format(", last {:.4f}", losses.held_out.y.back());
     chart.panels = {panel};
     return render_svg(chart);
-}
-
-std::vector<double> signed_percent(const std::vector<validate::Curve>& curves, size_t index, double decay) {
-    std::vector<double> own = validate::ema(curves[index].loss, decay);
-    const std::vector<double> base = validate::ema(curves[curves[index].against].loss, decay);
-    for (size_t i = 0; i < own.size(); ++i) own[i] = 100.0 * (own[i] - base[i]) / base[i];
-    return own;
 }
 
 std::string verdict_text(const Config& config, const ValidateLosses& losses) {
@@ -103,22 +126,11 @@ std::string validate_picture(const RunTitle& title, const ValidateLosses& losses
     chart.title = title.name + ", " + verdict_text(config, losses);
     chart.subtitle = validate_subtitle(title);
     chart.x_label = fmt::format("iteration (the verdict counts from {})", config.validate.warmup_iters + 1);
-    Panel curves{.y_label = "loss (nats per token)"};
-    Panel errors{
-        .y_label = "difference of the loss", .bands = difference_bands(config, losses), .tick_suffix = " %"};
-    errors.lines.push_back({0.0, ""});
-    for (size_t i = 0; i < losses.curves.size(); ++i) {
-        const validate::Curve& curve = losses.curves[i];
-        const bool control = curve.name == losses.control_arm;
-        Series loss = step_series(curve.name, validate::ema(curve.loss, config.validate.ema_decay));
-        loss.dashed = control;
-        curves.series.push_back(loss);
-        if (i == 0) continue;
-        Series error = step_series(curve.name, signed_percent(losses.curves, i, config.validate.ema_decay));
-        error.dashed = control;
-        errors.series.push_back(error);
-    }
-    chart.panels = {curves, errors};
+    ValidatePanels panels = validate_panels(config, losses);
+    panels.losses.y_label = "loss (nats per token)";
+    panels.differences.y_label = "difference of the loss";
+    panels.differences.lines.push_back({0.0, ""});
+    chart.panels = {panels.losses, panels.differences};
     return render_svg(chart);
 }
 

@@ -26,6 +26,8 @@ struct TrainLosses {
     double tokens_per_second = 0;      // all ranks; 0: not known
 };
 std::string train_picture(const RunTitle& title, const TrainLosses& losses);
+// Its curves: "train", then "held out" where there is one.
+Panel train_panel(const TrainLosses& losses);
 
 struct ValidateLosses {
     const std::vector<validate::Curve>& curves;            // the baseline first
@@ -39,11 +41,12 @@ std::string validate_picture(const RunTitle& title, const ValidateLosses& losses
 // A dot an arm: its difference at the end, the line from the lowest to the highest after the warm-up.
 std::string validate_dots(const RunTitle& title, const ValidateLosses& losses);
 
-Series step_series(const std::string& name, const std::vector<double>& y);  // over iterations from 1
-// The limit and the noise floor, in percent.
-std::vector<Band> difference_bands(const Config& config, const ValidateLosses& losses);
-// (EMA - EMA_base) / EMA_base per step, in percent, of curve `index`.
-std::vector<double> signed_percent(const std::vector<validate::Curve>& curves, size_t index, double decay);
+// Smoothed losses of all arms; of all but the baseline the difference to its own in percent, with the limit
+// and the noise floor as bands.
+struct ValidatePanels {
+    Panel losses, differences;
+};
+ValidatePanels validate_panels(const Config& config, const ValidateLosses& losses);
 // "pass: fp8_flow within 0.063 % of bf16's loss, limit 0.25 %"
 std::string verdict_text(const Config& config, const ValidateLosses& losses);
 

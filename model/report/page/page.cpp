@@ -72,9 +72,9 @@ json machine_rows(const Provenance& provenance) {
 
 }  // namespace
 
-Page::Page(std::string title, const Config& config, const Provenance& provenance) : title_(std::move(title)) {
+Page::Page(std::string title, const Config& config, const Provenance& provenance) {
     data_ = {{"format", 1},
-             {"title", title_},
+             {"title", std::move(title)},
              {"subtitle", model_shape(config) + "; " + device_name(provenance)},
              {"palette", kPalette},
              {"colors", json::object()},
@@ -108,7 +108,7 @@ std::string Page::html() const {
         rest.remove_prefix(at);
         const bool title = rest.starts_with(kTitle);
         FP8FLOW_CHECK(title || rest.starts_with(kData), "page.html: {}", rest.substr(0, 20));
-        html += title ? escape_xml(title_) : inside_script(data_);
+        html += title ? escape_xml(data_["title"].get<std::string>()) : inside_script(data_);
         rest.remove_prefix(title ? kTitle.size() : kData.size());
     }
 }
@@ -144,10 +144,14 @@ json bars_json(const std::vector<PageRows>& groups, const std::string& unit) {
     return result;
 }
 
-PageRow memory_row(const std::string& label, const std::map<std::string, int64_t>& bytes) {
-    PageRow row{label, {}};
-    for (const auto& [name, count] : bytes) row.parts.emplace_back(name, static_cast<double>(count));
-    return row;
+std::vector<PageRow> memory_rows(const std::map<std::string, int64_t>& parameters,
+                                 const std::map<std::string, int64_t>& saved, int64_t workspace) {
+    std::vector<PageRow> rows = {{"parameters", {}},
+                                 {"saved for backward", {}},
+                                 {"workspace", {{"workspace, reserved", static_cast<double>(workspace)}}}};
+    for (const auto& [name, bytes] : parameters) rows[0].parts.emplace_back(name, static_cast<double>(bytes));
+    for (const auto& [name, bytes] : saved) rows[1].parts.emplace_back(name, static_cast<double>(bytes));
+    return rows;
 }
 
 void RoutingHistory::add(int64_t iteration, std::span<const LayerLoad> load) {

@@ -40,7 +40,6 @@ public:
     std::string html() const;
 
 private:
-    std::string title_;
     nlohmann::json data_;
 };
 
@@ -58,7 +57,9 @@ struct PageRows {
 };
 // `unit` "bytes": shown in KiB, MiB or GiB.
 nlohmann::json bars_json(const std::vector<PageRows>& groups, const std::string& unit);
-PageRow memory_row(const std::string& label, const std::map<std::string, int64_t>& bytes);
+// Bytes by category: of parameters, of what is saved for the backward; and the workspace.
+std::vector<PageRow> memory_rows(const std::map<std::string, int64_t>& parameters,
+                                 const std::map<std::string, int64_t>& saved, int64_t workspace);
 
 // How evenly tokens went to experts, over a run, in bounded memory.
 class RoutingHistory {

@@ -22,14 +22,6 @@ void add_run_facts(Page& page, const RunTitle& title) {
                                    title.config.parallel.expert_model_parallel_size));
 }
 
-json memory_of(const MemoryUse& memory) {
-    PageRow workspace{"workspace", {{"workspace, reserved", static_cast<double>(memory.workspace.reserved)}}};
-    return bars_json({{"",
-                       {memory_row("parameters", memory.parameters),
-                        memory_row("saved for backward", memory.saved), workspace}}},
-                     "bytes");
-}
-
 }  // namespace
 
 std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end) {
@@ -45,15 +37,7 @@ std::string train_page(const RunTitle& title, const TrainLosses& losses, const T
     page.fact("tokens per second, all ranks", format_si(losses.tokens_per_second));
     add_run_facts(page, title);
 
-    Panel panel{.series = {losses.train}};
-    panel.series.front().name = "train";
-    if (!losses.held_out.x.empty()) {
-        panel.series.push_back(losses.held_out);
-        panel.series.back().name = "held out";
-        panel.series.back().points = true;
-    }
-    if (losses.floor) panel.lines.push_back({*losses.floor, "entropy of the source"});
-    page.set("loss", json::array({chart_json(panel, "nats per token", "iteration")}));
+    page.set("loss", json::array({chart_json(train_panel(losses), "nats per token", "iteration")}));
     if (end.last.stage_seconds.empty()) {
         page.absent("stages", std::string("Not timed in this run (output.time_stages). ") + kProfileSays);
     } else {
@@ -70,8 +54,11 @@ std::string train_page(const RunTitle& title, const TrainLosses& losses, const T
         page.set("stages", bars_json({rows}, "ms"), "The last iteration, rank 0.");
     }
     page.absent("timeline", kProfileSays);
-    page.set("memory", memory_of(end.memory),
-             "Rank 0, at the peak of a step; saved rows as room is set aside for them.");
+    const MemoryUse& memory = end.memory;
+    page.set(
+        "memory",
+        bars_json({{"", memory_rows(memory.parameters, memory.saved, memory.workspace.reserved)}}, "bytes"),
+        "Rank 0, at the peak of a step; saved rows as room is set aside for them.");
     if (end.routing.empty())
         page.absent("routing", "No step of this run has counted tokens of experts.");
     else
@@ -86,32 +73,24 @@ std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
     Page page(title.name + ", " + verdict_text(config, losses), config, title.provenance);
     page.fact("verdict", losses.verdict);
     add_run_facts(page, title);
-    Panel curves, errors{.bands = difference_bands(config, losses), .tick_suffix = " %"};
+    const ValidatePanels panels = validate_panels(config, losses);
     PageRows saved;
     json groups = json::array();
     for (size_t i = 0; i < losses.curves.size(); ++i) {
         const validate::Curve& curve = losses.curves[i];
-        const bool control = curve.name == losses.control_arm;
         std::string text = fmt::format("{} a step", format_duration(curve.seconds_per_step));
         if (curve.held_out > 0) text += fmt::format(", held out {:.4f}", curve.held_out);
-        curves.series.push_back(
-            step_series(curve.name, validate::ema(curve.loss, config.validate.ema_decay)));
-        curves.series.back().dashed = control;
-        if (i > 0) {
-            errors.series.push_back(
-                step_series(curve.name, signed_percent(losses.curves, i, config.validate.ema_decay)));
-            errors.series.back().dashed = control;
+        if (i > 0)
             text = fmt::format("at most {} from {}, {}", format_percent(losses.comparisons[i - 1].max, 4),
                                losses.curves[curve.against].name, text);
-        }
         page.fact(curve.name, text);
         page.color(curve.name, kPalette[i % kPalette.size()]);
         saved.rows.push_back({curve.name, {{"saved for the backward", curve.saved_bytes}}});
         if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].json(curve.name));
     }
     page.set("loss",
-             json::array({chart_json(curves, "loss, nats per token", "iteration"),
-                          chart_json(errors, "difference of the loss", "iteration")}),
+             json::array({chart_json(panels.losses, "loss, nats per token", "iteration"),
+                          chart_json(panels.differences, "difference of the loss", "iteration")}),
              fmt::format("Same data, seed and initial weights; EMA {}; the verdict counts from iteration {}.",
                          config.validate.ema_decay, config.validate.warmup_iters + 1));
     page.absent("stages", kProfileSays);
