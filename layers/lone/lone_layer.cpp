@@ -88,7 +88,6 @@ Context LoneLayer::context(const Launch& launch) {
     ctx.all_tokens = all_tokens_;
     ctx.data_parallel_size = exchange_.num_ranks(Ranks::world);
     ctx.global_tokens = ctx.data_parallel_size * spec_.max_tokens;
-    ctx.grad_mode = mode_;
     ctx.step_status = status_;
     ctx.gemms = spec_.gemms;
     ctx.launch = launch;
@@ -140,8 +139,8 @@ void LoneLayer::backward(const TensorView& dy, const TensorView& dx, Gradient mo
         require(view.rank == 2 && view.dtype == DType::bf16 && view.dims[0] == tokens_ &&
                     view.dims[1] == spec_.hidden_size,
                 ExitCode::usage, "{} is {}, want {}, as x", name, describe(view), describe(x_));
-    mode_ = mode;
     Context ctx = context(launch);
+    ctx.grad_mode = mode;
     const TensorView from_residual = spec_.residual ? dy : zero_.slice(0, tokens_);
     if (norm_) {
         ArenaScope scope(scratch_);

@@ -77,7 +77,6 @@ private:
     std::unique_ptr<Norm> norm_;
     std::unique_ptr<MoeLayer> layer_;
     int64_t tokens_ = -1;
-    Gradient mode_ = Gradient::overwrite;
     RowGroups all_tokens_;
     TensorView status_, zero_, x_;
     TokenRows input_;

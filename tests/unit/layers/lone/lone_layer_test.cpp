@@ -7,6 +7,7 @@
 #include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"
 #include "layers/flows/cast_flow.h"
+#include "tests/support/files.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -42,6 +43,17 @@ struct Outcome {
 bool same_bits(const std::vector<Bf16>& a, const std::vector<Bf16>& b) {
     return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                       [](Bf16 x, Bf16 z) { return x.bits == z.bits; });
+}
+
+// |a - b| / |a|
+double difference(const std::vector<float>& a, const std::vector<float>& b) {
+    EXPECT_EQ(a.size(), b.size());
+    double error = 0, size = 0;
+    for (size_t i = 0; i < a.size(); ++i) {
+        error += std::pow(static_cast<double>(a[i]) - b.at(i), 2);
+        size += std::pow(static_cast<double>(a[i]), 2);
+    }
+    return std::sqrt(error / size);
 }
 
 // One rank's layer with rows in host memory.
@@ -112,8 +124,10 @@ TEST(LoneLayer, RowsHaveTheSameBitsOnAnyNumberOfRanks) {
             const Outcome several = run(spec, tokens);
             EXPECT_TRUE(same_bits(one.y, several.y));
             EXPECT_TRUE(same_bits(one.dx, several.dx));
+            // sums over other parts of the tokens, and in FP8 other blocks of rows
             for (const auto& [name, values] : one.grads)
-                EXPECT_EQ(values.size(), several.grads.at(name).size()) << name;
+                EXPECT_LT(difference(values, several.grads.at(name)), recipe == Recipe::bf16 ? 1e-5 : 0.05)
+                    << name;
         }
         ASSERT_EQ(one.grads.size(), 2u);
     }
@@ -182,23 +196,12 @@ TEST(LoneLayer, AFlowIsSelectedByItsName) {
     EXPECT_THROW(run(spec, {kTokens}), Error);
 }
 
-std::string refusal_of(const std::function<void()>& call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::usage);
-        return error.what();
-    }
-    return "";
-}
-
 TEST(LoneLayer, RefusesWhatItCannotRunWithTheNameOfTheField) {
     const auto groups = make_thread_groups(1, 60);
     const auto refused = [&](const std::function<void(LoneLayerSpec&)>& change, const std::string& name) {
         LoneLayerSpec spec = small_spec(Recipe::fp8_flow);
         change(spec);
-        const std::string text = refusal_of([&] { OneRank rank(*groups[0], spec); });
-        EXPECT_NE(text.find(name), std::string::npos) << name << ": " << text;
+        expect_contains(error_of(ExitCode::usage, [&] { OneRank rank(*groups[0], spec); }), name);
     };
     refused([](LoneLayerSpec& s) { s.hidden_size = 100; }, "hidden_size is 100");
     refused([](LoneLayerSpec& s) { s.max_tokens = 0; }, "max_tokens is 0");
@@ -209,12 +212,14 @@ TEST(LoneLayer, RefusesWhatItCannotRunWithTheNameOfTheField) {
 
     OneRank rank(*groups[0], small_spec(Recipe::fp8_flow));
     const TensorView x = rank.rows(8, 0), long_x = rank.rows(kTokens + 1, 0);
-    EXPECT_NE(refusal_of([&] { rank.layer().backward(x, x); }).find("without a forward"), std::string::npos);
-    EXPECT_NE(refusal_of([&] { rank.layer().forward(long_x, long_x); }).find("x is bf16[65, 128]"),
-              std::string::npos);
-    EXPECT_NE(refusal_of([&] { rank.layer().forward(x, long_x); }).find("y is"), std::string::npos);
+    const auto refused_call = [](const std::function<void()>& call, const std::string& text) {
+        expect_contains(error_of(ExitCode::usage, call), text);
+    };
+    refused_call([&] { rank.layer().backward(x, x); }, "without a forward");
+    refused_call([&] { rank.layer().forward(long_x, long_x); }, "x is bf16[65, 128]");
+    refused_call([&] { rank.layer().forward(x, long_x); }, "y is");
     rank.layer().forward(x, rank.rows(8, 0));
-    EXPECT_NE(refusal_of([&] { rank.layer().backward(long_x, x); }).find("dy is"), std::string::npos);
+    refused_call([&] { rank.layer().backward(long_x, x); }, "dy is");
 }
 
 }  // namespace
