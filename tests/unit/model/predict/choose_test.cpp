@@ -103,8 +103,8 @@ TEST(Choose, JsonAndPicturesHoldTheChoices) {
     for (const auto& stage : json.at("choices")[1].at("stages"))
         sum += stage.at("seconds").get<double>() * stage.at("runs").get<double>();
     EXPECT_NEAR(sum, json.at("choices")[1].at("step_seconds").get<double>(), 1e-9);
-    EXPECT_NE(memory_picture(choices, gpu).find("H200, usable"), std::string::npos);
-    EXPECT_NE(time_picture(choices, gpu).find("MoE GEMMs"), std::string::npos);
+    EXPECT_NE(memory_picture("layer_deepseek_v3", choices, gpu).find("H200, usable"), std::string::npos);
+    EXPECT_NE(time_picture("layer_deepseek_v3", choices, gpu).find("MoE GEMMs"), std::string::npos);
 }
 
 }  // namespace
