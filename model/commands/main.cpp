@@ -405,8 +405,10 @@ struct CommandLine {
                     kMostRanks);
         for (const std::string& recipe : plan_recipes) plan_options.recipes.push_back(recipe_named(recipe));
         if (!schedule.empty()) plan_options.schedule = schedule_named(schedule);
-        require(!*profile || compared.empty() == !options.config_path.empty(), ExitCode::usage,
-                "profile: want a configuration, or --compare OLD NEW");
+        require(
+            !*profile || compared.empty() == (!options.config_path.empty() || !options.hf_config.empty()),
+            ExitCode::usage,
+            "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");

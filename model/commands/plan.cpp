@@ -6,7 +6,7 @@
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
-#include "model/config/hf_config.h"
+#include "model/config/fields.h"
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
@@ -29,11 +29,9 @@ using namespace predict;
 namespace {
 
 Config read_config(const PlanOptions& options, std::optional<int64_t> gpus) {
-    if (!options.config_path.empty())
-        return load_config(options.config_path, options.overrides, gpus, options.hf_config);
-    require(!options.hf_config.empty(), ExitCode::usage, "plan: want a configuration, or --hf-config F");
-    return parse_config("model:\n", options.hf_config, options.overrides, gpus,
-                        read_hf_config(options.hf_config));
+    require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
+            "plan: want a configuration, or --hf-config config.json (see configs/)");
+    return load_config(options.config_path, options.overrides, gpus, options.hf_config);
 }
 
 // With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
@@ -89,6 +87,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     if (options.schedule) config.schedule = *options.schedule;
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
+    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
     const RunPlan plan = make_plan(config, ranks);
     fmt::print("{}", plan_text(config, plan));
     const Gpu gpu = gpu_of(options);
@@ -186,9 +185,14 @@ int plan_check(const PlanOptions& options) {
 }  // namespace
 
 Recipe recipe_named(const std::string& name) {
-    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow})
+    std::vector<std::string> names;
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow}) {
         if (recipe_name(recipe) == name) return recipe;
-    fail(ExitCode::usage, "--recipes: got {}, want some of bf16, fp8_blockwise, fp8_flow", printable(name));
+        names.emplace_back(recipe_name(recipe));
+    }
+    const std::string meant = did_you_mean(name, names);
+    fail(ExitCode::usage, "--recipes: got {}, want some of {}{}{}", printable(name), fmt::join(names, ", "),
+         meant.empty() ? "" : "; ", meant);
 }
 
 ScheduleSpec schedule_named(const std::string& name) {
@@ -198,8 +202,10 @@ ScheduleSpec schedule_named(const std::string& name) {
     if (name == "shared+wgrad") return {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
     if (name == "reduce") return {.overlap_grad_reduce = true};
     if (name == "turns") return {.overlap_moe_expert_parallel_comm = true};
-    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns",
-         printable(name));
+    const std::string meant =
+        did_you_mean(name, {"serial", "shared", "wgrad", "shared+wgrad", "reduce", "turns"});
+    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns{}{}",
+         printable(name), meant.empty() ? "" : "; ", meant);
 }
 
 int run_plan(const PlanOptions& options) {

@@ -158,6 +158,7 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
+    std::vector<std::string> notes;             // what resolve_config changed, to be said when a run starts
 };
 
 // A key with its value as YAML and where it comes from, for messages.
@@ -171,6 +172,7 @@ struct ConfigSetting {
 // everything. Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key:
 // got X, want Y`. Without world_size the checks that need the number of ranks are left out. hf_config: a
 // Hugging Face config.json that is read first; the YAML file and then the overrides change what it sets.
+// Where there is one, `path` may be empty.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
 // The same for text in memory; `name` replaces the file's name in messages.
@@ -179,7 +181,8 @@ Config parse_config(std::string_view text, const std::string& name,
                     std::optional<int64_t> world_size = std::nullopt,
                     const std::vector<ConfigSetting>& first = {});
 
-// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
+// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size; shortens a warm-up
+// that is longer than the run.
 void resolve_config(Config& config);
 // Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
 void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);

@@ -232,6 +232,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
                          recipe_name(config.precision.recipe),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
+    for (const std::string& note : config.notes) log.line("note: " + note);
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,

@@ -145,6 +145,13 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part : {"uncalibrated: datasheet of the H100", "Does not fit", "Largest:"})
         expect_contains(plan.out, part);
+    const CommandResult profile =
+        fp8flow_alone({"profile", "--hf-config", "config.json", "--steps", "1", "--set", "num_layers=1",
+                       "--set", "hidden_size=128", "--set", "moe_ffn_hidden_size=128", "--set",
+                       "seq_length=16", "--set", "num_attention_heads=2", "--set", "num_query_groups=2"},
+                      folder.path());
+    ASSERT_EQ(profile.status, 0) << profile.err;
+    expect_contains(profile.out, "layer");
     const CommandResult neither = fp8flow_alone({"plan", "--gpus", "16"});
     EXPECT_EQ(neither.status, 2);
     expect_contains(neither.err, "want a configuration, or --hf-config");
