@@ -4,6 +4,7 @@
 #include "kernels/comm/mpi_session.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "model/base/host_cores.h"
 #include "model/base/host_memory.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
@@ -13,11 +14,13 @@
 
 #include <fmt/core.h>
 #include <omp.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -119,11 +122,29 @@ Watchdog::Job watched_job() {
             .ranks_on_host = static_cast<int>(place.ranks_on_host)};
 }
 
-// The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
+// OpenMP's threads spin after every loop by default, which takes the cores from other ranks and programs. The
+// OpenMP library reads its environment before main, so the program starts itself once more, before MPI and
+// before any thread; ignored signals, open files and the process stay. A choice of the user's stays too.
+void wait_passively(char** argv) {
+    if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+    ::setenv("OMP_WAIT_POLICY", "passive", 1);
+    constexpr const char* kSelf = "/proc/self/exe";
+    char path[PATH_MAX + 1] = {};
+    struct stat self {
+    }, named{};
+    // Under its own name, for tools that look for it, unless another file has that name by now.
+    if (::readlink(kSelf, path, PATH_MAX) < 0 || ::stat(kSelf, &self) != 0 || ::stat(path, &named) != 0 ||
+        self.st_dev != named.st_dev || self.st_ino != named.st_ino)
+        return;
+    ::execv(path, argv);
+}
+
+// The ranks of a host share the cores that affinity and CPU quota leave, unless the user or mpirun's binding
+// has decided already.
 void choose_threads(int64_t ranks) {
     if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
         return;
-    omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
+    omp_set_num_threads(std::max(1, usable_cores(omp_get_num_procs()) / static_cast<int>(ranks)));
 }
 
 // Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
@@ -436,6 +457,7 @@ struct CommandLine {
 }  // namespace
 
 int main(int argc, char** argv) {
+    wait_passively(argv);
     std::signal(SIGXFSZ, SIG_IGN);  // past a file size limit, write() then says so (EFBIG)
     const Watchdog watchdog(watched_job(), kStartDeadline);
     CommandLine line;
