@@ -8,6 +8,7 @@
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
 #include "model/report/progress.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
@@ -180,7 +181,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
-        if (prints && items.size() > 1) {
+        if (prints && items.size() > 1 && options.terminal.detail != Terminal::Detail::quiet) {
             const auto left = eta.seconds_left();
             fmt::print(stderr, "[{}/{}{}] {} {}\n", i + 1, items.size(),
                        left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
@@ -204,9 +205,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
     if (prints) fmt::print("\n{}", table);
     if (folder != nullptr) {
-        fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
         folder->write_atomic("bench.txt", table);
         if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));
+        fmt::print("\n  files  {}/: bench.json, bench.txt{}\n", folder->path(),
+                   upstream ? ", bench.svg" : "");
+    } else if (prints) {
+        fmt::print("\n  next  --out runs/bench keeps the rows as JSON; other operations and their keys: {}\n",
+                   command_line("bench", {"--list"}, 1));
     }
     world.barrier();
     return 0;

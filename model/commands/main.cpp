@@ -10,6 +10,7 @@
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/profile/compare.h"
+#include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
@@ -58,6 +59,27 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     return static_cast<int>(ExitCode::internal);
 }
 
+// True where mpirun (or another launcher) started this process as one of several ranks or of one.
+bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+        if (std::getenv(name) != nullptr) return true;
+    return false;
+}
+
+// Whether output to this descriptor has colours. A rank below mpirun has a terminal of its own, wherever
+// mpirun's output goes, so that there only CLICOLOR_FORCE (train.sh sets it on a terminal) turns them on.
+bool has_color(int descriptor) {
+    const auto is_set = [](const char* name) {
+        const char* value = std::getenv(name);
+        return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+    };
+    if (is_set("NO_COLOR")) return false;
+    if (is_set("CLICOLOR_FORCE")) return true;
+    const char* terminal = std::getenv("TERM");
+    return !launched() && ::isatty(descriptor) == 1 && terminal != nullptr &&
+           std::string_view(terminal) != "dumb";
+}
+
 // "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
     constexpr size_t kLongestLine = 4096;
@@ -70,7 +92,8 @@ void print_error(const std::string& message) {
     }
     for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
         text.replace(at, 1, "\n  ");
-    fmt::print(stderr, "fp8flow: error: {}\n", text);
+    text = "fp8flow: error: " + text + "\n";
+    fmt::print(stderr, "{}", has_color(STDERR_FILENO) ? report::colored(text) : text);
     std::fflush(stderr);
 }
 
@@ -95,12 +118,6 @@ void print_error(const std::string& message) {
 int64_t launcher_value(const char* name, int64_t otherwise) {
     const char* value = std::getenv(name);
     return value != nullptr ? std::atoll(value) : otherwise;
-}
-// True where mpirun (or another launcher) started this process as one of several ranks or of one.
-bool launched() {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
-        if (std::getenv(name) != nullptr) return true;
-    return false;
 }
 Placement placement() {
     return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
@@ -180,22 +197,12 @@ int bench_on_ranks(const BenchOptions& options) {
     return on_ranks(options, run_bench, [](int) { return kDeadline; });
 }
 
-// An argument as a shell takes it.
-std::string quoted(const std::string& argument) {
-    constexpr std::string_view kPlain =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) return argument;
-    std::string text = "'";
-    for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return text + "'";
-}
-
 // The command as it was typed, with the ranks it was started on.
 std::string typed(int argc, char** argv) {
     std::string text = "fp8flow";
     const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
     if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
-    for (int i = 1; i < argc; ++i) text += " " + quoted(argv[i]);
+    for (int i = 1; i < argc; ++i) text += " " + report::shell_word(argv[i]);
     return text;
 }
 
@@ -238,7 +245,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
-    bool overwrite = false, force = false;
+    bool overwrite = false, force = false, quiet = false, verbose = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -253,7 +260,8 @@ struct CommandLine {
             "signal "
             "after a "
             "step, 70 a fault of fp8flow.\n"
-            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
+            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).\n"
+            "Colours on a terminal; NO_COLOR=1 turns them off, CLICOLOR_FORCE=1 on below mpirun.");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
                 ->required(command == train || command == validate);
@@ -272,6 +280,13 @@ struct CommandLine {
                               "--out-3, ...); train removes that run's checkpoints");
         for (CLI::App* command : {train, validate, profile})
             command->add_flag("--force", force, "start a run though it will not fit into memory");
+        for (CLI::App* command : {train, validate, profile, bench})
+            command->add_flag("--quiet", quiet,
+                              command == bench
+                                  ? "no line for each row that is measured"
+                                  : "print warnings and the result only; the log has every line");
+        train->add_flag("--verbose", verbose, "step lines with every field of Megatron-LM's")
+            ->excludes("--quiet");
         train->add_option("--weights", options.weights,
                           "start from a Hugging Face model: a .safetensors file, an index, or a folder");
         train
@@ -442,6 +457,12 @@ struct CommandLine {
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
         if (force) options.where_short = predict::WhereShort::warn;
+        using report::Terminal;
+        options.terminal = {quiet     ? Terminal::Detail::quiet
+                            : verbose ? Terminal::Detail::verbose
+                                      : Terminal::Detail::normal,
+                            has_color(STDOUT_FILENO)};
+        bench_options.terminal = options.terminal;
         options.backend = parse_backend(backend);
         options.placement = placement();
         bench_options.backend = options.backend;

@@ -11,10 +11,12 @@
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
+#include "model/report/run_report.h"
 #include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -81,6 +83,43 @@ void write_page(const PlanOptions& options, const Config& config, const std::vec
                     make_provenance(options.command, {}, 1)));
 }
 
+// The configuration of this command line, as arguments of another command, with what `changes` it.
+std::vector<std::string> arguments_of(const PlanOptions& options, const std::vector<std::string>& changes) {
+    std::vector<std::string> arguments;
+    if (!options.config_path.empty()) arguments.push_back(options.config_path);
+    if (!options.hf_config.empty()) arguments.insert(arguments.end(), {"--hf-config", options.hf_config});
+    for (const std::string& setting : options.overrides)
+        if (!setting.starts_with("output.out=")) arguments.insert(arguments.end(), {"--set", setting});
+    for (const std::string& setting : changes) arguments.insert(arguments.end(), {"--set", setting});
+    return arguments;
+}
+
+// What to do with a plan of one run: measure it.
+void print_next(const PlanOptions& options, const Config& config, int64_t ranks) {
+    const std::string batch = fmt::format("training.global_batch_size={}", config.training.global_batch_size);
+    fmt::print("{}\n",
+               report::next_text(
+                   {{"measure it", report::command_line("profile", arguments_of(options, {batch}), ranks)}}));
+}
+
+// What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
+void print_next(const PlanOptions& options, const std::vector<Choice>& choices) {
+    const Choice* best = nullptr;
+    for (const Choice& choice : choices)
+        if (choice.fit.fits() && (best == nullptr || choice.gpus > best->gpus ||
+                                  (choice.gpus == best->gpus && choice.time.step < best->time.step)))
+            best = &choice;
+    if (best == nullptr) return;
+    std::vector<std::string> line = arguments_of(
+        options, {fmt::format("precision.recipe={}", recipe_name(best->config.precision.recipe)),
+                  fmt::format("parallel.expert_model_parallel_size={}",
+                              best->config.parallel.expert_model_parallel_size),
+                  fmt::format("training.micro_batch_size={}", best->config.training.micro_batch_size),
+                  fmt::format("training.global_batch_size={}", best->config.training.global_batch_size)});
+    line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
+    fmt::print("{}\n", report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
+}
+
 // One run: every table of the plan, and its prediction.
 int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
@@ -110,6 +149,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     }
     if (known) write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
+    if (fit_of(config, ranks, gpu.sheet).fits()) print_next(options, config, ranks);
     return 0;
 }
 
@@ -132,6 +172,7 @@ int plan_table(const PlanOptions& options) {
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
+    if (!options.markdown) print_next(options, choices);
     return 0;
 }
 

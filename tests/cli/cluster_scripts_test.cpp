@@ -2,6 +2,7 @@
 // scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, the line
 // that would run, and a job that is stopped before its time limit and requeued.
 #include "tests/cli/command.h"
+#include "tests/cli/metrics.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -148,11 +149,7 @@ TEST_F(Slurm, AJobStopsBeforeItsLimitGoesBackToTheQueueAndResumes) {
     const CommandResult straight = run("8", job + " --set training.train_iters=" + lines[3]);
     ASSERT_EQ(straight.status, 0) << straight.out << straight.err;
     const auto losses = [&](const std::string& number) {
-        std::vector<double> losses;
-        for (const std::string& line :
-             lines_of(read_whole(folder_.path("runs/slurm-" + number + "/metrics.jsonl"))))
-            losses.push_back(nlohmann::json::parse(line).at("lm loss"));
-        return losses;
+        return losses_of(folder_.path("runs/slurm-" + number));
     };
     EXPECT_EQ(losses("7"), losses("8"));
     EXPECT_EQ(losses("7").size(), static_cast<size_t>(std::stoll(lines[3])));

@@ -55,7 +55,7 @@ protected:
                                 folder_.path("out"), "--set", "training.train_iters=1000000", "--set",
                                 "parallel.peer_deadline_seconds=" + deadline_seconds}),
             "");
-        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration        2/") == std::string::npos; ++i)
+        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration       2/") == std::string::npos; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         ranks_ = ranks_below(run_->pid());
         ASSERT_EQ(ranks_.size(), static_cast<size_t>(ranks)) << run_->out_so_far();

@@ -42,7 +42,7 @@ TEST(RequireFit, RefusesOnAllRanksOrWarns) {
     const BackendChoice backend = choose_backend(BackendKind::reference);
     std::vector<std::string> messages(2);
     run_thread_ranks(2, 60, [&](ProcessGroup& world) {
-        report::RunLog log(1);  // silent
+        report::RunLog log(1, {});  // silent
         require_fit(log, {small, small}, backend, world, 2, WhereShort::refuse);
         require_fit(log, {small, large}, backend, world, 2, WhereShort::warn);
         try {
