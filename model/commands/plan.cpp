@@ -96,10 +96,13 @@ std::vector<std::string> arguments_of(const PlanOptions& options, const std::vec
 
 // What to do with a plan of one run: measure it.
 void print_next(const PlanOptions& options, const Config& config, int64_t ranks) {
-    const std::string batch = fmt::format("training.global_batch_size={}", config.training.global_batch_size);
-    fmt::print("{}\n",
-               report::next_text(
-                   {{"measure it", report::command_line("profile", arguments_of(options, {batch}), ranks)}}));
+    if (options.schedule) return;  // it is no key of the configuration
+    std::vector<std::string> changes;
+    const int64_t batch = config.training.global_batch_size;
+    if (batch != read_config(options, std::nullopt).training.global_batch_size)
+        changes.push_back(fmt::format("training.global_batch_size={}", batch));
+    const std::string line = report::command_line("profile", arguments_of(options, changes), ranks);
+    fmt::print("\n{}\n", report::next_text({{"measure it", line}}));
 }
 
 // What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
@@ -109,7 +112,7 @@ void print_next(const PlanOptions& options, const std::vector<Choice>& choices) 
         if (choice.fit.fits() && (best == nullptr || choice.gpus > best->gpus ||
                                   (choice.gpus == best->gpus && choice.time.step < best->time.step)))
             best = &choice;
-    if (best == nullptr) return;
+    if (best == nullptr || options.schedule) return;
     std::vector<std::string> line = arguments_of(
         options, {fmt::format("precision.recipe={}", recipe_name(best->config.precision.recipe)),
                   fmt::format("parallel.expert_model_parallel_size={}",
@@ -117,7 +120,8 @@ void print_next(const PlanOptions& options, const std::vector<Choice>& choices) 
                   fmt::format("training.micro_batch_size={}", best->config.training.micro_batch_size),
                   fmt::format("training.global_batch_size={}", best->config.training.global_batch_size)});
     line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
-    fmt::print("{}\n", report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
+    fmt::print("\n{}\n",
+               report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
 }
 
 // One run: every table of the plan, and its prediction.

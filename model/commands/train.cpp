@@ -540,7 +540,7 @@ private:
             else
                 line.insert(line.end(), {"--overwrite", "--set", "checkpoint.save_interval=100"});
             if (!export_format_.empty()) line.insert(line.end(), {"--export", export_format_});
-            return {{saver_ ? "continue from here" : "begin again, with checkpoints to continue from",
+            return {{saver_ ? "continue from here" : "no checkpoint to continue from: begin again, with some",
                      command_line("train", line, ranks)}};
         }
         std::vector<std::string> validate = {config_to_name_, "--out", out + "_validate"};

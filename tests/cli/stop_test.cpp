@@ -129,7 +129,7 @@ TEST_F(Stop, WithoutCheckpointsItSaysSo) {
     ASSERT_EQ(::kill(run->pid(), SIGTERM), 0);
     const CommandResult stopped = run->wait(kLongestStop);
     EXPECT_EQ(stopped.status, kStopped) << stopped.err;
-    expect_contains(stopped.out, "no checkpoint to continue from: checkpoint.save_interval is 0");
+    expect_contains(stopped.out, "no checkpoint to continue from: begin again, with some");
 }
 
 // Both come before the end of a step, which takes a second or more.
