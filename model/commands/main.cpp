@@ -285,14 +285,6 @@ struct CommandLine {
                               command == bench
                                   ? "no line for each row that is measured"
                                   : "print warnings and the result only; the log has every line");
-        train->add_flag("--verbose", verbose, "step lines with every field of Megatron-LM's")
-            ->excludes("--quiet");
-        train->add_option("--weights", options.weights,
-                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
-        train
-            ->add_option("--export", options.export_format,
-                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
-            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         for (CLI::App* command : {train, validate, profile, replay, bench})
@@ -324,6 +316,21 @@ struct CommandLine {
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
+        add_train_options();
+        add_replay_options();
+        add_bench_options();
+        add_plan_options();
+    }
+
+    void add_train_options() {
+        train->add_flag("--verbose", verbose, "step lines with every field of Megatron-LM's")
+            ->excludes("--quiet");
+        train->add_option("--weights", options.weights,
+                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
+        train
+            ->add_option("--export", options.export_format,
+                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
+            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         train
             ->add_option(
                 "--resume", resume,
@@ -332,9 +339,6 @@ struct CommandLine {
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
-        add_replay_options();
-        add_bench_options();
-        add_plan_options();
     }
 
     void add_replay_options() {

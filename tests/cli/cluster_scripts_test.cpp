@@ -2,7 +2,6 @@
 // scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, the line
 // that would run, and a job that is stopped before its time limit and requeued.
 #include "tests/cli/command.h"
-#include "tests/cli/metrics.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,6 @@
 // An allocation fails, whichever it is: exit status 12 with the sizes, on every number of ranks, and no hang.
 #include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/cli/metrics.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

@@ -2,7 +2,6 @@
 // One owner per run folder: which folder a run gets, what a start that fails leaves, and two jobs that want
 // the same one.
 #include "tests/cli/command.h"
-#include "tests/cli/metrics.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>

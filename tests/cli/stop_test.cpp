@@ -3,7 +3,6 @@
 // same bits; and a second signal, which ends it at once.
 #include "kernels/core/error.h"
 #include "tests/cli/command.h"
-#include "tests/cli/metrics.h"
 #include "tests/support/files.h"
 
 #include <fmt/format.h>

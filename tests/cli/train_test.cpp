@@ -2,7 +2,6 @@
 // `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command
 // gives the same numbers.
 #include "tests/cli/command.h"
-#include "tests/cli/metrics.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/report_page.h"
