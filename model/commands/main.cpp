@@ -242,8 +242,8 @@ struct CommandLine {
                 ->take_last();
             command->add_option(
                 "--hf-config", options.hf_config,
-                "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
-                "and --set come after it");
+                "config.json of a Hugging Face model: fills model and moe; the configuration and "
+                "--set come after it (families: docs/usage/data_and_weights.md)");
         }
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command->add_flag("--overwrite", overwrite,
