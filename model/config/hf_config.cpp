@@ -291,8 +291,8 @@ private:
     void balancing() {
         const auto said = [&](const char* key, const char* why, const char* type, double coefficient) {
             note("moe.moe_router_load_balancing_type",
-                 fmt::format("{} = {} is not read{}: --set moe.moe_router_load_balancing_type=[{}] --set "
-                             "moe.moe_aux_loss_coeff=[{:.4g}]",
+                 fmt::format("{} = {} is not read{}: --set moe.moe_router_load_balancing_type={} --set "
+                             "moe.moe_aux_loss_coeff={:.4g}",
                              key, shown(json_[key]), why, type, coefficient));
         };
         const auto above_0 = [&](const char* key) {
