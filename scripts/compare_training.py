@@ -170,7 +170,8 @@ def losses_of(options, folder, out, balancing):
     out = run(options, folder, out, settings, ["--weights", f"{folder}/hf"])
     with open(f"{out}/metrics.jsonl") as file:
         records = [json.loads(line) for line in file]
-    return [record["lm loss"] for record in records if "lm loss" in record], settings
+    keys = ("lm_loss", "lm loss")  # the latter until 0.2
+    return [record[key] for record in records for key in keys if key in record], settings
 
 
 def stored_names(name, value):
