@@ -32,7 +32,11 @@ TensorView Buffers::filled(const TensorView& view, const Filler& filler) {
     return view;
 }
 
-TensorView Buffers::output(DType dtype, Dims shape) { return allocate(dtype, shape); }
+TensorView Buffers::output(DType dtype, Dims shape) {
+    const TensorView view = allocate(dtype, shape);
+    device_.fill(view.data, 0x7f, static_cast<std::size_t>(view.bytes()));  // NaN or huge
+    return view;
+}
 
 TensorView Buffers::zeros(DType dtype, Dims shape) {
     const TensorView view = allocate(dtype, shape);

@@ -32,7 +32,7 @@ public:
     Buffers& operator=(const Buffers&) = delete;
 
     using Dims = std::initializer_list<int64_t>;
-    TensorView output(DType dtype, Dims shape);  // uninitialised
+    TensorView output(DType dtype, Dims shape);  // no result of any call
     TensorView zeros(DType dtype, Dims shape);   // for outputs that are accumulated into
     TensorView normal(DType dtype, Dims shape, double spread = 1.0);
     TensorView pow2(DType dtype, Dims shape);                          // positive, near 1

@@ -24,6 +24,13 @@ std::string rate(const Row& row) {
 std::string per_second(const Row& row, const std::optional<double>& seconds) {
     return seconds && *seconds > 0 ? format_fixed(row.work.flops / *seconds * 1e-12, 0) : "-";
 }
+std::string peer_of(const Row& row) {
+    if (row.peer.empty()) return "-";
+    const std::string& result = row.peer_result;
+    if (!row.peer_seconds) return row.peer + (result.empty() ? "" : ": " + result);
+    return fmt::format("{:.2f}x {}{}", *row.peer_seconds / row.timing.median, row.peer,
+                       result.empty() ? "" : " (" + result + ")");
+}
 std::string error_of(const Row& row) { return row.nmse ? fmt::format("{:.1e}", *row.nmse) : "-"; }
 
 // GEMMs that two backends computed: each line is one of this project's rows and the row after it.
@@ -94,6 +101,7 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"peer_us", us(row.peer_seconds)},
         {"peer_gpu", text(row.peer_gpu)},
         {"peer_source", text(row.peer_source)},
+        {"peer_result", text(row.peer_result)},
         {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
         {"regime", row.regime},
         {"gpus", provenance.gpus},
@@ -101,6 +109,60 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
     add_provenance(json, provenance);
     json["date"] = day_of(provenance);
     return json;
+}
+
+namespace {
+
+// Of rows_table: what a spreadsheet or a plot needs.
+constexpr const char* kColumns[] = {
+    "op",    "shape",   "us",          "us_min",        "us_p90",   "us_sustained", "bytes", "wire_bytes",
+    "flops", "ceiling", "ceiling_us",  "ceiling_share", "launches", "tensor_bytes", "bar",   "holds_bar",
+    "peer",  "peer_us", "peer_result", "nmse",          "gpus",     "gpu",          "date"};
+
+std::string cell_of(const nlohmann::json& value) {
+    if (value.is_null()) return {};
+    return value.is_string() ? value.get<std::string>() : value.dump();
+}
+std::string csv_cell(std::string text) {
+    if (text.find_first_of(",\"\n") == std::string::npos) return text;
+    for (size_t at = text.find('"'); at != std::string::npos; at = text.find('"', at + 2))
+        text.insert(at, 1, '"');
+    return '"' + text + '"';
+}
+
+}  // namespace
+
+std::string rows_csv(const nlohmann::json& rows) {
+    std::string csv;
+    for (const char* column : kColumns) csv += (csv.empty() ? "" : ",") + std::string(column);
+    csv += '\n';
+    for (const nlohmann::json& row : rows) {
+        std::string line;
+        for (const char* column : kColumns)
+            line += (column == kColumns[0] ? "" : ",") + csv_cell(cell_of(row.at(column)));
+        csv += line + '\n';
+    }
+    return csv;
+}
+
+std::string rows_markdown(const std::vector<Row>& rows) {
+    Table table({{"operation", Align::left},
+                 {"shape", Align::left},
+                 {"us"},
+                 {"sustained"},
+                 {"rate"},
+                 {"ceiling"},
+                 {"share"},
+                 {"peer", Align::left}});
+    for (const Row& row : rows)
+        table.add_row(
+            {row.operation + (row.backend.empty() ? "" : ", " + row.backend),
+             row.short_shape.empty() ? "-" : row.short_shape, microseconds(row.timing.median),
+             row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
+             row.ceiling.empty() ? "-" : row.ceiling,
+             row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
+             peer_of(row)});
+    return table.markdown();
 }
 
 std::string tables(const std::vector<Row>& rows) {
@@ -134,8 +196,7 @@ std::string tables(const std::vector<Row>& rows) {
                  row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
                  row.ceiling.empty() ? "-" : row.ceiling,
                  row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
-                 row.peer_seconds ? fmt::format("{:.2f}x {}", *row.peer_seconds / row.timing.median, row.peer)
-                                  : "-"});
+                 peer_of(row)});
         }
         text += fmt::format("{}{}", text.empty() ? "" : "\n", table.text());
     }

@@ -21,6 +21,10 @@ std::string day_of(const Provenance& provenance);  // "2026-11-20"
 
 std::string microseconds(double seconds);  // "1.23", "12.3", "1234"
 
+// The rows as CSV, one column for each of bench.json's values; and as one Markdown table.
+std::string rows_csv(const nlohmann::json& rows);
+std::string rows_markdown(const std::vector<Row>& rows);
+
 // One table per operation, in order of first appearance; GEMMs that two backends computed are shown side by
 // side.
 std::string tables(const std::vector<Row>& rows);

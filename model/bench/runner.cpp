@@ -119,7 +119,7 @@ int64_t Runner::capture(const Case& what, const Shape& shape) {
 }
 
 Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
-    Machine machine{ops, world_, choice_, [this] { return messages(); }};
+    Machine machine{ops, world_, choice_, [this] { return messages(); }, plugin_.get()};
     Sets sets(ops.device());
     build(sets, machine, what, shape);
     // half of the free memory, since the ceilings need some; the same number on every rank
@@ -130,13 +130,16 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     while (static_cast<int64_t>(sets.calls.size()) < num_sets) build(sets, machine, what, shape);
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
+    const Launch launch = launch_of(shape);
+    row.peer = sets.calls.front().peer.name;
+    bool has_peer = !row.peer.empty();
+    if (!sets.calls.front().peer.tensors.empty()) has_peer = check_peer(row, sets.calls.front(), launch);
     if (sets.calls.front().error) {
         sets.calls.front().run({});
         ops.device().synchronize();
         row.nmse = sets.calls.front().error();
     }
 
-    const Launch launch = launch_of(shape);
     Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
                     .num_sets = num_sets,
                     .cache = meter_->cache_of(sets.bytes(), num_sets),
@@ -157,21 +160,46 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
     if (subject.together == nullptr)
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
-    if (const Call::Peer& peer = sets.calls.front().peer; !peer.name.empty()) {
-        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run({}); };
-        subject.regimes = Subject::Regimes::burst;
-        world_.barrier();
-        row.peer = peer.name;
-        row.peer_source = "same run";
-        row.peer_comparable = true;
-        row.peer_seconds = largest(meter_->time(subject).median);
-    }
+    if (has_peer) time_peer(row, sets, subject, launch);
     if (probe_->cache_bytes() == 0)
         row.regime = "host";
     else
         row.regime = subject.cache == Subject::Cache::flush ? "burst, cache flushed"
                                                             : fmt::format("burst, {} buffers", num_sets);
     return row;
+}
+
+void Runner::add_plugin(const std::string& path) {
+    plugin_ =
+        std::make_unique<Plugin>(path, backends_.front().ops->device(), choice_.kind == BackendKind::hopper);
+}
+
+// What the plugin's kernel does with the call; false where it refuses it, on any rank. Before other calls:
+// outputs hold none of our results yet.
+bool Runner::check_peer(Row& row, const Call& call, const Launch& launch) {
+    bool refused = false;
+    try {
+        row.peer_result = compare_results(
+            backends_.front().ops->device(), call.peer.tensors, [&] { call.run(launch); },
+            [&] { call.peer.run(launch); });
+    } catch (const Error& error) {
+        if (error.code() != ExitCode::usage) throw;
+        row.peer_result = std::string("left out: ") + error.what();
+        refused = true;
+    }
+    return largest(refused ? 1 : 0) == 0;
+}
+
+// The other implementation of the call, timed as ours was.
+void Runner::time_peer(Row& row, const Sets& sets, Subject& subject, const Launch& launch) {
+    const Call::Peer& peer = sets.calls.front().peer;
+    row.peer_source = "same run";
+    row.peer_comparable = true;
+    const Launch other = peer.tensors.empty() ? Launch{} : launch;
+    subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run(other); };
+    subject.regimes = Subject::Regimes::burst;
+    world_.barrier();
+    row.peer_seconds = largest(meter_->time(subject).median);
 }
 
 Messages* Runner::messages() {

@@ -24,6 +24,7 @@ struct Row {
     std::string ceiling;                    // that rate, as text
     std::string peer;                       // fastest other implementation of this shape
     std::optional<double> peer_seconds;
+    std::string peer_result;  // of a plugin: "equal", how its result differs, or why it was left out
     std::string peer_gpu, peer_source;  // its GPU, and the source of the figure
     bool peer_comparable = false;       // on such a GPU
     std::optional<double> nmse;         // of a GEMM, on a sample
@@ -46,6 +47,9 @@ public:
     Runner(std::vector<Backend> backends, const BackendChoice& choice, ProcessGroup& world,
            const MeasureOptions& options);
     ~Runner();
+    // The library's kernels are measured beside ours from now on.
+    void add_plugin(const std::string& path);
+    const Plugin* plugin() const { return plugin_.get(); }
 
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
     std::vector<Row> measure(const Case& what, const Shape& shape,
@@ -62,6 +66,8 @@ private:
     // Makes one more set of tensors. Throws Error(usage) for shapes that the operation refuses.
     void build(Sets& sets, Machine& machine, const Case& what, const Shape& shape);
     Row measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes);
+    bool check_peer(Row& row, const Call& call, const Launch& launch);
+    void time_peer(Row& row, const Sets& sets, Subject& subject, const Launch& launch);
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
     const PeerRates& peer_rates();  // zero where they cannot be measured
@@ -76,6 +82,7 @@ private:
     std::unique_ptr<Ceilings> ceilings_;
     RandomFiller filler_;
     Together together_;
+    std::unique_ptr<Plugin> plugin_;
     std::optional<PeerRates> peers_;  // once measured
     std::string no_peers_;            // why they are zero
     struct Wire {

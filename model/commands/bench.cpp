@@ -10,7 +10,7 @@
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -74,7 +74,8 @@ std::vector<Runner::Backend> gemm_backends(const BenchOptions& options, const Ba
     };
     if (choice.kind != BackendKind::hopper)
         add("reference", GemmBackendKey::automatic);
-    else if (options.gemm_backend == "both" || (options.gemm_backend.empty() && options.suite == "gemm")) {
+    else if (options.gemm_backend == "both" ||
+             (options.gemm_backend.empty() && options.suite == "gemm" && options.plugin.empty())) {
         add("native", GemmBackendKey::native);
         add("cublaslt", GemmBackendKey::cublaslt);
     } else if (options.gemm_backend == "cublaslt")
@@ -113,6 +114,8 @@ void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const 
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
     folder.write_atomic("bench.json", written.dump(1) + "\n");
+    folder.write_atomic("bench.csv", rows_csv(written));
+    folder.write_atomic("bench.md", rows_markdown(rows));
 }
 
 }  // namespace
@@ -156,6 +159,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
     if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
     Runner runner(gemm_backends(options, choice), choice, world, measure_options(options, choice));
+    if (!options.plugin.empty()) {
+        runner.add_plugin(options.plugin);
+        require(std::any_of(items.begin(), items.end(),
+                            [&](const Item& item) { return runner.plugin()->has(item.what->name); }),
+                ExitCode::usage, "--plugin {}: none of the selected operations; it has {}",
+                printable(options.plugin), fmt::join(runner.plugin()->operations(), ", "));
+    }
 
     const Provenance provenance = make_provenance(options.command, choice, world.size());
     if (prints) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());

@@ -365,7 +365,7 @@ struct CommandLine {
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
         bench->add_option("--out", bench_options.out,
-                          "folder for bench.json, bench.txt and, of suite upstream, bench.svg");
+                          "folder for bench.json, .csv, .md, .txt and, of suite upstream, bench.svg");
         bench
             ->add_flag(
                 "--capture", bench_options.capture,
@@ -377,8 +377,15 @@ struct CommandLine {
                           "operation, shape, us, peer, "
                           "source");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
-        bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
-            ->check(CLI::IsMember({"native", "cublaslt", "both"}));
+        CLI::Option* const gemms =
+            bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
+                ->check(CLI::IsMember({"native", "cublaslt", "both"}));
+        bench
+            ->add_option(
+                "--plugin", bench_options.plugin,
+                "shared library with kernels of your own (include/fp8flow/plugin.h): checked against "
+                "and timed beside these")
+            ->excludes(gemms);
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
             ->check(CLI::Range(1, 100000));
         bench

@@ -11,6 +11,7 @@
 #include "kernels/ops.h"
 #include "model/base/backend.h"
 #include "model/bench/buffers.h"
+#include "model/bench/plugin.h"
 #include "model/bench/shape.h"
 
 #include <functional>
@@ -59,6 +60,7 @@ struct Call {
     struct Peer {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
+        std::vector<NamedTensor> tensors = {};  // of both, where the results can be compared
     } peer = {};
     // After exactly one run: normalised mean square error against a GEMM in double, on a sample. GEMMs only.
     std::function<double()> error = {};
@@ -71,6 +73,7 @@ struct Machine {
     BackendChoice backend;
     // Plain messages between all ranks, made on the first call; null where there are none.
     std::function<Messages*()> messages = [] { return nullptr; };
+    Plugin* plugin = nullptr;  // measured beside the operations that it has
 };
 
 enum class Runs : uint8_t { on_each_rank, together };
@@ -98,8 +101,13 @@ template <class Args>
 Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
              const Work& work) {
     check(args);
-    Ops& ops = machine.ops;
-    return {[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
+    const auto on = [operation, args](Ops& ops) {
+        return [&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); };
+    };
+    Call call{on(machine.ops), work};
+    if (machine.plugin != nullptr && machine.plugin->has(operation_of(args)))
+        call.peer = {machine.plugin->name(), on(machine.plugin->ops()), tensors_of(args)};
+    return call;
 }
 
 // Two operations one after the other: what a fused form replaces. `work` is that of the whole.
