@@ -7,6 +7,7 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/config/hf_config.h"
 #include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
@@ -77,6 +78,7 @@ public:
           overwrites_(options.taken == RunFolder::Taken::enter),
           run_folder_(train_folder_of(options, config_, continues_), world),
           log_(world.rank()) {
+        require_own_layers(config_);
         config_.output.out = run_folder_.name();
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
