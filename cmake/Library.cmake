@@ -50,3 +50,17 @@ install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPON
 
 install(TARGETS fp8flow RUNTIME COMPONENT program)
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+
+# `cpack --config BUILD/CPackConfig.cmake`: fp8flow-VERSION-SYSTEM.tar.gz with the library, the program and its configurations in one
+# folder, to be unpacked anywhere. What they load is the machine's: docs/operations.md.
+set(CPACK_GENERATOR TGZ)
+set(CPACK_PACKAGE_VENDOR "fp8flow")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "Trains Mixture-of-Experts transformers in an FP8 flow without casts")
+set(CPACK_PACKAGE_FILE_NAME "fp8flow-${PROJECT_VERSION}-${CMAKE_SYSTEM_NAME}-${CMAKE_SYSTEM_PROCESSOR}")
+set(CPACK_COMPONENTS_ALL library program)
+set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
+set(CPACK_COMPONENT_INCLUDE_TOPLEVEL_DIRECTORY ON)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_PACKAGE_CHECKSUM SHA256)
+include(CPack)

@@ -16,6 +16,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     const bool sigmoid = moe.moe_router_score_function == ScoreFunction::sigmoid;
     options_ = {.score = sigmoid ? op::Score::sigmoid : op::Score::softmax,
                 .pre_softmax = moe.moe_router_pre_softmax,
+                .normalise = moe.moe_router_norm_topk_prob,
                 .num_groups = moe.moe_router_num_groups,
                 .group_topk = moe.moe_router_group_topk,
                 .scaling_factor = static_cast<float>(moe.moe_router_topk_scaling_factor)};

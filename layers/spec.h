@@ -54,7 +54,8 @@ struct MoeSpec {
     int64_t moe_shared_expert_intermediate_size = 0;  // 0: none
     ScoreFunction moe_router_score_function = ScoreFunction::softmax;
     bool moe_router_pre_softmax = false;
-    int64_t moe_router_num_groups = 0;  // 0: no group-limited routing
+    bool moe_router_norm_topk_prob = true;  // sigmoid: the chosen scores are divided by their sum
+    int64_t moe_router_num_groups = 0;      // 0: no group-limited routing
     int64_t moe_router_group_topk = 0;
     double moe_router_topk_scaling_factor = 1.0;
     bool moe_router_enable_expert_bias = false;

@@ -233,9 +233,10 @@ def with_norm(layer, gamma, x, dy):
 # ---- the comparison --------------------------------------------------------------------------------------------------------------------
 
 # Largest norm-wise error ||got - want|| / ||want|| of output, input gradient, expert gradients and router gradient. One rounding to BF16 is
-# 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: room for 13 of the one, about 10 of the other, in a row.
+# 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: room for 13 of the one, about 10 of the other (12 in
+# gradients of weights), in a row.
 # After a norm the router sees slightly different tokens, since the output of the norm is rounded too.
-BOUNDS = {"bf16": (6e-3, 6e-3, 6e-3, 6e-3), None: (8e-2, 8e-2, 9e-2, 8e-2)}
+BOUNDS = {"bf16": (6e-3, 6e-3, 6e-3, 6e-3), None: (8e-2, 8e-2, 9e-2, 9e-2)}
 BOUND_WEIGHTS, BOUND_WEIGHTS_NORM, MORE_WITH_NORM = 1e-5, 5e-3, 1.3
 
 

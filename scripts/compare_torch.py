@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Compares `fp8flow replay` with the MoE blocks of the transformers package: DeepseekV3MoE, Qwen3MoeSparseMoeBlock and MixtralSparseMoeBlock
-run in float64 with the same weights; output, routing, input gradient and every weight gradient. The files go through the safetensors package
-both ways, and config.json is the one that transformers writes. Needs torch, transformers and safetensors.
+"""Compares `fp8flow replay` with the MoE blocks of the transformers package: of every family that --hf-config reads, run in float64 with the
+same weights; output, routing, input gradient and every weight gradient. The files go through the safetensors package both ways, and
+config.json is the one that transformers writes. Needs torch, transformers and safetensors.
 
   scripts/compare_torch.py                                       every family under bf16, fp8_blockwise and fp8_flow
+  scripts/compare_torch.py --families olmoe,minimax_m2           some of them
   scripts/compare_torch.py --fp8flow build/cuda-release/fp8flow --device cuda --ranks 2
 The rows "torch bf16" are the same blocks in BF16 on --device: what PyTorch itself loses. (DeepSeek-V3's router works in float32 whatever the
 block's type, so its gradients have float32's error.)
@@ -13,6 +14,7 @@ Exit status 0 if every error is below its bound, 1 if not, 77 where a package is
 
 import argparse
 import importlib
+import json
 import os
 import sys
 import tempfile
@@ -27,20 +29,30 @@ try:
 except ImportError as error:
     missing = error
 
-CLASSES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE"),
-           "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock"),
-           "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock")}
+NO_GROUPS = {"n_group": 1, "topk_group": 1}
+# family: (its configuration, its block, the layer of compare_layer.py whose fields it has, and what differs)
+FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", {}),
+            "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock", "qwen3_moe", {}),
+            "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock", "mixtral", {}),
+            # no class of transformers: its own is DeepSeek-V3's
+            "kimi_k2": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", NO_GROUPS | {"routed_scaling_factor": 2.827}),
+            "glm4_moe": ("Glm4MoeConfig", "Glm4MoeMoE", "deepseek_v3", NO_GROUPS),
+            "glm4_moe_as_it_is": ("Glm4MoeConfig", "Glm4MoeMoE", "deepseek_v3", NO_GROUPS | {"norm_topk_prob": False}),
+            "deepseek_v2": ("DeepseekV2Config", "DeepseekV2Moe", "deepseek_v3",
+                            NO_GROUPS | {"topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0}),
+            "olmoe": ("OlmoeConfig", "OlmoeSparseMoeBlock", "mixtral", {"norm_topk_prob": False}),
+            "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2SparseMoeBlock", "mixtral", {})}
 
 
 def block_of(family, dtype):
     """A block with random weights that BF16 holds exactly, and its configuration. Newer and older versions of transformers differ in how
     they name and join the experts' weights; this takes the block's own parameters, whatever they are called."""
-    config_name, block_name = CLASSES[family]
-    module = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
-    fields = layer.config_of(family)
+    config_name, block_name, base, own = FAMILIES[family]
+    fields = layer.config_of(base)
     for name in ("model_type", "rope_theta", "scoring_func", "topk_method"):  # the class's own
         fields.pop(name, None)
-    config = getattr(transformers, config_name)(**fields)
+    config = getattr(transformers, config_name)(**fields | own)
+    module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
     config._experts_implementation = "eager"  # one expert after the other, in the block's own type
     block = getattr(module, block_name)(config).to(dtype)
     with torch.no_grad():
@@ -108,7 +120,7 @@ def errors(got, got_grads, want, want_grads):
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fp8flow", default=f"{layer.ROOT}/build/cpu/fp8flow", help="the program")
-    parser.add_argument("--families", default=",".join(CLASSES))
+    parser.add_argument("--families", default=",".join(FAMILIES))
     parser.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--backend", default="auto")
@@ -120,10 +132,11 @@ def main():
         print(f"skipped: {missing}")
         return 77
     torch.set_num_threads(2)
+    transformers.logging.set_verbosity_error()  # of token ids beyond the small vocabulary
     failed = False
     print(f"norm-wise errors against transformers {transformers.__version__} in float64 (torch {torch.__version__}); {layer.T} tokens, hidden "
           f"{layer.H}, {layer.E} experts of width {layer.F}, top-{layer.K}, {options.ranks} rank(s)")
-    print(f"{'family':<12} {'arm':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
+    print(f"{'family':<17} {'arm':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
     for family in options.families.split(","):
         torch.manual_seed(options.seed)
         try:
@@ -136,14 +149,15 @@ def main():
 
         def report(arm, got, grads):
             same, weights, all_errors = errors(got, grads, want, want_grads)
-            print(f"{family:<12} {arm:<14} {same.sum():>4}/{layer.T:<3} {weights:9.1e} " + " ".join(f"{e:9.1e}" for e in all_errors))
+            print(f"{family:<17} {arm:<14} {same.sum():>4}/{layer.T:<3} {weights:9.1e} " + " ".join(f"{e:9.1e}" for e in all_errors))
             return same.all() and weights < layer.BOUND_WEIGHTS, all_errors
 
         with tempfile.TemporaryDirectory() as folder:
             state = {"mlp." + name: (value.float() if "bias" in name else value.bfloat16()).contiguous()
                      for name, value in block.state_dict().items()}
             save_file(state | {"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
-            config.to_json_file(f"{folder}/config.json")
+            with open(f"{folder}/config.json", "w") as file:
+                json.dump(json.loads(config.to_json_string()) | ({"model_type": family} if family == "kimi_k2" else {}), file)
             report("torch bf16", *run(block.to(options.device, torch.bfloat16), x, dy))
             for recipe in options.recipes.split(","):
                 layer.replay(options, recipe, folder)

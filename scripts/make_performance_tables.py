@@ -387,6 +387,34 @@ def layer_errors():
                    "float64; `torch bf16` is transformers' own block in BF16"))
 
 
+def family_errors():
+    """Norm-wise errors of one layer of every family against transformers' blocks in float64."""
+    text = (RESULTS / "compare_torch_families.txt").read_text()
+    rows = [list(row) for row in re.findall(r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", text, re.M)]
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    return (table(["layer", "arm", "tokens routed alike", "weights", "output", "d hidden", "d experts", "d router"], rows, 2) +
+            source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16"))
+
+
+def training_beside_transformers():
+    data = load("compare_training_cpu.json")
+    rows = []
+    for comparison in data["comparisons"]:
+        for arm in comparison["arms"]:
+            name = [comparison["family"], comparison["balancing loss"], arm["arm"]]
+            first, last = f"{arm['losses'][0]:.4f}", f"{arm['losses'][-1]:.4f}"
+            if "loss" not in arm:
+                rows.append([*name, first, last] + [""] * 5)
+                continue
+            loss, gradient = arm["loss"], arm["gradient"]
+            kind = max(gradient["kinds"], key=gradient["kinds"].get)
+            rows.append([*name, first, last, f"{loss['mean relative']:.1e}", f"{loss['max relative']:.1e}",
+                         f"{loss['last tenth relative']:+.1e}", f"{gradient['all']:.1e}", f"{kind} {gradient['kinds'][kind]:.1e}"])
+    return (table(["model", "balancing loss", "arm", "first loss", "last", "mean error", "max error", "last tenth", "d all", "worst kind of d"], rows, 3) +
+            f"\n\n{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}." +
+            source(origin("compare_training_cpu.json")))
+
+
 # ---- GEMM ----------------------------------------------------------------------------------------------------------------------
 def parse_products():
     """Rows of the first sitting of bench_products_h200.txt: {(op, shape): (us, sustained us)}."""
@@ -672,6 +700,8 @@ WHAT = {
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
     "bench_model_h200.json": "every operation of four whole models at its shape",
+    "compare_torch_families.txt": "MoE layers of every family that --hf-config reads, against transformers' blocks in float64",
+    "compare_training_cpu.json": "a small Qwen3-MoE and a small Mixtral trained here and in PyTorch: losses, gradients of step one",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
     "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
     "exposed_deepseek_v3_2gpu_micro_batches.json": "the same, 8 micro-batches",
@@ -761,7 +791,7 @@ WHAT = {
 
 MACHINES = {  # of text files
     "bench_deepgemm_h200.txt": "NVIDIA H200s, three machines", "bench_products_h200.txt": "NVIDIA H200",
-    "fuzz.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
+    "compare_torch_families.txt": "2 CPU cores", "fuzz.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
     "kernel_profile_h200.txt": "NVIDIA H200", "validate_state_dtypes_seeds_h100_x2.txt": "2 x NVIDIA H100 80GB HBM3",
 }
 
@@ -908,7 +938,8 @@ TABLES = {
     "loss_reference": lambda: loss("quickstart_recipes.json"), "loss_ablation": lambda: loss("quickstart_ablation.json"),
     "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
     "loss_combine": lambda: loss("quickstart_combine_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
-    "layer_errors": layer_errors, "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
+    "layer_errors": layer_errors, "family_errors": family_errors, "training_beside_transformers": training_beside_transformers,
+    "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
     "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
     "transposed": transposed, "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
 }

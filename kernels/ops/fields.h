@@ -31,7 +31,7 @@ namespace fp8flow::op {
     }
 
 // Parts of arguments.
-FP8FLOW_FIELDS(RouterOptions, score, pre_softmax, num_groups, group_topk, scaling_factor)
+FP8FLOW_FIELDS(RouterOptions, score, pre_softmax, normalise, num_groups, group_topk, scaling_factor)
 FP8FLOW_FIELDS(RouterBalance, set_tokens, counts, score_sums, log_squares)
 FP8FLOW_FIELDS(BalanceTerm, counts, weight)
 FP8FLOW_FIELDS(WgradOperands, dy, x, groups)

@@ -43,6 +43,7 @@ struct RouterLogitsBackward {
 struct RouterOptions {
     Score score = Score::softmax;
     bool pre_softmax = false;  // softmax over E before the choice, no renormalisation
+    bool normalise = true;     // sigmoid, K > 1: the chosen scores are divided by their sum
     int64_t num_groups = 0;    // 0: not group-limited
     int64_t group_topk = 0;
     float scaling_factor = 1.0f;
@@ -78,9 +79,9 @@ inline int64_t balance_blocks(int64_t tokens, int64_t set_tokens) {  // B
 // full scores (pre-softmax), scores + expert_bias (sigmoid) or logits (softmax, post). Group-limited: group
 // score = sum of the top K/group_topk (rounded down) of these values in the group, one after the other,
 // largest first; all but group_topk groups are excluded, whatever their values. Probabilities: softmax over
-// the K chosen (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid); times
-// scaling_factor. ids are in order of choice. Also: counts += how often each expert was chosen (a step's
-// micro-batches add up).
+// the K chosen (post), the chosen full scores (pre), or s/(sum s + 1e-20) for K > 1 (sigmoid; s itself
+// without normalise); times scaling_factor. ids are in order of choice. Also: counts += how often each expert
+// was chosen (a step's micro-batches add up).
 struct RouterTopK {
     TensorView logits;       // [T, E] f32
     TensorView expert_bias;  // [E] f32, optional (sigmoid only)

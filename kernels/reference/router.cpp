@@ -68,6 +68,9 @@ void exclude_groups(const op::RouterOptions& options, int64_t experts, int64_t t
     for (int64_t e = 0; e < experts; ++e) work.excluded[e] = work.group_excluded[e / group_size] ? 0 : 1;
 }
 
+// Sigmoid scores of the chosen are divided by their sum.
+bool is_normalised(const op::RouterOptions& options, int64_t topk) { return options.normalise && topk > 1; }
+
 // Probabilities of the chosen before scaling, into work.chosen; work.scores holds the full scores. Returns
 // what sigmoid scores were multiplied by (1 where they were not).
 float chosen_probs(const float* logits, const int32_t* ids, int64_t topk, const op::RouterOptions& options,
@@ -78,7 +81,7 @@ float chosen_probs(const float* logits, const int32_t* ids, int64_t topk, const 
         return 1.0f;
     }
     for (int64_t k = 0; k < topk; ++k) work.chosen[k] = work.scores[ids[k]];
-    if (options.score == op::Score::softmax || topk == 1) return 1.0f;
+    if (options.score == op::Score::softmax || !is_normalised(options, topk)) return 1.0f;
     const float factor = div_float(1.0f, token_sum(work.chosen.data(), topk) + kScoreSumEps);
     for (int64_t k = 0; k < topk; ++k) work.chosen[k] *= factor;
     return factor;
@@ -145,9 +148,10 @@ void ReferenceOps::do_router_top_k_backward(const op::RouterTopKBackward& args, 
             } else if (options.score == op::Score::softmax) {  // p_k = s_i of a softmax over all
                 for (int64_t k = 0; k < topk; ++k) dlogits[ids[k]] = dchosen[k];
                 for (int64_t e = 0; e < experts; ++e) dlogits[e] = work.scores[e] * (dlogits[e] - mean);
-            } else {  // p_k = s_k / sum of the chosen, if K > 1
+            } else {  // p_k = s_k / sum of the chosen, or s_k
                 for (int64_t k = 0; k < topk; ++k) {
-                    const float dscore = topk > 1 ? (dchosen[k] - mean) * factor : dchosen[k];
+                    const float dscore =
+                        is_normalised(options, topk) ? (dchosen[k] - mean) * factor : dchosen[k];
                     const float score = work.scores[ids[k]];
                     dlogits[ids[k]] = dscore * score * (1.0f - score);
                 }

@@ -2,13 +2,13 @@
 // Loading, calling and comparing.
 #include "model/bench/plugin.h"
 
-#include "include/fp8flow/plugin.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/ops/fields.h"
 #include "model/safetensors/header.h"
 
 #include <dlfcn.h>
 #include <fmt/format.h>
+#include <fp8flow/plugin.h>
 
 #include <algorithm>
 #include <cmath>

@@ -23,6 +23,7 @@ struct RunOptions {
     std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
     std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
     std::string export_format;  // train: bf16 | f32 | fp8, written below out at the end; empty: nothing
+    int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
     BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
@@ -82,6 +83,8 @@ inline RunFolder::Request run_folder_of(const RunOptions& options, const Config&
 }
 
 int run_train(const RunOptions& options, ProcessGroup& world);
+// The token windows that the run would read, in their order, to <out>/samples.npy.
+int run_dump_samples(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of

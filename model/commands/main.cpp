@@ -271,8 +271,8 @@ struct CommandLine {
                 ->take_last();
             command->add_option(
                 "--hf-config", options.hf_config,
-                "config.json of deepseek_v3, qwen3_moe or mixtral: fills model and moe; the configuration "
-                "and --set come after it");
+                "config.json of a Hugging Face model: fills model and moe; the configuration and "
+                "--set come after it (families: docs/usage/data_and_weights.md)");
         }
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command->add_flag("--overwrite", overwrite,
@@ -331,6 +331,11 @@ struct CommandLine {
             ->add_option("--export", options.export_format,
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
+        train
+            ->add_option("--dump-samples", options.dump_samples,
+                         "N: write the first N token windows that the run would read to OUT/samples.npy, and "
+                         "train nothing")
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
         train
             ->add_option(
                 "--resume", resume,
@@ -512,7 +517,8 @@ int main(int argc, char** argv) {
         fmt::print("{}", fp8flow::help_config());
         return 0;
     }
-    if (*line.train) return on_ranks(line.options, run_train);
+    if (*line.train)
+        return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
     if (*line.validate) return on_ranks(line.options, run_validate);
     if (*line.profile && !line.compared.empty()) {
         try {

@@ -124,14 +124,18 @@ void print_next(const PlanOptions& options, const std::vector<Choice>& choices) 
                report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
 }
 
+void print_notes(const Config& config) {
+    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
+}
+
 // One run: every table of the plan, and its prediction.
 int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
     if (options.schedule) config.schedule = *options.schedule;
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
-    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
     const RunPlan plan = make_plan(config, ranks);
+    print_notes(config);
     fmt::print("{}", plan_text(config, plan));
     const Gpu gpu = gpu_of(options);
     const bool known = can_predict(config, gpu);
@@ -170,6 +174,7 @@ int plan_table(const PlanOptions& options) {
     if (!options.micro_batches.empty()) search.micro_batches = options.micro_batches;
     const Gpu gpu = gpu_of(options);
     const std::vector<Choice> choices = choose(config, search, gpu);
+    if (!options.markdown) print_notes(config);
     fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (options.json)
         write(config.output.out, *options.json,

@@ -32,11 +32,11 @@ Config replay_config(const RunOptions& options, int world_size) {
                                           fmt::format("training.global_batch_size={}", world_size)};
     overrides.insert(overrides.begin(), options.overrides.begin(),
                      options.overrides.end());  // ours come last
-    Config config = options.config_path.empty()
-                        ? parse_config("output: {log_interval: 1}", "configuration", overrides, world_size,
-                                       options.hf_config.empty() ? std::vector<ConfigSetting>{}
-                                                                 : read_hf_config(options.hf_config))
-                        : load_config(options.config_path, overrides, world_size, options.hf_config);
+    Config config =
+        options.config_path.empty()
+            ? parse_config("output: {log_interval: 1}", "configuration", overrides, world_size,
+                           options.hf_config.empty() ? ImportedModel{} : read_hf_config(options.hf_config))
+            : load_config(options.config_path, overrides, world_size, options.hf_config);
     const bool has_moe =
         std::count(config.model.moe_layer_freq.begin(), config.model.moe_layer_freq.end(), 1) > 0;
     require(has_moe, ExitCode::usage, "model.moe_layer_freq: has no MoE layer, want one for replay");

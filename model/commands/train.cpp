@@ -7,6 +7,7 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/config/hf_config.h"
 #include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
@@ -68,6 +69,7 @@ public:
           overwrites_(options.taken == RunFolder::Taken::enter),
           run_folder_(train_folder_of(options, config_, continues_), world),
           log_(world.rank(), options.terminal) {
+        require_own_layers(config_);
         config_.output.out = run_folder_.name();
         config_to_name_ =
             config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);

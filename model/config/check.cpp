@@ -140,6 +140,10 @@ private:
         rule(!(sigmoid && m.moe_router_pre_softmax),
              {"moe.moe_router_pre_softmax", "moe.moe_router_score_function"},
              "got true, want false with moe_router_score_function: sigmoid");
+        rule(m.moe_router_norm_topk_prob || sigmoid,
+             {"moe.moe_router_norm_topk_prob", "moe.moe_router_score_function"},
+             "got false, want true with moe_router_score_function: softmax (without normalisation: "
+             "moe_router_pre_softmax: true)");
         rule(!m.moe_router_enable_expert_bias || sigmoid,
              {"moe.moe_router_enable_expert_bias", "moe.moe_router_score_function"},
              "got true, want moe_router_score_function: sigmoid with it (or false)");

@@ -158,7 +158,9 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
-    std::vector<std::string> notes;             // what resolve_config changed, to be said when a run starts
+    std::string foreign;  // ImportedModel::foreign with its name, unless model.attention is set
+    std::vector<std::string>
+        notes;  // what resolve_config changed, and an imported model says that the settings do not
 };
 
 // A key with its value as YAML and where it comes from, for messages.
@@ -166,6 +168,17 @@ struct ConfigSetting {
     std::string key;  // section.key
     std::string value;
     std::string where;
+};
+
+// A model that another program has described (hf_config.h): settings that come before all others.
+struct ImportedModel {
+    struct Note {
+        std::string key, text;  // of interest unless the user sets the key
+    };
+    std::vector<ConfigSetting> settings;
+    std::string name;     // "config.json: model_type olmoe"
+    std::string foreign;  // what of its layers is not implemented, which is left out; empty: nothing
+    std::vector<Note> notes;
 };
 
 // Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks
@@ -178,8 +191,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
 // The same for text in memory; `name` replaces the file's name in messages.
 Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
-                    std::optional<int64_t> world_size = std::nullopt,
-                    const std::vector<ConfigSetting>& first = {});
+                    std::optional<int64_t> world_size = std::nullopt, const ImportedModel& first = {});
 
 // Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size; shortens a warm-up
 // that is longer than the run.

@@ -150,6 +150,8 @@ void add_moe(std::vector<ConfigField>& fields) {
                             {"softmax", "sigmoid"}, "logits to scores"));
     fields.push_back(boolean(s, "moe_router_pre_softmax", AT(moe.moe_router_pre_softmax),
                              "softmax over all experts, then top-k without renormalising"));
+    fields.push_back(boolean(s, "moe_router_norm_topk_prob", AT(moe.moe_router_norm_topk_prob),
+                             "sigmoid: the weights of a token's experts are divided by their sum"));
     fields.push_back(integer(s, "moe_router_num_groups", AT(moe.moe_router_num_groups),
                              {.min = 0, .max = 4096}, "groups of experts for group-limited routing; 0: off"));
     fields.push_back(integer(s, "moe_router_group_topk", AT(moe.moe_router_group_topk),

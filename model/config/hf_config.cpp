@@ -3,33 +3,30 @@
 // listed at once.
 #include "model/config/hf_config.h"
 
+#include "kernels/core/scaled_tensor.h"
+#include "model/config/hf_fields.h"
 #include "model/safetensors/json.h"
 #include "model/safetensors/tensor_set.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <filesystem>
 #include <fstream>
-#include <nlohmann/json.hpp>
-#include <optional>
 
 namespace fp8flow {
 
 namespace {
 
 namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
 constexpr uintmax_t kMaxConfigBytes = 1 << 20;
 
 struct Refused {
     std::string_view type, reason;
 };
 // Known models that are refused, and what their layers have that ours do not.
-constexpr std::array<Refused, 19> kRefused = {{
-    {"deepseek_v2",
-     "its router scores groups by their best expert alone, without a bias (supported: deepseek_v3)"},
+constexpr std::array<Refused, 16> kRefused = {{
     {"gpt_oss",
      "its experts have biases and a clamped activation, its attention has sinks, its weights are MXFP4"},
     {"qwen2_moe", "its shared expert is weighted by a gate of its own, and its attention has biases"},
@@ -39,36 +36,61 @@ constexpr std::array<Refused, 19> kRefused = {{
      "its shared expert is weighted by a gate of its own, and most of its layers are linear attention"},
     {"llama4", "its experts weight their input, not their output"},
     {"llama4_text", "its experts weight their input, not their output"},
-    {"olmoe", "its attention normalises queries and keys over all heads together"},
     {"dbrx", "it uses LayerNorm and clips queries, keys and values"},
     {"phimoe", "it uses LayerNorm with biases and its router samples"},
     {"granitemoe", "it multiplies embeddings, residuals and logits by constants"},
-    {"glm4_moe", "it rotates only a part of each head"},
     {"jamba", "most of its layers are state-space models"},
-    {"minimax", "most of its layers are linear attention"},
+    {"minimax", "most of its layers are linear attention (MiniMax-M2 is minimax_m2)"},
     {"llama", "it has no experts"},
     {"mistral", "it has no experts"},
     {"qwen2", "it has no experts"},
     {"qwen3", "it has no experts"},
     {"gemma3", "it has no experts"},
 }};
-constexpr const char* kKnown = "deepseek_v3, qwen3_moe, mixtral";
+constexpr std::array<std::string_view, 8> kKnown = {"qwen3_moe", "mixtral",     "deepseek_v3", "kimi_k2",
+                                                    "glm4_moe",  "deepseek_v2", "olmoe",       "minimax_m2"};
 
-class HfReader {
+constexpr const char* kLatentAttention = "its attention is multi-latent (MLA)";
+
+// The values that the class of a family gives to keys that config.json leaves out.
+struct DeepSeekDefaults {
+    int64_t experts, topk, shared, groups, chosen_groups, dense;
+    double scaling;
+};
+constexpr DeepSeekDefaults kDeepSeekV3 = {
+    .experts = 256, .topk = 8, .shared = 1, .groups = 8, .chosen_groups = 4, .dense = 3, .scaling = 2.5};
+constexpr DeepSeekDefaults kGlm4 = {
+    .experts = 128, .topk = 8, .shared = 1, .groups = 1, .chosen_groups = 1, .dense = 1, .scaling = 1.0};
+
+class HfReader : public HfFields {
 public:
-    HfReader(const Json& json, const std::string& file) : json_(json), file_(file) {}
+    using HfFields::HfFields;
 
-    std::vector<ConfigSetting> read(const std::string& type) {
+    ImportedModel read(const std::string& type) {
+        model_.name = fmt::format("{}: model_type {}", file_, type);
         common();
         if (type == "mixtral") {
             mixtral();
         } else if (type == "qwen3_moe") {
             qwen3();
+        } else if (type == "olmoe") {
+            olmoe();
+        } else if (type == "minimax_m2") {
+            minimax();
+        } else if (type == "deepseek_v2") {
+            deepseek_v2();
+        } else if (type == "glm4_moe") {
+            foreign_attention(boolean("attention_bias", false)
+                                  ? "its attention rotates a part of each head and has biases"
+                                  : "its attention rotates a part of each head");
+            deepseek_v3(kGlm4);
         } else {
-            deepseek();
+            foreign_attention(kLatentAttention);
+            deepseek_v3(kDeepSeekV3);
         }
+        balancing();
         throw_problems(problems_, ExitCode::usage);
-        return std::move(settings_);
+        return std::move(model_);
     }
 
 private:
@@ -140,56 +162,120 @@ private:
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
     }
 
-    // A key that is absent has the value that Transformers' DeepseekV3Config gives it; null is none.
-    int64_t deepseek_integer(const char* name, int64_t absent, int64_t null) {
+    // Only the layers around attention are known here.
+    void foreign_attention(const char* reason) {
+        model_.foreign = reason;
+        set("model.attention", "false", "model_type");
+    }
+
+    void olmoe() {
+        foreign_attention("its attention normalises queries and keys over all heads together");
+        copy("num_experts_per_tok", "moe.moe_router_topk");
+        copy(present("num_local_experts") ? "num_local_experts" : "num_experts", "moe.num_experts");
+        copy("intermediate_size", "moe.moe_ffn_hidden_size");
+        softmax_router(boolean("norm_topk_prob", false));
+    }
+
+    void minimax() {
+        foreign_attention("its attention rotates a part of each head and normalises over all heads together");
+        copy("num_experts_per_tok", "moe.moe_router_topk");
+        copy("num_local_experts", "moe.num_experts");
+        copy("intermediate_size", "moe.moe_ffn_hidden_size");
+        want("shared_intermediate_size", std::to_string(integer("shared_intermediate_size", 0)), "0",
+             "minimax_m2 has no shared expert");
+        want("scoring_func", text("scoring_func", "sigmoid"), "sigmoid",
+             "minimax_m2 routes by sigmoid scores");
+        sigmoid_router(boolean("use_routing_bias", true), true, "use_routing_bias");
+    }
+
+    // A key that is absent has the value that its class in Transformers gives it; null is none.
+    int64_t absent_or_null(const char* name, int64_t absent, int64_t null) {
         return integer(name, json_.contains(name) ? null : absent);
     }
 
-    void deepseek() {
-        copy_or("n_routed_experts", "moe.num_experts", 256);
-        copy_or("num_experts_per_tok", "moe.moe_router_topk", 8);
+    void deepseek_v3(const DeepSeekDefaults& absent) {
+        copy_or("n_routed_experts", "moe.num_experts", absent.experts);
+        copy_or("num_experts_per_tok", "moe.moe_router_topk", absent.topk);
         copy("moe_intermediate_size", "moe.moe_ffn_hidden_size");
-        copy("intermediate_size", "model.ffn_hidden_size");
-        set("model.attention", "false", "model_type");
-        const int64_t shared = deepseek_integer("n_shared_experts", 1, 0),
+        shared_experts(absent.shared);
+        want("scoring_func", text("scoring_func", "sigmoid"), "sigmoid",
+             "this family routes by sigmoid scores");
+        want("topk_method", text("topk_method", "noaux_tc"), "noaux_tc",
+             "this family chooses with a bias and groups");
+        sigmoid_router(true, boolean("norm_topk_prob", true), "topk_method");
+        if (json_.contains("routed_scaling_factor"))
+            number("routed_scaling_factor", "moe.moe_router_topk_scaling_factor");
+        else
+            set("moe.moe_router_topk_scaling_factor", fmt::format("{}", absent.scaling),
+                "routed_scaling_factor");
+        groups(absent);
+        dense_layers(absent.dense);
+    }
+
+    // DeepSeek-V2-Lite. The larger V2 scores a group by its best expert alone.
+    void deepseek_v2() {
+        foreign_attention(kLatentAttention);
+        copy_or("n_routed_experts", "moe.num_experts", 64);
+        copy("num_experts_per_tok", "moe.moe_router_topk");
+        copy("moe_intermediate_size", "moe.moe_ffn_hidden_size");
+        shared_experts(2);
+        want("scoring_func", text("scoring_func", "softmax"), "softmax",
+             "deepseek_v2 routes by softmax scores");
+        want("topk_method", text("topk_method", "greedy"), "greedy",
+             "a group is scored by its best expert alone there, by several here");
+        want("norm_topk_prob", boolean("norm_topk_prob", false) ? "true" : "false", "false",
+             "its implementations differ in what they do then");
+        softmax_router(false);
+        if (present("routed_scaling_factor"))
+            number("routed_scaling_factor", "moe.moe_router_topk_scaling_factor");
+        dense_layers(0);
+    }
+
+    void shared_experts(int64_t absent) {
+        const int64_t shared = absent_or_null("n_shared_experts", absent, 0),
                       width = integer("moe_intermediate_size", 0);
         if (shared < 0 || shared > 64)
             problem("n_shared_experts", fmt::format("got {}, want 0 to 64", shared));
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", std::to_string(shared * width),
                 "n_shared_experts");
-        want("scoring_func", text("scoring_func", "sigmoid"), "sigmoid",
-             "deepseek_v3 routes by sigmoid scores");
-        want("topk_method", text("topk_method", "noaux_tc"), "noaux_tc",
-             "deepseek_v3 chooses with a bias and groups");
-        want("norm_topk_prob", boolean("norm_topk_prob", true) ? "true" : "false", "true",
-             "sigmoid scores are always normalised here");
+    }
+
+    void sigmoid_router(bool bias, bool normalised, const char* bias_key) {
+        sigmoid_ = true;
         set("moe.moe_router_score_function", "sigmoid", "scoring_func");
         set("moe.moe_router_pre_softmax", "false", "scoring_func");
-        set("moe.moe_router_enable_expert_bias", "true", "topk_method");
-        if (json_.contains("routed_scaling_factor"))
-            number("routed_scaling_factor", "moe.moe_router_topk_scaling_factor");
-        else
-            set("moe.moe_router_topk_scaling_factor", "2.5", "routed_scaling_factor");
-        groups();
-        const int64_t dense = deepseek_integer("first_k_dense_replace", 3, 0),
-                      layers = integer("num_hidden_layers", 0);
+        set("moe.moe_router_norm_topk_prob", normalised ? "true" : "false", "norm_topk_prob");
+        set("moe.moe_router_enable_expert_bias", bias ? "true" : "false", bias_key);
+    }
+
+    // The first layers are dense, their width is rounded up where it is no multiple of a block.
+    void dense_layers(int64_t absent) {
+        const int64_t dense = absent_or_null("first_k_dense_replace", absent, 0),
+                      layers = integer("num_hidden_layers", 0), width = integer("intermediate_size", 0);
         want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
              "every layer after the dense ones is MoE");
         if (dense < 0 || dense > layers)
-            problem("first_k_dense_replace",
-                    fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
-        else
-            set("model.moe_layer_freq",
-                dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense),
-                "first_k_dense_replace");
+            return problem("first_k_dense_replace",
+                           fmt::format("got {}, want 0 to num_hidden_layers = {}", dense, layers));
+        set("model.moe_layer_freq",
+            dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense),
+            "first_k_dense_replace");
+        if (width <= 0 || width > kWidest || width % kBlock == 0)
+            return copy("intermediate_size", "model.ffn_hidden_size");
+        const int64_t wider = round_up(width, kBlock);
+        set("model.ffn_hidden_size", std::to_string(wider), "intermediate_size");
+        if (dense > 0)
+            note("model.ffn_hidden_size",
+                 fmt::format("intermediate_size {} of dense layers is taken as {}, the next multiple of {}",
+                             width, wider, kBlock));
     }
 
     // A group is scored by the sum of its two best experts there, of its K / topk_group best here.
-    void groups() {
-        const int64_t groups = deepseek_integer("n_group", 8, 1),
-                      chosen = deepseek_integer("topk_group", 4, 1),
-                      topk = deepseek_integer("num_experts_per_tok", 8, 0);
+    void groups(const DeepSeekDefaults& absent) {
+        const int64_t groups = absent_or_null("n_group", absent.groups, 1),
+                      chosen = absent_or_null("topk_group", absent.chosen_groups, 1),
+                      topk = absent_or_null("num_experts_per_tok", absent.topk, 0);
         const bool grouped = groups > 1;
         if (grouped && chosen * 2 != topk)
             problem("topk_group",
@@ -198,6 +284,35 @@ private:
                                 chosen, topk));
         set("moe.moe_router_num_groups", std::to_string(grouped ? groups : 0), "n_group");
         set("moe.moe_router_group_topk", std::to_string(grouped ? chosen : 0), "topk_group");
+    }
+
+    // A coefficient is not taken over: training by a loss that nobody has asked for is a surprise, and
+    // Transformers' loss is another function (docs/numerics.md, balancing losses).
+    void balancing() {
+        const auto said = [&](const char* key, const char* why, const char* type, double coefficient) {
+            note("moe.moe_router_load_balancing_type",
+                 fmt::format("{} = {} is not read{}: --set moe.moe_router_load_balancing_type={} --set "
+                             "moe.moe_aux_loss_coeff={:.4g}",
+                             key, shown(json_[key]), why, type, coefficient));
+        };
+        const auto above_0 = [&](const char* key) {
+            return present(key) && json_[key].is_number() && json_[key].get<double>() > 0;
+        };
+        if (above_0("aux_loss_alpha")) {
+            const bool by_sequence = boolean("seq_aux", true);
+            said("aux_loss_alpha", ", the same loss is", by_sequence ? "seq_aux_loss" : "aux_loss",
+                 json_["aux_loss_alpha"].get<double>());
+        } else if (above_0("router_aux_loss_coef")) {
+            const int64_t layers = integer("num_hidden_layers", 0), topk = integer("num_experts_per_tok", 0);
+            if (layers > 0)
+                said("router_aux_loss_coef",
+                     sigmoid_
+                         ? " (Transformers' loss is of all layers together and of softmax scores), near it is"
+                         : " (Transformers' loss is of all layers together), near it is",
+                     "aux_loss",
+                     json_["router_aux_loss_coef"].get<double>() * static_cast<double>(topk) /
+                         static_cast<double>(layers));
+        }
     }
 
     void softmax_router(bool renormalised) {
@@ -257,76 +372,25 @@ private:
                                 shown(q)));
     }
 
-    // ---- fields
-    bool present(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
-    static std::string shown(const Json& value) {
-        return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
-    }
-    void problem(const char* name, const std::string& message) {
-        problems_.push_back(fmt::format("{}: {}: {}", file_, name, message));
-    }
-    void set(const char* key, const std::string& value, const char* name) {
-        settings_.push_back({key, value, fmt::format("{}: {}", file_, name)});
-    }
-    void want(const char* name, const std::string& got, const std::string& wanted, const char* reason) {
-        if (got != wanted) problem(name, fmt::format("got {}, want {}: {}", printable(got), wanted, reason));
-    }
-    int64_t integer(const char* name, int64_t otherwise) {
-        if (!present(name)) return otherwise;
-        const Json& value = json_[name];
-        if (value.is_number_integer() && (!value.is_number_unsigned() || value.get<uint64_t>() <= INT64_MAX))
-            return value.get<int64_t>();
-        problem(name, fmt::format("got {}, want an integer", shown(value)));
-        return otherwise;
-    }
-    bool boolean(const char* name, bool otherwise) {
-        if (!present(name)) return otherwise;
-        if (json_[name].is_boolean()) return json_[name].get<bool>();
-        problem(name, fmt::format("got {}, want true or false", shown(json_[name])));
-        return otherwise;
-    }
-    std::string text(const char* name, const char* otherwise) const {
-        if (!present(name)) return otherwise;
-        return json_[name].is_string() ? json_[name].get<std::string>() : shown(json_[name]);
-    }
-    void copy(const char* name, const char* key) {
-        if (!present(name)) return problem(name, "is missing");
-        const size_t before = problems_.size();
-        const int64_t value = integer(name, 0);
-        if (problems_.size() == before) set(key, std::to_string(value), name);
-    }
-    void copy_or(const char* name, const char* key, int64_t absent) {
-        if (json_.contains(name)) return copy(name, key);
-        set(key, std::to_string(absent), name);
-    }
-    void number(const char* name, const char* key) {
-        if (!present(name)) return problem(name, "is missing");
-        if (!json_[name].is_number())
-            return problem(name, fmt::format("got {}, want a number", shown(json_[name])));
-        set(key, fmt::format("{}", json_[name].get<double>()), name);
-    }
-
     static constexpr int64_t kMostLayers = 4096, kWidest = 1 << 20;
-    const Json& json_;
-    const std::string& file_;
-    std::vector<ConfigSetting> settings_;
-    std::vector<std::string> problems_;
+    bool sigmoid_ = false;  // scores of the router
 };
 
 }  // namespace
 
 void require_known_model_type(const std::string& type, const std::string& file) {
-    if (type == "deepseek_v3" || type == "qwen3_moe" || type == "mixtral") return;
+    if (std::find(kKnown.begin(), kKnown.end(), type) != kKnown.end()) return;
+    const std::string known = fmt::format("{}", fmt::join(kKnown, ", "));
     for (const Refused& refused : kRefused)
         require(type != refused.type, ExitCode::usage,
                 "{}: model_type {} is not supported: {}; supported are {}", file, type, refused.reason,
-                kKnown);
+                known);
     fail(ExitCode::usage, "{}: model_type \"{}\" is not supported; supported are {}", file, printable(type),
-         kKnown);
+         known);
 }
 
-std::vector<ConfigSetting> parse_hf_config(std::string_view text, const std::string& file) {
-    const Json json = parse_json(text, file, ExitCode::usage);
+ImportedModel parse_hf_config(std::string_view text, const std::string& file) {
+    const nlohmann::json json = parse_json(text, file, ExitCode::usage);
     require(json.is_object(), ExitCode::usage, "{}: is no JSON object, want a Hugging Face config.json",
             file);
     require(json.contains("model_type") && json["model_type"].is_string(), ExitCode::usage,
@@ -336,7 +400,14 @@ std::vector<ConfigSetting> parse_hf_config(std::string_view text, const std::str
     return HfReader(json, file).read(type);
 }
 
-std::vector<ConfigSetting> read_hf_config(const std::string& path) {
+void require_own_layers(const Config& config) {
+    require(config.foreign.empty(), ExitCode::usage,
+            "{}; it is known by its MoE layers alone: fp8flow plan, profile, validate and replay take them; "
+            "train does with --set model.attention=false, without attention",
+            config.foreign);
+}
+
+ImportedModel read_hf_config(const std::string& path) {
     std::error_code error;
     const fs::path file = fs::is_directory(path, error) ? fs::path(path) / "config.json" : fs::path(path);
     require(fs::is_regular_file(file, error), ExitCode::usage, "--hf-config {}: no such file", file.string());

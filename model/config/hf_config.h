@@ -8,16 +8,19 @@
 
 #include <string>
 #include <string_view>
-#include <vector>
 
 namespace fp8flow {
 
-// What `config.json` of deepseek_v3, qwen3_moe or mixtral says, as settings of the sections model and
-// moe. Attention of deepseek_v3 (MLA) is not implemented: its settings say attention: false, which is
-// enough for its MoE layers. `path`: the file, or a folder with config.json. Throws Error(usage) with a line
-// per problem.
-std::vector<ConfigSetting> read_hf_config(const std::string& path);
-std::vector<ConfigSetting> parse_hf_config(std::string_view text, const std::string& file);
+// What `config.json` says of the sections model and moe. qwen3_moe and mixtral are whole models; of
+// deepseek_v3 (DeepSeek-V3, Moonlight), kimi_k2, glm4_moe, deepseek_v2 (Lite), olmoe and minimax_m2 the
+// attention is foreign: their settings say attention: false, which is enough for their MoE layers. `path`:
+// the file, or a folder with config.json. Throws Error(usage) with a line per problem.
+ImportedModel read_hf_config(const std::string& path);
+ImportedModel parse_hf_config(std::string_view text, const std::string& file);
+
+// Throws Error(usage) where layers of the imported model are foreign and the user has not said
+// model.attention.
+void require_own_layers(const Config& config);
 
 // Throws Error(usage) if a model type is not one of ours: with the reason where we know it.
 void require_known_model_type(const std::string& model_type, const std::string& file);

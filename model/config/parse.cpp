@@ -190,13 +190,25 @@ private:
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
-                    std::optional<int64_t> world_size, const std::vector<ConfigSetting>& first) {
+                    std::optional<int64_t> world_size, const ImportedModel& first) {
     Config config;
     ConfigProblems problems;
     Reader reader(config, problems);
-    for (const ConfigSetting& setting : first) reader.read_setting(setting);
+    for (const ConfigSetting& setting : first.settings) reader.read_setting(setting);
+    const auto imported = config.origin;
     reader.read_document(text, name);
     for (const auto& override_text : overrides) reader.read_override(override_text);
+    const auto set_by_user = [&](const std::string& key) {
+        const auto before = imported.find(key);
+        const auto now = config.origin.find(key);
+        return now != config.origin.end() && (before == imported.end() || now->second != before->second);
+    };
+    if (!first.foreign.empty() && !set_by_user("model.attention")) {
+        config.foreign = fmt::format("{}: {}", first.name, first.foreign);
+        config.notes.push_back(config.foreign + ", which is not implemented and left out");
+    }
+    for (const ImportedModel::Note& note : first.notes)
+        if (!set_by_user(note.key)) config.notes.push_back(note.text);
     resolve_config(config);
     collect_config_problems(config, world_size, problems);
     problems.throw_if_any();
@@ -205,7 +217,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides,
                    std::optional<int64_t> world_size, const std::string& hf_config) {
-    const auto first = hf_config.empty() ? std::vector<ConfigSetting>{} : read_hf_config(hf_config);
+    const auto first = hf_config.empty() ? ImportedModel{} : read_hf_config(hf_config);
     if (path.empty() && !hf_config.empty())
         return parse_config("model:\n", hf_config, overrides, world_size, first);
     std::error_code error;

@@ -268,11 +268,11 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
         config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
         config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
         format_si(static_cast<double>(plan.active_parameters()))));
+    for (const std::string& note : config.notes) log.line("note: " + note);
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
                          recipe_name(config.precision.recipe),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
-    for (const std::string& note : config.notes) log.line("note: " + note);
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,

@@ -40,7 +40,7 @@ private:
         if (name == "self_attention.q_layernorm.weight") return whole(prefix + "self_attn.q_norm.weight");
         if (name == "self_attention.k_layernorm.weight") return whole(prefix + "self_attn.k_norm.weight");
         if (name == "moe.router.weight") return whole(ffn + "gate.weight");
-        if (name == "moe.router.expert_bias") return whole(ffn + "gate.e_score_correction_bias");
+        if (name == "moe.router.expert_bias") return whole(ffn + names_.bias);
         if (name == "moe.shared_experts.linear_fc1.weight") return gate_up(ffn + "shared_experts.");
         if (name == "moe.shared_experts.linear_fc2.weight")
             return matrix(ffn + "shared_experts.down_proj.weight");
@@ -117,7 +117,7 @@ std::string reason_of(const std::vector<std::string>& names) {
     if (any(".feed_forward.")) return "its layers are named feed_forward (Llama 4, Jamba): not supported";
     if (any(".language_model.")) return "it is a model with other inputs than text: not supported";
     if (any("mlp.gate_proj.weight")) return "that layer is dense or in another file";
-    return "supported are the names of deepseek_v3, qwen3_moe and mixtral";
+    return "supported are the names of deepseek_v3, qwen3_moe, mixtral and families like them";
 }
 
 }  // namespace
@@ -152,6 +152,7 @@ HfNames find_names(const TensorSet& set, int64_t layer) {
              set.path(), layer, layer, all.size(),
              all.empty() ? "" : fmt::format(", e.g. \"{}\"", printable(all.front())), reason_of(all));
     }
+    if (set.contains(names.ffn(0) + "e_score_correction_bias")) names.bias = "e_score_correction_bias";
     const std::string experts = names.ffn(0) + "experts.";
     if (set.contains(experts + "gate_up_proj"))
         names.experts = ExpertNames::fused;

@@ -26,7 +26,8 @@ struct HfNames {
     std::string root = "model.";  // in front of layers, embed_tokens and norm
     std::string block = "mlp";    // of a layer's FFN; Mixtral: "block_sparse_moe"
     ExpertNames experts = ExpertNames::projections;
-    int64_t first_layer = 0;   // the files' number of our layer 0
+    std::string bias = "gate.e_score_correction_bias";  // of the router; MiniMax-M2: without "gate."
+    int64_t first_layer = 0;                            // the files' number of our layer 0
     bool only_block = false;   // the files hold one MoE block alone; its names begin with block_prefix
     std::string block_prefix;  // with only_block: "", "mlp.", "block_sparse_moe."
 

@@ -246,10 +246,10 @@ namespace {
 // another RoPE or norm would load and be wrong.
 std::vector<std::string> differences(const std::string& hf_config, const Config& config) {
     std::vector<std::string> lines;
-    const std::vector<ConfigSetting> settings = read_hf_config(hf_config);
+    const ImportedModel imported = read_hf_config(hf_config);
     const Config theirs =
-        parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, settings);
-    for (const ConfigSetting& setting : settings) {
+        parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, imported);
+    for (const ConfigSetting& setting : imported.settings) {
         const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
         const bool same = setting.key == "model.moe_layer_freq"
                               ? theirs.model.moe_layer_freq == config.model.moe_layer_freq

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train` as a user sees it: what it prints, what it writes and where, and that the same command
 // gives the same numbers.
+#include "model/train/trainer.h"
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
@@ -192,6 +193,39 @@ TEST(Train, TokenShards) {
     expect_contains(run.out, "perplexity");
     const std::vector<double> losses = losses_of(folder.path("out"));
     EXPECT_LT(losses.back(), losses.front() - 1.0);  // the successor of a token is certain
+}
+
+// The windows are those of the data source, so that another program trains on the same tokens.
+TEST(Train, DumpsTheTokensThatItWouldRead) {
+    const TemporaryFolder folder;
+    const std::string out = folder.path("tokens");
+    Texts line = train(out);
+    line.insert(line.end(), {"--dump-samples", "11"});
+    const CommandResult result = fp8flow_on_ranks(2, line);
+    ASSERT_EQ(result.status, 0) << result.err;
+    expect_contains(result.out, "written: " + out + "/samples.npy: 11 windows of 33 tokens, int32");
+    EXPECT_EQ(files_below(out), (std::set<std::string>{"samples.npy"}));
+    const std::string file = read_whole(out + "/samples.npy");
+    constexpr size_t kHeader = 128, kWindow = 33;
+    ASSERT_EQ(file.size(), kHeader + 11 * kWindow * sizeof(int32_t));
+    EXPECT_EQ(file.substr(0, 8), std::string("\x93NUMPY\x01\x00", 8));
+    EXPECT_EQ(static_cast<uint8_t>(file[8]) + 256 * static_cast<uint8_t>(file[9]), kHeader - 10);
+    expect_contains(file.substr(0, kHeader), "{'descr': '<i4', 'fortran_order': False, 'shape': (11, 33), }");
+    const auto source = open_data(load_config(config_file("test"), {}, 2));
+    std::vector<int32_t> want(kWindow), got(kWindow);
+    for (size_t i = 0; i < 11; ++i) {
+        source->sample(data::Split::train, static_cast<int64_t>(i), want);
+        std::memcpy(got.data(), file.data() + kHeader + i * kWindow * sizeof(int32_t),
+                    kWindow * sizeof(int32_t));
+        EXPECT_EQ(got, want) << i;
+    }
+    Texts resumed = line;
+    resumed.insert(resumed.end(), {"--resume", "auto"});
+    const CommandResult refused = fp8flow_alone(resumed);
+    EXPECT_EQ(refused.status, 2);
+    expect_contains(refused.err, "--dump-samples: got checkpoint.load = auto, want none");
+    line.back() = "0";
+    EXPECT_EQ(fp8flow_alone(line).status, 2);
 }
 
 TEST(Train, TensorStatisticsOfEveryFp8Recipe) {

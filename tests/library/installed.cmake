@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-# The library as another program meets it: installed from BUILD into a folder of its own; examples/ copied elsewhere, configured with
-# nothing but the prefix, built and run. No header that comes with it names MPI, YAML or CUDA.
+# The library as another program meets it: packed from BUILD as a release is, and unpacked into a folder of its own; examples/ copied
+# elsewhere, configured with nothing but the prefix, built and run. No header that comes with it names MPI, YAML or CUDA.
 #   cmake -DBUILD=build/cpu -DSOURCE=. -DWORK=build/cpu/library_test [-DNVCC=path] -P tests/library/installed.cmake
 function(run)
     execute_process(COMMAND ${ARGN} RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
@@ -12,10 +12,13 @@ function(run)
 endfunction()
 
 file(REMOVE_RECURSE ${WORK})
-foreach(component library program)
-    run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/prefix --component ${component})
-endforeach()
+run(cpack --config ${BUILD}/CPackConfig.cmake -B ${WORK}/package)
+file(GLOB archive ${WORK}/package/fp8flow-*.tar.gz)
+file(ARCHIVE_EXTRACT INPUT ${archive} DESTINATION ${WORK})
+file(GLOB unpacked ${WORK}/fp8flow-*)
+file(RENAME ${unpacked} ${WORK}/prefix)
 run(${WORK}/prefix/bin/fp8flow --version)
+run(${WORK}/prefix/bin/fp8flow plan ${WORK}/prefix/share/fp8flow/configs/quickstart.yaml)
 
 file(GLOB_RECURSE headers ${WORK}/prefix/include/fp8flow/*.h)
 list(LENGTH headers count)

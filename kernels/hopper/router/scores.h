@@ -178,6 +178,11 @@ __device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options
     return options.score == op::Score::softmax && !options.pre_softmax;
 }
 
+// Sigmoid scores of the chosen are divided by their sum.
+__device__ __forceinline__ bool is_normalised(const op::RouterOptions& options, int topk) {
+    return options.normalise && topk > 1;
+}
+
 // Probabilities of a token's choices before scaling: base(logit) times a factor common to them. Thread l has
 // the choices l, l + 32, ...; the first is in a register, others (more than 32 are rare) are recomputed where
 // they are needed.
@@ -209,7 +214,7 @@ __device__ __forceinline__ ChosenProbs chosen_probs(const op::RouterOptions& opt
     if (has_own) probs.own = probs.base(own);
     if (!probs.sigmoid && options.pre_softmax) {
         probs.factor = div_float(1.0f, sum);
-    } else if (!probs.sigmoid || topk > 1) {
+    } else if (!probs.sigmoid || is_normalised(options, topk)) {
         float lane = probs.own;
 #pragma unroll 1
         for (int k = warp_lane() + kWarpSize; k < topk; k += kWarpSize) lane += probs.base(logit_of(k));

@@ -86,7 +86,7 @@ __device__ __forceinline__ void choices_backward(const R& row, const BackwardArg
         const float d = d_of(k), base = probs.base_of(k, logit_of);
         float g = d;  // pre-softmax: p_k = s_i of a softmax over all
         if (probs.sigmoid) {
-            g = topk > 1 ? (d - mean) * probs.factor : d;
+            g = is_normalised(args.options, topk) ? (d - mean) * probs.factor : d;
             g = g * base * (1.0f - base);
         } else if (!args.options.pre_softmax) {
             g = base * probs.factor * (d - mean);

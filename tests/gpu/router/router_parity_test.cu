@@ -193,12 +193,13 @@ struct Choice {
 std::vector<Choice> choices() {
     std::vector<Choice> all;
     const op::RouterOptions post{}, pre{.pre_softmax = true},
-        sigmoid{.score = Score::sigmoid, .scaling_factor = 2.5f};
+        sigmoid{.score = Score::sigmoid, .scaling_factor = 2.5f},
+        as_it_is{.score = Score::sigmoid, .normalise = false};
     for (const int64_t tokens : {0, 1, 127, 128, 129})
         for (const int64_t experts : {1, 8, 64, 256, 512})
             for (const int64_t topk : {int64_t{1}, int64_t{2}, int64_t{8}, experts}) {
                 if (topk > experts || (topk == 512 && tokens > 1)) continue;
-                for (const op::RouterOptions& options : {post, pre, sigmoid})
+                for (const op::RouterOptions& options : {post, pre, sigmoid, as_it_is})
                     all.push_back(
                         {tokens, experts, topk, options, options.score == Score::sigmoid && topk != 2});
             }
@@ -237,7 +238,7 @@ void fill_logits(const HostTensor& logits) {
 std::string name_of(const Choice& c) {
     return "T " + std::to_string(c.tokens) + ", E " + std::to_string(c.experts) + ", K " +
            std::to_string(c.topk) +
-           (c.options.score == Score::sigmoid ? ", sigmoid"
+           (c.options.score == Score::sigmoid ? c.options.normalise ? ", sigmoid" : ", sigmoid as it is"
             : c.options.pre_softmax           ? ", pre"
                                               : ", post") +
            (c.with_bias ? ", bias" : "") + ", groups " + std::to_string(c.options.num_groups) + "/" +

@@ -38,6 +38,7 @@ std::vector<Variant> variants_of(int64_t experts, int64_t topk) {
         {"pre", {.pre_softmax = true}},
         {"sigmoid", {.score = op::Score::sigmoid, .scaling_factor = 2.5f}},
         {"sigmoid + bias", {.score = op::Score::sigmoid}, true},
+        {"sigmoid as it is", {.score = op::Score::sigmoid, .normalise = false, .scaling_factor = 2.5f}},
     };
     const std::size_t plain = variants.size();
     for (auto [groups, group_topk] : {std::pair{2, 1}, {4, 2}, {8, 4}, {3, 2}}) {
@@ -110,7 +111,7 @@ std::vector<double> probs_of(const std::vector<double>& logits, const std::vecto
     std::vector<double> probs;
     for (int64_t id : ids) probs.push_back(scores[id]);
     if (options.score == op::Score::softmax && !options.pre_softmax) probs = softmax(probs);
-    if (options.score == op::Score::sigmoid && ids.size() > 1) {
+    if (options.score == op::Score::sigmoid && options.normalise && ids.size() > 1) {
         const double sum = std::accumulate(probs.begin(), probs.end(), 1e-20);
         for (double& p : probs) p /= sum;
     }
@@ -207,8 +208,9 @@ TEST(RouterTopK, TiesGoToTheLowestId) {
                 variant.options.num_groups > 0 ? experts / variant.options.num_groups : experts;
             for (int64_t k = 0; k < 6; ++k) {
                 ASSERT_EQ(call.ids_of(0)[k], k) << variant.name << size;
-                const double even =
-                    variant.options.pre_softmax ? 1.0 / static_cast<double>(experts) : 1.0 / 6;
+                const double even = variant.options.pre_softmax ? 1.0 / static_cast<double>(experts)
+                                    : variant.options.normalise ? 1.0 / 6
+                                                                : sigmoid(0.5);
                 ASSERT_NEAR(call.probs(k), even * variant.options.scaling_factor, 1e-6);
             }
         }

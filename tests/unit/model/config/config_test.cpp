@@ -214,6 +214,9 @@ TEST(Config, RuleErrorsAreExact) {
          "t.yaml:1:24: moe.moe_router_pre_softmax: got false, want true with moe_router_topk = 1: a softmax "
          "over one expert "
          "is always 1 and teaches the router nothing"},
+        {"moe: {moe_router_norm_topk_prob: false}",
+         "t.yaml:1:34: moe.moe_router_norm_topk_prob: got false, want true with moe_router_score_function: "
+         "softmax (without normalisation: moe_router_pre_softmax: true)"},
         {"moe: {moe_router_enable_expert_bias: true}",
          "t.yaml:1:38: moe.moe_router_enable_expert_bias: got true, want moe_router_score_function: sigmoid "
          "with it (or "

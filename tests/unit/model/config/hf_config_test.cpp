@@ -79,6 +79,144 @@ Json deepseek() {
              {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"weight_block_size", {128, 128}}}}};
 }
 
+// The sizes that the authors publish.
+Json kimi_k2() {
+    Json json = deepseek();
+    json.update({{"model_type", "kimi_k2"},
+                 {"n_routed_experts", 384},
+                 {"n_group", 1},
+                 {"topk_group", 1},
+                 {"routed_scaling_factor", 2.827},
+                 {"first_k_dense_replace", 1},
+                 {"num_attention_heads", 64},
+                 {"aux_loss_alpha", 0.001},
+                 {"seq_aux", true},
+                 {"vocab_size", 163840}});
+    return json;
+}
+Json moonlight() {
+    return {{"model_type", "deepseek_v3"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 2048},
+            {"num_hidden_layers", 27},
+            {"num_attention_heads", 16},
+            {"num_key_value_heads", 16},
+            {"intermediate_size", 11264},
+            {"moe_intermediate_size", 1408},
+            {"n_routed_experts", 64},
+            {"n_shared_experts", 2},
+            {"num_experts_per_tok", 6},
+            {"n_group", 1},
+            {"topk_group", 1},
+            {"topk_method", "noaux_tc"},
+            {"scoring_func", "sigmoid"},
+            {"norm_topk_prob", true},
+            {"routed_scaling_factor", 2.446},
+            {"first_k_dense_replace", 1},
+            {"moe_layer_freq", 1},
+            {"q_lora_rank", nullptr},
+            {"kv_lora_rank", 512},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", 50000.0},
+            {"vocab_size", 163840},
+            {"tie_word_embeddings", false}};
+}
+Json glm4() {
+    return {{"model_type", "glm4_moe"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 5120},
+            {"num_hidden_layers", 92},
+            {"num_attention_heads", 96},
+            {"num_key_value_heads", 8},
+            {"head_dim", 128},
+            {"attention_bias", true},
+            {"attention_dropout", 0.0},
+            {"partial_rotary_factor", 0.5},
+            {"use_qk_norm", true},
+            {"intermediate_size", 12288},
+            {"moe_intermediate_size", 1536},
+            {"n_routed_experts", 160},
+            {"n_shared_experts", 1},
+            {"num_experts_per_tok", 8},
+            {"n_group", 1},
+            {"topk_group", 1},
+            {"norm_topk_prob", true},
+            {"routed_scaling_factor", 2.5},
+            {"first_k_dense_replace", 3},
+            {"num_nextn_predict_layers", 1},
+            {"rms_norm_eps", 1e-5},
+            {"rope_theta", 1000000},
+            {"rope_scaling", nullptr},
+            {"vocab_size", 151552},
+            {"tie_word_embeddings", false}};
+}
+Json olmoe() {
+    return {{"model_type", "olmoe"},        {"hidden_act", "silu"},
+            {"hidden_size", 2048},          {"num_hidden_layers", 16},
+            {"num_attention_heads", 16},    {"num_key_value_heads", 16},
+            {"intermediate_size", 1024},    {"num_experts", 64},
+            {"num_experts_per_tok", 8},     {"norm_topk_prob", false},
+            {"router_aux_loss_coef", 0.01}, {"clip_qkv", nullptr},
+            {"attention_bias", false},      {"attention_dropout", 0.0},
+            {"rms_norm_eps", 1e-5},         {"rope_theta", 10000.0},
+            {"rope_scaling", nullptr},      {"vocab_size", 50304},
+            {"tie_word_embeddings", false}, {"output_router_logits", false}};
+}
+Json minimax_m2() {
+    return {{"model_type", "minimax_m2"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 3072},
+            {"num_hidden_layers", 62},
+            {"num_attention_heads", 48},
+            {"num_key_value_heads", 8},
+            {"head_dim", 128},
+            {"intermediate_size", 1536},
+            {"shared_intermediate_size", 0},
+            {"num_local_experts", 256},
+            {"num_experts_per_tok", 8},
+            {"scoring_func", "sigmoid"},
+            {"use_routing_bias", true},
+            {"use_qk_norm", true},
+            {"qk_norm_type", "per_layer"},
+            {"rotary_dim", 64},
+            {"num_mtp_modules", 3},
+            {"rms_norm_eps", 1e-6},
+            {"rope_theta", 5000000},
+            {"vocab_size", 200064},
+            {"tie_word_embeddings", false},
+            {"quantization_config",
+             {{"quant_method", "fp8"}, {"fmt", "float8_e4m3fn"}, {"weight_block_size", {128, 128}}}}};
+}
+Json deepseek_v2_lite() {
+    return {{"model_type", "deepseek_v2"},
+            {"hidden_act", "silu"},
+            {"hidden_size", 2048},
+            {"num_hidden_layers", 27},
+            {"num_attention_heads", 16},
+            {"num_key_value_heads", 16},
+            {"intermediate_size", 10944},
+            {"moe_intermediate_size", 1408},
+            {"n_routed_experts", 64},
+            {"n_shared_experts", 2},
+            {"num_experts_per_tok", 6},
+            {"n_group", 1},
+            {"topk_group", 1},
+            {"topk_method", "greedy"},
+            {"scoring_func", "softmax"},
+            {"norm_topk_prob", false},
+            {"routed_scaling_factor", 1.0},
+            {"first_k_dense_replace", 1},
+            {"moe_layer_freq", 1},
+            {"aux_loss_alpha", 0.001},
+            {"seq_aux", true},
+            {"kv_lora_rank", 512},
+            {"rms_norm_eps", 1e-6},
+            {"rope_theta", 10000},
+            {"rope_scaling", {{"type", "yarn"}, {"factor", 40}}},
+            {"vocab_size", 102400},
+            {"tie_word_embeddings", false}};
+}
+
 const std::string kYaml = "training: {train_iters: 1}";
 Config config_of(const Json& json, const std::string& yaml = kYaml,
                  const std::vector<std::string>& overrides = {}) {
@@ -189,10 +327,132 @@ TEST(HfConfig, DeepSeekV3IsItsMoeLayers) {
                     "scoring_func: got softmax, want sigmoid");
     expect_contains(refused(with(deepseek(), "topk_method", "greedy")),
                     "topk_method: got greedy, want noaux_tc");
-    expect_contains(refused(with(deepseek(), "norm_topk_prob", false)),
-                    "norm_topk_prob: got false, want true");
+    EXPECT_TRUE(c.moe.moe_router_norm_topk_prob);
+    EXPECT_FALSE(config_of(with(deepseek(), "norm_topk_prob", false)).moe.moe_router_norm_topk_prob);
     expect_contains(refused(with(deepseek(), "first_k_dense_replace", 62)), "first_k_dense_replace: got 62");
     expect_contains(refused(with(deepseek(), "moe_layer_freq", 2)), "moe_layer_freq: got 2, want 1");
+}
+
+struct Family {
+    const char* name;
+    Json json;
+    const char* foreign;
+    int64_t experts, topk, width, shared, dense;
+    ScoreFunction score;
+    bool pre_softmax, bias;
+    double scaling;
+};
+
+// Families of which the MoE layers are known: what each says of them, and which part is foreign.
+TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
+    const ScoreFunction sigmoid = ScoreFunction::sigmoid, softmax = ScoreFunction::softmax;
+    const Family families[] = {
+        {"Kimi-K2", kimi_k2(), "multi-latent", 384, 8, 2048, 2048, 1, sigmoid, false, true, 2.827},
+        {"Moonlight", moonlight(), "multi-latent", 64, 6, 1408, 2816, 1, sigmoid, false, true, 2.446},
+        {"GLM-4.5", glm4(), "rotates a part of each head and has biases", 160, 8, 1536, 1536, 3, sigmoid,
+         false, true, 2.5},
+        {"OLMoE", olmoe(), "normalises queries and keys over all heads", 64, 8, 1024, 0, 0, softmax, true,
+         false, 1.0},
+        {"MiniMax-M2", minimax_m2(), "rotates a part of each head and normalises", 256, 8, 1536, 0, 0,
+         sigmoid, false, true, 1.0},
+        {"DeepSeek-V2-Lite", deepseek_v2_lite(), "multi-latent", 64, 6, 1408, 2816, 1, softmax, true, false,
+         1.0},
+    };
+    for (const Family& family : families) {
+        SCOPED_TRACE(family.name);
+        const Config c = config_of(family.json);
+        EXPECT_FALSE(c.model.attention);
+        EXPECT_EQ(c.moe.num_experts, family.experts);
+        EXPECT_EQ(c.moe.moe_router_topk, family.topk);
+        EXPECT_EQ(c.moe.moe_ffn_hidden_size, family.width);
+        EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, family.shared);
+        EXPECT_EQ(std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0), family.dense);
+        EXPECT_EQ(c.moe.moe_router_score_function, family.score);
+        EXPECT_EQ(c.moe.moe_router_pre_softmax, family.pre_softmax);
+        EXPECT_TRUE(c.moe.moe_router_norm_topk_prob);
+        EXPECT_EQ(c.moe.moe_router_enable_expert_bias, family.bias);
+        EXPECT_EQ(c.moe.moe_router_num_groups, 0);
+        EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, family.scaling);
+        ASSERT_FALSE(c.notes.empty());
+        expect_contains(c.notes[0], family.foreign);
+        expect_contains(c.notes[0], ", which is not implemented and left out");
+        // training is refused and says why, unless the user has decided about attention
+        const std::string why = error_of(ExitCode::usage, [&] { require_own_layers(c); });
+        expect_contains(why, "config.json: model_type " + family.json["model_type"].get<std::string>());
+        expect_contains(why, family.foreign);
+        EXPECT_NO_THROW(require_own_layers(config_of(family.json, kYaml, {"model.attention=false"})));
+    }
+    EXPECT_NO_THROW(require_own_layers(config_of(qwen3())));
+    EXPECT_NO_THROW(require_own_layers(config_of(mixtral())));
+}
+
+TEST(HfConfig, OptionsOfTheFamilies) {
+    EXPECT_FALSE(config_of(with(glm4(), "norm_topk_prob", false)).moe.moe_router_norm_topk_prob);
+    EXPECT_EQ(config_of(without(deepseek_v2_lite(), "n_routed_experts")).moe.num_experts, 64);
+    expect_contains(config_of(without(glm4(), "attention_bias")).foreign, "a part of each head");
+    EXPECT_EQ(config_of(without(glm4(), "attention_bias")).foreign.find("biases"), std::string::npos);
+    EXPECT_FALSE(config_of(with(olmoe(), "norm_topk_prob", true)).moe.moe_router_pre_softmax);
+    EXPECT_EQ(config_of(without(with(olmoe(), "num_local_experts", 32), "num_experts")).moe.num_experts, 32);
+    EXPECT_FALSE(config_of(with(minimax_m2(), "use_routing_bias", false)).moe.moe_router_enable_expert_bias);
+    expect_contains(refused(with(minimax_m2(), "shared_intermediate_size", 1536)),
+                    "shared_intermediate_size: got 1536, want 0");
+    expect_contains(refused(with(minimax_m2(), "scoring_func", "softmax")),
+                    "scoring_func: got softmax, want sigmoid");
+    // the larger DeepSeek-V2
+    expect_contains(refused(with(deepseek_v2_lite(), "topk_method", "group_limited_greedy")),
+                    "topk_method: got group_limited_greedy, want greedy: a group is scored by its best");
+    expect_contains(refused(with(deepseek_v2_lite(), "norm_topk_prob", true)), "norm_topk_prob: got true");
+    // what is left out has the value of the family's own class (transformers 5.24)
+    Json json = glm4();
+    for (const char* key : {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
+                            "routed_scaling_factor", "n_routed_experts", "num_experts_per_tok"})
+        json.erase(key);
+    const Config c = config_of(json);
+    EXPECT_EQ(c.moe.num_experts, 128);
+    EXPECT_EQ(c.moe.moe_router_topk, 8);
+    EXPECT_EQ(c.moe.moe_router_num_groups, 0);
+    EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 1536);
+    EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, 1.0);
+    EXPECT_EQ(std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0), 1);
+}
+
+// 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
+TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
+    const Json json = without(deepseek_v2_lite(), "aux_loss_alpha");
+    const Config c = config_of(json);
+    EXPECT_EQ(c.model.ffn_hidden_size, 11008);
+    ASSERT_EQ(c.notes.size(), 2u);
+    expect_contains(c.notes[1], "config.json: intermediate_size 10944 of dense layers is taken as 11008");
+    EXPECT_EQ(config_of(json, kYaml, {"model.ffn_hidden_size=10880"}).notes.size(), 1u);
+    EXPECT_EQ(config_of(moonlight()).notes.size(), 1u);
+    const Config no_dense = config_of(with(json, "first_k_dense_replace", 0));  // no layer has that width
+    EXPECT_EQ(no_dense.notes.size(), 1u);
+}
+
+// The coefficient of a balancing loss is said, with our keys, and not taken over.
+TEST(HfConfig, BalancingLossesAreSaid) {
+    // attention is decided, so that no note says that it is left out
+    const auto note_of = [](const Json& json) {
+        const Config c = config_of(json, kYaml, {"model.attention=false"});
+        EXPECT_EQ(c.notes.size(), 1u);
+        EXPECT_TRUE(c.moe.moe_router_load_balancing_type.empty());
+        return c.notes.empty() ? "" : c.notes[0];
+    };
+    // coef x top-k / layers
+    expect_contains(
+        note_of(olmoe()),
+        "config.json: router_aux_loss_coef = 0.01 is not read (Transformers' loss is of all layers "
+        "together), near it is: --set moe.moe_router_load_balancing_type=aux_loss --set "
+        "moe.moe_aux_loss_coeff=0.005");
+    expect_contains(note_of(qwen3()), "moe.moe_aux_loss_coeff=0.0001667");
+    expect_contains(note_of(kimi_k2()),
+                    "aux_loss_alpha = 0.001 is not read, the same loss is: --set "
+                    "moe.moe_router_load_balancing_type=seq_aux_loss --set moe.moe_aux_loss_coeff=0.001");
+    expect_contains(note_of(with(minimax_m2(), "router_aux_loss_coef", 0.001)), "and of softmax scores)");
+    EXPECT_TRUE(config_of(with(qwen3(), "router_aux_loss_coef", 0.0)).notes.empty());
+    EXPECT_TRUE(config_of(qwen3(), kYaml,
+                          {"moe.moe_router_load_balancing_type=[aux_loss]", "moe.moe_aux_loss_coeff=[0.01]"})
+                    .notes.empty());
 }
 
 TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
@@ -211,10 +471,11 @@ TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
 TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
     expect_contains(refused({{"model_type", "gpt_oss"}}),
                     "config.json: model_type gpt_oss is not supported: its experts have biases");
-    expect_contains(refused({{"model_type", "deepseek_v2"}}), "deepseek_v2 is not supported: its router");
+    expect_contains(refused({{"model_type", "minimax"}}), "minimax is not supported: most of its layers");
     expect_contains(refused({{"model_type", "qwen2_moe"}}), "its shared expert is weighted by a gate");
     expect_contains(refused({{"model_type", "llama"}}),
-                    "it has no experts; supported are deepseek_v3, qwen3_moe, mixtral");
+                    "it has no experts; supported are qwen3_moe, mixtral, deepseek_v3, kimi_k2, glm4_moe, "
+                    "deepseek_v2, olmoe, minimax_m2");
     expect_contains(refused({{"model_type", "something_new"}}),
                     "model_type \"something_new\" is not supported");
     expect_contains(refused(Json::object()), "has no model_type");

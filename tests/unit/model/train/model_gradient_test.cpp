@@ -210,6 +210,14 @@ TEST(ModelGradient, PreSoftmaxNaturalRouting) {
     check_gradients(c);
 }
 
+TEST(ModelGradient, SigmoidScoresAsTheyAre) {
+    LayerCase c = moe_case({16, 16});
+    c.forced_routing = false;
+    c.moe.moe_router_score_function = ScoreFunction::sigmoid;
+    c.moe.moe_router_norm_topk_prob = false;
+    check_gradients(c);
+}
+
 TEST(ModelGradient, EveryExpertChosen) {
     LayerCase c = moe_case({16});
     c.forced_routing = false;

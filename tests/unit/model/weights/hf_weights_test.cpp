@@ -114,6 +114,28 @@ TEST(HfWeights, MixtralByItsOwnNames) {
     });
 }
 
+// Its bias is beside the gate, not below it.
+TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
+    const TemporaryFolder folder;
+    const std::string p = "model.layers.7.block_sparse_moe.";
+    auto tensors =
+        test::experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
+    tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
+    tensors.push_back({{p + "e_score_correction_bias", FileDType::f32, {kE}},
+                       [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }});
+    const std::string path = write_file(folder, "m.safetensors", tensors);
+    on_one_rank([&](ProcessGroup& group) {
+        LayerCase c = moe_case();
+        c.moe.moe_router_score_function = ScoreFunction::sigmoid;
+        c.moe.moe_router_enable_expert_bias = true;
+        Layer layer(group, c);
+        EXPECT_EQ(layer.load(path, 7).tensors, 14);
+        expect_experts(layer, 0, kE);
+        for (int64_t e = 0; e < kE; ++e)
+            EXPECT_EQ(at(layer.bias(), e), static_cast<float>(0.1 * static_cast<double>(e) - 0.2));
+    });
+}
+
 TEST(HfWeights, Qwen3ByItsOwnNamesOnTwoRanks) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.0.mlp.";
