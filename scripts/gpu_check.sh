@@ -94,9 +94,9 @@ train_twice() {
     shift 2
     for turn in first second; do
         mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$bin/fp8flow" train "$@" --out "$out/$turn" --overwrite || return
-        grep -oE '"(iteration|lm loss|grad norm)":[^,}]*' "$out/$turn/metrics.jsonl" > "$out/$turn.txt" || return
+        grep -oE '"(iteration|lm_loss|grad_norm)":[^,}]*' "$out/$turn/metrics.jsonl" > "$out/$turn.txt" || return
     done
-    cmp "$out/first.txt" "$out/second.txt" && echo "the same bits twice: $(grep -c iteration "$out/first.txt") iterations"
+    cmp "$out/first.txt" "$out/second.txt" && echo "the same bits twice: $(grep -c lm_loss "$out/first.txt") iterations"
 }
 export -f train_twice
 export bin

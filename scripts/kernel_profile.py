@@ -57,7 +57,9 @@ def profile(options, arguments):
         log = os.path.join(folder, "ncu.csv")
         line = [options.ncu, "--profile-from-start", "off", "--clock-control", "none", "--metrics", ",".join(wanted), "--csv", "--page", "raw",
                 "--print-units", "base", "--log-file", log, options.fp8flow, "bench", "--capture", *arguments]
-        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        # A program that starts itself again (docs/operations.md, OMP_WAIT_POLICY) would be lost to some profilers.
+        environment = {"OMP_WAIT_POLICY": "passive", **os.environ}
+        done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
         said = open(log).read() if os.path.exists(log) else ""
     if done.returncode != 0 or '"ID"' not in said:
         sys.stderr.write(done.stdout + said)

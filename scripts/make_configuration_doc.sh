@@ -42,7 +42,7 @@ document() {
             print "those of Megatron-LM where it has the key. An unknown key, a value out of range or two keys that"
             print "contradict each other end the run before it starts (exit status 2) with file, line, what was got,"
             print "what is wanted, and the nearest known name. A run writes all keys, defaults included, to"
-            print "`config.yaml` below its output folder."
+            print "`config.yaml` below its output folder. An integer may be written 5000 or 5e3, a list [a, b]."
             print ""
             print "A key without a default has one legal value: it says what the program does, so that a configuration"
             print "written for Megatron-LM fails loudly where it asks for something else. A key with recipes may differ"

@@ -25,7 +25,7 @@ import time
 
 from jobs import ROOT, commit, environment, kill_ranks, machine, mpirun
 
-COMPARED = ("iteration", "lm loss", "load_balancing_loss", "grad norm", "learning rate", "held-out loss")
+COMPARED = ("iteration", "lm_loss", "load_balancing_loss", "grad_norm", "learning_rate", "held_out_loss")
 
 
 def command_of(options, recipe, ranks, out, resume="auto"):
@@ -49,14 +49,15 @@ def run(options, recipe, ranks, out, resume="auto"):
 
 
 def metrics_of(out):
-    """What does not depend on the clock, line by line; a line that is being written is left out."""
+    """What does not depend on the clock, a step or evaluation a line; a line that is being written is left out."""
     records = []
     try:
         with open(f"{out}/metrics.jsonl") as file:
             for line in file:
                 if line.endswith("\n"):
                     record = json.loads(line)
-                    records.append({key: record[key] for key in COMPARED if key in record})
+                    if record["type"] != "run":
+                        records.append({key: record[key] for key in COMPARED if key in record})
     except FileNotFoundError:
         pass
     return records
@@ -121,14 +122,14 @@ def cell(options, folder, recipe, ranks, point, resumed_ranks):
               "resumed from": resumed_from, "resumed on": resumed_ranks}
     model, first = straight, ""
     if resumed_ranks != ranks:
-        old = {record["iteration"]: record["lm loss"] for record in want if "lm loss" in record}
+        old = {record["iteration"]: record["lm_loss"] for record in want if "lm_loss" in record}
         model = f"{folder}/straight_{recipe}_{resumed_ranks}"
         if resumed_from > 0:
             model = f"{out}_planned"
             run(options, recipe, resumed_ranks, model, f"{straight}/checkpoints/step_{resumed_from:08d}")
             got = [record for record in got if record["iteration"] > resumed_from]
         want = metrics_of(model)
-        loss = next(record["lm loss"] for record in got if "lm loss" in record)
+        loss = next(record["lm_loss"] for record in got if "lm_loss" in record)
         off = abs(loss - old[resumed_from + 1]) / loss
         first = f"; first loss {off:.0e} from that of {ranks} rank(s)"
         result["first loss off by"] = off

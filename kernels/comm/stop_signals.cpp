@@ -67,4 +67,13 @@ StopSignals::~StopSignals() {
 
 int stop_signal() { return first_signal; }
 
+const char* name_of_signal(int signal) {
+    switch (signal) {
+        case SIGTERM: return "SIGTERM";
+        case SIGINT: return "SIGINT";
+        case SIGUSR1: return "SIGUSR1";
+        default: return "a signal on another rank";
+    }
+}
+
 }  // namespace fp8flow

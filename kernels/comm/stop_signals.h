@@ -24,5 +24,6 @@ private:
 };
 
 int stop_signal();  // the first that came; 0: none
+const char* name_of_signal(int signal);
 
 }  // namespace fp8flow

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow bench`: single operations at given shapes, compared with the ceilings of the machine.
+#include "model/base/host_cores.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
@@ -7,6 +8,7 @@
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
 #include "model/report/progress.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
@@ -110,6 +112,15 @@ MeasureOptions measure_options(const BenchOptions& options, const BackendChoice&
     return measure;
 }
 
+// All ranks sleep meanwhile, so what is busy are others.
+void warn_if_busy(ProcessGroup& world) {
+    constexpr std::chrono::milliseconds kWindow{200};
+    world.barrier();
+    const std::string warning = busy_warning(busy_share(kWindow).value_or(0));
+    if (world.rank() == 0 && !warning.empty()) fmt::print(stderr, "{}\n", warning);
+    world.barrier();
+}
+
 void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const Provenance& provenance) {
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
@@ -175,11 +186,12 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        item.what->name, item.shape.text());
         return 0;
     }
+    if (choice.kind != BackendKind::hopper) warn_if_busy(world);
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
-        if (prints && items.size() > 1) {
+        if (prints && items.size() > 1 && options.terminal.detail != Terminal::Detail::quiet) {
             const auto left = eta.seconds_left();
             fmt::print(stderr, "[{}/{}{}] {} {}\n", i + 1, items.size(),
                        left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
@@ -203,9 +215,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
     if (prints) fmt::print("\n{}", table);
     if (folder != nullptr) {
-        fmt::print("\nwritten: {}\n", folder->path_of("bench.json"));
         folder->write_atomic("bench.txt", table);
         if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));
+        fmt::print("\n  files  {}/: bench.json, bench.csv, bench.md, bench.txt{}\n", folder->path(),
+                   upstream ? ", bench.svg" : "");
+    } else if (prints) {
+        fmt::print("\n  next  --out runs/bench keeps the rows as JSON; other operations and their keys: {}\n",
+                   command_line("bench", {"--list"}, 1));
     }
     world.barrier();
     return 0;

@@ -8,6 +8,7 @@
 #include "model/base/run_folder.h"
 #include "model/config/config.h"
 #include "model/predict/require_fit.h"
+#include "model/report/terminal.h"
 #include "model/validate/arms.h"
 
 #include <optional>
@@ -30,6 +31,7 @@ struct RunOptions {
     std::string command;                                            // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;                // enter: --overwrite
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
+    report::Terminal terminal;
     Placement placement;
 };
 
@@ -47,6 +49,7 @@ struct BenchOptions {
     RunFolder::Taken taken = RunFolder::Taken::next;  // enter: --overwrite
     int samples = 0;                                  // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
+    report::Terminal terminal;
     BackendKind backend = BackendKind::automatic;
     Placement placement;
 };

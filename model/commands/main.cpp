@@ -4,20 +4,24 @@
 #include "kernels/comm/mpi_session.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "model/base/host_cores.h"
 #include "model/base/host_memory.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/profile/compare.h"
+#include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <omp.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <climits>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
@@ -55,6 +59,27 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     return static_cast<int>(ExitCode::internal);
 }
 
+// True where mpirun (or another launcher) started this process as one of several ranks or of one.
+bool launched() {
+    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
+        if (std::getenv(name) != nullptr) return true;
+    return false;
+}
+
+// Whether output to this descriptor has colours. A rank below mpirun has a terminal of its own, wherever
+// mpirun's output goes, so that there only CLICOLOR_FORCE (train.sh sets it on a terminal) turns them on.
+bool has_color(int descriptor) {
+    const auto is_set = [](const char* name) {
+        const char* value = std::getenv(name);
+        return value != nullptr && *value != '\0' && std::string_view(value) != "0";
+    };
+    if (is_set("NO_COLOR")) return false;
+    if (is_set("CLICOLOR_FORCE")) return true;
+    const char* terminal = std::getenv("TERM");
+    return !launched() && ::isatty(descriptor) == 1 && terminal != nullptr &&
+           std::string_view(terminal) != "dumb";
+}
+
 // "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
     constexpr size_t kLongestLine = 4096;
@@ -67,7 +92,8 @@ void print_error(const std::string& message) {
     }
     for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
         text.replace(at, 1, "\n  ");
-    fmt::print(stderr, "fp8flow: error: {}\n", text);
+    text = "fp8flow: error: " + text + "\n";
+    fmt::print(stderr, "{}", has_color(STDERR_FILENO) ? report::colored(text) : text);
     std::fflush(stderr);
 }
 
@@ -93,12 +119,6 @@ int64_t launcher_value(const char* name, int64_t otherwise) {
     const char* value = std::getenv(name);
     return value != nullptr ? std::atoll(value) : otherwise;
 }
-// True where mpirun (or another launcher) started this process as one of several ranks or of one.
-bool launched() {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
-        if (std::getenv(name) != nullptr) return true;
-    return false;
-}
 Placement placement() {
     return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
             .ranks_on_host = std::max<int64_t>(1, launcher_value("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
@@ -119,11 +139,29 @@ Watchdog::Job watched_job() {
             .ranks_on_host = static_cast<int>(place.ranks_on_host)};
 }
 
-// The ranks of a host share its cores, unless the user or mpirun's binding has decided already.
+// OpenMP's threads spin after every loop by default, which takes the cores from other ranks and programs. The
+// OpenMP library reads its environment before main, so the program starts itself once more, before MPI and
+// before any thread; ignored signals, open files and the process stay. A choice of the user's stays too.
+void wait_passively(char** argv) {
+    if (std::getenv("OMP_WAIT_POLICY") != nullptr || std::getenv("GOMP_SPINCOUNT") != nullptr) return;
+    ::setenv("OMP_WAIT_POLICY", "passive", 1);
+    constexpr const char* kSelf = "/proc/self/exe";
+    char path[PATH_MAX + 1] = {};
+    struct stat self {
+    }, named{};
+    // Under its own name, for tools that look for it, unless another file has that name by now.
+    if (::readlink(kSelf, path, PATH_MAX) < 0 || ::stat(kSelf, &self) != 0 || ::stat(path, &named) != 0 ||
+        self.st_dev != named.st_dev || self.st_ino != named.st_ino)
+        return;
+    ::execv(path, argv);
+}
+
+// The ranks of a host share the cores that affinity and CPU quota leave, unless the user or mpirun's binding
+// has decided already.
 void choose_threads(int64_t ranks) {
     if (std::getenv("OMP_NUM_THREADS") != nullptr || std::getenv("OMPI_MCA_orte_bound_at_launch") != nullptr)
         return;
-    omp_set_num_threads(std::max(1, omp_get_num_procs() / static_cast<int>(ranks)));
+    omp_set_num_threads(std::max(1, usable_cores(omp_get_num_procs()) / static_cast<int>(ranks)));
 }
 
 // Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
@@ -159,22 +197,12 @@ int bench_on_ranks(const BenchOptions& options) {
     return on_ranks(options, run_bench, [](int) { return kDeadline; });
 }
 
-// An argument as a shell takes it.
-std::string quoted(const std::string& argument) {
-    constexpr std::string_view kPlain =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) return argument;
-    std::string text = "'";
-    for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return text + "'";
-}
-
 // The command as it was typed, with the ranks it was started on.
 std::string typed(int argc, char** argv) {
     std::string text = "fp8flow";
     const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
     if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
-    for (int i = 1; i < argc; ++i) text += " " + quoted(argv[i]);
+    for (int i = 1; i < argc; ++i) text += " " + report::shell_word(argv[i]);
     return text;
 }
 
@@ -217,7 +245,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
-    bool overwrite = false, force = false;
+    bool overwrite = false, force = false, quiet = false, verbose = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -232,7 +260,8 @@ struct CommandLine {
             "signal "
             "after a "
             "step, 70 a fault of fp8flow.\n"
-            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG)");
+            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).\n"
+            "Colours on a terminal; NO_COLOR=1 turns them off, CLICOLOR_FORCE=1 on below mpirun.");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
                 ->required(command == train || command == validate);
@@ -251,17 +280,11 @@ struct CommandLine {
                               "--out-3, ...); train removes that run's checkpoints");
         for (CLI::App* command : {train, validate, profile})
             command->add_flag("--force", force, "start a run though it will not fit into memory");
-        train->add_option("--weights", options.weights,
-                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
-        train
-            ->add_option("--export", options.export_format,
-                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
-            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
-        train
-            ->add_option("--dump-samples", options.dump_samples,
-                         "N: write the first N token windows that the run would read to OUT/samples.npy, and "
-                         "train nothing")
-            ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+        for (CLI::App* command : {train, validate, profile, bench})
+            command->add_flag("--quiet", quiet,
+                              command == bench
+                                  ? "no line for each row that is measured"
+                                  : "print warnings and the result only; the log has every line");
         for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         for (CLI::App* command : {train, validate, profile, replay, bench})
@@ -293,6 +316,26 @@ struct CommandLine {
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
         profile->add_option("--steps", steps,
                             "steps that are measured (default: profile_step_end - profile_step_start)");
+        add_train_options();
+        add_replay_options();
+        add_bench_options();
+        add_plan_options();
+    }
+
+    void add_train_options() {
+        train->add_flag("--verbose", verbose, "step lines with every field of Megatron-LM's")
+            ->excludes("--quiet");
+        train->add_option("--weights", options.weights,
+                          "start from a Hugging Face model: a .safetensors file, an index, or a folder");
+        train
+            ->add_option("--export", options.export_format,
+                         "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
+            ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
+        train
+            ->add_option("--dump-samples", options.dump_samples,
+                         "N: write the first N token windows that the run would read to OUT/samples.npy, and "
+                         "train nothing")
+            ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
         train
             ->add_option(
                 "--resume", resume,
@@ -301,9 +344,6 @@ struct CommandLine {
             ->take_last();
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
-        add_replay_options();
-        add_bench_options();
-        add_plan_options();
     }
 
     void add_replay_options() {
@@ -417,8 +457,10 @@ struct CommandLine {
                     kMostRanks);
         for (const std::string& recipe : plan_recipes) plan_options.recipes.push_back(recipe_named(recipe));
         if (!schedule.empty()) plan_options.schedule = schedule_named(schedule);
-        require(!*profile || compared.empty() == !options.config_path.empty(), ExitCode::usage,
-                "profile: want a configuration, or --compare OLD NEW");
+        require(
+            !*profile || compared.empty() == (!options.config_path.empty() || !options.hf_config.empty()),
+            ExitCode::usage,
+            "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
@@ -431,6 +473,12 @@ struct CommandLine {
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
         if (force) options.where_short = predict::WhereShort::warn;
+        using report::Terminal;
+        options.terminal = {quiet     ? Terminal::Detail::quiet
+                            : verbose ? Terminal::Detail::verbose
+                                      : Terminal::Detail::normal,
+                            has_color(STDOUT_FILENO)};
+        bench_options.terminal = options.terminal;
         options.backend = parse_backend(backend);
         options.placement = placement();
         bench_options.backend = options.backend;
@@ -446,6 +494,7 @@ struct CommandLine {
 }  // namespace
 
 int main(int argc, char** argv) {
+    wait_passively(argv);
     std::signal(SIGXFSZ, SIG_IGN);  // past a file size limit, write() then says so (EFBIG)
     const Watchdog watchdog(watched_job(), kStartDeadline);
     CommandLine line;

@@ -6,15 +6,17 @@
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
-#include "model/config/hf_config.h"
+#include "model/config/fields.h"
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
+#include "model/report/run_report.h"
 #include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
+#include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
@@ -29,11 +31,9 @@ using namespace predict;
 namespace {
 
 Config read_config(const PlanOptions& options, std::optional<int64_t> gpus) {
-    if (!options.config_path.empty())
-        return load_config(options.config_path, options.overrides, gpus, options.hf_config);
-    require(!options.hf_config.empty(), ExitCode::usage, "plan: want a configuration, or --hf-config F");
-    return parse_config("model:\n", options.hf_config, options.overrides, gpus,
-                        read_hf_config(options.hf_config));
+    require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
+            "plan: want a configuration, or --hf-config config.json (see configs/)");
+    return load_config(options.config_path, options.overrides, gpus, options.hf_config);
 }
 
 // With --gpus, a global batch that so many ranks do not share evenly is planned as the next larger one that
@@ -87,6 +87,47 @@ void print_notes(const Config& config) {
     for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
 }
 
+// The configuration of this command line, as arguments of another command, with what `changes` it.
+std::vector<std::string> arguments_of(const PlanOptions& options, const std::vector<std::string>& changes) {
+    std::vector<std::string> arguments;
+    if (!options.config_path.empty()) arguments.push_back(options.config_path);
+    if (!options.hf_config.empty()) arguments.insert(arguments.end(), {"--hf-config", options.hf_config});
+    for (const std::string& setting : options.overrides)
+        if (!setting.starts_with("output.out=")) arguments.insert(arguments.end(), {"--set", setting});
+    for (const std::string& setting : changes) arguments.insert(arguments.end(), {"--set", setting});
+    return arguments;
+}
+
+// What to do with a plan of one run: measure it.
+void print_next(const PlanOptions& options, const Config& config, int64_t ranks) {
+    if (options.schedule) return;  // it is no key of the configuration
+    std::vector<std::string> changes;
+    const int64_t batch = config.training.global_batch_size;
+    if (batch != read_config(options, std::nullopt).training.global_batch_size)
+        changes.push_back(fmt::format("training.global_batch_size={}", batch));
+    const std::string line = report::command_line("profile", arguments_of(options, changes), ranks);
+    fmt::print("\n{}\n", report::next_text({{"measure it", line}}));
+}
+
+// What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
+void print_next(const PlanOptions& options, const std::vector<Choice>& choices) {
+    const Choice* best = nullptr;
+    for (const Choice& choice : choices)
+        if (choice.fit.fits() && (best == nullptr || choice.gpus > best->gpus ||
+                                  (choice.gpus == best->gpus && choice.time.step < best->time.step)))
+            best = &choice;
+    if (best == nullptr || options.schedule) return;
+    std::vector<std::string> line = arguments_of(
+        options, {fmt::format("precision.recipe={}", recipe_name(best->config.precision.recipe)),
+                  fmt::format("parallel.expert_model_parallel_size={}",
+                              best->config.parallel.expert_model_parallel_size),
+                  fmt::format("training.micro_batch_size={}", best->config.training.micro_batch_size),
+                  fmt::format("training.global_batch_size={}", best->config.training.global_batch_size)});
+    line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
+    fmt::print("\n{}\n",
+               report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
+}
+
 // One run: every table of the plan, and its prediction.
 int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
@@ -116,6 +157,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     }
     if (known) write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
+    if (fit_of(config, ranks, gpu.sheet).fits()) print_next(options, config, ranks);
     return 0;
 }
 
@@ -139,6 +181,7 @@ int plan_table(const PlanOptions& options) {
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
+    if (!options.markdown) print_next(options, choices);
     return 0;
 }
 
@@ -192,9 +235,14 @@ int plan_check(const PlanOptions& options) {
 }  // namespace
 
 Recipe recipe_named(const std::string& name) {
-    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow})
+    std::vector<std::string> names;
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow}) {
         if (recipe_name(recipe) == name) return recipe;
-    fail(ExitCode::usage, "--recipes: got {}, want some of bf16, fp8_blockwise, fp8_flow", printable(name));
+        names.emplace_back(recipe_name(recipe));
+    }
+    const std::string meant = did_you_mean(name, names);
+    fail(ExitCode::usage, "--recipes: got {}, want some of {}{}{}", printable(name), fmt::join(names, ", "),
+         meant.empty() ? "" : "; ", meant);
 }
 
 ScheduleSpec schedule_named(const std::string& name) {
@@ -204,8 +252,10 @@ ScheduleSpec schedule_named(const std::string& name) {
     if (name == "shared+wgrad") return {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
     if (name == "reduce") return {.overlap_grad_reduce = true};
     if (name == "turns") return {.overlap_moe_expert_parallel_comm = true};
-    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns",
-         printable(name));
+    const std::string meant =
+        did_you_mean(name, {"serial", "shared", "wgrad", "shared+wgrad", "reduce", "turns"});
+    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns{}{}",
+         printable(name), meant.empty() ? "" : "; ", meant);
 }
 
 int run_plan(const PlanOptions& options) {

@@ -52,7 +52,7 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())),
-          log_(world.rank()) {
+          log_(world.rank(), options.terminal) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         profile_.model = run_name(options.config_path, options.hf_config);
@@ -60,6 +60,8 @@ public:
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
+        config_to_name_ =
+            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
@@ -163,28 +165,33 @@ private:
     void report() {
         const std::string result = profile_json(profile_, config_);
         folder_->write_atomic("profile.json", result);
-        if (const auto calibration = predict::calibration_of_profile(result))
-            folder_->write_atomic("calibration.json", *calibration);
+        const auto calibration = predict::calibration_of_profile(result);
+        if (calibration) folder_->write_atomic("calibration.json", *calibration);
         folder_->write_atomic("profile.svg", profile_picture(profile_));
         folder_->write_atomic("timeline.svg", timeline_picture(profile_));
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
         if (profile_.ablation) folder_->write_atomic("ablation.svg", ablation_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
-        log_.line(summary_table(profile_));
+        log_.result(summary_table(profile_));
         log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops)));
         if (profile_.ablation)
             log_.line(
                 "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
                 "steps is none");
-        log_.line(fmt::format(
-            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}trace.rank*.json "
-            "(ui.perfetto.dev), profile.log",
-            folder_->path(), profile_.ablation ? "ablation.svg, " : ""));
+        log_.result(fmt::format(
+            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}{}trace.rank*.json "
+            "(ui.perfetto.dev), config.yaml, profile.log",
+            folder_->path(), profile_.ablation ? "ablation.svg, " : "",
+            calibration ? "calibration.json, " : ""));
+        std::vector<std::string> plan = {config_to_name_};
+        if (calibration) plan.insert(plan.end(), {"--gpu", config_.output.out + "/calibration.json"});
+        log_.result(next_text({{"predict other sizes", command_line("plan", plan, 1)}}));
     }
 
     ProcessGroup& world_;
     Config config_;
+    std::string config_to_name_;  // in a command that comes next
     BackendChoice backend_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;

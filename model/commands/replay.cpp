@@ -69,7 +69,7 @@ public:
           input_(options.input),
           run_folder_(run_folder_of(options, config_), world),
           folder_(run_folder_.name()),
-          log_(world.rank()) {
+          log_(world.rank(), options.terminal) {
         config_.output.out = run_folder_.name();
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         share_tokens();

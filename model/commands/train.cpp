@@ -18,9 +18,9 @@
 #include "model/report/titles.h"
 #include "model/weights/export.h"
 
+#include <fmt/ranges.h>
 #include <chrono>
 #include <cmath>
-#include <csignal>
 #include <filesystem>
 #include <memory>
 #include <optional>
@@ -33,15 +33,6 @@ using namespace checkpoint;
 using namespace report;
 
 namespace {
-
-std::string name_of_signal(int signal) {
-    switch (signal) {
-        case SIGTERM: return "SIGTERM";
-        case SIGINT: return "SIGINT";
-        case SIGUSR1: return "SIGUSR1";
-        default: return "a signal on another rank";
-    }
-}
 
 // The run continues in its own folder: it resumes from a checkpoint below it.
 bool continues_in_folder(const RunOptions& options, const Config& config) {
@@ -68,8 +59,8 @@ class TrainRun {
 public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          config_path_(options.config_path),
           name_(run_name(options.config_path, options.hf_config)),
+          export_format_(options.export_format),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
@@ -77,9 +68,11 @@ public:
           continues_(continues_in_folder(options, config_)),
           overwrites_(options.taken == RunFolder::Taken::enter),
           run_folder_(train_folder_of(options, config_, continues_), world),
-          log_(world.rank()) {
+          log_(world.rank(), options.terminal) {
         require_own_layers(config_);
         config_.output.out = run_folder_.name();
+        config_to_name_ =
+            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
         report_start(log_, config_, backend_, world.size());
@@ -87,6 +80,7 @@ public:
                              options.where_short);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
+        for (const std::string& warning : data_warnings(config_, *data_)) log_.line(warning);
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
@@ -344,6 +338,7 @@ private:
         export_weights(folder, targets, {config_.model, config_.moe}, *export_,
                        trainer_->expert_parallel_group(), trainer_->ops().device());
         log_.line(fmt::format("weights: written to {}/", folder.path()));
+        exported_ = true;
     }
 
     // Results arrive one step late.
@@ -369,12 +364,12 @@ private:
         if (result.redone > 0) log_.line(room_text(config_, result, trainer_->room()));
         if (iteration == first_step_ + RedoneSteps::kObserved)
             log_.line(" iterations done again: " + redone_text(redone_));
-        if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters)
-            log_.line(step_line(config_, result, world_.size(), eta_->seconds_left()));
+        if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters ||
+            iteration == first_step_ + 1)
+            log_.line(step_line(config_, result, world_.size(), eta_->seconds_left(), log_.detail()));
         if (metrics_) {
-            nlohmann::json record = step_json(config_, result, world_.size());
-            if (iteration == first_step_ + 1) add_provenance(record, provenance_);
-            metrics_->write_json(record);
+            if (iteration == first_step_ + 1) metrics_->write_json(run_json(iteration, provenance_));
+            metrics_->write_json(step_json(config_, result, world_.size()));
         }
         if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
             events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
@@ -426,8 +421,8 @@ private:
         };
         for (const nlohmann::json& record : records) {
             routing_.add(record);
-            add(losses_, record, "lm loss");
-            add(held_out_, record, "held-out loss");
+            add(losses_, record, "lm_loss");
+            add(held_out_, record, "held_out_loss");
         }
     }
 
@@ -446,10 +441,7 @@ private:
         log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
                               evaluation_text(config_, nats)));
         if (events_) events_->evaluation(config_, trainer_->steps_done(), nats);
-        if (metrics_)
-            metrics_->write_json({{"iteration", trainer_->steps_done()},
-                                  {"held-out loss", nats},
-                                  {"bits", nats / std::log(2.0)}});
+        if (metrics_) metrics_->write_json(evaluation_json(trainer_->steps_done(), nats));
     }
 
     // By this run, not by those that it continues.
@@ -486,13 +478,14 @@ private:
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
-        log_.line(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
-                              counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
-                              recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
-                              tokens / seconds));
+        log_.result(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
+                                counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
+                                recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
+                                tokens / seconds));
         if (!losses_.y.empty())
-            log_.line(fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
-        if (!held_out_.y.empty()) log_.line("  " + evaluation_text(config_, held_out_.y.back()));
+            log_.result(
+                fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
+        if (!held_out_.y.empty()) log_.result("  " + evaluation_text(config_, held_out_.y.back()));
         log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
                               format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, steps))),
                               config_.parallel.expert_model_parallel_size == 1
@@ -522,36 +515,49 @@ private:
                                       transpose_stats_json(stats_, provenance_).dump(2) + "\n");
             }
         }
-        log_.line(fmt::format("  files          {}/", folder_->path()));
-        log_.line(
-            fmt::format("                 report.html, config.yaml, train.log, {}loss.svg, memory.json{}",
-                        config_.output.metrics ? "metrics.jsonl, " : "",
-                        (config_.output.tensor_stats ? ", tensor_stats.json" : "") +
-                            std::string(stats_.transposed().empty() ? "" : ", transposed_stats.json")));
-        if (done < all) {
-            log_.line(saver_
-                          ? fmt::format("  next           the same command with --out {} --resume auto "
-                                        "continues from here",
-                                        config_.output.out)
-                          : "  next           no checkpoint to continue from: checkpoint.save_interval is 0");
-            return;
-        }
-        const auto next = [&](std::string_view what, std::string_view command, std::string_view config,
-                              std::string_view options) {
-            log_.line(fmt::format("  {:<13}  {:<20} {} {}", what.substr(0, 4) == "next" ? "next" : "",
-                                  what.substr(what.find(':') + 1),
-                                  command_line(command, config, world_.size()), options));
-        };
+        report_files();
+        log_.result(next_text(next_steps()));
+    }
+
+    void report_files() {
+        std::vector<std::string> files = {"report.html", "config.yaml", "train.log", "loss.svg",
+                                          "memory.json"};
+        if (config_.output.metrics) files.emplace_back("metrics.jsonl");
+        if (config_.output.tensor_stats) files.emplace_back("tensor_stats.json");
+        if (!stats_.transposed().empty()) files.emplace_back("transposed_stats.json");
+        if (events_) files.push_back(config_.output.tensorboard_dir + "/");
+        if (exported_) files.emplace_back("hf/");
+        if (last_saved_ >= 0)
+            files.push_back(config_.checkpoint.save.empty() ? std::string(kCheckpoints) + "/" : checkpoints_);
+        log_.result(fmt::format("  files          {}/: {}", folder_->path(), fmt::join(files, ", ")));
+    }
+
+    std::vector<NextStep> next_steps() const {
         const std::string& out = config_.output.out;
-        next("next:compare recipes", "validate", config_path_, "--out " + out + "_validate");
-        next(":another recipe", "train", config_path_, "--out " + out + "_bf16 --set precision.recipe=bf16");
-        next(":your own text", "train", "configs/text.yaml", "--set data.data_path=FOLDER");
+        const int64_t iterations = config_.training.train_iters, ranks = world_.size();
+        if (trainer_->steps_done() < iterations) {
+            std::vector<std::string> line = {out + "/config.yaml", "--out", out};
+            if (saver_)
+                line.insert(line.end(), {"--resume", "auto"});
+            else
+                line.insert(line.end(), {"--overwrite", "--set", "checkpoint.save_interval=100"});
+            if (!export_format_.empty()) line.insert(line.end(), {"--export", export_format_});
+            return {{saver_ ? "continue from here" : "no checkpoint to continue from: begin again, with some",
+                     command_line("train", line, ranks)}};
+        }
+        std::vector<std::string> validate = {config_to_name_, "--out", out + "_validate"};
+        if (config_.validate.warmup_iters >= iterations)
+            validate.insert(validate.end(), {"--set", "validate.warmup_iters=0"});
+        return {{"compare recipes", command_line("validate", validate, ranks)},
+                {"where the time goes",
+                 command_line("profile", {config_to_name_, "--out", out + "_profile"}, ranks)}};
     }
 
     ProcessGroup& world_;
     StopSignals signals_;
-    std::string config_path_, name_;
+    std::string name_, export_format_;
     Config config_;
+    std::string config_to_name_;  // in commands that come next
     BackendChoice backend_;
     Provenance provenance_;
     std::optional<ExportChoice> export_;
@@ -564,7 +570,8 @@ private:
     std::string checkpoints_;  // folder of this run's checkpoints; empty: neither saved nor looked for
     std::unique_ptr<CheckpointSaver> saver_;
     int64_t first_step_ = 0;
-    bool stopping_ = false;     // a rank was asked to; the same on all
+    bool stopping_ = false;  // a rank was asked to; the same on all
+    bool exported_ = false;
     bool save_failed_ = false;  // the last checkpoint
     int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
     int64_t num_captures_ = 0;

@@ -35,22 +35,27 @@ public:
           ablation_(options.ablation != Ablation::none),
           arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
-          log_(world.rank()) {
-        require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
-                "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare",
-                config_.validate.warmup_iters, config_.training.train_iters);
+          log_(world.rank(), options.terminal) {
+        require(
+            config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
+            "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
+            "one or raise the other",
+            config_.validate.warmup_iters, config_.training.train_iters);
         for (Arm& arm : arms_) {
             check_config(arm.config, world.size());
             arm.config.training.on_divergence = OnDivergence::stop;  // arms that skip steps do not compare
         }
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
+        config_to_name_ =
+            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
+        for (const std::string& warning : data_warnings(config_, *data_)) log_.line(warning);
         run_folder_->keep();
         if (!run_folder_->is_first_rank()) return;
         folder_ = &run_folder_->folder();
@@ -95,8 +100,8 @@ private:
             if (curve_file_)
                 curve_file_->write_json({{"arm", arm.name},
                                          {"iteration", iteration},
-                                         {"lm loss", step.lm_loss},
-                                         {"grad norm", step.grad_norm}});
+                                         {"lm_loss", step.lm_loss},
+                                         {"grad_norm", step.grad_norm}});
         };
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
@@ -168,7 +173,7 @@ private:
             "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
             "limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
-        log_.line(table(comparisons, verdicts));
+        log_.result(table(comparisons, verdicts));
         if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
         if (noisy)
             log_.line(fmt::format(
@@ -176,11 +181,22 @@ private:
                 "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
-        log_.line(
-            fmt::format("  files  {}/: report.html, loss.svg, {}loss.jsonl, validate.json, validate.log",
-                        folder_->path(), ablation_ ? "ablation.svg, " : ""));
-        log_.line("verdict: " + verdict);
+        log_.result(fmt::format(
+            "  files  {}/: report.html, loss.svg, {}loss.jsonl, validate.json, config.yaml, validate.log",
+            folder_->path(), ablation_ ? "ablation.svg, " : ""));
+        log_.result(next_text({next_step(all_pass)}));
+        log_.result("verdict: " + verdict);
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
+    }
+
+    NextStep next_step(bool all_pass) const {
+        const std::string& out = config_.output.out;
+        if (all_pass || ablation_)
+            return {"where the time goes",
+                    command_line("profile", {config_to_name_, "--out", out + "_profile"}, world_.size())};
+        return {"which optimisation it is",
+                command_line("validate", {config_to_name_, "--ablate", "--out", out + "_ablation"},
+                             world_.size())};
     }
 
     // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes
@@ -262,7 +278,7 @@ private:
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
-    std::string name_;
+    std::string name_, config_to_name_;
     bool ablation_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;

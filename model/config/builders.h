@@ -29,6 +29,16 @@ template <class Number> std::optional<Number> read_number(const std::string& tex
     return value;
 }
 
+// 5000, and 5e3 where it is whole: what --help-config calls an integer. Above 2^53 digits only.
+inline std::optional<int64_t> read_integer(const std::string& text) {
+    constexpr double kExact = 0x1p53;
+    if (const auto value = read_number<int64_t>(text)) return value;
+    if (text.find_first_of("eE") == std::string::npos) return std::nullopt;
+    const auto value = read_number<double>(text);
+    if (!value || std::abs(*value) > kExact || *value != std::trunc(*value)) return std::nullopt;
+    return static_cast<int64_t>(*value);
+}
+
 // Double quotes, so that any text survives the way through YAML.
 inline std::string quoted(const std::string& text) {
     std::string out = "\"";
@@ -66,7 +76,7 @@ ConfigField integer(std::string section, std::string key, Access at, IntegerRang
     ConfigField field{section, key, range.text(), std::move(doc), {}, {}, false, {}};
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const auto value = written.is_list ? std::nullopt : read_number<int64_t>(written.items.at(0));
+        const auto value = written.is_list ? std::nullopt : read_integer(written.items.at(0));
         if (!value || *value > range.max) return refuse(range.text());
         if (range.multiple_of > 1 && (*value < range.min || *value % range.multiple_of != 0)) {
             const int64_t below = std::max<int64_t>(*value, 0) / range.multiple_of * range.multiple_of;
@@ -187,8 +197,7 @@ inline std::string joined(const Names& names, const char* separator = " | ") {
 }
 
 inline Refusal refuse_name(const std::string& got, const Names& names, const std::string& want) {
-    const std::string nearest = nearest_name(got, names);
-    return Refusal{want, nearest.empty() ? "" : fmt::format("did you mean '{}'", nearest)};
+    return Refusal{want, did_you_mean(got, names)};
 }
 
 inline std::optional<size_t> index_of(const std::string& name, const Names& names) {

@@ -342,8 +342,6 @@ private:
              "rollback goes back to a checkpoint: set checkpoint.save_interval above 0");
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
              {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
-        rule(t.lr_warmup_iters <= t.train_iters, {"training.lr_warmup_iters", "training.train_iters"},
-             fmt::format("got {}, want at most train_iters = {}", t.lr_warmup_iters, t.train_iters));
         rule(t.lr_decay_iters == 0 || t.lr_decay_iters >= t.lr_warmup_iters,
              {"training.lr_decay_iters", "training.lr_warmup_iters"},
              fmt::format("got {}, want 0 or at least lr_warmup_iters = {}", t.lr_decay_iters,

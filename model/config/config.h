@@ -159,7 +159,8 @@ struct Config {
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
     std::string foreign;             // ImportedModel::foreign with its name, unless model.attention is set
-    std::vector<std::string> notes;  // what an imported model says and the settings do not
+    // What an imported model says and the settings do not; what resolve_config changed. Said at the start.
+    std::vector<std::string> notes;
 };
 
 // A key with its value as YAML and where it comes from, for messages.
@@ -184,6 +185,7 @@ struct ImportedModel {
 // everything. Every problem found is one line of one Error (ExitCode::usage): `file:line:col: section.key:
 // got X, want Y`. Without world_size the checks that need the number of ranks are left out. hf_config: a
 // Hugging Face config.json that is read first; the YAML file and then the overrides change what it sets.
+// Where there is one, `path` may be empty.
 Config load_config(const std::string& path, const std::vector<std::string>& overrides = {},
                    std::optional<int64_t> world_size = std::nullopt, const std::string& hf_config = {});
 // The same for text in memory; `name` replaces the file's name in messages.
@@ -191,7 +193,8 @@ Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
                     std::optional<int64_t> world_size = std::nullopt, const ImportedModel& first = {});
 
-// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size.
+// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size; shortens a warm-up
+// that is longer than the run.
 void resolve_config(Config& config);
 // Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
 void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);

@@ -50,5 +50,8 @@ const ConfigField* find_leaf(std::string_view key);  // leaf keys are unique ove
 std::string explain_unknown_key(std::string_view key);
 // The candidate nearest to `word`, or empty when none is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
+// "did you mean 'fp8_flow'": every candidate of which `word` is a whole part, as fp8 and flow are, else the
+// nearest one; empty when none is near.
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace fp8flow

@@ -137,6 +137,20 @@ const std::vector<std::string>& leaf_keys() {
 
 }  // namespace
 
+std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates) {
+    std::vector<std::string> meant;
+    for (const auto& candidate : candidates)
+        if (!word.empty() &&
+            fmt::format("_{}_", candidate).find(fmt::format("_{}_", word)) != std::string::npos)
+            meant.push_back(candidate);
+    if (meant.empty()) meant.push_back(nearest_name(word, candidates));
+    if (meant.front().empty()) return {};
+    std::string text = "did you mean ";
+    for (size_t i = 0; i < meant.size(); ++i)
+        text += fmt::format("{}'{}'", i == 0 ? "" : i + 1 == meant.size() ? " or " : ", ", meant[i]);
+    return text;
+}
+
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates) {
     if (word.empty() || word.size() > kLongest) return {};
     std::string best;
@@ -151,7 +165,7 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
             best_distance = distance;
         }
     }
-    if (!best.empty() || word.size() < 3) return best;
+    if (!best.empty() || word.size() < 2) return best;
     // a part of one name alone: flow for fp8_flow
     for (const auto& candidate : candidates) {
         if (candidate.find(word) == std::string::npos) continue;

@@ -217,6 +217,9 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
 
 Config load_config(const std::string& path, const std::vector<std::string>& overrides,
                    std::optional<int64_t> world_size, const std::string& hf_config) {
+    const auto first = hf_config.empty() ? ImportedModel{} : read_hf_config(hf_config);
+    if (path.empty() && !hf_config.empty())
+        return parse_config("model:\n", hf_config, overrides, world_size, first);
     std::error_code error;
     const auto status = std::filesystem::status(path, error);
     require(!error && std::filesystem::exists(status), ExitCode::usage,
@@ -228,7 +231,6 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
     std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than is legal shows a file that is too long
     file.read(text.data(), static_cast<std::streamsize>(text.size()));
     text.resize(static_cast<size_t>(file.gcount()));
-    const auto first = hf_config.empty() ? ImportedModel{} : read_hf_config(hf_config);
     return parse_config(text, path, overrides, world_size, first);
 }
 
@@ -238,6 +240,13 @@ void resolve_config(Config& config) {
     config.model.moe_layer_freq = std::move(*layers);
     config.model.padded_vocab_size =
         round_up(config.model.vocab_size, config.model.make_vocab_size_divisible_by);
+    TrainingSpec& training = config.training;
+    if (training.lr_warmup_iters > training.train_iters) {
+        config.notes.push_back(
+            fmt::format("training.lr_warmup_iters is {}, and the run has {} iterations: warm-up takes {}",
+                        training.lr_warmup_iters, training.train_iters, training.train_iters));
+        training.lr_warmup_iters = training.train_iters;
+    }
 }
 
 }  // namespace fp8flow

@@ -24,7 +24,8 @@ std::string dump_config(const Config& config) {
 std::string help_config() {
     const Config defaults;
     std::string help =
-        "Configuration keys (YAML sections; --set section.key=value overrides; the name is Megatron's)\n";
+        "Configuration keys (YAML sections; --set section.key=value overrides; the name is Megatron's).\n"
+        "An integer may be written 5000 or 5e3, a list [a, b].\n";
     for (const auto& section : config_sections()) {
         help += "\n" + section + ":\n";
         for (const auto& field : config_fields()) {

@@ -11,9 +11,9 @@ namespace fp8flow::plan {
 namespace {
 
 std::string size_text(double bytes) {
-    if (bytes >= 1e9) return fmt::format("{:.2f} GB", bytes / 1e9);
-    if (bytes >= 1e6) return fmt::format("{:.2f} MB", bytes / 1e6);
-    return fmt::format("{:.2f} kB", bytes / 1e3);
+    if (bytes >= 0x1p30) return fmt::format("{:.2f} GiB", bytes / 0x1p30);
+    if (bytes >= 0x1p20) return fmt::format("{:.2f} MiB", bytes / 0x1p20);
+    return fmt::format("{:.2f} KiB", bytes / 0x1p10);
 }
 
 std::string count_text(double count) {

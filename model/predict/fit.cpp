@@ -137,11 +137,11 @@ std::string fit_text(const Fit& fit) {
 std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
     if (fit.fits()) return "";
     std::string out =
-        fmt::format("Does not fit: {:.1f} GB needed, {:.1f} GB of the {}'s {:.1f} GB usable. Largest:\n",
-                    fit.needed / 1e9, fit.usable / 1e9, sheet.gpu, sheet.memory_bytes / 1e9);
+        fmt::format("Does not fit: {:.1f} GiB needed, {:.1f} GiB of the {}'s {:.1f} GiB usable. Largest:\n",
+                    fit.needed / 0x1p30, fit.usable / 0x1p30, sheet.gpu, sheet.memory_bytes / 0x1p30);
     for (const Consumer& consumer : fit.largest)
-        out += fmt::format("  {:<26}{:>12.2f} GB   {}\n", consumer.item.category, consumer.item.bytes / 1e9,
-                           consumer.key);
+        out += fmt::format("  {:<26}{:>12.2f} GiB   {}\n", consumer.item.category,
+                           consumer.item.bytes / 0x1p30, consumer.key);
     return out + (fit.settings.empty() ? std::string("No key above makes it fit on so many GPUs.\n")
                                        : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ", ")));
 }

@@ -17,13 +17,13 @@ std::string plan_page(const std::string& model, const std::vector<Choice>& choic
     std::vector<PageRows> times,
         memory = {{"",
                    {{gpu.sheet.gpu + ", usable",
-                     {{"usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 1e9}}}}}};
+                     {{"usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 0x1p30}}}}}};
     for (const Choice& choice : choices) {
         if (!choice.best) continue;
         page.fact(label_of(choice),
-                  fmt::format("step {}, {} tokens/s in all, {:.1f} GB a GPU{}",
+                  fmt::format("step {}, {} tokens/s in all, {:.1f} GiB a GPU{}",
                               format_duration(choice.time.step), format_si(choice.time.tokens_per_second()),
-                              choice.fit.needed / 1e9, choice.fit.fits() ? "" : ", which does not fit"));
+                              choice.fit.needed / 0x1p30, choice.fit.fits() ? "" : ", which does not fit"));
         PageRows rows{label_of(choice), {{"step", {}}}};
         std::vector<std::pair<std::string, double>>& parts = rows.rows.front().parts;
         for (const StageTime& stage : choice.time.stages) {
@@ -35,14 +35,15 @@ std::string plan_page(const std::string& model, const std::vector<Choice>& choic
         }
         times.push_back(std::move(rows));
         PageRow bytes{label_of(choice), {}};
-        for (const auto& item : choice.fit.items) bytes.parts.emplace_back(item.category, item.bytes / 1e9);
+        for (const auto& item : choice.fit.items)
+            bytes.parts.emplace_back(item.category, item.bytes / 0x1p30);
         memory.front().rows.push_back(std::move(bytes));
     }
     page.absent("loss", "A plan trains nothing: `fp8flow train` and `validate` do.");
     page.set("stages", bars_json(times, "ms"),
              "Predicted milliseconds of a step by part; what a schedule hides is part of the bars.");
     page.absent("timeline", "`fp8flow profile` with this configuration measures it.");
-    page.set("memory", bars_json(memory, "GB"), "Predicted, of one GPU; the first bar is what it has.");
+    page.set("memory", bars_json(memory, "GiB"), "Predicted, of one GPU; the first bar is what it has.");
     page.absent("routing", "A plan takes the experts as evenly loaded.");
     return page.html();
 }

@@ -79,16 +79,16 @@ std::string memory_picture(const std::string& model, const std::vector<Choice>& 
     BarChart chart;
     chart.title = model + ": memory of a GPU";
     chart.subtitle = shape_of(choices) + subtitle_of(gpu);
-    chart.x_label = "GB; the first bar is what the GPU has for it";
-    chart.unit = " GB";
+    chart.x_label = "GiB; the first bar is what the GPU has for it";
+    chart.unit = " GiB";
     Bar capacity{fmt::format("{}, usable", gpu.sheet.gpu), {}};
-    add_value(chart, capacity, "usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 1e9);
+    add_value(chart, capacity, "usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 0x1p30);
     chart.bars.push_back(capacity);
     for (const Choice& choice : choices) {
         if (!choice.best) continue;
         Bar bar{label_of(choice), {}};
         for (const auto& item : choice.fit.items)
-            if (item.bytes > 0) add_value(chart, bar, item.category, item.bytes / 1e9);
+            if (item.bytes > 0) add_value(chart, bar, item.category, item.bytes / 0x1p30);
         chart.bars.push_back(bar);
     }
     return render(chart);

@@ -17,7 +17,7 @@ using namespace report;
 using nlohmann::ordered_json;
 
 int64_t expert_parallel(const Choice& choice) { return choice.config.parallel.expert_model_parallel_size; }
-double gigabytes(double bytes) { return bytes / 1e9; }
+double gibibytes(double bytes) { return bytes / 0x1p30; }
 
 std::string step_text(double seconds) { return format_fixed(seconds * 1e3, seconds < 0.1 ? 1 : 0); }
 
@@ -27,7 +27,7 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
         {"GPUs"}, {"recipe", Align::left}, {"EP"}, {"DP"}, {"micro-batch"}, {"step ms"}, {"tokens/s"},
         {"MFU"},  {"exposed wire"}};
     if (wide) columns.push_back({"step, per host"});
-    for (const char* name : {"GB a GPU", "of GPU"}) columns.push_back({name});
+    for (const char* name : {"GiB a GPU", "of GPU"}) columns.push_back({name});
     columns.push_back({"fits", Align::left});
     columns.push_back({"basis", Align::left});
     Table table(columns);
@@ -46,7 +46,7 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
             format_percent(c.time.mfu(gpu.sheet), 0),
             format_percent(c.time.exposed / c.time.step, 0)};
         if (wide) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
-        cells.push_back(format_fixed(gigabytes(c.fit.needed), 1));
+        cells.push_back(format_fixed(gibibytes(c.fit.needed), 1));
         cells.push_back(format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0));
         cells.push_back(fit_text(c.fit));
         cells.emplace_back(c.basis(gpu));
@@ -70,7 +70,7 @@ std::string memory_table(const std::vector<Choice>& choices) {
             if (item.bytes > 0 &&
                 std::find(categories.begin(), categories.end(), item.category) == categories.end())
                 categories.push_back(item.category);
-    std::vector<Table::Column> columns = {{"memory, GB", Align::left}};
+    std::vector<Table::Column> columns = {{"memory, GiB", Align::left}};
     for (const Choice* choice : best_of(choices))
         columns.push_back({fmt::format("{} {}", choice->gpus, recipe_name(choice->config.precision.recipe))});
     Table table(columns);
@@ -80,7 +80,7 @@ std::string memory_table(const std::vector<Choice>& choices) {
             double bytes = 0;
             for (const auto& item : choice->fit.items)
                 if (item.category == category) bytes += item.bytes;
-            cells.push_back(bytes > 0 ? format_fixed(gigabytes(bytes), 2) : "-");
+            cells.push_back(bytes > 0 ? format_fixed(gibibytes(bytes), 2) : "-");
         }
         table.add_row(cells);
     }
@@ -222,8 +222,8 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
             "GPU assumed\n",
             step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
     if (c.fit.fits())
-        return out + fmt::format("  fits: {:.1f} GB of {:.1f} usable\n", gigabytes(c.fit.needed),
-                                 gigabytes(c.fit.usable));
+        return out + fmt::format("  fits: {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),
+                                 gibibytes(c.fit.usable));
     return out + consumers_text(c.fit, gpu.sheet);
 }
 

@@ -37,10 +37,10 @@ std::string shortage_text(const Config& config, int64_t ranks, double free, cons
     if (fit.fits()) return "";
     std::string consumers;
     for (const Consumer& consumer : fit.largest)
-        consumers += fmt::format("{}{} {:.2f} GB ({})", consumers.empty() ? "" : ", ", consumer.item.category,
-                                 consumer.item.bytes / 1e9, consumer.key);
-    return fmt::format("a rank needs {:.2f} GB and rank {} has {:.2f} GB free within {}; most take: {}; {}",
-                       fit.needed / 1e9, rank, free / 1e9, limit, consumers,
+        consumers += fmt::format("{}{} {:.2f} GiB ({})", consumers.empty() ? "" : ", ",
+                                 consumer.item.category, consumer.item.bytes / 0x1p30, consumer.key);
+    return fmt::format("a rank needs {:.2f} GiB and rank {} has {:.2f} GiB free within {}; most take: {}; {}",
+                       fit.needed / 0x1p30, rank, free / 0x1p30, limit, consumers,
                        fit.settings.empty() ? std::string("no key alone makes it fit on so many ranks")
                                             : fmt::format("it fits with {}", fmt::join(fit.settings, ", ")));
 }

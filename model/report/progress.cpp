@@ -20,6 +20,25 @@ std::string format_timestamp(std::chrono::system_clock::time_point time) {
 }
 
 std::string format_step_line(const StepLine& line) {
+    std::string text = fmt::format(" iteration {:>{}}/{}", line.iteration,
+                                   std::to_string(line.train_iters).size(), line.train_iters);
+    const auto field = [&text](const std::string& name, const std::string& value) {
+        text += " | " + name + (name.empty() ? "" : " ") + value;
+    };
+    if (!line.losses.empty()) field(line.losses.front().first, format_fixed(line.losses.front().second, 4));
+    if (line.grad_norm) field("grad norm", format_fixed(*line.grad_norm, 3));
+    if (line.learning_rate) field("lr", format_scientific(*line.learning_rate, 2));
+    if (line.elapsed_ms) field("", format_duration(*line.elapsed_ms * 1e-3));
+    if (line.tokens_per_second && line.tflops_per_gpu)
+        field("", fmt::format("{} tok/s, {:.3g} TFLOP/s a GPU", format_si(*line.tokens_per_second),
+                              *line.tflops_per_gpu));
+    if (line.load) field("load", format_fixed(*line.load, 2));
+    if (line.dead_experts > 0) field("dead", std::to_string(line.dead_experts));
+    if (line.eta_seconds) field("ETA", format_clock(*line.eta_seconds));
+    return text;
+}
+
+std::string format_megatron_line(const StepLine& line) {
     std::string text = fmt::format(" [{}] iteration {:>8}/{:>8}", format_timestamp(line.time), line.iteration,
                                    line.train_iters);
     const auto field = [&text](const std::string& name, const std::string& value) {
@@ -42,7 +61,9 @@ std::string format_step_line(const StepLine& line) {
     if (line.skipped_iterations)
         field("number of skipped iterations", fmt::format("{:>3}", *line.skipped_iterations));
     if (line.nan_iterations) field("number of nan iterations", fmt::format("{:>3}", *line.nan_iterations));
-    for (const auto& [name, value] : line.extra) field(name, value);
+    if (line.load) field("load max/mean", format_fixed(*line.load, 2));
+    if (line.dead_experts > 0) field("dead experts", std::to_string(line.dead_experts));
+    if (line.redone > 0) field("redone", std::to_string(line.redone));
     if (line.eta_seconds) field("ETA", format_clock(*line.eta_seconds));
     return text + " |";
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The line that a step prints, with Megatron-LM's field names, order and " | " separators, so that scripts
-// which grep its logs work on ours; and the estimate of the time left. Read next: table.h.
+// The line that a step prints: a short one, and one with Megatron-LM's field names, order and " | "
+// separators, so that scripts which grep its logs work on ours; and the estimate of the time left. Read next:
+// table.h.
 #pragma once
 
 #include <chrono>
@@ -28,11 +29,17 @@ struct StepLine {
     std::optional<double> grad_norm = {};
     std::optional<int64_t> skipped_iterations = {};
     std::optional<int64_t> nan_iterations = {};
-    std::vector<std::pair<std::string, std::string>> extra = {};  // e.g. {"load max/mean", "1.31"}
+    std::optional<double> load = {};  // fullest expert over the mean, of the worst layer
+    int64_t dead_experts = 0;         // without a token
+    int64_t redone = 0;               // times
     std::optional<double> eta_seconds = {};
 };
 
+// At most kStepColumns columns with up to 9,999,999 iterations and 99 h left; throughput is that of a GPU.
+// " iteration  10/100 | lm loss 4.1234 | grad norm 1.250 | lr 5.00E-05 | 812 ms | 2.52 k tok/s, ..."
+constexpr size_t kStepColumns = 160;
 std::string format_step_line(const StepLine& line);
+std::string format_megatron_line(const StepLine& line);
 
 // "2026-11-20 13:00:00", local time.
 std::string format_timestamp(std::chrono::system_clock::time_point time);

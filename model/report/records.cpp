@@ -4,6 +4,7 @@
 
 #include "model/safetensors/json.h"
 
+#include <algorithm>
 #include <istream>
 #include <string>
 
@@ -32,7 +33,59 @@ nlohmann::json parse_record(const std::string& line) {
     }
 }
 
+// Adds what is below `value` to `out`.
+void flatten(nlohmann::json& out, std::string name, const nlohmann::json& value) {
+    const auto plain = [](char c) {
+        return (c >= '0' && c <= '9') || (c >= 'A' && c <= 'Z') || (c >= 'a' && c <= 'z');
+    };
+    std::replace_if(
+        name.begin(), name.end(), [&](char c) { return !plain(c); }, '_');
+    if (!value.is_object()) {
+        out[name] = value;
+        return;
+    }
+    for (const auto& [key, below] : value.items()) flatten(out, name + "_" + key, below);
+}
+
+// An object a layer becomes an array a name.
+void add_load(nlohmann::json& out, const nlohmann::json& load) {
+    constexpr std::pair<const char*, const char*> kNames[] = {{"layer", "moe_layers"},
+                                                              {"max", "load_max"},
+                                                              {"min", "load_min"},
+                                                              {"cv", "load_cv"},
+                                                              {"dead", "dead_experts"}};
+    for (const auto& [old, name] : kNames) {
+        nlohmann::json values = nlohmann::json::array();
+        for (const nlohmann::json& layer : load)
+            values.push_back(layer.is_object() && layer.contains(old) ? layer[old] : nlohmann::json(nullptr));
+        out[name] = std::move(values);
+    }
+}
+
 }  // namespace
+
+nlohmann::json flat(const nlohmann::json& record) {
+    nlohmann::json out = nlohmann::json::object();
+    for (const auto& [key, value] : record.items()) flatten(out, key, value);
+    return out;
+}
+
+nlohmann::json record_of_today(const nlohmann::json& record) {
+    if (record.contains("type")) return record;
+    nlohmann::json out = nlohmann::json::object();
+    for (const auto& [key, value] : record.items()) {
+        if (key == "load" && value.is_array())
+            add_load(out, value);
+        else if (key == "iteration-time")
+            flatten(out, "seconds", value);
+        else if (key == "TFLOP/s per rank")
+            flatten(out, "tflops_per_gpu", value);
+        else
+            flatten(out, key, value);
+    }
+    out["type"] = record.contains("held-out loss") ? "evaluation" : "step";
+    return out;
+}
 
 std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps) {
     std::vector<nlohmann::json> records;
@@ -46,7 +99,7 @@ std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps) {
         of_iteration = iteration == last ? of_iteration + 1 : 1;
         if (iteration < last || iteration > steps || of_iteration > kMaxRecordsOfIteration) break;
         last = iteration;
-        records.push_back(std::move(record));
+        records.push_back(record_of_today(record));
     }
     return records;
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// metrics.jsonl of an earlier run, which a resumed run continues.
+// The records of metrics.jsonl: flat names, a `type` in each, and reading those of an earlier run, which a
+// resumed run continues.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -9,8 +10,17 @@
 
 namespace fp8flow::report {
 
-// The records of `lines` up to iteration `steps`. Reading ends before the first line that is none: damaged,
-// longer than 1 MiB, nested deeply, out of order, or one too many of its iteration.
+// `record` with one level of names of letters, digits and '_': {"wire bytes": {"fc2 dgrad": 1}} becomes
+// {"wire_bytes_fc2_dgrad": 1}.
+nlohmann::json flat(const nlohmann::json& record);
+
+// A record as it is written today. Those of version 0.x had no `type`, names with spaces and values in
+// levels; docs/usage/train.md has the names of both.
+nlohmann::json record_of_today(const nlohmann::json& record);
+
+// The records of `lines` as they are written today, up to iteration `steps`. Reading ends before the first
+// line that is none: damaged, longer than 1 MiB, nested deeply, out of order, or one too many of its
+// iteration.
 std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps);
 
 }  // namespace fp8flow::report

@@ -24,9 +24,17 @@ using namespace data;
 using namespace plan;
 
 void RunLog::line(std::string_view text) {
+    write(text, terminal_.detail != Terminal::Detail::quiet || text.starts_with("warning:"));
+}
+
+void RunLog::result(std::string_view text) { write(text, true); }
+
+void RunLog::write(std::string_view text, bool shown) {
     if (!speaks_) return;
-    fmt::print("{}\n", text);
-    std::fflush(stdout);
+    if (shown) {
+        fmt::print("{}\n", terminal_.color ? colored(text) : text);
+        std::fflush(stdout);
+    }
     if (file_)
         file_->write_line(text);
     else
@@ -202,15 +210,47 @@ std::string room_text(const Config& config, const StepResult& result, const Trai
         static_cast<double>(room.layer) / mean, room.together);
 }
 
-std::string command_line(std::string_view command, std::string_view config_path, int world_size) {
+std::string shell_word(const std::string& argument) {
+    constexpr std::string_view kPlain =
+        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
+    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) return argument;
+    std::string text = "'";
+    for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+    return text + "'";
+}
+
+std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
+                         int64_t world_size) {
     std::error_code error;
     std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
     if (error) program = "fp8flow";
     const std::filesystem::path near = program.lexically_proximate(std::filesystem::current_path(error));
-    if (!near.empty() && near.begin()->string() != "..") program = near;
-    return fmt::format("mpirun -n {} --quiet --oversubscribe --bind-to none {}{} {} {}", world_size,
-                       ::geteuid() == 0 ? "--allow-run-as-root " : "", program.string(), command,
-                       config_path);
+    if (!near.empty() && near.begin()->string() != ".." && near.has_parent_path()) program = near;
+    std::string text = world_size == 1
+                           ? ""
+                           : fmt::format("mpirun -n {} --quiet --oversubscribe --bind-to none {}", world_size,
+                                         ::geteuid() == 0 ? "--allow-run-as-root " : "");
+    text += shell_word(program.string()) + " " + std::string(command);
+    for (const std::string& argument : arguments) text += " " + shell_word(argument);
+    return text;
+}
+
+std::string next_text(const std::vector<NextStep>& steps) {
+    size_t width = 0;
+    for (const NextStep& step : steps) width = std::max(width, step.what.size());
+    std::string text;
+    for (const NextStep& step : steps)
+        text += fmt::format("{}  {:<4}  {:<{}}  {}", text.empty() ? "" : "\n", text.empty() ? "next" : "",
+                            step.what, width, step.command);
+    return text;
+}
+
+std::string config_of_run(const std::string& config_path, const std::string& hf_config,
+                          const std::vector<std::string>& overrides, const std::string& out) {
+    const bool changed = std::any_of(overrides.begin(), overrides.end(), [](const std::string& setting) {
+        return !setting.starts_with("output.out=");
+    });
+    return changed || !hf_config.empty() || config_path.empty() ? out + "/config.yaml" : config_path;
 }
 
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size) {
@@ -236,7 +276,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
 }
 
 std::string step_line(const Config& config, const StepResult& result, int world_size,
-                      std::optional<double> eta_seconds) {
+                      std::optional<double> eta_seconds, Terminal::Detail detail) {
     StepLine line;
     line.time = std::chrono::system_clock::now();
     line.iteration = result.step + 1;
@@ -256,11 +296,11 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     line.skipped_iterations = result.skipped.empty() ? 0 : 1;
     line.nan_iterations = std::isfinite(result.lm_loss) && std::isfinite(result.grad_norm) ? 0 : 1;
     const LoadSummary load = worst_load(result);
-    line.extra = {{"load max/mean", fmt::format("{:.2f}", load.max)}};
-    if (load.dead > 0) line.extra.push_back({"dead experts", fmt::format("{}", load.dead)});
-    if (result.redone > 0) line.extra.push_back({"redone", fmt::format("{}", result.redone)});
+    if (!result.load.empty()) line.load = load.max;
+    line.dead_experts = load.dead;
+    line.redone = result.redone;
     line.eta_seconds = eta_seconds;
-    return format_step_line(line);
+    return detail == Terminal::Detail::verbose ? format_megatron_line(line) : format_step_line(line);
 }
 
 double tflops_per_rank(const Config& config, const StepResult& result, int world_size) {
@@ -268,33 +308,51 @@ double tflops_per_rank(const Config& config, const StepResult& result, int world
 }
 
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size) {
-    nlohmann::json record = {{"iteration", result.step + 1},
-                             {"lm loss", result.lm_loss},
+    const double tokens = static_cast<double>(result.tokens) / result.seconds;
+    const double tflops = tflops_per_rank(config, result, world_size);
+    nlohmann::json record = {{"type", "step"},
+                             {"iteration", result.step + 1},
+                             {"lm_loss", result.lm_loss},
                              {"load_balancing_loss", result.balancing_loss},
                              {"z_loss", result.z_loss},
-                             {"grad norm", result.grad_norm},
-                             {"learning rate", result.learning_rate},
-                             {"iteration-time", result.seconds},
+                             {"grad_norm", result.grad_norm},
+                             {"learning_rate", result.learning_rate},
+                             {"seconds", result.seconds},
                              {"tokens", result.tokens},
-                             {"tokens per second", static_cast<double>(result.tokens) / result.seconds},
-                             {"TFLOP/s per rank", tflops_per_rank(config, result, world_size)},
-                             {"stage seconds", result.stage_seconds},
-                             {"wire bytes",
-                              {{"routing", result.wire.routing},
-                               {"dispatch", result.wire.dispatch},
-                               {"combine", result.wire.combine}}},
+                             {"tokens_per_second", tokens},
+                             {"tokens_per_second_per_gpu", tokens / world_size},
+                             {"tflops", tflops * world_size},
+                             {"tflops_per_gpu", tflops},
+                             {"wire_bytes_routing", result.wire.routing},
+                             {"wire_bytes_dispatch", result.wire.dispatch},
+                             {"wire_bytes_combine", result.wire.combine},
                              {"casts", result.casts},
-                             {"activation bytes", result.peak_bytes},
+                             {"activation_bytes", result.peak_bytes},
                              {"redone", result.redone},
-                             {"redo seconds", result.redo_seconds}};
+                             {"redo_seconds", result.redo_seconds}};
+    record.update(flat({{"stage_seconds", result.stage_seconds}}));
     if (!result.skipped.empty()) record["skipped"] = result.skipped;
-    for (const LayerLoad& load : result.load)
-        record["load"].push_back({{"layer", load.layer},
-                                  {"max", load.max},
-                                  {"min", load.min},
-                                  {"cv", load.cv},
-                                  {"dead", load.dead_experts}});
+    for (const LayerLoad& load : result.load) {
+        record["moe_layers"].push_back(load.layer);
+        record["load_max"].push_back(load.max);
+        record["load_min"].push_back(load.min);
+        record["load_cv"].push_back(load.cv);
+        record["dead_experts"].push_back(load.dead_experts);
+    }
     return record;
+}
+
+nlohmann::json run_json(int64_t first_iteration, const Provenance& provenance) {
+    nlohmann::json record = {{"type", "run"}, {"iteration", first_iteration}};
+    add_provenance(record, provenance);
+    return flat(record);
+}
+
+nlohmann::json evaluation_json(int64_t iteration, double nats) {
+    return {{"type", "evaluation"},
+            {"iteration", iteration},
+            {"held_out_loss", nats},
+            {"bits", nats / std::log(2.0)}};
 }
 
 std::string counted(int64_t count, std::string_view noun) {
@@ -308,6 +366,32 @@ std::string data_text(const Config& config, const TokenSource& data) {
     return fmt::format("{}; {} read {} tokens, {:.3g} epochs", data.description(),
                        counted(t.train_iters, "iteration"), samples * config.model.seq_length,
                        static_cast<double>(samples) / static_cast<double>(epoch));
+}
+
+std::vector<std::string> data_warnings(const Config& config, const TokenSource& data) {
+    constexpr double kManyEpochs = 10, kFarOff = 3;
+    const TrainingSpec& t = config.training;
+    const int64_t trained = data.samples_per_epoch(Split::train);
+    if (trained == kUnlimited) return {};
+    std::vector<std::string> warnings;
+    const double epochs =
+        static_cast<double>(t.train_iters * t.global_batch_size) / static_cast<double>(trained);
+    if (epochs > kManyEpochs)
+        warnings.push_back(fmt::format(
+            "warning: this run reads its data {:.0f} times and will learn it by heart: give more of it "
+            "(data.data_path), or lower training.train_iters to {}",
+            epochs, std::max<int64_t>(1, trained / t.global_batch_size)));
+    const double wanted = config.data.held_out_fraction;
+    if (config.data.data_kind != DataKind::text || !(wanted > 0)) return warnings;
+    const auto held_out = static_cast<double>(data.samples_per_epoch(Split::held_out));
+    const double share = held_out / (held_out + static_cast<double>(trained));
+    if (share > kFarOff * wanted || share < wanted / kFarOff)
+        warnings.push_back(
+            fmt::format("warning: {:.2g} % of the text is held out, though data.held_out_fraction is {}: "
+                        "whole files are, "
+                        "and one is much larger than the others; divide it, or name more files",
+                        100 * share, wanted));
+    return warnings;
 }
 
 std::string evaluation_text(const Config& config, double nats) {

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "model/base/output.h"
+#include "model/base/provenance.h"
 #include "model/config/config.h"
+#include "model/report/terminal.h"
 #include "model/train/trainer.h"
 
 #include <nlohmann/json.hpp>
@@ -17,16 +19,23 @@
 namespace fp8flow::report {
 
 // Prints on the first rank and appends to <out>/<name>; silent elsewhere. The file is not touched before
-// open(), which writes what was said by then: a run opens it when it is sure to start.
+// open(), which writes what was said by then: a run opens it when it is sure to start. A quiet terminal shows
+// warnings and results; the file has every line.
 class RunLog {
 public:
-    explicit RunLog(int rank) : speaks_(rank == 0) {}
+    RunLog(int rank, Terminal terminal) : speaks_(rank == 0), terminal_(terminal) {}
     void line(std::string_view text);
+    void result(std::string_view text);  // what the run was started for
     void open(const OutputFolder& folder, std::string_view name,
               LineFile::Start start = LineFile::Start::truncate);
 
+    Terminal::Detail detail() const { return terminal_.detail; }
+
 private:
+    void write(std::string_view text, bool shown);
+
     bool speaks_;
+    Terminal terminal_;
     std::vector<std::string> kept_;
     std::optional<LineFile> file_;
 };
@@ -41,6 +50,8 @@ LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::js
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size);
 // What the data is and how often the iterations of this run go through it.
 std::string data_text(const Config& config, const data::TokenSource& data);
+// What is wrong with it: too small for the run, or divided unevenly.
+std::vector<std::string> data_warnings(const Config& config, const data::TokenSource& data);
 
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
@@ -69,14 +80,29 @@ nlohmann::json redone_json(const RedoneSteps& steps);
 // What a step that was done again leads to: the room for rows from here on.
 std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room);
 
-// How to start `command` on a configuration as this run was started, ready to be typed.
-std::string command_line(std::string_view command, std::string_view config_path, int world_size);
+// An argument as a shell takes it.
+std::string shell_word(const std::string& argument);
+// How to start `command` with these arguments as this run was started, ready to be typed.
+std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
+                         int64_t world_size);
+// What to do next, by what it does.
+struct NextStep {
+    std::string what, command;
+};
+std::string next_text(const std::vector<NextStep>& steps);
+// The configuration of a run for such a command: the file that it read, or where more than --out came after
+// the file, the one below `out` that has every key.
+std::string config_of_run(const std::string& config_path, const std::string& hf_config,
+                          const std::vector<std::string>& overrides, const std::string& out);
 
 double tflops_per_rank(const Config& config, const StepResult& result, int world_size);  // model FLOPs
+// Records of metrics.jsonl (docs/usage/train.md): a step, an evaluation, and the start of a run.
 nlohmann::json step_json(const Config& config, const StepResult& result, int world_size);
-// One Megatron-style line.
+nlohmann::json evaluation_json(int64_t iteration, double nats);
+nlohmann::json run_json(int64_t first_iteration, const Provenance& provenance);
+// One line; verbose: with Megatron-LM's fields.
 std::string step_line(const Config& config, const StepResult& result, int world_size,
-                      std::optional<double> eta_seconds);
+                      std::optional<double> eta_seconds, Terminal::Detail detail);
 // "1 rank", "2 ranks"
 std::string counted(int64_t count, std::string_view noun);
 // "held-out loss 2.10 nats = 3.03 bits per byte"

@@ -148,11 +148,7 @@ TEST_F(Slurm, AJobStopsBeforeItsLimitGoesBackToTheQueueAndResumes) {
     const CommandResult straight = run("8", job + " --set training.train_iters=" + lines[3]);
     ASSERT_EQ(straight.status, 0) << straight.out << straight.err;
     const auto losses = [&](const std::string& number) {
-        std::vector<double> losses;
-        for (const std::string& line :
-             lines_of(read_whole(folder_.path("runs/slurm-" + number + "/metrics.jsonl"))))
-            losses.push_back(nlohmann::json::parse(line).at("lm loss"));
-        return losses;
+        return losses_of(folder_.path("runs/slurm-" + number));
     };
     EXPECT_EQ(losses("7"), losses("8"));
     EXPECT_EQ(losses("7").size(), static_cast<size_t>(std::stoll(lines[3])));

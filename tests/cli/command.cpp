@@ -13,6 +13,7 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -155,6 +156,28 @@ std::vector<std::string> lines_of(const std::string& text) {
         lines.push_back(line);
     }
     return lines;
+}
+
+std::vector<nlohmann::json> metrics_of(const std::string& out, const std::string& type) {
+    std::vector<nlohmann::json> records;
+    for (const std::string& line : lines_of(read_whole(out + "/metrics.jsonl"))) {
+        auto record = nlohmann::json::parse(line);
+        const std::string own = record.value("type", "none");
+        EXPECT_TRUE(own == "run" || own == "step" || own == "evaluation") << line;
+        EXPECT_TRUE(record.contains("iteration")) << line;
+        for (const auto& [name, value] : record.items()) {
+            EXPECT_EQ(name.find_first_of(" /-.,"), std::string::npos) << name;
+            EXPECT_FALSE(value.is_object()) << name;
+        }
+        if (type.empty() ? own != "run" : own == type) records.push_back(std::move(record));
+    }
+    return records;
+}
+
+std::vector<double> losses_of(const std::string& out) {
+    std::vector<double> losses;
+    for (const nlohmann::json& record : metrics_of(out, "step")) losses.push_back(record.at("lm_loss"));
+    return losses;
 }
 
 std::vector<std::string> error_lines(const std::string& text) {

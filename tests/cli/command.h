@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Runs the built program as a user does: a command line in; exit status, both outputs and wall time out.
-// Every wait has a deadline.
+// Runs the built program as a user does: a command line in; exit status, both outputs, wall time and the
+// records of its steps out. Every wait has a deadline.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -55,5 +56,10 @@ std::string config_file(const std::string& name);  // configs/NAME.yaml of the s
 // The lines of `text` that begin with "fp8flow: error:".
 std::vector<std::string> error_lines(const std::string& text);
 std::vector<std::string> lines_of(const std::string& text);
+
+// The records of out/metrics.jsonl of a type: run, step or evaluation; empty: of every type but run, which
+// says who ran it and when. Each is checked for its form: a type, flat names without spaces.
+std::vector<nlohmann::json> metrics_of(const std::string& out, const std::string& type = "");
+std::vector<double> losses_of(const std::string& out);
 
 }  // namespace fp8flow

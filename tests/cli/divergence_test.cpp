@@ -26,11 +26,9 @@ Texts train(const std::string& out, const Texts& settings, const Texts& more = {
 
 Texts numbers_of(const std::string& out) {
     Texts numbers;
-    for (const std::string& line : lines_of(read_whole(out + "/metrics.jsonl"))) {
-        const auto record = nlohmann::json::parse(line);
-        numbers.push_back(record["iteration"].dump() + " " + record["lm loss"].dump() + " " +
-                          record["grad norm"].dump());
-    }
+    for (const nlohmann::json& record : metrics_of(out, "step"))
+        numbers.push_back(record.at("iteration").dump() + " " + record.at("lm_loss").dump() + " " +
+                          record.at("grad_norm").dump());
     return numbers;
 }
 
@@ -107,10 +105,10 @@ TEST(Divergence, SkipsAreCountedAndEnd) {
                     "warning: iteration 4 is skipped, its update is not applied: the norm of the gradients");
     expect_contains(run.err, "step 5: ");
     expect_contains(run.err, "nor were 3 before it");
-    const Texts lines = lines_of(read_whole(folder.path("out") + "/metrics.jsonl"));
-    ASSERT_EQ(lines.size(), 4u);
-    EXPECT_FALSE(nlohmann::json::parse(lines[0]).contains("skipped"));
-    expect_contains(nlohmann::json::parse(lines[3]).at("skipped"), "training.grad_norm_limit");
+    const std::vector<nlohmann::json> steps = metrics_of(folder.path("out"), "step");
+    ASSERT_EQ(steps.size(), 4u);
+    EXPECT_FALSE(steps[0].contains("skipped"));
+    expect_contains(steps[3].at("skipped"), "training.grad_norm_limit");
 }
 
 TEST(Divergence, WantsACheckpointToGoBackTo) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A job of several ranks ends as one: one report, the exit status of its class, within seconds, nobody left
-// behind.
+// behind. And how a process starts: OpenMP's threads wait without spinning unless the user chose otherwise,
+// and the program that has started itself again for that is the one that was started.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -10,6 +11,7 @@
 #include <algorithm>
 #include <chrono>
 #include <fstream>
+#include <regex>
 #include <thread>
 
 namespace fp8flow {
@@ -55,7 +57,7 @@ protected:
                                 folder_.path("out"), "--set", "training.train_iters=1000000", "--set",
                                 "parallel.peer_deadline_seconds=" + deadline_seconds}),
             "");
-        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration        2/") == std::string::npos; ++i)
+        for (int i = 0; i < 6000 && run_->out_so_far().find("iteration       2/") == std::string::npos; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
         ranks_ = ranks_below(run_->pid());
         ASSERT_EQ(ranks_.size(), static_cast<size_t>(ranks)) << run_->out_so_far();
@@ -138,6 +140,44 @@ TEST_F(LongRun, StoppedRankIsNamedAtTheDeadline) {
     expect_one_report(result, ExitCode::peer, "no answer from rank");
     expect_contains(result.err, "parallel.peer_deadline_seconds");
     expect_all_gone();
+}
+
+// The program in an environment without a choice, but for these variables. What OpenMP read of it is on
+// standard error, once for each start.
+CommandResult started(const std::vector<std::string>& environment,
+                      const std::vector<std::string>& arguments) {
+    std::vector<std::string> line = {
+        "env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT", "OMP_DISPLAY_ENV=true"};
+    line.insert(line.end(), environment.begin(), environment.end());
+    line.emplace_back(FP8FLOW_EXECUTABLE);
+    line.insert(line.end(), arguments.begin(), arguments.end());
+    return RunningCommand(line, "").wait(60);
+}
+
+std::vector<std::string> policies(const CommandResult& result) {
+    const std::regex policy("OMP_WAIT_POLICY *= *'([A-Z]*)'");
+    std::vector<std::string> found;
+    for (std::sregex_iterator at(result.err.begin(), result.err.end(), policy), end; at != end; ++at)
+        found.push_back((*at)[1]);
+    return found;
+}
+
+TEST(Threads, WaitPassivelyUnlessToldOtherwise) {
+    const CommandResult ours = started({}, {"--version"});
+    EXPECT_EQ(ours.status, 0) << ours.err;
+    expect_contains(ours.out, "fp8flow ");
+    ASSERT_EQ(policies(ours).size(), 2u) << ours.err;
+    EXPECT_EQ(policies(ours).back(), "PASSIVE");
+    EXPECT_EQ(policies(started({"OMP_WAIT_POLICY=active"}, {"--version"})),
+              std::vector<std::string>{"ACTIVE"});
+    EXPECT_EQ(policies(started({"GOMP_SPINCOUNT=1000"}, {"--version"})).size(), 1u);
+}
+
+TEST(Threads, ArgumentsAndExitStatusSurviveTheSecondStart) {
+    const CommandResult refused = started({}, {"train", "no such file.yaml", "--set", ""});
+    EXPECT_EQ(refused.status, 2);
+    ASSERT_EQ(error_lines(refused.err).size(), 1u);
+    expect_contains(refused.err, "no such file.yaml: got no such file");
 }
 
 }  // namespace

@@ -94,10 +94,10 @@ TEST(Memory, WhatARedoneStepLostIsReported) {
     EXPECT_EQ(memory.at("routed rows of a layer, most used"), 2 * 2 * 256);
     EXPECT_GE(memory.at("routed rows of a layer, reserved"), 2 * 2 * 256);
     EXPECT_GE(memory.at("workspace, reserved"), memory.at("workspace, used"));
-    const Texts records = lines_of(read_whole(folder.path("out") + "/metrics.jsonl"));
-    EXPECT_EQ(nlohmann::json::parse(records[0]).at("redone"), 1);
-    EXPECT_EQ(nlohmann::json::parse(records[0]).at("redo seconds"), memory.at("redone").at("seconds lost"));
-    EXPECT_EQ(nlohmann::json::parse(records[1]).at("redo seconds"), 0);
+    const std::vector<nlohmann::json> steps = metrics_of(folder.path("out"), "step");
+    EXPECT_EQ(steps.at(0).at("redone"), 1);
+    EXPECT_EQ(steps.at(0).at("redo_seconds"), memory.at("redone").at("seconds lost"));
+    EXPECT_EQ(steps.at(1).at("redo_seconds"), 0);
 }
 
 }  // namespace

@@ -92,7 +92,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
                                              folder.path());
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part : {"A prediction for the H200, calibrated 2026-11-22 from profile_deepseek_v3.json",
-                             "mean error", "one MoE layer and micro-batch", "fits: 55.3 GB"})
+                             "mean error", "one MoE layer and micro-batch", "fits: 51.5 GiB"})
         expect_contains(plan.out, part);
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
     for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
@@ -105,7 +105,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     for (const char* picture : {"plans/four_memory.svg", "plans/four_time.svg"})
         expect_contains(read_whole(folder.path(picture)), "<svg");
     const auto page = expect_report_page(read_whole(folder.path("plans/report.html")));
-    EXPECT_EQ(page.at("sections").at("memory").at("data").at("unit"), "GB");
+    EXPECT_EQ(page.at("sections").at("memory").at("data").at("unit"), "GiB");
 }
 
 TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {
@@ -145,6 +145,13 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part : {"uncalibrated: datasheet of the H100", "Does not fit", "Largest:"})
         expect_contains(plan.out, part);
+    const CommandResult profile =
+        fp8flow_alone({"profile", "--hf-config", "config.json", "--steps", "1", "--set", "num_layers=1",
+                       "--set", "hidden_size=128", "--set", "moe_ffn_hidden_size=128", "--set",
+                       "seq_length=16", "--set", "num_attention_heads=2", "--set", "num_query_groups=2"},
+                      folder.path());
+    ASSERT_EQ(profile.status, 0) << profile.err;
+    expect_contains(profile.out, "layer");
     const CommandResult neither = fp8flow_alone({"plan", "--gpus", "16"});
     EXPECT_EQ(neither.status, 2);
     expect_contains(neither.err, "want a configuration, or --hf-config");

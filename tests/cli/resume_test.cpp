@@ -30,11 +30,10 @@ Texts train(const std::string& out, int ranks, const Texts& more = {}, const Tex
 // What does not depend on the clock: iteration, losses, norms.
 Texts numbers_of(const std::string& out) {
     Texts numbers;
-    for (const std::string& line : lines_of(read_whole(out + "/metrics.jsonl"))) {
-        const auto record = nlohmann::json::parse(line);
+    for (const nlohmann::json& record : metrics_of(out)) {
         std::string text;
         for (const char* key :
-             {"iteration", "lm loss", "load_balancing_loss", "grad norm", "learning rate", "held-out loss"})
+             {"iteration", "lm_loss", "load_balancing_loss", "grad_norm", "learning_rate", "held_out_loss"})
             if (record.contains(key)) text += std::string(key) + " " + record[key].dump() + ", ";
         numbers.push_back(text);
     }

@@ -111,7 +111,7 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
                                                folder_.path());
     EXPECT_EQ(second.status, 0) << second.err;
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000002"}));
-    EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 2u);
+    EXPECT_EQ(losses_of(folder_.path("out")).size(), 2u);
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
     for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
         const CommandResult both =
@@ -131,11 +131,11 @@ TEST_F(RunFolders, ResumedFromElsewhere) {
     line.insert(line.end(), {"--resume", "from/checkpoints/step_00000002"});
     ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
     EXPECT_EQ(tree_of(folder_.path("out")), before);
-    EXPECT_EQ(lines_of(read_whole(folder_.path("out-2/metrics.jsonl"))).size(), 1u);
+    EXPECT_EQ(losses_of(folder_.path("out-2")).size(), 1u);
     line.push_back("--overwrite");
     const CommandResult replaced = fp8flow_alone(line, folder_.path());
     EXPECT_EQ(replaced.status, 0) << replaced.err;
-    EXPECT_EQ(lines_of(read_whole(folder_.path("out/metrics.jsonl"))).size(), 1u);
+    EXPECT_EQ(losses_of(folder_.path("out")).size(), 1u);
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000003"}));
 }
 
@@ -237,7 +237,7 @@ TEST_F(RunFolders, TwoJobsOverOneFolder) {
         for (const std::string& name : {out, out + "-2"}) {
             const std::string folder = folder_.path(name);
             ASSERT_TRUE(fs::exists(folder + "/memory.json")) << name << first.out << second.out;
-            EXPECT_EQ(lines_of(read_whole(folder + "/metrics.jsonl")).size(), 3u);
+            EXPECT_EQ(losses_of(folder).size(), 3u);
             EXPECT_EQ(names_in(folder + "/checkpoints"),
                       (std::set<std::string>{"step_00000002", "step_00000003"}));
             names = names_in(folder);

@@ -64,12 +64,7 @@ protected:
         EXPECT_EQ(count, 1);
         return step;
     }
-    std::vector<double> losses_of(const std::string& out) {
-        std::vector<double> losses;
-        for (const std::string& line : lines_of(read_whole(folder_.path(out + "/metrics.jsonl"))))
-            losses.push_back(nlohmann::json::parse(line).at("lm loss"));
-        return losses;
-    }
+    std::vector<double> losses_of(const std::string& out) { return fp8flow::losses_of(folder_.path(out)); }
     TemporaryFolder folder_;
 };
 
@@ -96,7 +91,7 @@ TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
         const std::string out = name;
         expect_contains(stopped.out,
                         "stopped by " + out + " after iteration " + std::to_string(step) + " of 1000000");
-        expect_contains(stopped.out, "the same command with --out " + out + " --resume auto");
+        expect_contains(stopped.out, "config.yaml --out " + out + " --resume auto");
         EXPECT_EQ(losses_of(name).size(), static_cast<size_t>(step));
         for (const char* file : {"/loss.svg", "/memory.json", "/train.log", "/config.yaml"})
             EXPECT_TRUE(fs::exists(folder_.path(name + std::string(file)))) << file;
@@ -133,7 +128,7 @@ TEST_F(Stop, WithoutCheckpointsItSaysSo) {
     ASSERT_EQ(::kill(run->pid(), SIGTERM), 0);
     const CommandResult stopped = run->wait(kLongestStop);
     EXPECT_EQ(stopped.status, kStopped) << stopped.err;
-    expect_contains(stopped.out, "no checkpoint to continue from: checkpoint.save_interval is 0");
+    expect_contains(stopped.out, "no checkpoint to continue from: begin again, with some");
 }
 
 // Both come before the end of a step, which takes a second or more.

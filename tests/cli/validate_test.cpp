@@ -123,7 +123,7 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
     std::map<std::string, int> steps;
     for (const std::string& line : lines_of(read_whole(folder.path("out/loss.jsonl")))) {
         const json record = json::parse(line);
-        EXPECT_GT(record.at("lm loss").get<double>(), 0.0);
+        EXPECT_GT(record.at("lm_loss").get<double>(), 0.0);
         ++steps[record.at("arm")];
     }
     EXPECT_EQ(steps,

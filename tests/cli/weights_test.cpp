@@ -32,10 +32,7 @@ Texts train(const std::string& out, Texts settings, const Texts& more = {}) {
     return line;
 }
 
-double first_loss(const std::string& out) {
-    const std::string text = read_whole(out + "/metrics.jsonl");
-    return nlohmann::json::parse(text.substr(0, text.find('\n'))).at("lm loss");
-}
+double first_loss(const std::string& out) { return losses_of(out).at(0); }
 
 TEST(Weights, ARunStartsFromAnExportedModel) {
     const TemporaryFolder folder;

@@ -168,19 +168,22 @@ void RoutingHistory::add(int64_t iteration, std::span<const LayerLoad> load) {
 }
 
 void RoutingHistory::add(const nlohmann::json& record) {
-    if (!record.contains("load") || !record["load"].is_array() || !record.contains("iteration")) return;
+    const auto values = [&](const char* key) -> const nlohmann::json* {
+        return record.contains(key) && record[key].is_array() ? &record[key] : nullptr;
+    };
+    const nlohmann::json* layers = values("moe_layers");
+    if (layers == nullptr || !record.contains("iteration")) return;
+    const auto number = [&](const char* key, size_t i) {
+        const nlohmann::json* all = values(key);
+        return all != nullptr && i < all->size() && (*all)[i].is_number() ? (*all)[i].get<double>() : 0.0;
+    };
     std::vector<LayerLoad> load;
-    for (const nlohmann::json& one : record["load"]) {
-        if (!one.is_object()) return;
-        const auto number = [&](const char* key) {
-            return one.contains(key) && one[key].is_number() ? one[key].get<double>() : 0.0;
-        };
-        load.push_back({.layer = static_cast<int>(number("layer")),
-                        .max = number("max"),
-                        .min = number("min"),
-                        .cv = number("cv"),
-                        .dead_experts = static_cast<int64_t>(number("dead"))});
-    }
+    for (size_t i = 0; i < layers->size(); ++i)
+        load.push_back({.layer = static_cast<int>(number("moe_layers", i)),
+                        .max = number("load_max", i),
+                        .min = number("load_min", i),
+                        .cv = number("load_cv", i),
+                        .dead_experts = static_cast<int64_t>(number("dead_experts", i))});
     add(record["iteration"].get<int64_t>(), load);
 }
 

@@ -24,12 +24,12 @@ TEST(RequireFit, TheLastByteCounts) {
     EXPECT_EQ(shortage_text(config, 8, fit.needed, "GPU memory", 0), "");
     const std::string text = shortage_text(config, 8, fit.needed - 1, "GPU memory", 3);
     expect_contains(text,
-                    fmt::format("a rank needs {:.2f} GB and rank 3 has {:.2f} GB free within GPU memory",
-                                fit.needed / 1e9, fit.needed / 1e9));
+                    fmt::format("a rank needs {:.2f} GiB and rank 3 has {:.2f} GiB free within GPU memory",
+                                fit.needed / 0x1p30, fit.needed / 0x1p30));
     ASSERT_EQ(fit.largest.size(), 5u);
     for (const Consumer& consumer : fit.largest)
-        expect_contains(text, fmt::format("{} {:.2f} GB ({})", consumer.item.category,
-                                          consumer.item.bytes / 1e9, consumer.key));
+        expect_contains(text, fmt::format("{} {:.2f} GiB ({})", consumer.item.category,
+                                          consumer.item.bytes / 0x1p30, consumer.key));
     expect_contains(text, "it fits with ");
     EXPECT_EQ(text.find('\n'), std::string::npos);
     expect_contains(shortage_text(config, 8, 1, "GPU memory", 0), "no key alone makes it fit");
@@ -42,7 +42,7 @@ TEST(RequireFit, RefusesOnAllRanksOrWarns) {
     const BackendChoice backend = choose_backend(BackendKind::reference);
     std::vector<std::string> messages(2);
     run_thread_ranks(2, 60, [&](ProcessGroup& world) {
-        report::RunLog log(1);  // silent
+        report::RunLog log(1, {});  // silent
         require_fit(log, {small, small}, backend, world, 2, WhereShort::refuse);
         require_fit(log, {small, large}, backend, world, 2, WhereShort::warn);
         try {

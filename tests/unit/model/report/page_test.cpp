@@ -90,9 +90,9 @@ TEST(ReportPage, RoutingOfALongRunIsBoundedAndKeepsTheWorst) {
 TEST(ReportPage, RoutingIsReadFromRecords) {
     RoutingHistory routing;
     routing.add(json::parse(R"({"iteration": 3})"));
-    routing.add(json::parse(R"({"iteration": 3, "load": [7]})"));
+    routing.add(json::parse(R"({"iteration": 3, "moe_layers": 7})"));
     EXPECT_TRUE(routing.empty());
-    routing.add(json::parse(R"({"type": "step", "iteration": 4, "load": [{"layer": 2, "max": 1.25}]})"));
+    routing.add(json::parse(R"({"type": "step", "iteration": 4, "moe_layers": [2], "load_max": [1.25]})"));
     EXPECT_EQ(routing.json("run").at("rows")[0][1], "1.25 x");
 }
 

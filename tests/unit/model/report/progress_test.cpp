@@ -2,6 +2,8 @@
 // The step line as scripts grep it, and the estimate of the time left.
 #include "model/report/progress.h"
 
+#include "tests/support/files.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -40,7 +42,7 @@ TEST(StepLine, HasMegatronsFieldsInMegatronsOrder) {
                         .skipped_iterations = 0,
                         .nan_iterations = 0,
                         .eta_seconds = 80.2};
-    EXPECT_EQ(format_step_line(line),
+    EXPECT_EQ(format_megatron_line(line),
               " [2026-11-20 13:00:00] iteration        1/     100 | consumed samples:           16 | "
               "elapsed time per iteration (ms): 123.4 | throughput per GPU (TFLOP/s/GPU): 294.0 | "
               "learning rate: 1.000000E-04 | global batch size:    16 | lm loss: 5.500000E+00 | "
@@ -51,17 +53,50 @@ TEST(StepLine, HasMegatronsFieldsInMegatronsOrder) {
 TEST(StepLine, LeavesOutAbsentFieldsAndShowsOddValues) {
     StepLine line{
         .time = local_time(2026, 1, 2, 3, 4, 5), .iteration = 7, .train_iters = 10, .consumed_samples = 28};
-    EXPECT_EQ(format_step_line(line),
+    EXPECT_EQ(format_megatron_line(line),
               " [2026-01-02 03:04:05] iteration        7/      10 | consumed samples:           28 |");
     line.tflops_per_gpu = 0.01234;
     line.tokens_per_second = 1234.56;
     line.losses = {{"lm loss", std::nan("")}};
-    line.extra = {{"load max/mean", "1.31"}};
-    EXPECT_EQ(format_step_line(line),
+    line.load = 1.31;
+    EXPECT_EQ(format_megatron_line(line),
               " [2026-01-02 03:04:05] iteration        7/      10 | consumed samples:           28 | "
               "throughput per GPU (TFLOP/s/GPU): 0.0123 | token throughput per GPU (tokens/s/GPU): 1234.6 | "
               "lm loss: nan | "
               "load max/mean: 1.31 |");
+}
+
+TEST(StepLine, IsShortAndFitsATerminal) {
+    StepLine line{.iteration = 7,
+                  .train_iters = 150,
+                  .elapsed_ms = 812.34,
+                  .tflops_per_gpu = 0.01234,
+                  .tokens_per_second = 2521.9,
+                  .learning_rate = 5e-5,
+                  .losses = {{"lm loss", 1.76581}, {"load_balancing_loss", 1.06}},
+                  .grad_norm = 0.5123,
+                  .load = 1.204,
+                  .eta_seconds = 80.2};
+    EXPECT_EQ(format_step_line(line),
+              " iteration   7/150 | lm loss 1.7658 | grad norm 0.512 | lr 5.00E-05 | 812 ms | 2.52 k tok/s, "
+              "0.0123 TFLOP/s a GPU | load 1.20 | ETA 0:01:20");
+    line.losses.front().second = std::nan("");
+    expect_contains(format_step_line(line), "| lm loss nan |");
+    line = {.iteration = 9999999,
+            .train_iters = 9999999,
+            .elapsed_ms = 99.9e3,
+            .tflops_per_gpu = 512,
+            .tokens_per_second = 99999,
+            .learning_rate = 5e-5,
+            .losses = {{"lm loss", 11.76581}, {"load_balancing_loss", 1.06}, {"z_loss", 1}},
+            .grad_norm = 99.5123,
+            .skipped_iterations = 1,
+            .nan_iterations = 1,
+            .load = 12.204,
+            .dead_experts = 17,
+            .redone = 2,
+            .eta_seconds = 99 * 3600.0};
+    EXPECT_LE(format_step_line(line).size(), kStepColumns) << format_step_line(line);
 }
 
 TEST(Eta, IsExactForEqualStepsAndForgetsTheFirst) {

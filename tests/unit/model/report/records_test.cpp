@@ -47,7 +47,33 @@ TEST(Records, DeepAndLongLinesEndTheReading) {
     const auto records = records_until(out, 5);
     ASSERT_EQ(records.size(), 1u);
     open_metrics(out, records);
-    EXPECT_EQ(read_whole(folder.path("out/metrics.jsonl")), "{\"iteration\":1}\n");
+    EXPECT_EQ(read_whole(folder.path("out/metrics.jsonl")), "{\"iteration\":1,\"type\":\"step\"}\n");
+}
+
+// A run of an earlier version that is resumed goes on with one form.
+TEST(Records, OldNamesAreReadAsTodays) {
+    std::istringstream lines(
+        R"({"TFLOP/s per rank":0.5,"casts":8,"commit":"0deab13","grad norm":3.5,"iteration":1,"iteration-time":0.25,)"
+        R"("lm loss":4.25,"load":[{"cv":0.5,"dead":1,"layer":1,"max":1.5,"min":0.5},{"layer":3,"max":2}],)"
+        R"("machine":{"gpu clock hertz":null,"ranks":2},"stage seconds":{"backward/fc2 dgrad":0.125},)"
+        R"("wire bytes":{"combine":1,"dispatch":2,"routing":3}})"
+        "\n"
+        R"({"bits":2.0,"held-out loss":1.5,"iteration":1})"
+        "\n"
+        R"({"iteration":2,"lm loss":4.0,"load":7,"type":"step"})");
+    const auto records = parse_records(lines, 5);
+    ASSERT_EQ(records.size(), 3u);
+    EXPECT_EQ(
+        records[0],
+        nlohmann::json::parse(
+            R"({"type":"step","tflops_per_gpu":0.5,"casts":8,"commit":"0deab13","grad_norm":3.5,"iteration":1,)"
+            R"("seconds":0.25,"lm_loss":4.25,"moe_layers":[1,3],"load_max":[1.5,2],"load_min":[0.5,null],)"
+            R"("load_cv":[0.5,null],"dead_experts":[1,null],"machine_gpu_clock_hertz":null,"machine_ranks":2,)"
+            R"("stage_seconds_backward_fc2_dgrad":0.125,"wire_bytes_combine":1,"wire_bytes_dispatch":2,)"
+            R"("wire_bytes_routing":3})"));
+    EXPECT_EQ(records[1],
+              nlohmann::json::parse(R"({"type":"evaluation","bits":2.0,"held_out_loss":1.5,"iteration":1})"));
+    EXPECT_EQ(records[2], nlohmann::json::parse(R"({"iteration":2,"lm loss":4.0,"load":7,"type":"step"})"));
 }
 
 TEST(Records, ComeFromARegularFileOnly) {

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: MIT
+// Commands that a run prints as next steps, warnings about its data, and what a terminal shows of the log.
+#include "model/report/run_report.h"
+
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8flow {
+
+using namespace report;
+
+namespace {
+
+// So many samples in each part, of 8 tokens.
+class Sized : public data::TokenSource {
+public:
+    Sized(int64_t train, int64_t held_out) : train_(train), held_out_(held_out) {}
+    int64_t vocab_size() const override { return 257; }
+    int64_t seq_length() const override { return 8; }
+    int64_t num_tokens(data::Split split) const override { return 8 * samples_per_epoch(split); }
+    int64_t samples_per_epoch(data::Split split) const override {
+        return split == data::Split::train ? train_ : held_out_;
+    }
+    std::string description() const override { return "sized"; }
+    uint64_t fingerprint() const override { return 0; }
+    void sample(data::Split, int64_t, std::span<int32_t>) const override {}
+
+private:
+    int64_t train_, held_out_;
+};
+
+TEST(RunReport, WarnsOfATextThatIsTooSmallOrDividedUnevenly) {
+    Config config;
+    config.data.data_kind = DataKind::text;
+    config.data.held_out_fraction = 0.1;
+    config.training.train_iters = 100;
+    config.training.global_batch_size = 10;
+    EXPECT_TRUE(data_warnings(config, Sized(900, 100)).empty());
+    EXPECT_TRUE(data_warnings(config, Sized(data::kUnlimited, data::kUnlimited)).empty());
+    const auto small = data_warnings(config, Sized(50, 5));
+    ASSERT_EQ(small.size(), 1u);
+    expect_contains(small[0], "reads its data 20 times");
+    expect_contains(small[0], "lower training.train_iters to 5");
+    for (const auto& [train, held_out] : {std::pair{500, 400}, std::pair{980, 20}}) {
+        const auto uneven = data_warnings(config, Sized(train, held_out));
+        ASSERT_EQ(uneven.size(), 1u) << train;
+        expect_contains(uneven[0], "of the text is held out, though data.held_out_fraction is 0.1");
+    }
+    config.data.held_out_fraction = 0;
+    EXPECT_TRUE(data_warnings(config, Sized(900, 0)).empty());
+}
+
+TEST(RunReport, CommandsAreReadyToBeTyped) {
+    EXPECT_EQ(shell_word("runs/a-1_b"), "runs/a-1_b");
+    EXPECT_EQ(shell_word("my runs"), "'my runs'");
+    EXPECT_EQ(shell_word("it's"), "'it'\\''s'");
+    EXPECT_EQ(shell_word(""), "''");
+    const std::string alone = command_line("plan", {"a b.yaml"}, 1), four = command_line("train", {"c"}, 4);
+    EXPECT_TRUE(alone.ends_with(" plan 'a b.yaml'")) << alone;
+    EXPECT_EQ(alone.find("mpirun"), std::string::npos);
+    EXPECT_TRUE(four.starts_with("mpirun -n 4 ")) << four;
+    EXPECT_EQ(next_text({{"a", "one"}, {"bcd", "two"}}), "  next  a    one\n        bcd  two");
+}
+
+TEST(RunReport, TheConfigurationOfANextCommandHasWhatTheRunHad) {
+    EXPECT_EQ(config_of_run("a.yaml", "", {}, "out"), "a.yaml");
+    EXPECT_EQ(config_of_run("a.yaml", "", {"output.out=out"}, "out"), "a.yaml");
+    EXPECT_EQ(config_of_run("a.yaml", "", {"training.lr=1", "output.out=out"}, "out"), "out/config.yaml");
+    EXPECT_EQ(config_of_run("a.yaml", "config.json", {}, "out"), "out/config.yaml");
+    EXPECT_EQ(config_of_run("", "config.json", {}, "out"), "out/config.yaml");
+}
+
+TEST(RunReport, ColoursFollowTheKindOfALine) {
+    EXPECT_EQ(colored("warning: x"), "\x1b[33mwarning:\x1b[0m x");
+    EXPECT_EQ(colored("verdict: pass"), "\x1b[1;32mverdict: pass\x1b[0m");
+    EXPECT_EQ(colored("verdict: miss"), "\x1b[1;31mverdict:\x1b[0m miss");
+    EXPECT_EQ(colored(" iteration 1/2"), " iteration 1/2");
+}
+
+TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
+    TemporaryFolder folder;
+    const OutputFolder out(folder.path("out"));
+    RunLog log(0, {.detail = Terminal::Detail::quiet, .color = true});
+    testing::internal::CaptureStdout();
+    log.line("a step");
+    log.line("warning: x");
+    log.open(out, "train.log");
+    log.line("another step");
+    log.result("done: 2");
+    EXPECT_EQ(testing::internal::GetCapturedStdout(),
+              colored("warning: x") + "\n" + colored("done: 2") + "\n");
+    EXPECT_EQ(read_whole(folder.path("out/train.log")), "a step\nwarning: x\nanother step\ndone: 2\n");
+}
+
+}  // namespace
+}  // namespace fp8flow
