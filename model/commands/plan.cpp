@@ -83,6 +83,10 @@ void write_page(const PlanOptions& options, const Config& config, const std::vec
                     make_provenance(options.command, {}, 1)));
 }
 
+void print_notes(const Config& config) {
+    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
+}
+
 // The configuration of this command line, as arguments of another command, with what `changes` it.
 std::vector<std::string> arguments_of(const PlanOptions& options, const std::vector<std::string>& changes) {
     std::vector<std::string> arguments;
@@ -122,10 +126,6 @@ void print_next(const PlanOptions& options, const std::vector<Choice>& choices) 
     line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
     fmt::print("\n{}\n",
                report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
-}
-
-void print_notes(const Config& config) {
-    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
 }
 
 // One run: every table of the plan, and its prediction.

@@ -158,9 +158,9 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
-    std::string foreign;  // ImportedModel::foreign with its name, unless model.attention is set
-    std::vector<std::string>
-        notes;  // what resolve_config changed, and an imported model says that the settings do not
+    std::string foreign;             // ImportedModel::foreign with its name, unless model.attention is set
+    // What an imported model says and the settings do not; what resolve_config changed. Said at the start.
+    std::vector<std::string> notes;
 };
 
 // A key with its value as YAML and where it comes from, for messages.
