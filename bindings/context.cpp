@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Contexts, turns, and the one place where exceptions become a status.
+// Contexts, their lock, and the one place where exceptions become a status.
 #include "bindings/handles.h"
 
 #include <new>
@@ -51,7 +51,7 @@ int guarded(void (*body)(void*), void* argument) {
     }
 }
 
-Turn::Turn(fp8flow_context& context, void* stream)
+ContextLock::ContextLock(fp8flow_context& context, void* stream)
     : context_(context), lock_(context.mutex), stream_(stream) {
     Device& device = context_.ops().device();
     device.enter_thread();
@@ -59,7 +59,7 @@ Turn::Turn(fp8flow_context& context, void* stream)
     context_.stream = stream_;
 }
 
-Turn::~Turn() {
+ContextLock::~ContextLock() {
     try {
         context_.ops().device().record(context_.done, {stream_});
     } catch (const Error&) {

@@ -51,12 +51,12 @@ template <class Body> int guarded(Body body) {
 
 // The context to itself, its device current, and `stream` after the call before. When it ends, the next call
 // follows what this one gave to the stream.
-class Turn {
+class ContextLock {
 public:
-    Turn(fp8flow_context& context, void* stream);
-    ~Turn();
-    Turn(const Turn&) = delete;
-    Turn& operator=(const Turn&) = delete;
+    ContextLock(fp8flow_context& context, void* stream);
+    ~ContextLock();
+    ContextLock(const ContextLock&) = delete;
+    ContextLock& operator=(const ContextLock&) = delete;
     Launch launch() const { return {.stream = {stream_}}; }
 
 private:
@@ -65,12 +65,12 @@ private:
     void* stream_;
 };
 
-// body(ops, launch) in a turn of the context.
+// body(ops, launch) with the lock of the context.
 template <class Body> int call(fp8flow_context* context, void* stream, Body body) {
     return guarded([&] {
         require(context != nullptr, ExitCode::usage, "the context is null");
-        const Turn turn(*context, stream);
-        body(context->ops(), turn.launch());
+        const ContextLock lock(*context, stream);
+        body(context->ops(), lock.launch());
     });
 }
 

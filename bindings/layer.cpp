@@ -44,12 +44,12 @@ TensorView in_place_of(const Parameter& parameter, void* data, DType dtype) {
     return view;
 }
 
-// In a turn of the layer's context.
+// With the lock of the layer's context.
 template <class Body> int call(fp8flow_layer* layer, void* stream, Body body) {
     return guarded([&] {
         require(layer != nullptr, ExitCode::usage, "the layer is null");
-        const Turn turn(layer->context, stream);
-        body(turn.launch());
+        const ContextLock lock(layer->context, stream);
+        body(lock.launch());
     });
 }
 
@@ -69,16 +69,17 @@ fp8flow_layer::fp8flow_layer(fp8flow_context& owner, const LoneLayerSpec& spec, 
     : context(owner),
       weight_dtype(dtype),
       hidden_size(spec.hidden_size),
-      exchange(make_exchange(
-          owner.backend, {*owner.ranks[0], *owner.ranks[0], *owner.ranks[0]},
-          {.tokens_per_rank = spec.max_tokens, .topk = spec.moe.moe_router_topk, .hidden = spec.hidden_size})),
+      exchange(make_exchange(owner.backend, {*owner.ranks[0], *owner.ranks[0], *owner.ranks[0]},
+                             {.tokens_per_rank = spec.max_tokens,
+                              .topk = spec.moe.moe_router_topk,
+                              .hidden = spec.hidden_size})),
       layer(owner.ops(), *exchange, spec) {}
 
 int fp8flow_layer_create(fp8flow_context* context, const fp8flow_layer_spec* spec, fp8flow_layer** layer) {
     return guarded([&] {
         require(context != nullptr && spec != nullptr && layer != nullptr, ExitCode::usage,
                 "context, spec or layer is null");
-        const Turn turn(*context, nullptr);
+        const ContextLock lock(*context, nullptr);
         *layer = new fp8flow_layer(*context, spec_of(*spec), static_cast<DType>(spec->weight_dtype));
     });
 }
@@ -86,7 +87,7 @@ int fp8flow_layer_create(fp8flow_context* context, const fp8flow_layer_spec* spe
 void fp8flow_layer_destroy(fp8flow_layer* layer) {
     if (layer == nullptr) return;
     guarded([&] {
-        const Turn turn(layer->context, nullptr);
+        const ContextLock lock(layer->context, nullptr);
         layer->context.ops().device().synchronize();
         delete layer;
     });
@@ -99,9 +100,9 @@ int fp8flow_layer_set_weights(fp8flow_layer* layer, const fp8flow_layer_weights*
         const std::array tensors = {weights->router, weights->w1, weights->w2};
         for (size_t i = 0; i < tensors.size(); ++i) {
             Parameter& parameter = store.all().at(i);
-            store.write_copies(
-                parameter, in_place_of(parameter, const_cast<void*>(tensors[i]), layer->weight_dtype),
-                launch);
+            store.write_copies(parameter,
+                               in_place_of(parameter, const_cast<void*>(tensors[i]), layer->weight_dtype),
+                               launch);
         }
         layer->has_weights = true;
     });

@@ -136,7 +136,8 @@ int fp8flow_transpose_fp8(fp8flow_context* context, const fp8flow_scaled* src, c
                           const fp8flow_scaled* dst, void* stream) {
     return call(context, stream, [&](Ops& ops, const Launch& launch) {
         ops.transpose_fp8(
-            {.src = scaled_of(src, "src"), .groups = groups_of(groups), .dst = scaled_of(dst, "dst")}, launch);
+            {.src = scaled_of(src, "src"), .groups = groups_of(groups), .dst = scaled_of(dst, "dst")},
+            launch);
     });
 }
 

@@ -6,8 +6,8 @@
  * leaves a call. Tensors are row-major and contiguous, in host memory for the reference backend and in the
  * memory of the context's GPU for the Hopper backend; they are borrowed for the call, and for the work it
  * gives to the stream. `stream` is a cudaStream_t, and ignored by the reference backend, whose calls return
- * when the work is done. Letters: T tokens, K choices a token, E experts, H hidden size, F width of an expert,
- * M routed rows with pads. Contracts in full: kernels/ops/ (one struct an operation).
+ * when the work is done. Letters: T tokens, K choices a token, E experts, H hidden size, F width of an
+ * expert, M routed rows with pads. Contracts in full: kernels/ops/ (one struct an operation).
  */
 #pragma once
 
@@ -21,7 +21,8 @@ extern "C" {
 #define FP8FLOW_C_VERSION 1
 int fp8flow_c_version(void); /* of the library: at least the header's, or do not call it */
 
-/* Calls return one of these. The text of the last failure on this thread: what, where, numbers; never null. */
+/* Calls return one of these. The text of the last failure on this thread: what, where, numbers; never null.
+ */
 enum fp8flow_status {
     FP8FLOW_OK = 0,
     FP8FLOW_USAGE = 2,    /* an argument, or a backend that cannot run here */
@@ -35,7 +36,7 @@ const char* fp8flow_last_error(void);
 typedef struct fp8flow_context fp8flow_context;
 /* backend: "reference", "hopper" or "auto" (Hopper where `device` is a usable GPU). */
 int fp8flow_context_create(const char* backend, int device, fp8flow_context** context);
-void fp8flow_context_destroy(fp8flow_context* context); /* after its layers; null is allowed */
+void fp8flow_context_destroy(fp8flow_context* context);              /* after its layers; null is allowed */
 const char* fp8flow_context_backend(const fp8flow_context* context); /* "reference" or "hopper" */
 
 /* ---- tensors */
@@ -87,8 +88,9 @@ typedef struct fp8flow_groups {
 int fp8flow_quantize_rows(fp8flow_context* context, const fp8flow_tensor* src, const fp8flow_groups* groups,
                           int scale_format, const fp8flow_scaled* dst, void* stream);
 /* dst: transposed codes [C, M], vec128: 128x1 blocks of src, counted from a group's first row. */
-int fp8flow_quantize_columns(fp8flow_context* context, const fp8flow_tensor* src, const fp8flow_groups* groups,
-                             int scale_format, const fp8flow_scaled* dst, void* stream);
+int fp8flow_quantize_columns(fp8flow_context* context, const fp8flow_tensor* src,
+                             const fp8flow_groups* groups, int scale_format, const fp8flow_scaled* dst,
+                             void* stream);
 /* src f32 or bf16 [E, N, K] -> fprop [E, N, K] and its exact transpose dgrad [E, K, N], both block128; one of
  * the two may be null. */
 int fp8flow_quantize_weight(fp8flow_context* context, const fp8flow_tensor* src, int scale_format,
@@ -138,7 +140,8 @@ int fp8flow_swiglu_quantize(fp8flow_context* context, const fp8flow_tensor* h, c
                             void* stream);
 
 /* ---- one MoE layer: router, dispatch, experts, combine, on one device. The caller keeps the weights; the
- * layer has the copies that its GEMMs read, saved rows and workspace. Calls on one layer follow each other. */
+ * layer has the copies that its GEMMs read, saved rows and workspace. Calls on one layer follow each other.
+ */
 typedef struct fp8flow_layer fp8flow_layer;
 typedef struct fp8flow_layer_spec {
     size_t size;             /* sizeof(fp8flow_layer_spec) */
@@ -164,11 +167,13 @@ typedef struct fp8flow_layer_gradients {
     float* router; /* f32 whatever weight_dtype is */
     void *w1, *w2; /* of weight_dtype */
 } fp8flow_layer_gradients;
-/* Casts or quantises the weights into the layer's copies. Before the first forward, and after every change. */
+/* Casts or quantises the weights into the layer's copies. Before the first forward, and after every change.
+ */
 int fp8flow_layer_set_weights(fp8flow_layer* layer, const fp8flow_layer_weights* weights, void* stream);
 /* y = layer(x), bf16 [T, H], T up to max_tokens, y another tensor than x. */
 int fp8flow_layer_forward(fp8flow_layer* layer, const void* x, void* y, int64_t tokens, void* stream);
-/* Of the last forward, once; its x still holds what it held. dy, dx bf16 [T, H]; gradients are overwritten. */
+/* Of the last forward, once; its x still holds what it held. dy, dx bf16 [T, H]; gradients are overwritten.
+ */
 int fp8flow_layer_backward(fp8flow_layer* layer, const void* dy, void* dx,
                            const fp8flow_layer_gradients* gradients, void* stream);
 

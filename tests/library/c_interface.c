@@ -9,12 +9,12 @@
 enum { T = 8, K = 2, E = 4, H = 128, F = 128 };
 
 static int failures = 0;
-#define EXPECT(condition)                                                                      \
-    do {                                                                                       \
-        if (!(condition)) {                                                                    \
+#define EXPECT(condition)                                                                     \
+    do {                                                                                      \
+        if (!(condition)) {                                                                   \
             printf("line %d: not so: %s (%s)\n", __LINE__, #condition, fp8flow_last_error()); \
-            ++failures;                                                                        \
-        }                                                                                      \
+            ++failures;                                                                       \
+        }                                                                                     \
     } while (0)
 
 static fp8flow_tensor matrix(void* data, int dtype, int64_t rows, int64_t cols) {
@@ -55,7 +55,8 @@ static void move_rows(fp8flow_context* context) {
                          .token_offsets = token_offsets,
                          .tokens = T,
                          .choices = K};
-    const fp8flow_tensor id_view = matrix(ids, FP8FLOW_I32, T, K), prob_view = matrix(probs, FP8FLOW_F32, T, K);
+    const fp8flow_tensor id_view = matrix(ids, FP8FLOW_I32, T, K),
+                         prob_view = matrix(probs, FP8FLOW_F32, T, K);
     EXPECT(fp8flow_plan_rows(context, &id_view, &prob_view, &plan, NULL) == FP8FLOW_OK);
     for (int e = 0; e < E; ++e) EXPECT(counts[e] == T * K / E && offsets[e] == e * 128);
     EXPECT(token_rows[0] == 0 && token_rows[1] == 128 && row_source[1] == 3 && row_source[4] == -1);
@@ -123,7 +124,8 @@ static void layer(fp8flow_context* context, int weight_dtype) {
     EXPECT(fp8flow_layer_create(context, &spec, &one) == FP8FLOW_OK);
 
     const size_t size = weight_dtype == FP8FLOW_F32 ? 4 : 2;
-    static uint8_t router[E * H * 4], w1[E * 2 * F * H * 4], w2[E * H * F * 4], dw1[sizeof w1], dw2[sizeof w2];
+    static uint8_t router[E * H * 4], w1[E * 2 * F * H * 4], w2[E * H * F * 4], dw1[sizeof w1],
+        dw2[sizeof w2];
     static float drouter[E * H];
     for (size_t i = 0; i < E * 2 * F * H; ++i) {
         const float value = 1.0F / H;
@@ -141,7 +143,8 @@ static void layer(fp8flow_context* context, int weight_dtype) {
     EXPECT(fp8flow_layer_backward(one, x, dx, &gradients, NULL) == FP8FLOW_USAGE);  // without a forward
     EXPECT(fp8flow_layer_forward(one, x, y, T, NULL) == FP8FLOW_OK);
     const float expected = 0.7310586F;  // silu(1)
-    for (int i = 0; i < T * H; ++i) EXPECT(from_bf16(y[i]) > 0.99F * expected && from_bf16(y[i]) < 1.01F * expected);
+    for (int i = 0; i < T * H; ++i)
+        EXPECT(from_bf16(y[i]) > 0.99F * expected && from_bf16(y[i]) < 1.01F * expected);
 
     EXPECT(fp8flow_layer_backward(one, x, dx, &gradients, NULL) == FP8FLOW_OK);
     // dy is 1: every element of dw2 of a chosen expert is a sum over T tokens of silu(1) / K
@@ -149,8 +152,10 @@ static void layer(fp8flow_context* context, int weight_dtype) {
     int64_t chosen = 0;
     for (size_t e = 0; e < E; ++e) {
         const uint8_t* at = dw2 + e * H * F * size;
-        if (weight_dtype == FP8FLOW_F32) memcpy(&value, at, 4);
-        else value = from_bf16((uint16_t)(at[0] | at[1] << 8));
+        if (weight_dtype == FP8FLOW_F32)
+            memcpy(&value, at, 4);
+        else
+            value = from_bf16((uint16_t)(at[0] | at[1] << 8));
         chosen += value != 0;
         EXPECT(value == 0 || (value > 0.99F * T * expected / K && value < 1.01F * T * expected / K));
     }
