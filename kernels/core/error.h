@@ -3,7 +3,7 @@
 // are thrown here and caught once, in model/commands/main.cpp. Read next: model/commands/main.cpp.
 #pragma once
 
-#include <fmt/format.h>
+#include <fmt/core.h>
 
 #include <stdexcept>
 #include <string>

@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLease = ".lease";
 constexpr const char* kReplacing = ".lease.replacing";  // of the one process that may replace a stale lease
-constexpr mode_t kFileMode = 0644;
+constexpr mode_t kLeaseMode = 0644;
 constexpr size_t kLargestLease = 4096;  // what we write has some hundred bytes
 
 std::string first_line_of(const char* path) {
@@ -147,7 +147,7 @@ std::optional<Lease::Found> Lease::read(const std::string& name) const {
 // A file with our text, where there is none. Returns 0 or the error number.
 int Lease::write_new(const std::string& name) const {
     const int file =
-        ::openat(folder_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
+        ::openat(folder_, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kLeaseMode);
     if (file < 0) return errno;
     errno = ENOSPC;  // where it writes less than asked
     const bool written =

@@ -13,11 +13,6 @@ using namespace report;
 
 namespace {
 
-std::string microseconds(double seconds) {
-    const double us = seconds * 1e6;
-    return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
-}
-
 std::string rate(const Row& row) {
     const double seconds = row.timing.median;
     if (seconds <= 0) return "-";
@@ -60,6 +55,11 @@ std::string side_by_side(const std::string& operation, const std::vector<const R
 }
 
 }  // namespace
+
+std::string microseconds(double seconds) {
+    const double us = seconds * 1e6;
+    return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
+}
 
 std::string day_of(const Provenance& provenance) { return provenance.date.substr(0, 10); }
 

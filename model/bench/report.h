@@ -19,6 +19,8 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance);
 
 std::string day_of(const Provenance& provenance);  // "2026-11-20"
 
+std::string microseconds(double seconds);  // "1.23", "12.3", "1234"
+
 // One table per operation, in order of first appearance; GEMMs that two backends computed are shown side by
 // side.
 std::string tables(const std::vector<Row>& rows);

@@ -13,11 +13,6 @@ using namespace report;
 
 namespace {
 
-std::string microseconds(double seconds) {
-    const double us = seconds * 1e6;
-    return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
-}
-
 std::string verdict(const Row& row) {
     if (!row.meets_target) return "-";
     return *row.meets_target ? "met" : "missed: " + row.missed;

@@ -3,6 +3,8 @@
 #include "model/bench/suite.h"
 #include "model/config/fields.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace fp8flow::bench {

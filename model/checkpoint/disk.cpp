@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <utility>
 
 namespace fp8flow::checkpoint {
@@ -137,6 +138,8 @@ DiskHandle::~DiskHandle() {
 }
 
 int DiskHandle::close() { return file_ < 0 ? 0 : disk_->close(std::exchange(file_, -1)); }
+
+std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
 
 int write_all(Disk& disk, int file, const void* data, size_t bytes) {
     const auto* at = static_cast<const uint8_t*>(data);

@@ -55,5 +55,6 @@ private:
 // The whole of it, however the calls cut it. 0 or minus the error number; -EIO where a file ends too early.
 int write_all(Disk& disk, int file, const void* data, size_t bytes);
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
+std::string reason(int64_t result);  // the text of minus an error number
 
 }  // namespace fp8flow::checkpoint

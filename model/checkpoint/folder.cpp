@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <cstring>
 
 namespace fp8flow::checkpoint {
 
@@ -16,8 +15,6 @@ namespace {
 constexpr std::string_view kPrefix = "step_", kUnfinished = ".tmp", kRefused = ".refused";
 
 std::string unfinished(int64_t step) { return checkpoint_name(step) + std::string(kUnfinished); }
-
-std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
 
 }  // namespace
 

@@ -9,15 +9,12 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cstring>
 
 namespace fp8flow::checkpoint {
 
 namespace {
 
-constexpr int64_t kBlock = int64_t{4} << 20;  // of a tensor in memory while it is verified
-
-std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
+constexpr int64_t kVerifiedAtOnce = int64_t{4} << 20;  // of a tensor in memory while it is verified
 
 }  // namespace
 
@@ -146,9 +143,9 @@ void CheckpointReader::verify_file(int64_t file) const {
     std::vector<uint8_t> block;
     for (const auto& [name, place] : in_file) {
         uint32_t crc = 0;
-        for (int64_t done = 0; done < place.bytes; done += kBlock) {
+        for (int64_t done = 0; done < place.bytes; done += kVerifiedAtOnce) {
             note_progress();
-            block.resize(static_cast<size_t>(std::min(kBlock, place.bytes - done)));
+            block.resize(static_cast<size_t>(std::min(kVerifiedAtOnce, place.bytes - done)));
             const int error = read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(),
                                        block.size(), place.offset + done);
             require(error == 0, ExitCode::checkpoint, "{}: tensor {}: cannot read it: {}", path_of_file(file),

@@ -9,6 +9,8 @@
 #include "model/checkpoint/state.h"
 #include "model/safetensors/tensor_set.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

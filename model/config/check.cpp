@@ -6,6 +6,8 @@
 
 #include "kernels/core/error.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <numeric>
 

@@ -5,6 +5,8 @@
 #include "model/config/builders.h"
 #include "model/config/layer_pattern.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <charconv>

@@ -6,6 +6,8 @@
 #include "model/safetensors/json.h"
 #include "model/safetensors/tensor_set.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <filesystem>
 #include <fstream>

@@ -21,7 +21,7 @@ constexpr std::string_view kNoMla =
 constexpr std::string_view kDropless =
     "routing is dropless; moe_expert_rank_capacity_factor limits memory instead";
 
-constexpr Known kRefused[] = {
+constexpr Known kRefusedKeys[] = {
     {"q_lora_rank", kNoMla},
     {"kv_lora_rank", kNoMla},
     {"qk_head_dim", kNoMla},
@@ -162,7 +162,7 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
 }
 
 std::string explain_unknown_key(std::string_view key) {
-    if (const Known* refused = find(std::begin(kRefused), std::end(kRefused), key))
+    if (const Known* refused = find(std::begin(kRefusedKeys), std::end(kRefusedKeys), key))
         return std::string(refused->answer);
     std::string name;
     if (const Known* foreign = find(std::begin(kForeign), std::end(kForeign), key)) {

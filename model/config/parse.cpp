@@ -10,6 +10,8 @@
 
 #include "kernels/core/error.h"
 
+#include <fmt/format.h>
+
 #include <yaml-cpp/yaml.h>
 
 #include <algorithm>

@@ -20,9 +20,9 @@ namespace {
 
 constexpr std::string_view kMagic("MMIDIDX\0\0", 9);
 constexpr int64_t kVersion = 1;
-constexpr int64_t kHeaderBytes = 9 + 8 + 1 + 8 + 8;
+constexpr int64_t kIndexHeaderBytes = 9 + 8 + 1 + 8 + 8;
 constexpr int64_t kMostEntries = int64_t{1} << 40;  // keeps the arithmetic on their number inside 63 bits
-constexpr int64_t kBlock = 1 << 16;                 // entries in memory
+constexpr int64_t kEntriesAtOnce = 1 << 16;         // entries in memory
 
 // NumPy types under the numbers that Megatron gives them.
 struct NamedType {
@@ -53,7 +53,7 @@ public:
 
     T next() {
         if (at_ == block_.size()) {
-            block_.resize(static_cast<size_t>(std::min(kBlock, left_)));
+            block_.resize(static_cast<size_t>(std::min(kEntriesAtOnce, left_)));
             file_.read(offset_, block_.data(), static_cast<int64_t>(block_.size() * sizeof(T)));
             offset_ += static_cast<int64_t>(block_.size() * sizeof(T));
             left_ -= static_cast<int64_t>(block_.size());
@@ -70,7 +70,7 @@ private:
 };
 
 uint32_t checksum_of(const TokenFile& file) {
-    std::vector<uint8_t> block(static_cast<size_t>(kBlock) * 8);
+    std::vector<uint8_t> block(static_cast<size_t>(kEntriesAtOnce) * 8);
     uint32_t crc = 0;
     for (int64_t done = 0; done < file.size();) {
         const int64_t count = std::min<int64_t>(static_cast<int64_t>(block.size()), file.size() - done);
@@ -108,8 +108,8 @@ std::string index_entry(const std::string& entry) {
 
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction) {
     const TokenFile file(path);
-    require(file.size() >= kHeaderBytes, ExitCode::data, "{}: {} bytes, an index begins with a header of {}",
-            path, file.size(), kHeaderBytes);
+    require(file.size() >= kIndexHeaderBytes, ExitCode::data,
+            "{}: {} bytes, an index begins with a header of {}", path, file.size(), kIndexHeaderBytes);
     char magic[9];
     file.read(0, magic, sizeof magic);
     require(std::string_view(magic, sizeof magic) == kMagic, ExitCode::data,
@@ -128,7 +128,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
             sequences, bounds);
     index.sequences = static_cast<int64_t>(sequences);
     index.documents = static_cast<int64_t>(bounds) - 1;
-    const int64_t lengths_at = kHeaderBytes, offsets_at = lengths_at + 4 * index.sequences,
+    const int64_t lengths_at = kIndexHeaderBytes, offsets_at = lengths_at + 4 * index.sequences,
                   bounds_at = offsets_at + 8 * index.sequences,
                   expected = bounds_at + 8 * static_cast<int64_t>(bounds);
     require(file.size() != expected + index.sequences, ExitCode::data,

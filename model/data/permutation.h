@@ -22,6 +22,9 @@ constexpr uint64_t mix64(uint64_t x) {
 constexpr uint64_t mix64(uint64_t a, uint64_t b) { return mix64(mix64(a) ^ b); }
 constexpr uint64_t mix64(uint64_t a, uint64_t b, uint64_t c) { return mix64(mix64(a, b) ^ c); }
 
+// [0, 1), in steps of 2^-53.
+constexpr double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }
+
 // A balanced Feistel network over the smallest even number of bits that holds n, walked along its cycles
 // until the value falls below n (Black and Rogaway 2002): a bijection of [0, n), at most four steps on
 // average.

@@ -13,7 +13,7 @@ namespace fp8flow::data {
 
 namespace {
 
-constexpr int64_t kHeaderBytes = 256 * 4;
+constexpr int64_t kShardHeaderBytes = 256 * 4;
 constexpr int32_t kMagicUint16 = 20240520, kVersionUint16 = 1;
 constexpr int32_t kMagicUint32 = 20240801, kVersionUint32 = 7;
 constexpr int32_t kMagicEval = 20240522;
@@ -28,10 +28,10 @@ bool name_holds(const std::string& name, const std::string& word) {
 
 TokenRun open_header(const std::string& path) {
     const TokenFile file(path);
-    require(file.size() >= kHeaderBytes, ExitCode::data,
-            "{}: {} bytes, a token shard begins with a header of {}", path, file.size(), kHeaderBytes);
+    require(file.size() >= kShardHeaderBytes, ExitCode::data,
+            "{}: {} bytes, a token shard begins with a header of {}", path, file.size(), kShardHeaderBytes);
     int32_t header[256];
-    file.read(0, header, kHeaderBytes);
+    file.read(0, header, kShardHeaderBytes);
     const int32_t magic = header[0], version = header[1], count = header[2];
     require(magic != kMagicEval, ExitCode::data,
             "{}: magic {} is an evaluation file of llm.c, not a token shard", path, magic);
@@ -44,14 +44,14 @@ TokenRun open_header(const std::string& path) {
     require(count > 0, ExitCode::data, "{}: the header counts {} tokens", path, count);
     const TokenRun shard{.path = path,
                          .type = magic == kMagicUint16 ? TokenType::u16 : TokenType::u32,
-                         .begin = kHeaderBytes,
+                         .begin = kShardHeaderBytes,
                          .tokens = count,
                          .file_bytes = file.size()};
-    const int64_t width = size_of(shard.type), expected = kHeaderBytes + shard.tokens * width;
+    const int64_t width = size_of(shard.type), expected = kShardHeaderBytes + shard.tokens * width;
     require(file.size() == expected, ExitCode::data,
             "{}: {} by {} bytes: the header counts {} tokens x {} bytes + {} = {} bytes, the file has {}",
             path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected),
-            shard.tokens, width, kHeaderBytes, expected, file.size());
+            shard.tokens, width, kShardHeaderBytes, expected, file.size());
     return shard;
 }
 

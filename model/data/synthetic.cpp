@@ -19,8 +19,6 @@ constexpr double kWords = 0x1p32;
 constexpr int kMaxPowerIterations = 20000;
 constexpr double kStationaryTolerance = 1e-13;  // L1 change per step
 
-double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }
-
 double entropy_term(double p) { return p > 0.0 ? -p * std::log(p) : 0.0; }
 
 }  // namespace

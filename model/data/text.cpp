@@ -23,8 +23,6 @@ constexpr size_t kSniffBytes =
 // fraction.
 uint64_t path_hash(const std::string& relative) { return mix64(fnv1a(relative.data(), relative.size())); }
 
-double unit_interval(uint64_t hash) { return static_cast<double>(hash >> 11) * 0x1p-53; }
-
 std::string join(const std::vector<std::string>& entries) {
     std::string text;
     for (const std::string& entry : entries) text += (text.empty() ? "" : ", ") + entry;

@@ -19,7 +19,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens are read as they lie");
 
-constexpr int64_t kBlock = 1 << 16;  // tokens in memory while everything is checked
+constexpr int64_t kTokensAtOnce = 1 << 16;  // tokens in memory while everything is checked
 
 // Ids keep all their bits until they are known to be small: llm.c 786 trained on token -1149026846.
 template <class Id>
@@ -123,8 +123,8 @@ void TokenStream::check_all(int64_t vocab_size, int64_t limit) const {
     for (const Placed& placed : runs_) bytes += placed.run.tokens * size_of(placed.run.type);
     if (bytes > limit) return;
     std::vector<int32_t> block;
-    for (int64_t first = 0; first < tokens_; first += kBlock) {
-        block.resize(static_cast<size_t>(std::min(kBlock, tokens_ - first)));
+    for (int64_t first = 0; first < tokens_; first += kTokensAtOnce) {
+        block.resize(static_cast<size_t>(std::min(kTokensAtOnce, tokens_ - first)));
         read(first, block, vocab_size);
     }
 }

@@ -11,10 +11,6 @@ namespace fp8flow::predict {
 
 namespace {
 
-constexpr double kPlain = 2, kWord = 4;
-
-double f64(int64_t n) { return static_cast<double>(n); }
-
 // Sizes of one layer under one recipe. Bytes are of one element, scales included.
 struct Sizes {
     Sizes(const Config& config, const PrecisionSpec& precision, double accumulates)

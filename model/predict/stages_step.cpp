@@ -12,10 +12,6 @@ namespace fp8flow::predict {
 
 namespace {
 
-constexpr double kPlain = 2, kWord = 4;
-
-double f64(int64_t n) { return static_cast<double>(n); }
-
 struct Parameters {
     double dense = 0, experts = 0;  // held by one rank
 };

@@ -5,6 +5,7 @@
 #include "kernels/core/error.h"
 #include "layers/transformer_block.h"
 #include "model/plan/plan.h"
+#include "model/predict/stages.h"
 
 #include <fmt/format.h>
 
@@ -18,8 +19,6 @@ namespace {
 
 // Assumptions of exchanges between hosts, which nothing here has measured.
 constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange today
-
-double f64(int64_t n) { return static_cast<double>(n); }
 
 class Predictor {
 public:

@@ -57,7 +57,7 @@ std::vector<Pair> pairs_of(const json& before, const json& after) {
     return pairs;
 }
 
-std::string milliseconds(double seconds) { return seconds < 0 ? "-" : format_fixed(seconds * 1e3, 3); }
+std::string known_milliseconds(double seconds) { return seconds < 0 ? "-" : format_fixed(seconds * 1e3, 3); }
 std::string ratio(double before, double after) {
     return before > 0 && after >= 0 ? format_fixed(after / before, 3) + " x" : "-";
 }
@@ -120,7 +120,7 @@ std::string table_of(const Pair& pair) {
                            name != part ? name
                            : has_stages ? "between stages"
                                         : "",
-                           std::get<2>(stage), milliseconds(before), milliseconds(after),
+                           std::get<2>(stage), known_milliseconds(before), known_milliseconds(after),
                            ratio(before, after)});
             shown.clear();
         }
@@ -128,7 +128,8 @@ std::string table_of(const Pair& pair) {
     }
     const auto total = [&](const char* name, const auto& get) {
         const double before = get(*pair.before), after = get(*pair.after);
-        table.add_row({name, "", "", milliseconds(before), milliseconds(after), ratio(before, after)});
+        table.add_row(
+            {name, "", "", known_milliseconds(before), known_milliseconds(after), ratio(before, after)});
     };
     total("layer", [](const json& r) { return r.at("layer seconds").at("median").get<double>(); });
     total("step", [](const json& r) { return r.at("step seconds").get<double>(); });

@@ -107,7 +107,6 @@ std::string label_of(const Panel& panel, double tick, const std::vector<double>&
     return tick_label(tick, panel.y_scale == AxisScale::log ? 0.0 : step_of(ticks)) + panel.tick_suffix;
 }
 
-constexpr double kTickFont = 12.0;
 constexpr int kMostTicks = 9;  // along x
 
 // Pixels left of the panels: the labels of all ticks, and the text that stands on its side.

@@ -11,6 +11,8 @@
 
 namespace fp8flow::report {
 
+constexpr double kTickFont = 12.0;  // pixels
+
 struct Interval {
     double low = std::numeric_limits<double>::infinity();
     double high = -std::numeric_limits<double>::infinity();

@@ -13,7 +13,7 @@ namespace fp8flow::report {
 
 namespace {
 
-constexpr double kFont = 13.0, kTickFont = 12.0;
+constexpr double kFont = 13.0;
 constexpr double kBar = 28.0, kStep = 42.0, kHeading = 34.0, kDotStep = 30.0;
 constexpr double kMostLabels = 0.36;  // of the picture's width
 

@@ -4,6 +4,8 @@
 // occur; then the places of all tensors are compared.
 #include "model/safetensors/header.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <cstring>

@@ -3,6 +3,8 @@
 // it.
 #include "model/safetensors/tensor_set.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <filesystem>

@@ -17,9 +17,6 @@ namespace fp8flow::weights {
 
 namespace {
 
-constexpr int64_t kScaleBlock = 128;
-constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
-
 // A tensor of the file: one piece, or, of fused experts, several.
 struct Stored {
     TensorDeclaration tensor;

@@ -12,6 +12,9 @@
 
 namespace fp8flow::weights {
 
+constexpr int64_t kScaleBlock = 128;                   // FP8 weights have one scale for 128 x 128 values
+constexpr int64_t kElementsAtOnce = int64_t{1} << 22;  // of a tensor in memory
+
 // How the experts of a layer are stored.
 enum class ExpertNames {
     projections,  // experts.E.gate_proj.weight, up_proj, down_proj (DeepSeek-V3, Qwen3-MoE)

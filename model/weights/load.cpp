@@ -7,6 +7,8 @@
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
@@ -19,8 +21,6 @@ namespace fp8flow::weights {
 
 namespace {
 
-constexpr int64_t kScaleBlock = 128;
-constexpr int64_t kElementsAtOnce = int64_t{1} << 22;
 constexpr const char* kScaleEnding = "_scale_inv";
 
 int64_t blocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }

@@ -5,8 +5,9 @@
 // thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
 // rank (from 1 on) and all after it fail. FAULT_HANDLERS: MPI_Init_thread leaves handlers that end the
 // process, as libraries below it do. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a
-// file below FAULT_SLOW.
+// file below FAULT_SLOW. Ranks that end by _exit add a line with their status to the file FAULT_STATUSES.
 #include <dlfcn.h>
+#include <fcntl.h>
 #include <mpi.h>
 #include <signal.h>
 #include <sys/auxv.h>
@@ -14,6 +15,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
@@ -115,6 +117,15 @@ extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* done, int* wh
 extern "C" int fsync(int file) {
     reach("fsync");
     return next(&fsync, "fsync")(file);
+}
+extern "C" void _exit(int status) {
+    const std::string statuses = setting("FAULT_STATUSES");
+    if (!statuses.empty() && !setting("OMPI_COMM_WORLD_RANK").empty()) {
+        const int file = ::open(statuses.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+        if (file >= 0) ::dprintf(file, "%d\n", status);
+    }
+    next(&_exit, "_exit")(status);
+    __builtin_unreachable();
 }
 extern "C" ssize_t write(int file, const void* data, size_t bytes) {
     const std::string slow = setting("FAULT_SLOW");

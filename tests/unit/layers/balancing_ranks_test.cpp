@@ -11,6 +11,8 @@
 #include "tests/support/layer_fixture.h"
 #include "tests/support/training.h"
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <functional>
 

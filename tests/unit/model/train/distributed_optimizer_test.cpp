@@ -7,6 +7,8 @@
 #include "tests/support/checkpoints.h"
 #include "tests/support/files.h"
 
+#include <fmt/format.h>
+
 namespace fp8flow::test {
 namespace {
 

@@ -7,6 +7,8 @@
 #include "tests/support/files.h"
 #include "tests/support/training.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace fp8flow {
