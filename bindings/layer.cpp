@@ -2,6 +2,8 @@
 // The MoE layer of include/fp8flow/c.h: a LoneLayer whose masters and gradients are the caller's.
 #include "bindings/handles.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <string_view>

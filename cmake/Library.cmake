@@ -52,3 +52,7 @@ install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPON
 
 install(TARGETS fp8flow RUNTIME COMPONENT program)
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+
+if(SKBUILD)  # the Python package (python/pyproject.toml) has the library in one file
+    install(FILES $<TARGET_FILE:fp8flow_shared> DESTINATION fp8flow RENAME libfp8flow.so COMPONENT python)
+endif()
