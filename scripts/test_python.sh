@@ -5,7 +5,7 @@
 # pip fetches pytest and scikit-build-core where the environment has none. GPU kernels are built where a GPU is.
 # Usage: test_python.sh [--library FILE] [--out FILE] [arguments for pytest]
 #   --library  this libfp8flow.so of a build instead of installing anything, and the tests alone
-#   --out      the results, as docs/results/python_cpu.txt has them
+#   --out      the results, with commit, machine and versions
 #   PYTHON     the interpreter, default python3; FP8FLOW_DEPS as for test.sh
 # Exit status 77 where torch or pytest is missing.
 set -euo pipefail
