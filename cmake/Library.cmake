@@ -10,7 +10,9 @@ endif()
 
 set(parts fp8flow_core fp8flow_ops fp8flow_comm fp8flow_reference fp8flow_hopper fp8flow_layers)
 list(TRANSFORM parts REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
-add_library(fp8flow_shared SHARED kernels/backends/backends.cpp ${objects})
+file(GLOB bindings CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bindings/*.cpp)
+add_library(fp8flow_shared SHARED kernels/backends/backends.cpp ${bindings} ${objects})
+target_include_directories(fp8flow_shared PRIVATE ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(fp8flow_shared PRIVATE fp8flow_flags ${parts} PUBLIC fmt::fmt)  # the parts: for what they link
 target_link_options(fp8flow_shared PRIVATE -Wl,--no-undefined)
 set_target_properties(fp8flow_shared PROPERTIES OUTPUT_NAME fp8flow EXPORT_NAME fp8flow VERSION ${PROJECT_VERSION}
@@ -45,11 +47,16 @@ install(CODE "
         string(REGEX REPLACE \"#include \\\"(kernels|layers)/\" \"#include \\\"fp8flow/\\\\1/\" text \"\${text}\")
         file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${header}\" \"\${text}\")
     endforeach()" COMPONENT library)
-install(FILES include/fp8flow/fp8flow.h include/fp8flow/plugin.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
+install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h
+        DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT library)
 
 install(TARGETS fp8flow RUNTIME COMPONENT program)
 install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+
+if(SKBUILD)  # the Python package (python/pyproject.toml) has the library in one file
+    install(FILES $<TARGET_FILE:fp8flow_shared> DESTINATION fp8flow RENAME libfp8flow.so COMPONENT python)
+endif()
 
 # `cpack --config BUILD/CPackConfig.cmake`: fp8flow-VERSION-SYSTEM.tar.gz with the library, the program and its configurations in one
 # folder, to be unpacked anywhere. What they load is the machine's: docs/operations.md.

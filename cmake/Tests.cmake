@@ -175,6 +175,18 @@ if(TARGET fp8flow)
     set_tests_properties(cli_watchdog_test PROPERTIES RUN_SERIAL TRUE)
 endif()
 
+# The C interface, as C reads it.
+if(TARGET fp8flow_shared)
+    enable_language(C)
+    add_executable(c_interface ${PROJECT_SOURCE_DIR}/tests/library/c_interface.c)
+    target_include_directories(c_interface PRIVATE ${PROJECT_SOURCE_DIR}/include)
+    target_link_libraries(c_interface PRIVATE fp8flow_shared)
+    target_compile_options(c_interface PRIVATE -std=c11 -Wall -Wextra $<$<BOOL:${FP8FLOW_WERROR}>:-Werror>)
+    set_target_properties(c_interface PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
+    add_test(NAME c_interface COMMAND c_interface)
+    set_tests_properties(c_interface PROPERTIES LABELS unit TIMEOUT 60 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
+endif()
+
 # The installed library, and examples/ built with it in a folder of their own.
 if(TARGET fp8flow_shared)
     add_test(NAME installed_library COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}

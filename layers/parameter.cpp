@@ -66,13 +66,14 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     p.stream = fnv1a64(spec.name);
     p.shard = spec.expert ? shards_.expert : shards_.dense;
     p.slice = state_slice(p.numel(), p.shard.rank, p.shard.size);
-    if (p.is_sharded())
+    const bool here = masters_ == Masters::own;
+    if (here && p.is_sharded())
         allocate_shard(p);
-    else
+    else if (here)
         allocate_whole(p);
     const WeightFormat& format = spec.format;
     if (format.plain)
-        p.plain = spec.plain_dtype == DType::f32 && !p.is_sharded()
+        p.plain = spec.plain_dtype == DType::f32 && !p.is_sharded() && here
                       ? p.master
                       : shaped(spec, spec.plain_dtype, "copies");
     if (format.fp8_layout != ScaleLayout::none) {
@@ -81,6 +82,7 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
         p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
     }
+    if (!here) return p;
     if (p.is_sharded()) {
         write_initial_shard(p, seed_, ops_, [&](const TensorView& whole) { write_copies(p, whole, {}); });
     } else {
@@ -171,7 +173,7 @@ ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last
     return found;
 }
 
-void ParameterStore::write_copies(Parameter& p, const TensorView& master, const Launch& launch) {
+void ParameterStore::write_copies(const Parameter& p, const TensorView& master, const Launch& launch) {
     if (p.plain && p.plain.data != master.data) ops_.cast({.x = master, .y = p.plain}, launch);
     if (p.fprop) {
         ops_.quantize_weight({.src = master,

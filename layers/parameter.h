@@ -86,20 +86,26 @@ struct Parameter {
     int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
 };
 
+// Where masters and main gradients are. callers: outside, and no moments: the store has the working copies,
+// which write_copies makes from masters at hand; whoever runs a backward puts main_grad in place first.
+enum class Masters : uint8_t { own, callers };
+
 // All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash
 // of weights.
 class ParameterStore {
 public:
-    ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {}, const StateShards& shards = {})
+    ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {}, const StateShards& shards = {},
+                   Masters masters = Masters::own)
         : ops_(ops),
           seed_(seed),
           dtypes_(dtypes),
           shards_(shards),
+          masters_(masters),
           arena_(ops.device(), "parameters"),
           sums_(ops.device(), "sums over sources") {}
 
     // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
-    // writes the working copies.
+    // writes the working copies. Masters::callers: allocates the copies alone and writes nothing.
     Parameter& add(const ParameterSpec& spec);
     // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
     // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
@@ -125,6 +131,8 @@ public:
     const std::deque<Parameter>& all() const { return parameters_; }
     // Writes the working copies of one parameter from its master, which is not sharded.
     void write_copies(Parameter& parameter);
+    // The same from a master elsewhere, f32 or bf16 of the parameter's shape, which is not kept.
+    void write_copies(const Parameter& parameter, const TensorView& master, const Launch& launch);
     // The same of all parameters, by all ranks together: shards of a master are gathered.
     void write_all_copies(Exchange& exchange);
     // After the update of its slice, by all ranks that share its state: the working copies of a sharded
@@ -139,7 +147,6 @@ public:
 
 private:
     TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category);
-    void write_copies(Parameter& parameter, const TensorView& master, const Launch& launch);
     void allocate_whole(Parameter& parameter);
     void allocate_shard(Parameter& parameter);
     void allocate_squares();
@@ -152,6 +159,7 @@ private:
     uint64_t seed_;
     StateDtypes dtypes_;
     StateShards shards_;
+    Masters masters_;
     Arena arena_, sums_;
     int64_t sources_ = 1, source_stride_ = 0;
     std::deque<Parameter> parameters_;

@@ -7,6 +7,7 @@
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/exchange.h"
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -15,6 +16,8 @@ namespace fp8flow {
 
 // fp32: tests only
 enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8_rowwise, mxfp8, fp32 };
+inline constexpr std::array kRecipeNames = {"bf16",     "fp8_tensorwise", "fp8_blockwise",
+                                            "fp8_flow", "fp8_rowwise",    "mxfp8"};
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2

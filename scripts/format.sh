@@ -17,7 +17,7 @@ done
 [[ -n $tool ]] || die 2 "clang-format $version is not installed (scripts/setup_deps.sh format)"
 
 cd "$root"
-mapfile -d '' files < <(find kernels layers model tests include examples -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 | sort -z)
+mapfile -d '' files < <(find kernels layers bindings model tests include examples -type f \( -name '*.h' -o -name '*.c' -o -name '*.cpp' -o -name '*.cu' -o -name '*.cuh' \) -print0 | sort -z)
 case ${1:-} in
     "")
         "$tool" -i "${files[@]}"

@@ -82,7 +82,7 @@ parts_of() {
 }
 mapfile -t gpu_tests < <(tests_of gpu)
 mapfile -t mpi_tests < <(tests_of gpu_mpi)
-configure cuda-release && build cuda-release fp8flow "${gpu_tests[@]}" "${mpi_tests[@]}" || exit
+configure cuda-release && build cuda-release fp8flow fp8flow_shared "${gpu_tests[@]}" "${mpi_tests[@]}" || exit
 bin=$root/build/cuda-release
 export FP8FLOW_GOLDEN=${FP8FLOW_GOLDEN:-require}
 
@@ -146,6 +146,7 @@ for ranks in "${rank_counts[@]}"; do
             --set "training.global_batch_size=$ranks" --set model.seq_length=1024 --set profile.energy_seconds=0
     fi
 done
+add --gpus 1 --detail 'passed|failed|has no' python "$root/scripts/test_python.sh" --library "$bin/libfp8flow.so"
 if has_command bench; then
     add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench" --overwrite
 fi

@@ -17,7 +17,7 @@ for preset in cpu cuda-release cuda-check; do
 done
 [[ -f $database/compile_commands.json ]] || die 2 "no build/cpu/compile_commands.json (run scripts/test.sh first)"
 
-folders=(kernels/core kernels/ops kernels/comm layers)
+folders=(kernels/core kernels/ops kernels/comm layers bindings)
 case ${1:-} in
     "") ;;
     --all) folders+=(kernels/reference model); shift ;;

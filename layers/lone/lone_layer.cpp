@@ -47,7 +47,7 @@ LoneLayer::LoneLayer(Ops& ops, Exchange& exchange, const LoneLayerSpec& spec)
     : ops_(ops),
       exchange_(exchange),
       spec_((check(spec, exchange), spec)),
-      store_(ops, spec.seed),
+      store_(ops, spec.seed, {}, {}, spec.masters),
       state_(ops.device(), "state"),
       kept_(ops.device(), "saved"),
       scratch_(ops.device(), "scratch"),
@@ -62,7 +62,7 @@ LoneLayer::LoneLayer(Ops& ops, Exchange& exchange, const LoneLayerSpec& spec)
         norm_ = std::make_unique<Norm>(store_, ops.device(), block.model, spec.precision, output,
                                        "layers.0.pre_mlp_layernorm");
     }
-    store_.allocate_gradients();
+    if (spec.masters == Masters::own) store_.allocate_gradients();
     status_ = state_.tensor(DType::i32, {1}, "step");
     zero_ = state_.tensor(DType::bf16, {spec.max_tokens, spec.hidden_size}, "residual");
     all_tokens_ = {.num_groups = 1,

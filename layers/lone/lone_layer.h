@@ -24,6 +24,7 @@ struct LoneLayerSpec {
     bool residual = false;  // y = x + layer(x)
     double init_method_std = 0.02;
     uint64_t seed = 1;
+    Masters masters = Masters::own;
     int64_t replica = 0;  // this rank's place among those that hold the same experts
     GemmObserver* gemms = nullptr;
 };
@@ -52,7 +53,8 @@ public:
     void begin_step(const Launch& launch = {});
     void end_step(const Launch& launch = {});
 
-    // Names, FP32 masters, main gradients. After a change of masters: write_copies.
+    // Names, FP32 masters, main gradients, in the order router, fc1, fc2. After a change of masters:
+    // write_copies. With Masters::callers there are neither (ParameterStore).
     ParameterStore& parameters() { return store_; }
     void write_copies() { store_.write_all_copies(exchange_); }
     // Of the last forward.

@@ -20,7 +20,7 @@ namespace {
 
 using namespace builders;
 
-const Names kRecipes = {"bf16", "fp8_tensorwise", "fp8_blockwise", "fp8_flow", "fp8_rowwise", "mxfp8"};
+const Names kRecipes(kRecipeNames.begin(), kRecipeNames.end());
 const Names kRecomputeModules = {"core_attn", "layernorm", "moe_act", "moe_expert", "moe", "shared_experts"};
 
 // A switch for each module in the spec, a list of names in the file (Megatron's recompute_modules).

@@ -37,7 +37,7 @@ bool is_source(const std::string& path) {
 }
 bool is_ours(const std::string& include) {
     return under(include, "kernels") || under(include, "layers") || under(include, "model") ||
-           under(include, "tests");
+           under(include, "bindings") || under(include, "tests");
 }
 
 // ---- rooms
@@ -158,6 +158,8 @@ std::string forbidden(const std::string& file, const std::string& include) {
     if (under(file, "tests"))
         return under(include, "model/main") ? "model/commands/main.cpp is the program" : "";
     if (under(include, "tests")) return "only tests include tests/";
+    if (under(include, "bindings") && !under(file, "bindings")) return "bindings/ is the top of the library";
+    if (under(file, "bindings") && under(include, "model")) return "bindings/ is a part of the library";
     if (under(file, "kernels") && (under(include, "layers") || under(include, "model"))) {
         return "kernels/ is below layers/ and model/";
     }
@@ -318,7 +320,7 @@ Tree read_repository() {
     namespace fs = std::filesystem;
     Tree tree;
     const fs::path root = FP8FLOW_SOURCE_DIR;
-    for (const char* floor : {"kernels", "layers", "model", "tests"}) {
+    for (const char* floor : {"kernels", "layers", "bindings", "model", "tests"}) {
         if (!fs::exists(root / floor)) continue;
         for (const auto& entry : fs::recursive_directory_iterator(root / floor)) {
             const std::string path = entry.path().lexically_relative(root).generic_string();
@@ -413,6 +415,10 @@ std::vector<Planted> planted() {
         {"clean", pair("model/base/a.h", "layers/b.h"), ""},
         {"kernel_sees_layer", pair("kernels/ops/a.h", "layers/b.h"), "is below layers"},
         {"kernel_sees_model", pair("kernels/comm/a.h", "model/base/b.h"), "is below layers"},
+        {"binding_sees_layer", pair("bindings/a.h", "layers/b.h"), ""},
+        {"binding_sees_model", pair("bindings/a.h", "model/base/b.h"), "part of the library"},
+        {"binding_sees_reference", pair("bindings/a.h", "kernels/reference/b.h"), "concrete backend"},
+        {"layer_sees_binding", pair("layers/a.h", "bindings/b.h"), "top of the library"},
         {"layer_sees_model", pair("layers/a.h", "model/base/b.h"), "layers/ is below"},
         {"layer_sees_reference", pair("layers/flows/a.h", "kernels/reference/b.h"), "concrete backend"},
         {"layer_sees_hopper", pair("layers/a.h", "kernels/hopper/b.h"), "concrete backend"},

@@ -156,6 +156,43 @@ TEST(LoneLayer, CallsDoNotDependOnThoseBefore) {
     EXPECT_EQ(once.count("layers.0.pre_mlp_layernorm.weight"), 1u);
 }
 
+// Masters and gradients in the caller's memory: the same bits, and no state beside the copies.
+TEST(LoneLayer, MastersCanBeTheCallers) {
+    const auto groups = make_thread_groups(1, 60);
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        LoneLayerSpec spec = small_spec(recipe);
+        spec.norm = true;
+        OneRank own(*groups[0], spec);
+        spec.masters = Masters::callers;
+        OneRank other(*groups[0], spec);
+        ParameterStore& store = other.layer().parameters();
+        EXPECT_EQ(store.bytes().size(), 1u);
+        EXPECT_GT(store.bytes()["copies"], 0);
+        std::map<std::string, std::vector<float>> gradients;
+        for (const Parameter& given : own.layer().parameters().all()) {
+            Parameter& parameter = store.all().at(gradients.size());
+            ASSERT_EQ(parameter.spec.name, given.spec.name);
+            store.write_copies(parameter, given.master, {});
+            std::vector<float>& gradient = gradients[given.spec.name];
+            gradient.resize(static_cast<size_t>(given.numel()));
+            parameter.main_grad = given.main_grad;
+            parameter.main_grad.data = gradient.data();
+        }
+        std::vector<std::vector<Bf16>> rows;
+        for (OneRank* rank : {&own, &other}) {
+            const TensorView x = rank->rows(kTokens, 0), dy = rank->rows(kTokens, 7, 0.01),
+                             y = rank->rows(kTokens, 0), dx = rank->rows(kTokens, 0);
+            rank->layer().forward(x, y);
+            rank->layer().backward(dy, dx);
+            rows.push_back(OneRank::values(y));
+            rows.push_back(OneRank::values(dx));
+        }
+        EXPECT_TRUE(same_bits(rows[0], rows[2]));
+        EXPECT_TRUE(same_bits(rows[1], rows[3]));
+        EXPECT_EQ(own.gradients(), gradients);
+    }
+}
+
 TEST(LoneLayer, AResidualAddsItsRowsAndItsGradient) {
     LoneLayerSpec spec = small_spec(Recipe::bf16);
     const Outcome without = run(spec, {kTokens});
