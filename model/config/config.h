@@ -158,7 +158,7 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
-    std::string foreign;             // ImportedModel::foreign with its name, unless model.attention is set
+    std::string foreign;  // ImportedModel::foreign with its name, unless model.attention is set
     // What an imported model says and the settings do not; what resolve_config changed. Said at the start.
     std::vector<std::string> notes;
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: MIT
- * A plugin of bench whose kernels are wrong in the ways that bench has to notice; what each does: its name. */
+ * A plugin of bench whose kernels are wrong in the ways that bench has to notice; what each does: its name.
+ */
 #include <fp8flow/plugin.h>
 #include <stddef.h>
 #include <string.h>
@@ -32,7 +33,8 @@ static int nothing_done(const fp8flow_plugin_call* call) { return call->num_tens
 /* Refuses every call: with 1 where the arguments are those of the test's shape. */
 static int arguments_seen(const fp8flow_plugin_call* call) {
     const fp8flow_plugin_tensor *src = tensor(call, "src"), *codes = tensor(call, "dst"),
-                                *scales = tensor(call, "dst.scales"), *offsets = tensor(call, "groups.offsets");
+                                *scales = tensor(call, "dst.scales"),
+                                *offsets = tensor(call, "groups.offsets");
     if (src == NULL || codes == NULL || scales == NULL || offsets == NULL) return 2;
     if (strcmp(src->dtype, "bf16") != 0 || strcmp(codes->dtype, "e4m3") != 0) return 3;
     if (src->rank != 2 || src->dims[1] != 256 || offsets->dims[0] != 5) return 4;
