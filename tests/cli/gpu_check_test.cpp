@@ -25,6 +25,7 @@ protected:
         for (const char* test :
              {"gpu/norm/norm_parity_test.cu", "gpu_mpi/exchange_gpu_test.cu", "gpu_mpi/golden_test.cu"})
             folder_.write(std::string("tests/") + test, "");
+        program("scripts/test_python.sh", "#!/bin/sh\necho 3 passed\n");
         program("bin/nvidia-smi",
                 "#!/bin/sh\ncase $* in *name*) echo NVIDIA H200 ;; *) printf '0\\n1\\n' ;; esac\n");
         program("bin/cmake", "#!/bin/sh\nexit 0\n");
@@ -78,6 +79,7 @@ TEST_F(GpuCheck, TheChecksAndTheirFigures) {
                                  "gpu_mpi_exchange_gpu_test", "train"})
             EXPECT_EQ(found.count(fmt::format("{} on {}", name, ranks)), 1u) << name << " on " << ranks;
     EXPECT_EQ(found.count("gpu_norm_parity_test"), 1u);
+    EXPECT_EQ(found.count("python"), 1u);
     EXPECT_EQ(found.count("memcheck gpu_norm_parity_test"), 1u);
     EXPECT_EQ(found.count("memcheck gpu_mpi_golden_test"), 0u);
     for (const auto& [name, row] : found) EXPECT_EQ(row["result"], "passed") << row;
