@@ -32,23 +32,11 @@ void limit_by(int& cores, const std::string& text) {
 }  // namespace
 
 int usable_cores(int cores, const HostMemoryFiles& files) {
-    std::ifstream groups(files.proc + "/self/cgroup");  // hierarchy:controllers:path
-    for (std::string line; std::getline(groups, line);) {
-        const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) continue;
-        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
-        std::string path = line.substr(second + 1);
-        if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos || path == "/")
-            path = "";
-        const bool unified = controllers == ",,", old = controllers.find(",cpu,") != std::string::npos;
-        for (; unified || old; path.resize(path.rfind('/'))) {
-            const std::string folder = files.cgroup + (old ? "/cpu" : "") + path;
-            limit_by(cores, unified ? line_of(folder + "/cpu.max")
-                                    : line_of(folder + "/cpu.cfs_quota_us") + " " +
-                                          line_of(folder + "/cpu.cfs_period_us"));
-            if (path.empty()) break;
-        }
-    }
+    each_cgroup(files, "cpu", [&](const std::string& folder, bool unified) {
+        limit_by(cores, unified ? line_of(folder + "/cpu.max")
+                                : line_of(folder + "/cpu.cfs_quota_us") + " " +
+                                      line_of(folder + "/cpu.cfs_period_us"));
+    });
     return std::max(1, cores);
 }
 

@@ -45,41 +45,48 @@ void tighten(HostMemory& memory, int64_t free, std::string limit, bool of_one_pr
     if (free < memory.free_bytes) memory = {std::max<int64_t>(0, free), std::move(limit), of_one_process};
 }
 
-// A cgroup may be limited by any of those around it.
-void tighten_by_cgroups(HostMemory& memory, const std::string& root, std::string path, const char* limit,
-                        const char* used, const char* cached, const char* name) {
-    for (;; path.resize(path.rfind('/'))) {
-        const auto most = number_in(root + path + "/" + limit), now = number_in(root + path + "/" + used);
-        // cached pages of files are given back before the limit is reached
-        const int64_t cache = word_line(root + path + "/memory.stat", cached).value_or(0);
-        if (most && now)
-            tighten(memory, *most - *now + cache, fmt::format("the cgroup's {} of {} bytes", name, *most),
-                    false);
-        if (path.empty()) return;
-    }
+void tighten_by_cgroup(HostMemory& memory, const std::string& folder, const char* limit, const char* used,
+                       const char* cached) {
+    const auto most = number_in(folder + "/" + limit), now = number_in(folder + "/" + used);
+    // cached pages of files are given back before the limit is reached
+    const int64_t cache = word_line(folder + "/memory.stat", cached).value_or(0);
+    if (most && now)
+        tighten(memory, *most - *now + cache, fmt::format("the cgroup's {} of {} bytes", limit, *most),
+                false);
 }
 
 }  // namespace
+
+void each_cgroup(const HostMemoryFiles& files, const std::string& controller,
+                 const std::function<void(const std::string& folder, bool unified)>& visit) {
+    std::ifstream groups(files.proc + "/self/cgroup");  // hierarchy:controllers:path
+    for (std::string line; std::getline(groups, line);) {
+        const size_t first = line.find(':'), second = line.find(':', first + 1);
+        if (first == std::string::npos || second == std::string::npos) continue;
+        const std::string controllers = "," + line.substr(first + 1, second - first - 1) + ",";
+        const bool unified = controllers == ",,";
+        if (!unified && controllers.find("," + controller + ",") == std::string::npos) continue;
+        std::string path = line.substr(second + 1);
+        if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos || path == "/")
+            path = "";
+        for (;; path.resize(path.rfind('/'))) {
+            visit(files.cgroup + (unified ? "" : "/" + controller) + path, unified);
+            if (path.empty()) break;
+        }
+    }
+}
 
 HostMemory host_memory(const HostMemoryFiles& files) {
     HostMemory memory;
     if (const auto free = kib_line(files.proc + "/meminfo", "MemAvailable"))
         tighten(memory, *free, "physical memory", false);
-    std::ifstream groups(files.proc + "/self/cgroup");  // hierarchy:controllers:path
-    for (std::string line; std::getline(groups, line);) {
-        const size_t first = line.find(':'), second = line.find(':', first + 1);
-        if (first == std::string::npos || second == std::string::npos) continue;
-        const std::string controllers = line.substr(first + 1, second - first - 1);
-        std::string path = line.substr(second + 1);
-        if (path.empty() || path.front() != '/' || path.find("..") != std::string::npos || path == "/")
-            path = "";
-        if (controllers.empty())
-            tighten_by_cgroups(memory, files.cgroup, path, "memory.max", "memory.current", "inactive_file",
-                               "memory.max");
-        else if (("," + controllers + ",").find(",memory,") != std::string::npos)
-            tighten_by_cgroups(memory, files.cgroup + "/memory", path, "memory.limit_in_bytes",
-                               "memory.usage_in_bytes", "total_inactive_file", "memory.limit_in_bytes");
-    }
+    each_cgroup(files, "memory", [&](const std::string& folder, bool unified) {
+        if (unified)
+            tighten_by_cgroup(memory, folder, "memory.max", "memory.current", "inactive_file");
+        else
+            tighten_by_cgroup(memory, folder, "memory.limit_in_bytes", "memory.usage_in_bytes",
+                              "total_inactive_file");
+    });
     const auto resource = [&](auto which, const char* name, const char* taken) {
         rlimit most{};
         if (::getrlimit(which, &most) != 0 || most.rlim_cur == RLIM_INFINITY) return;

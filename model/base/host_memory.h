@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace fp8flow {
@@ -17,6 +18,11 @@ struct HostMemory {
 struct HostMemoryFiles {
     std::string proc = "/proc", cgroup = "/sys/fs/cgroup";
 };
+
+// Calls visit for each cgroup that limits this process by `controller`: its own, and those around it.
+// unified: version 2, whose files have other names.
+void each_cgroup(const HostMemoryFiles& files, const std::string& controller,
+                 const std::function<void(const std::string& folder, bool unified)>& visit);
 
 // The tightest of: physical memory (MemAvailable), memory.max of the cgroup and those around it (version 1:
 // memory.limit_in_bytes), RLIMIT_AS and RLIMIT_DATA.

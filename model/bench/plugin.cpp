@@ -8,11 +8,10 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <fp8flow/plugin.h>
 
 #include <algorithm>
 #include <cmath>
-#include <map>
+#include <memory>
 
 namespace fp8flow::bench {
 
@@ -69,6 +68,44 @@ private:
     }
 };
 
+// The arguments of one call as the library sees them. The C structs point into the other members.
+struct Prepared {
+    template <class Args> Prepared(const char* operation, const Args& args, bool gpu) {
+        parts.add_all(args);
+        for (const NamedTensor& tensor : parts.tensors) {
+            const TensorView& view = tensor.view;
+            tensors.push_back({tensor.name.c_str(), view.data, name_of(view.dtype), view.rank, {}});
+            std::copy_n(view.dims, view.rank, tensors.back().dims);
+        }
+        for (const Number& number : parts.numbers) numbers.push_back({number.name.c_str(), number.value});
+        call = {.operation = operation,
+                .tensors = tensors.data(),
+                .numbers = numbers.data(),
+                .num_tensors = static_cast<int32_t>(tensors.size()),
+                .num_numbers = static_cast<int32_t>(numbers.size()),
+                .on_gpu = gpu ? 1 : 0,
+                .stream = nullptr};
+    }
+    Prepared(const Prepared&) = delete;
+    Prepared& operator=(const Prepared&) = delete;
+
+    Parts parts;
+    std::vector<fp8flow_plugin_tensor> tensors;
+    std::vector<fp8flow_plugin_number> numbers;
+    fp8flow_plugin_call call;
+};
+
+template <class Args>
+Plugin::Call prepared_call(fp8flow_plugin_run run, const char* operation, const Args& args, bool gpu) {
+    const auto prepared = std::make_shared<Prepared>(operation, args, gpu);
+    return {[prepared, run](const Launch& launch) {
+                prepared->call.stream = launch.stream.handle;
+                const int status = run(&prepared->call);
+                require(status == 0, ExitCode::usage, "returned {}", status);
+            },
+            prepared->parts.tensors};
+}
+
 double value_at(const uint8_t* data, int64_t i, DType dtype) {
     switch (dtype) {
         case DType::f32: return reinterpret_cast<const float*>(data)[i];
@@ -103,65 +140,16 @@ std::string difference(const uint8_t* ours, const uint8_t* theirs, const TensorV
 
 }  // namespace
 
-#define FP8FLOW_PARTS(name, Args)                                           \
-    template <> const char* operation_of(const op::Args&) { return #name; } \
-    template <> std::vector<NamedTensor> tensors_of(const op::Args& args) { \
-        Parts parts;                                                        \
-        parts.add_all(args);                                                \
-        return std::move(parts.tensors);                                    \
+#define FP8FLOW_CALL(name, Args)                                                            \
+    Plugin::Call Plugin::call(const op::Args& args) const {                                 \
+        const auto run = runs_.find(#name);                                                 \
+        return run == runs_.end() ? Call{} : prepared_call(run->second, #name, args, gpu_); \
     }
-FP8FLOW_FOR_EACH_OP(FP8FLOW_PARTS)
-FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_PARTS)
-#undef FP8FLOW_PARTS
+FP8FLOW_FOR_EACH_OP(FP8FLOW_CALL)
+FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_CALL)
+#undef FP8FLOW_CALL
 
-class Plugin::Calls final : public Ops {
-public:
-    Calls(Device& device, bool gpu) : device_(device), gpu_(gpu) {}
-    Device& device() override { return device_; }
-
-    std::map<std::string, fp8flow_plugin_run> runs;
-
-private:
-#define FP8FLOW_HAND_OVER(name, Args)                                     \
-    void do_##name(const op::Args& args, const Launch& launch) override { \
-        Parts parts;                                                      \
-        parts.add_all(args);                                              \
-        call(#name, parts, launch);                                       \
-    }
-    FP8FLOW_FOR_EACH_OP(FP8FLOW_HAND_OVER)
-    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_HAND_OVER)
-#undef FP8FLOW_HAND_OVER
-
-    void call(const char* operation, const Parts& parts, const Launch& launch) {
-        const auto run = runs.find(operation);
-        require(run != runs.end(), ExitCode::usage, "the plugin has no operation {}", operation);
-        tensors_.clear();
-        numbers_.clear();
-        for (const NamedTensor& tensor : parts.tensors) {
-            const TensorView& view = tensor.view;
-            tensors_.push_back({tensor.name.c_str(), view.data, name_of(view.dtype), view.rank, {}});
-            std::copy_n(view.dims, view.rank, tensors_.back().dims);
-        }
-        for (const Number& number : parts.numbers) numbers_.push_back({number.name.c_str(), number.value});
-        const fp8flow_plugin_call call{.operation = operation,
-                                       .tensors = tensors_.data(),
-                                       .numbers = numbers_.data(),
-                                       .num_tensors = static_cast<int32_t>(tensors_.size()),
-                                       .num_numbers = static_cast<int32_t>(numbers_.size()),
-                                       .on_gpu = gpu_ ? 1 : 0,
-                                       .stream = launch.stream.handle};
-        const int status = run->second(&call);
-        require(status == 0, ExitCode::usage, "returned {}", status);
-    }
-
-    Device& device_;
-    bool gpu_;
-    std::vector<fp8flow_plugin_tensor> tensors_;
-    std::vector<fp8flow_plugin_number> numbers_;
-};
-
-Plugin::Plugin(const std::string& path, Device& device, bool gpu)
-    : calls_(std::make_unique<Calls>(device, gpu)) {
+Plugin::Plugin(const std::string& path, bool gpu) : gpu_(gpu) {
     const std::string where = "--plugin " + printable(path);
     // a name without a slash would be looked for in the system's folders; the library stays loaded
     void* const library =
@@ -191,22 +179,18 @@ Plugin::Plugin(const std::string& path, Device& device, bool gpu)
                 "{}: operation {} of the table has no name or no function", where, i);
         require(std::find(known.begin(), known.end(), one.operation) != known.end(), ExitCode::usage,
                 "{}: unknown operation '{}'; see fp8flow bench --list", where, printable(one.operation));
-        require(calls_->runs.emplace(one.operation, one.run).second, ExitCode::usage,
+        require(runs_.emplace(one.operation, one.run).second, ExitCode::usage,
                 "{}: operation {} is there twice", where, one.operation);
     }
 }
 
-Plugin::~Plugin() = default;
-
-bool Plugin::has(const std::string& operation) const { return calls_->runs.contains(operation); }
+bool Plugin::has(const std::string& operation) const { return runs_.contains(operation); }
 
 std::vector<std::string> Plugin::operations() const {
     std::vector<std::string> names;
-    for (const auto& [name, run] : calls_->runs) names.push_back(name);
+    for (const auto& [name, run] : runs_) names.push_back(name);
     return names;
 }
-
-Ops& Plugin::ops() { return *calls_; }
 
 std::string compare_results(Device& device, const std::vector<NamedTensor>& tensors,
                             const std::function<void()>& ours, const std::function<void()>& theirs) {

@@ -6,8 +6,10 @@
 
 #include "kernels/ops.h"
 
+#include <fp8flow/plugin.h>
+
 #include <functional>
-#include <memory>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -22,27 +24,28 @@ class Plugin {
 public:
     // Throws Error(usage) for a file that cannot be loaded, another version, and operations that are not in
     // the list or occur twice. `gpu`: tensors are in the memory of a GPU.
-    Plugin(const std::string& path, Device& device, bool gpu);
-    ~Plugin();
-    Plugin(const Plugin&) = delete;
-    Plugin& operator=(const Plugin&) = delete;
+    Plugin(const std::string& path, bool gpu);
 
     const std::string& name() const { return name_; }
     bool has(const std::string& operation) const;
     std::vector<std::string> operations() const;
-    // The library's operations, to be called as ours are. One that it does not have, or that refuses a call,
-    // throws Error(usage).
-    Ops& ops();
+
+    // The library's kernel on these arguments, which are named once and not at each run; no `run` where the
+    // library has no such operation. run throws Error(usage) where the library refuses the arguments.
+    struct Call {
+        std::function<void(const Launch&)> run;
+        std::vector<NamedTensor> tensors;  // all of the arguments
+    };
+#define FP8FLOW_DECLARE(name, Args) Call call(const op::Args& args) const;
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE)
+    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE)
+#undef FP8FLOW_DECLARE
 
 private:
-    class Calls;
+    bool gpu_;
     std::string name_;
-    std::unique_ptr<Calls> calls_;
+    std::map<std::string, fp8flow_plugin_run> runs_;
 };
-
-// Of an operation's arguments: the name of the operation, and all tensors.
-template <class Args> const char* operation_of(const Args& args);
-template <class Args> std::vector<NamedTensor> tensors_of(const Args& args);
 
 // What both wrote, in words: "equal", or where they differ: "y: nmse 1.2e-06", "a: 3 of 4096 values". The
 // tensors hold the same values before each of the two, and those again afterwards.

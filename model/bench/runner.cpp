@@ -170,8 +170,7 @@ Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::
 }
 
 void Runner::add_plugin(const std::string& path) {
-    plugin_ =
-        std::make_unique<Plugin>(path, backends_.front().ops->device(), choice_.kind == BackendKind::hopper);
+    plugin_ = std::make_unique<Plugin>(path, choice_.kind == BackendKind::hopper);
 }
 
 // What the plugin's kernel does with the call; false where it refuses it, on any rank. Before other calls:

@@ -73,7 +73,7 @@ struct Machine {
     BackendChoice backend;
     // Plain messages between all ranks, made on the first call; null where there are none.
     std::function<Messages*()> messages = [] { return nullptr; };
-    Plugin* plugin = nullptr;  // measured beside the operations that it has
+    const Plugin* plugin = nullptr;  // measured beside the operations that it has
 };
 
 enum class Runs : uint8_t { on_each_rank, together };
@@ -101,12 +101,11 @@ template <class Args>
 Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
              const Work& work) {
     check(args);
-    const auto on = [operation, args](Ops& ops) {
-        return [&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); };
-    };
-    Call call{on(machine.ops), work};
-    if (machine.plugin != nullptr && machine.plugin->has(operation_of(args)))
-        call.peer = {machine.plugin->name(), on(machine.plugin->ops()), tensors_of(args)};
+    Ops& ops = machine.ops;
+    Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
+    if (machine.plugin != nullptr)
+        if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
+            call.peer = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
     return call;
 }
 
