@@ -155,7 +155,7 @@ if(TARGET fp8flow)
         set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600 PROCESSORS 2
             ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
     endforeach()
-    # Preloaded into the program by watchdog_test, which runs alone: a rank without a core is silent, too.
+    # Preloaded into the program by watchdog_test, whose ranks have a core each: a rank without one is silent, too.
     add_library(fp8flow_faults SHARED ${PROJECT_SOURCE_DIR}/tests/cli/faults/faults.cpp)
     target_link_libraries(fp8flow_faults PRIVATE fp8flow_flags MPI::MPI_CXX ${CMAKE_DL_LIBS})
     set_target_properties(fp8flow_faults PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
@@ -172,7 +172,7 @@ if(TARGET fp8flow)
     add_dependencies(cli_watchdog_test fp8flow_faults)
     add_dependencies(cli_memory_test fp8flow_faults)
     add_dependencies(cli_stop_test fp8flow_faults)
-    set_tests_properties(cli_watchdog_test PROPERTIES RUN_SERIAL TRUE)
+    set_tests_properties(cli_watchdog_test PROPERTIES PROCESSORS 4)
 endif()
 
 # The C interface, as C reads it.
@@ -191,7 +191,8 @@ endif()
 if(TARGET fp8flow_shared)
     add_test(NAME installed_library COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
              -DWORK=${PROJECT_BINARY_DIR}/library_test -DNVCC=${FP8FLOW_NVCC} -P ${PROJECT_SOURCE_DIR}/tests/library/installed.cmake)
-    set_tests_properties(installed_library PROPERTIES LABELS cli TIMEOUT 600 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
+    set_tests_properties(installed_library PROPERTIES LABELS cli TIMEOUT 600 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2"
+                         REQUIRED_FILES "$<TARGET_FILE:fp8flow>;$<TARGET_FILE:fp8flow_shared_mpi>")
 endif()
 
 # Published figures: docs/results says where each comes from, and the documents say what docs/results says.
