@@ -172,7 +172,7 @@ if(TARGET fp8flow)
         target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
         add_dependencies(${test_name} fp8flow)
         add_test(NAME ${test_name} COMMAND ${test_name})
-        set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600 PROCESSORS 2
+        set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600
             ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
     endforeach()
     # Preloaded into the program by watchdog_test, which runs alone: a rank without a core is silent, too.
