@@ -188,6 +188,8 @@ def relative(a, b):
 @pytest.mark.parametrize("out_dtype,bound", [(torch.float32, 1e-6), (torch.bfloat16, 2**-8)])
 @pytest.mark.parametrize("fp8", [True, False])
 def test_grouped_gemm(device, out_dtype, bound, fp8):
+    if fp8 and torch.device(device).type == "cuda":
+        bound = max(bound, 2**-11)  # Hopper's tensor cores add FP8 products with 14 bits
     routed = Routed(device)
     a, w = routed.random_rows(256, device), torch.randn(routed.experts, 384, 256).to(torch.bfloat16).to(device)
     groups = routed.plan.groups
