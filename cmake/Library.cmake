@@ -47,7 +47,7 @@ install(CODE "
         string(REGEX REPLACE \"#include \\\"(kernels|layers)/\" \"#include \\\"fp8flow/\\\\1/\" text \"\${text}\")
         file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${header}\" \"\${text}\")
     endforeach()" COMPONENT library)
-install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h
+install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h include/fp8flow/recipe.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT library)
 

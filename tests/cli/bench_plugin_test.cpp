@@ -67,7 +67,7 @@ TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
         expect_contains(result.err, reason);
     };
     refused({"add", "--plugin", "/nowhere/plugin.so"}, "/nowhere/plugin.so");
-    refused({"add", "--plugin", library("fp8flow_faults")}, "exports no function fp8flow_plugin");
+    refused({"add", "--plugin", library("fp8flow_faults")}, "exports no fp8flow_plugin");
     refused({"cast", "--plugin", library("wrong_plugin")}, "it has add, quantize_rows, swiglu");
     refused({"add", "--plugin", library("wrong_plugin"), "--gemm-backend", "both"}, "--gemm-backend");
 }
