@@ -20,6 +20,12 @@ file(RENAME ${unpacked} ${WORK}/prefix)
 run(${WORK}/prefix/bin/fp8flow --version)
 run(${WORK}/prefix/bin/fp8flow plan ${WORK}/prefix/share/fp8flow/configs/quickstart.yaml)
 
+foreach(file README.md docs/usage/new_recipe.md examples/custom_recipe.cpp python/fp8flow/__init__.py python/fp8flow/libfp8flow.so)
+    if(NOT EXISTS ${WORK}/prefix/share/fp8flow/${file})
+        message(FATAL_ERROR "share/fp8flow/${file} is not in the package")
+    endif()
+endforeach()
+
 file(GLOB_RECURSE headers ${WORK}/prefix/include/fp8flow/*.h)
 list(LENGTH headers count)
 if(count LESS 30)

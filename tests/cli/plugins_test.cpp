@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
-// docs/usage/new_recipe.md as a reader follows it: its commands in their order, in a folder as a clone has
-// it; what a recipe of one's own computes; and what is refused.
+// Libraries of --plugin. Kernels for bench: the example's is found equal and timed; wrong results are told;
+// the rows stand in JSON, CSV and Markdown. Recipes: docs/usage/new_recipe.md as a reader follows it, its
+// commands in their order, in a folder as a clone has it. What cannot be loaded is refused with the reason.
+#include "kernels/core/error.h"
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -12,6 +14,68 @@
 
 namespace fp8flow {
 namespace {
+
+using nlohmann::json;
+
+std::string library(const std::string& name) {
+    return std::string(FP8FLOW_BINARY_DIR) + "/tests/lib" + name + ".so";
+}
+
+CommandResult bench(const std::vector<std::string>& more) {
+    std::vector<std::string> line = {"bench", "--backend", "reference", "--samples", "3"};
+    line.insert(line.end(), more.begin(), more.end());
+    return fp8flow_alone(line);
+}
+
+json row_of(const std::string& operation, const std::string& plugin, const std::string& shape) {
+    TemporaryFolder folder;
+    const CommandResult result =
+        bench({operation, "--plugin", library(plugin), "--shape", shape, "--out", folder.path("out")});
+    EXPECT_EQ(result.status, 0) << result.err;
+    json row = json::parse(read_whole(folder.path("out/bench.json"))).at(0);
+    const std::vector<std::string> csv = lines_of(read_whole(folder.path("out/bench.csv")));
+    EXPECT_EQ(csv.size(), 2u);
+    expect_contains(csv[0], "op,shape,us,");
+    expect_contains(csv[1], operation + ",");
+    expect_contains(read_whole(folder.path("out/bench.md")), "| " + operation + " |");
+    expect_contains(result.out, row.at("peer_result").get<std::string>());
+    return row;
+}
+
+TEST(BenchPlugin, ExampleIsEqualAndTimed) {
+    const json row = row_of("add", "bench_plugin", "dtype=f32");
+    EXPECT_EQ(row.at("peer"), "mine");
+    EXPECT_EQ(row.at("peer_result"), "equal");
+    EXPECT_GT(row.at("peer_us").get<double>(), 0.0);
+}
+
+TEST(BenchPlugin, WrongResultsAreTold) {
+    const json one = row_of("add", "wrong_plugin", "dtype=f32,T=8,H=128");
+    expect_contains(one.at("peer_result").get<std::string>(), "y: nmse ");
+    expect_contains(one.at("peer_result").get<std::string>(), "(1 of 1024 values)");
+    const json none = row_of("swiglu", "wrong_plugin", "");
+    expect_contains(none.at("peer_result").get<std::string>(), "a: ");
+}
+
+TEST(BenchPlugin, ArgumentsAreNamed) {
+    const json row = row_of("quantize_rows", "wrong_plugin", "H=256");
+    EXPECT_EQ(row.at("peer_result"), "left out: returned 1");
+    EXPECT_TRUE(row.at("peer_us").is_null());
+}
+
+TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
+    const auto refused = [](const std::vector<std::string>& line, const std::string& reason) {
+        const CommandResult result = bench(line);
+        EXPECT_EQ(result.status, static_cast<int>(ExitCode::usage)) << result.err;
+        expect_contains(result.err, reason);
+    };
+    refused({"add", "--plugin", "/nowhere/plugin.so"}, "/nowhere/plugin.so");
+    refused({"add", "--plugin", library("fp8flow_faults")}, "exports no fp8flow_plugin");
+    refused({"cast", "--plugin", library("wrong_plugin")}, "it has add, quantize_rows, swiglu");
+    refused({"add", "--plugin", library("wrong_plugin"), "--gemm-backend", "both"}, "--gemm-backend");
+}
+
+// ---- recipes
 
 namespace fs = std::filesystem;
 using Texts = std::vector<std::string>;
@@ -61,24 +125,27 @@ TEST_F(NewRecipe, ThePageIsFollowed) {
     const std::string page = read_whole(kSources + "/docs/usage/new_recipe.md");
     const std::string example = read_whole(kSources + "/examples/custom_recipe.cpp");
     const Texts code = blocks_of(page, "```cpp");
-    ASSERT_EQ(code.size(), 1u);
+    ASSERT_EQ(code.size(), 2u);
     EXPECT_NE(example.find(code[0]), std::string::npos) << code[0];
 
     std::map<std::string, int> ran;
     for (const std::string& block : blocks_of(page, "```")) {
         std::string line = block.substr(0, block.find('\n'));
         const std::string program = line.substr(0, line.find(' '));
-        if (program != "mkdir" && program != "g++" && program != "build/cpu/fp8flow") continue;  // output
-        if (program == "build/cpu/fp8flow")  // as printed, but short
+        if (program != "mkdir" && program != "g++" && program != "mpirun") continue;  // output
+        // as printed, but short; with free scales other columns round otherwise from the start
+        if (program == "mpirun")
             line +=
-                " --set training.train_iters=4 --set training.eval_iters=1 --set validate.warmup_iters=0 "
-                "--set model.seq_length=32";
+                " --set training.train_iters=3 --set training.eval_iters=1 --set validate.warmup_iters=0 "
+                "--set model.seq_length=16 --set training.micro_batch_size=1 --set "
+                "training.global_batch_size=2 "
+                "--set precision.scale_format=fp32 --set profile.profile_step_start=1";
         const CommandResult result = shell(line);
         const bool missed = line.find(" validate ") != std::string::npos && result.status == 1;
         ASSERT_TRUE(result.status == 0 || missed) << line << "\n" << result.out << result.err;
         ++ran[program];
     }
-    EXPECT_EQ(ran, (std::map<std::string, int>{{"build/cpu/fp8flow", 4}, {"g++", 1}, {"mkdir", 1}}));
+    EXPECT_EQ(ran, (std::map<std::string, int>{{"g++", 1}, {"mkdir", 1}, {"mpirun", 4}}));
 
     const std::string log = read_whole(folder_.path("runs/mine/train.log"));
     EXPECT_NE(log.find("recipe: rows_of_128 (BF16 rows on the wire"), std::string::npos) << log;
@@ -88,21 +155,38 @@ TEST_F(NewRecipe, ThePageIsFollowed) {
     // Its forward is fp8_blockwise's, so the first loss is; its weight gradients are its own.
     std::map<std::string, std::vector<double>> losses;
     for (const std::string& line : lines_of(read_whole(folder_.path("runs/mine_validate/loss.jsonl")))) {
-        const auto record = nlohmann::json::parse(line);
+        const auto record = json::parse(line);
         losses[record.at("arm")].push_back(record.at("lm_loss"));
     }
-    ASSERT_EQ(losses.count("rows_of_128") * losses["rows_of_128"].size(), 4u);
+    ASSERT_EQ(losses.count("rows_of_128") * losses["rows_of_128"].size(), 3u);
     EXPECT_EQ(losses["rows_of_128"][0], losses["fp8_blockwise"][0]);
-    EXPECT_NE(losses["rows_of_128"][3], losses["fp8_blockwise"][3]);
+    EXPECT_NE(losses["rows_of_128"][2], losses["fp8_blockwise"][2]);
     EXPECT_NE(losses["rows_of_128"][0], losses["bf16"][0]);
-    EXPECT_NEAR(losses["rows_of_128"][3], losses["bf16"][3], 0.01);
+    EXPECT_NEAR(losses["rows_of_128"][2], losses["bf16"][2], 0.01);
 
-    const auto profile = nlohmann::json::parse(read_whole(folder_.path("runs/mine_profile/profile.json")));
+    const auto profile = json::parse(read_whole(folder_.path("runs/mine_profile/profile.json")));
     EXPECT_NE(profile.dump().find("\"rows_of_128\""), std::string::npos);
 }
 
+// Step 7: the class with a step of its own casts twice as often, and still trains.
+TEST_F(NewRecipe, AStepIsReplaced) {
+    const Texts code = blocks_of(read_whole(kSources + "/docs/usage/new_recipe.md"), "```cpp");
+    ASSERT_EQ(code.size(), 2u);
+    std::string source = read_whole(kSources + "/examples/custom_recipe.cpp");
+    const size_t at = source.find("    ScaleLayout column_layout()");
+    ASSERT_NE(at, std::string::npos);
+    build("own", source.replace(at, source.find('\n', at) + 1 - at, code[1]));
+    const CommandResult result = shell(
+        "build/cpu/fp8flow validate configs/test.yaml --plugin runs/own.so --set training.train_iters=6 "
+        "--set training.eval_iters=1 --set validate.recipes=[bf16,fp8_blockwise] --out runs/v");
+    ASSERT_TRUE(result.status == 0 || result.status == 1) << result.err;
+    std::map<std::string, double> casts;
+    const json report = json::parse(read_whole(folder_.path("runs/v/validate.json")));
+    for (const json& arm : report.at("arms")) casts[arm.at("arm")] = arm.at("casts per step");
+    EXPECT_EQ(casts.at("rows_of_128"), 2 * casts.at("fp8_blockwise"));
+}
+
 TEST_F(NewRecipe, ACommandThatIsPrintedHasThePlugin) {
-    ASSERT_EQ(shell("cp examples/custom_recipe.cpp runs/own.cpp").status, 0);
     build("own", read_whole(kSources + "/examples/custom_recipe.cpp"));
     const std::string few = " --set training.train_iters=3 --set training.eval_iters=1";
     const CommandResult run =
@@ -157,8 +241,7 @@ TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
     refused("--plugin runs/taken.so", "\"mxfp8\" is the name of a recipe");
     build("other", start + "extern \"C\" const RecipePlugin fp8flow_recipes{kRecipeHeaders + 1, [] {}};\n");
     refused("--plugin runs/other.so", "built with the headers of another fp8flow");
-    build("none", "int nothing;\n");
-    refused("--plugin runs/none.so", "exports no fp8flow_recipes");
+    refused("--plugin " + library("bench_plugin"), "exports no fp8flow_recipes");
     refused("--plugin runs/nowhere.so", "runs/nowhere.so");
 }
 
