@@ -145,7 +145,8 @@ private:
             printable(pattern));
         for (const std::string& path : paths) {
             struct stat info {};
-            require(::stat(path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}", path,
+            require(::stat(path.c_str(), &info) == 0, ExitCode::data,
+                    "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
                     reason(errno));
             if (S_ISDIR(info.st_mode)) add_folder(path, base);
             if (S_ISREG(info.st_mode))
