@@ -125,6 +125,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
 
 std::vector<Config> configs_of(const std::vector<Arm>& arms) {
     std::vector<Config> configs;
+    configs.reserve(arms.size());
     for (const Arm& arm : arms) configs.push_back(arm.config);
     return configs;
 }
