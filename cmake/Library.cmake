@@ -43,12 +43,13 @@ file(GLOB public_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS kernel
      kernels/hopper/factory.h kernels/hopper/runtime/device_query.h kernels/backends/*.h layers/*.h layers/flows/*.h layers/lone/*.h
      layers/schedule/*.h)
 install(CODE "
-    foreach(header ${public_headers})
+    foreach(header ${public_headers} include/fp8flow/recipe.h)
         file(READ \"${PROJECT_SOURCE_DIR}/\${header}\" text)
         string(REGEX REPLACE \"#include \\\"(kernels|layers)/\" \"#include \\\"fp8flow/\\\\1/\" text \"\${text}\")
-        file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${header}\" \"\${text}\")
+        string(REPLACE \"include/fp8flow/\" \"\" place \"\${header}\")
+        file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${place}\" \"\${text}\")
     endforeach()" COMPONENT library)
-install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h include/fp8flow/recipe.h
+install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT library)
 
