@@ -15,7 +15,8 @@ file(GLOB bindings CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bindings/*.cpp)
 add_library(fp8flow_shared SHARED kernels/backends/backends.cpp ${bindings} ${objects})
 target_include_directories(fp8flow_shared PRIVATE ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(fp8flow_shared PRIVATE fp8flow_flags ${parts} PUBLIC fmt::fmt)  # the parts: for what they link
-target_link_options(fp8flow_shared PRIVATE -Wl,--no-undefined)
+# Where the compiler links its C++ library statically, that copy stays inside: two that share symbols in one process (Python's) break each other.
+target_link_options(fp8flow_shared PRIVATE -Wl,--no-undefined -Wl,--exclude-libs,ALL)
 set_target_properties(fp8flow_shared PROPERTIES OUTPUT_NAME fp8flow EXPORT_NAME fp8flow VERSION ${PROJECT_VERSION}
                       SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR})
 target_compile_features(fp8flow_shared INTERFACE cxx_std_20)

@@ -2,7 +2,7 @@
  * A kernel of one's own beside fp8flow's: y = a + b in f32, on the host.
  *   cc -O3 -shared -fPIC -I include examples/bench_plugin.c -o bench_plugin.so
  *   fp8flow bench add --backend reference --shape dtype=f32 --plugin ./bench_plugin.so
- * For a GPU: compile with nvcc, launch a kernel on call->stream, return without waiting. */
+ * On a GPU: bench_plugin.cu. */
 #include <fp8flow/plugin.h>
 #include <stddef.h>
 #include <string.h>

@@ -148,6 +148,9 @@ for ranks in "${rank_counts[@]}"; do
 done
 add --gpus 1 --detail 'passed|failed|has no' python "$root/scripts/test_python.sh" --library "$bin/libfp8flow.so"
 if has_command bench; then
+    add --gpus 1 --detail 'mine|rror' plugin bash -c 'nvcc -O3 -arch=sm_90a -shared -Xcompiler -fPIC -I "$1/include" \
+        "$1/examples/bench_plugin.cu" -o "$2.so" && "$bin/fp8flow" bench add --backend hopper --plugin "$2.so" | grep -E "mine \(equal\)"' \
+        _ "$root" "$out/bench_plugin"
     add --gpus 1 bench "$bin/fp8flow" bench --suite layer --samples 5 --idle 0 --sustain 0 --backend hopper --out "$out/bench" --overwrite
 fi
 

@@ -35,19 +35,21 @@ from jobs import ROOT, commit, descendants, machine
 PRESETS = {"asan": "asan", "tsan": "tsan", "coverage": "coverage", "repeats": "cpu"}
 LEFT_OUT = {"slow", "gpu", "fuzz"}
 WITH_MPI = {"mpi", "cli"}
+ONCE = {"cli"}  # not twice at a time: they keep files in the build's folder
 # the first ones are the longest
 ORDER = ["golden", "mpi", "cli", "unit"]
 FLOORS = ("kernels/", "layers/", "model/")
 FAILED, ENDED = 1, 3  # exit statuses
 ENVIRONMENT = {
-    # a team of one: GCC's OpenMP runtime is not instrumented
+    # teams of one: GCC's OpenMP runtime is not instrumented, and counts that threads share are lost or slow
     "tsan": {"OMP_THREAD_LIMIT": "1", "TSAN_OPTIONS": "halt_on_error=0 exitcode=66"},
+    "coverage": {"OMP_THREAD_LIMIT": "1"},
 }
 # Open MPI does not free all it allocates; its plug-ins are unloaded when leaks are looked for, so no suppression finds them. The library with
 # the faults is loaded before the sanitizer's.
 NO_LEAKS = {"ASAN_OPTIONS": "detect_leaks=0:verify_asan_link_order=0"}
 
-Test = collections.namedtuple("Test", "name target labels command environment folder timeout slots alone skipped")
+Test = collections.namedtuple("Test", "name targets labels command environment folder timeout slots skipped")
 
 
 class Budget:
@@ -93,11 +95,13 @@ def tests_of(folder, check, options):
             continue
         environment = dict(item.split("=", 1) for item in properties.get("ENVIRONMENT", []))
         environment.update(ENVIRONMENT.get(check, {}), **(NO_LEAKS if check == "asan" and labels & WITH_MPI else {}))
-        built = [os.path.basename(word) for word in command if word.startswith(f"{folder}/tests/")]
+        # what a test runs: its own program, or that without which it says it cannot run
+        built = [os.path.basename(word) for word in command if word.startswith(f"{folder}/tests/")][:1] if command else [test["name"]]
+        built += [os.path.relpath(file, folder) for file in properties.get("REQUIRED_FILES", [])]
         limit = properties.get("TIMEOUT", options.timeout)
-        tests.append(Test(test["name"], built[0] if built else "" if command else test["name"], labels, command, environment,
+        tests.append(Test(test["name"], built, labels, command, environment,
                           properties.get("WORKING_DIRECTORY", folder), limit if check == "repeats" else max(limit, options.timeout),
-                          properties.get("PROCESSORS", 1), properties.get("RUN_SERIAL", False), properties.get("SKIP_RETURN_CODE")))
+                          properties.get("PROCESSORS", 1), properties.get("SKIP_RETURN_CODE")))
     return sorted(tests, key=lambda test: (min((ORDER.index(label) for label in test.labels if label in ORDER), default=len(ORDER)), test.name))
 
 
@@ -107,7 +111,7 @@ def build(check, budget, options):
     os.makedirs(folder, exist_ok=True)
     if not run_within(budget, ["bash", "-c", f"source scripts/common.sh; configure {preset}"], f"{folder}/host_checks_configure.log"):
         return []
-    targets = sorted({test.target for test in tests_of(folder, check, options)} - {""})
+    targets = sorted({target for test in tests_of(folder, check, options) for target in test.targets})
     if targets and not run_within(budget, ["ninja", "-C", folder, "-j", str(options.jobs), *targets], f"{folder}/host_checks_build.log"):
         return []
     return tests_of(folder, check, options)
@@ -142,7 +146,7 @@ class Results:
 
 def run_queue(queue, jobs, budget, results):
     """Runs tests side by side, as many as have a core each, in about this order, until the budget ends."""
-    queue, running = list(queue), []
+    queue, running, started = list(queue), [], 0
     while queue or running:
         for item in list(running):
             test, process, log, began = item
@@ -158,13 +162,11 @@ def run_queue(queue, jobs, budget, results):
         if budget.left() == 0:
             queue = []
         for test in list(queue):
-            slots = jobs if test.alone else min(test.slots, jobs)
-            used = sum(jobs if other.alone else min(other.slots, jobs) for other, *_ in running)
-            if used + slots > jobs or any(other.name == test.name for other, *_ in running):
-                if test.alone:
-                    break
+            used = sum(min(other.slots, jobs) for other, *_ in running)
+            if used + min(test.slots, jobs) > jobs or (test.labels & ONCE and any(other.name == test.name for other, *_ in running)):
                 continue
-            log = f"{results.logs}/{test.name}.log"
+            started += 1
+            log = f"{results.logs}/{test.name}_{started}.log"
             with open(log, "w") as output:
                 process = subprocess.Popen(test.command, cwd=test.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
                                            env=dict(os.environ, **test.environment))
@@ -261,8 +263,7 @@ def run_check(check, options, budget):
             os.remove(old)
     os.makedirs(logs, exist_ok=True)
     results = Results(logs, before)
-    queue = [test for alone in (False, True) for turn in range(repeats) for test in tests
-             if test.alone == alone and turn < results.left(test, repeats)]
+    queue = [test for turn in range(repeats) for test in tests if turn < results.left(test, repeats)]
     run_queue(queue, options.jobs, budget, results)
     missing = {test.name: results.left(test, repeats) for test in tests if results.left(test, repeats) > 0}
     entry = {"check": check, "commit": options.commit, "date": datetime.date.today().isoformat(),

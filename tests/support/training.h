@@ -22,6 +22,9 @@ inline const std::vector<Recipe> kRecipesAndFp32 = [] {
     all.push_back(Recipe::fp32);
     return all;
 }();
+// All but fp8_tensorwise, which order invariant refuses: a scale is the maximum over a rank's experts.
+inline constexpr Recipe kInvariantRecipes[] = {Recipe::fp32,     Recipe::bf16,        Recipe::fp8_blockwise,
+                                               Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8};
 
 // configs/test.yaml under a recipe (fp32 is internal and has no name in a file).
 inline Config test_config(Recipe recipe, std::vector<std::string> overrides = {}) {

@@ -15,22 +15,27 @@ namespace {
 constexpr int kThreads = 256;
 
 // y = a + b, or y = a in another dtype when b is absent. Bytes: every element once. Eight elements a thread
-// and iteration; y may alias a or b, because a thread writes what only it has read.
-__global__ __launch_bounds__(kThreads) void add_kernel(DeviceView a, DeviceView b, DeviceView y,
-                                                       int64_t count, bool vectorised) {
+// and iteration; y may alias a or b, because a thread writes what only it has read. kBf16: three BF16 tensors
+// of whole vectors, whose few registers let all of an SM's threads run, which keeps enough reads in flight.
+template <bool kBf16>
+__global__ __launch_bounds__(kThreads, kBf16 ? 8 : 1) void add_kernel(DeviceView a, DeviceView b,
+                                                                      DeviceView y, int64_t count,
+                                                                      bool vectorised) {
+    if constexpr (kBf16) a.dtype = b.dtype = y.dtype = DType::bf16;
     pdl_launch_dependents();
     pdl_wait();
     for (int64_t i = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) * kUnit; i < count;
          i += static_cast<int64_t>(gridDim.x) * kThreads * kUnit) {
+        const int64_t left = kBf16 ? kUnit : count - i;
         float values[kUnit];
-        load_up_to_8(a.data, a.dtype, i, count - i, vectorised, values);
-        if (b.data != nullptr) {
+        load_up_to_8(a.data, a.dtype, i, left, kBf16 || vectorised, values);
+        if (kBf16 || b.data != nullptr) {
             float more[kUnit];
-            load_up_to_8(b.data, b.dtype, i, count - i, vectorised, more);
+            load_up_to_8(b.data, b.dtype, i, left, kBf16 || vectorised, more);
 #pragma unroll
             for (int j = 0; j < kUnit; ++j) values[j] += more[j];
         }
-        store_up_to_8(y.data, y.dtype, i, count - i, vectorised, values);
+        store_up_to_8(y.data, y.dtype, i, left, kBf16 || vectorised, values);
     }
 }
 
@@ -40,8 +45,11 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
     if (count == 0) return;
     const bool vectorised =
         is_vectorisable(a.data, kUnit) && is_vectorisable(b.data, kUnit) && is_vectorisable(y.data, kUnit);
-    launch_pdl(add_kernel, grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads, launch, op,
-               device_view(a), device_view(b), device_view(y), count, vectorised);
+    const auto is_bf16 = [](const TensorView& t) { return t.dtype == DType::bf16; };
+    const bool all_bf16 = b && is_bf16(a) && is_bf16(b) && is_bf16(y) && vectorised && count % kUnit == 0;
+    launch_pdl(all_bf16 ? add_kernel<true> : add_kernel<false>,
+               grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads, launch, op, device_view(a),
+               device_view(b), device_view(y), count, vectorised);
 }
 
 // *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which

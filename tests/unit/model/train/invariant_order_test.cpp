@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+// With moe_combine_order: invariant a run's bits do not depend on how many of the ranks share the experts,
+// nor on the hosts that the ranks are on: losses, gradient norms, gradients, weights and moments.
+#include "model/train/trainer.h"
+
+#include "tests/support/training.h"
+
+#include <fmt/ranges.h>
+
+namespace fp8flow {
+namespace {
+
+using test::kInvariantRecipes;
+using test::test_config;
+using test::train;
+using test::TrainingRun;
+
+// Whole steps: losses, gradient norms, gradients, weights and moments.
+void expect_same_run(const TrainingRun& run, const TrainingRun& wanted) {
+    EXPECT_EQ(run.losses(), wanted.losses());
+    for (size_t i = 0; i < wanted.steps.size(); ++i)
+        EXPECT_EQ(run.steps[i].grad_norm, wanted.steps[i].grad_norm) << "step " << i;
+    test::expect_same_bits(run.state, wanted.state);
+}
+
+using Keys = std::vector<std::string>;
+Config invariant_config(Recipe recipe, int expert_ranks, Keys keys) {
+    keys.push_back("moe.moe_combine_order=invariant");
+    keys.push_back(fmt::format("parallel.expert_model_parallel_size={}", expert_ranks));
+    return test_config(recipe, keys);
+}
+
+// Two micro-batches a step, balancing losses, an expert bias, clipping.
+TEST(InvariantOrder, TrainsToTheSameBits) {
+    const Keys keys = {
+        "training.micro_batch_size=1", "moe.moe_router_load_balancing_type=[aux_loss,global_aux_loss]",
+        "moe.moe_aux_loss_coeff=[0.01,0.02]", "moe.moe_z_loss_coeff=0.001",
+        "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
+        // most of the gradient norm is then that of experts, so that the order of its sum shows
+        "moe.moe_router_topk_scaling_factor=16", "training.clip_grad=0.1"};
+    for (Recipe recipe : kInvariantRecipes) {
+        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 4});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(
+                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
+            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 4}), apart);
+        }
+    }
+}
+
+TEST(InvariantOrder, TrainsToTheSameBitsForFiftySteps) {
+    const Keys keys = {"training.micro_batch_size=1", "training.train_iters=50"};
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 50});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(
+                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
+            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 50}), apart);
+        }
+    }
+}
+
+// More than one replica of more than one source, in every mixture.
+TEST(InvariantOrder, OnEightRanks) {
+    const Keys keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
+    const TrainingRun apart = train(invariant_config(Recipe::fp8_flow, 1, keys), 8, {.steps = 3});
+    for (const int expert_ranks : {2, 4, 8}) {
+        SCOPED_TRACE(expert_ranks);
+        expect_same_run(train(invariant_config(Recipe::fp8_flow, expert_ranks, keys), 8, {.steps = 3}),
+                        apart);
+    }
+}
+
+// What else touches weight gradients: gradients in BF16, BF16 operands, two micro-batches in one GEMM, lanes
+// beside each other, narrow pads, rows that do not fit at first.
+TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
+    const Keys small = {"training.micro_batch_size=1"};
+    struct Variant {
+        Recipe recipe;
+        Keys keys;
+    };
+    const std::vector<Variant> variants = {
+        {Recipe::fp8_flow, {"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"}},
+        {Recipe::bf16, {"training.main_grads_dtype=bf16", "schedule.overlap_grad_reduce=true"}},
+        {Recipe::fp8_flow, {"precision.fp8_wgrad=false"}},
+        {Recipe::fp8_flow, {"precision.moe_permute_padding_for_fp8=false"}},
+        {Recipe::fp8_flow,
+         {"precision.moe_wgrad_pair_micro_batches=true", "schedule.delay_wgrad_compute=true"}},
+        {Recipe::fp8_blockwise,
+         {"precision.moe_wgrad_pair_micro_batches=true", "training.main_grads_dtype=bf16"}},
+        {Recipe::fp8_flow,
+         {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"}},
+        {Recipe::fp8_rowwise, {"schedule.moe_shared_expert_overlap=true", "moe.moe_row_alignment=16"}},
+        {Recipe::mxfp8, {"moe.moe_row_alignment=32", "precision.moe_apply_probs_in=combine"}},
+        {Recipe::fp8_flow, {"recompute.recompute_granularity=full"}},
+        {Recipe::fp8_flow, {"moe.moe_expert_rank_capacity_factor=0.01"}},
+    };
+    for (const Variant& variant : variants) {
+        Keys keys = small;
+        keys.insert(keys.end(), variant.keys.begin(), variant.keys.end());
+        const TrainingRun apart = train(invariant_config(variant.recipe, 1, keys), 4, {.steps = 2});
+        for (const int expert_ranks : {2, 4}) {
+            SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(variant.recipe),
+                                     fmt::join(variant.keys, " "), expert_ranks));
+            expect_same_run(train(invariant_config(variant.recipe, expert_ranks, keys), 4, {.steps = 2}),
+                            apart);
+        }
+    }
+}
+
+// Ranks on several hosts: rows inside the groups that share the experts, sums over all ranks. Where a group
+// is on two hosts nothing is split.
+TEST(InvariantOrder, HostsChangeNoBit) {
+    struct Hosts {
+        const char* text;
+        int ranks, expert_ranks;
+    };
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow})
+        for (const Hosts& hosts : {Hosts{"2x1", 2, 1},
+                                   {"2x1", 2, 2},
+                                   {"2x2", 4, 2},
+                                   {"2x2", 4, 1},
+                                   {"4x1", 4, 1},
+                                   {"2x2", 4, 4},
+                                   {"2x4", 8, 4},
+                                   {"4x2", 8, 2}}) {
+            SCOPED_TRACE(fmt::format("{}, {} hosts, {} of {} ranks share the experts", recipe_name(recipe),
+                                     hosts.text, hosts.expert_ranks, hosts.ranks));
+            Keys keys = {"training.micro_batch_size=1",
+                         fmt::format("parallel.expert_model_parallel_size={}", hosts.expert_ranks)};
+            const TrainingRun one = train(test_config(recipe, keys), hosts.ranks, {.steps = 3});
+            keys.push_back(fmt::format("parallel.hosts={}", hosts.text));
+            expect_same_run(train(test_config(recipe, keys), hosts.ranks, {.steps = 3}), one);
+        }
+}
+
+}  // namespace
+}  // namespace fp8flow
