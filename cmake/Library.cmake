@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 # What other programs link: libfp8flow (operations, exchange, layers; no MPI, no YAML) and libfp8flow_mpi (ranks over MPI), their
-# headers below include/fp8flow/, and the CMake package fp8flow. The program and its configurations are installed beside them.
+# headers below include/fp8flow/, and the CMake package fp8flow. The program, its configurations and documents, and the Python package are
+# installed beside them.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -43,23 +44,30 @@ file(GLOB public_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS kernel
      kernels/hopper/factory.h kernels/hopper/runtime/device_query.h kernels/backends/*.h layers/*.h layers/flows/*.h layers/lone/*.h
      layers/schedule/*.h)
 install(CODE "
-    foreach(header ${public_headers})
+    foreach(header ${public_headers} include/fp8flow/recipe.h)
         file(READ \"${PROJECT_SOURCE_DIR}/\${header}\" text)
         string(REGEX REPLACE \"#include \\\"(kernels|layers)/\" \"#include \\\"fp8flow/\\\\1/\" text \"\${text}\")
-        file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${header}\" \"\${text}\")
+        string(REPLACE \"include/fp8flow/\" \"\" place \"\${header}\")
+        file(WRITE \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${CMAKE_INSTALL_INCLUDEDIR}/fp8flow/\${place}\" \"\${text}\")
     endforeach()" COMPONENT library)
 install(FILES include/fp8flow/fp8flow.h include/fp8flow/c.h include/fp8flow/plugin.h
         DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/fp8flow COMPONENT library)
 install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT library)
 
 install(TARGETS fp8flow RUNTIME COMPONENT program)
-install(DIRECTORY configs DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+install(DIRECTORY configs docs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
+# The Python package, with the library beside it as it wants it: PYTHONPATH=PREFIX/share/fp8flow/python.
+set(package ${CMAKE_INSTALL_DATADIR}/fp8flow/python/fp8flow)
+install(DIRECTORY python/fp8flow/ DESTINATION ${package} COMPONENT program FILES_MATCHING PATTERN "*.py")
+install(CODE "file(CREATE_LINK ../../../../${CMAKE_INSTALL_LIBDIR}/libfp8flow.so
+                   \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}/${package}/libfp8flow.so\" SYMBOLIC)" COMPONENT program)
 
 if(SKBUILD)  # the Python package (python/pyproject.toml) has the library in one file
     install(FILES $<TARGET_FILE:fp8flow_shared> DESTINATION fp8flow RENAME libfp8flow.so COMPONENT python)
 endif()
 
-# `cpack --config BUILD/CPackConfig.cmake`: fp8flow-VERSION-SYSTEM.tar.gz with the library, the program and its configurations in one
+# `cpack --config BUILD/CPackConfig.cmake`: fp8flow-VERSION-SYSTEM.tar.gz with library, program and what belongs to them in one
 # folder, to be unpacked anywhere. What they load is the machine's: docs/operations.md.
 set(CPACK_GENERATOR TGZ)
 set(CPACK_PACKAGE_VENDOR "fp8flow")

@@ -18,6 +18,8 @@ namespace fp8flow {
 enum class Recipe : uint8_t { bf16, fp8_tensorwise, fp8_blockwise, fp8_flow, fp8_rowwise, mxfp8, fp32 };
 inline constexpr std::array kRecipeNames = {"bf16",     "fp8_tensorwise", "fp8_blockwise",
                                             "fp8_flow", "fp8_rowwise",    "mxfp8"};
+inline constexpr std::array kRecipes = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
+                                        Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
@@ -81,7 +83,7 @@ inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size
 // The recipe and the switches of the flow: each moe_* is true in fp8_flow, ablations turn one off.
 struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
-    std::string flow;  // instead of the recipe's, in programs that have registered one (flows/flow.h)
+    std::string flow;  // a registered one (flows/flow.h) instead of the recipe's; "": none
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
     // expert weight gradients of two consecutive micro-batches in one GEMM

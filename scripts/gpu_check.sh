@@ -146,6 +146,12 @@ for ranks in "${rank_counts[@]}"; do
             --set "training.global_batch_size=$ranks" --set model.seq_length=1024 --set profile.energy_seconds=0
     fi
 done
+if has_command validate; then  # docs/usage/new_recipe.md, on the GPU
+    add --gpus 1 --detail 'rows_of_128|rror' recipe bash -c 'g++ -std=c++20 -O2 -shared -fPIC -I "$1/include" -I "$1" \
+        "$1/examples/custom_recipe.cpp" -o "$2.so" && "$3/fp8flow" validate "$1/configs/test.yaml" --backend hopper --plugin "$2.so" \
+        --set "validate.recipes=[bf16,fp8_blockwise]" --set validate.max_relative_loss_error=0.01 --out "$2" --overwrite | \
+        grep -E "rows_of_128 .* pass"' _ "$root" "$out/recipe" "$bin"
+fi
 add --gpus 1 --detail 'passed|failed|has no' python "$root/scripts/test_python.sh" --library "$bin/libfp8flow.so"
 if has_command bench; then
     add --gpus 1 --detail 'mine|rror' plugin bash -c 'nvcc -O3 -arch=sm_90a -shared -Xcompiler -fPIC -I "$1/include" \

@@ -13,6 +13,8 @@ class Bf16Flow final : public Flow {
 public:
     using Flow::Flow;
     WeightFormat weight_format() const override { return {}; }
+    std::vector<int64_t> row_alignments() const override { return {1, 16, 32, 128}; }
+    double operand_bytes() const override { return kPlainBytes; }
     // x, h, a
     double saved_bytes_routed(int64_t hidden, int64_t width) const override {
         const bool drop_h = recompute_.experts,

@@ -2,24 +2,36 @@
 // The forward and backward list shared by the recipes that cast around every GEMM.
 #include "layers/flows/cast_flow.h"
 
+#include <algorithm>
+
 namespace fp8flow {
 
 using namespace steps;
 
+// Tiles of 128 rows; blocks of 32 along them; FP8 leading dimensions of a multiple of 16 bytes.
+std::vector<int64_t> CastFlow::row_alignments() const {
+    const auto has = [&](ScaleLayout layout) { return row_layout() == layout || column_layout() == layout; };
+    if (has(ScaleLayout::vec128)) return {128};
+    return has(ScaleLayout::mx32) ? std::vector<int64_t>{32, 128} : std::vector<int64_t>{16, 32, 128};
+}
 double CastFlow::operand_bytes() const {
+    return std::max(fp8_bytes(row_layout()), fp8_bytes(column_layout()));
+}
+
+double CastFlow::kept_bytes() const {
     return precision_.fp8_wgrad ? fp8_bytes(column_layout()) : kPlainBytes;
 }
 // The columns of x, or plain x where it is quantised again; h bf16; the columns of a, or plain.
 double CastFlow::saved_bytes_routed(int64_t hidden, int64_t width) const {
     const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
-    return (drop_h ? kPlainBytes : operand_bytes()) * static_cast<double>(hidden) +
+    return (drop_h ? kPlainBytes : kept_bytes()) * static_cast<double>(hidden) +
            kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width) +
-           operand_bytes() * static_cast<double>(drop_a ? 0 : width);
+           kept_bytes() * static_cast<double>(drop_a ? 0 : width);
 }
 double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
     const bool own_columns = precision_.fp8_wgrad && !norm_casts();  // otherwise x is the norm's output
     return kPlainBytes * static_cast<double>(2 * width) +
-           operand_bytes() * static_cast<double>(width + (own_columns ? hidden : 0));
+           kept_bytes() * static_cast<double>(width + (own_columns ? hidden : 0));
 }
 
 void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {

@@ -14,6 +14,8 @@ class CastFlow : public Flow {
 public:
     using Flow::Flow;
 
+    std::vector<int64_t> row_alignments() const override;
+    double operand_bytes() const override;
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
     double saved_bytes_local(int64_t hidden, int64_t width) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
@@ -36,7 +38,7 @@ protected:
 
 private:
     // Bytes of one value of a weight-gradient operand that is kept: a column copy, or the plain rows.
-    double operand_bytes() const;
+    double kept_bytes() const;
     // What one cast delivers: the operand of the forward or data-gradient GEMM, and that of the weight
     // gradient.
     struct Operands {

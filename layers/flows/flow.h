@@ -9,6 +9,9 @@
 #include "layers/spec.h"
 
 #include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
 namespace fp8flow {
 
@@ -67,6 +70,10 @@ public:
 
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
+    // What an expert's rows may be padded to (moe_row_alignment), ascending.
+    virtual std::vector<int64_t> row_alignments() const = 0;
+    // Bytes of one value of a GEMM's operand, its share of the scales included.
+    virtual double operand_bytes() const = 0;
     // Bytes that one row keeps from the forward to the backward, scales included, for experts [2F, H] and
     // [H, F]. Routed: in addition to the plan. Local (dense_forward): in addition to the norm's output. BF16
     // activations.
@@ -125,15 +132,19 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 
-// A flow of another program, selected by PrecisionSpec::flow; before the first layer that uses it. Throws
-// Error(usage) where the name is taken.
+// A flow of the caller's, selected by PrecisionSpec::flow; before the first layer that uses it. `base` is the
+// recipe whose options it knows and whose rows cross the wire: fp8_flow for what derives from Fp8Flow, a
+// recipe that casts for what derives from CastFlow. Throws Error(usage) where the name is taken.
 using FlowFactory = std::unique_ptr<Flow> (*)(const PrecisionSpec&, const ExpertsRecompute&);
-void register_flow(const std::string& name, FlowFactory make);
-template <class OwnFlow> void register_flow(const std::string& name) {
+void register_flow(const std::string& name, Recipe base, FlowFactory make);
+template <class OwnFlow> void register_flow(const std::string& name, Recipe base) {
     register_flow(
-        name, [](const PrecisionSpec& precision, const ExpertsRecompute& recompute) -> std::unique_ptr<Flow> {
+        name, base,
+        [](const PrecisionSpec& precision, const ExpertsRecompute& recompute) -> std::unique_ptr<Flow> {
             return std::make_unique<OwnFlow>(precision, recompute);
         });
 }
+std::vector<std::string> registered_flows();
+std::optional<Recipe> base_of_flow(const std::string& name);  // absent: no such flow
 
 }  // namespace fp8flow

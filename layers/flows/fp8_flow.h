@@ -13,6 +13,8 @@ public:
 
     WeightFormat weight_format() const override;
     NormOutput norm_output() const override { return NormOutput::wire_rows; }
+    std::vector<int64_t> row_alignments() const override { return {kBlock}; }
+    double operand_bytes() const override { return steps::fp8_bytes(ScaleLayout::vec128); }
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
     double saved_bytes_local(int64_t hidden, int64_t width) const override;
     double saved_bytes_received(int64_t hidden) const override;

@@ -2,23 +2,54 @@
 // One key selects the recipe.
 #include "layers/flows/flow.h"
 
+#include <algorithm>
 #include <map>
 
 namespace fp8flow {
 
 namespace {
 
+struct OwnFlow {
+    Recipe base;
+    FlowFactory make;
+};
+
 // Filled when a program starts, and read afterwards.
-std::map<std::string, FlowFactory>& registered_flows() {
-    static std::map<std::string, FlowFactory> flows;
+std::map<std::string, OwnFlow>& own_flows() {
+    static std::map<std::string, OwnFlow> flows;
     return flows;
+}
+
+std::unique_ptr<Flow> make_own_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    const auto own = own_flows().find(precision.flow);
+    require(own != own_flows().end(), ExitCode::usage,
+            "precision.flow is \"{}\", which no register_flow has named", precision.flow);
+    const auto& [base, make] = own->second;
+    require(precision.recipe == base, ExitCode::usage,
+            "precision.flow is \"{}\": want precision.recipe {}, which it was registered with",
+            precision.flow, kRecipeNames.at(static_cast<size_t>(base)));
+    return make(precision, recompute);
 }
 
 }  // namespace
 
-void register_flow(const std::string& name, FlowFactory make) {
-    require(!name.empty() && registered_flows().emplace(name, make).second, ExitCode::usage,
-            "a flow \"{}\" is registered already, or has no name", name);
+void register_flow(const std::string& name, Recipe base, FlowFactory make) {
+    const auto recipe = std::find(kRecipeNames.begin(), kRecipeNames.end(), name);
+    require(!name.empty() && recipe == kRecipeNames.end(), ExitCode::usage,
+            "register_flow: \"{}\" is the name of a recipe, or empty: choose another", name);
+    require(base != Recipe::fp32 && own_flows().emplace(name, OwnFlow{base, make}).second, ExitCode::usage,
+            "register_flow: \"{}\" is registered already, or has base fp32", name);
+}
+
+std::vector<std::string> registered_flows() {
+    std::vector<std::string> names;
+    for (const auto& [name, flow] : own_flows()) names.push_back(name);
+    return names;
+}
+
+std::optional<Recipe> base_of_flow(const std::string& name) {
+    const auto own = own_flows().find(name);
+    return own == own_flows().end() ? std::nullopt : std::optional(own->second.base);
 }
 
 std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
@@ -45,12 +76,7 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
 }
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
-    if (!precision.flow.empty()) {
-        const auto own = registered_flows().find(precision.flow);
-        require(own != registered_flows().end(), ExitCode::usage,
-                "precision.flow is \"{}\", which no register_flow has named", precision.flow);
-        return own->second(precision, recompute);
-    }
+    if (!precision.flow.empty()) return make_own_flow(precision, recompute);
     switch (precision.recipe) {
         case Recipe::bf16:
         case Recipe::fp32: return make_bf16_flow(precision, recompute);

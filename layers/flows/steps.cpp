@@ -272,8 +272,9 @@ double fp8_bytes(ScaleLayout layout) {
         case ScaleLayout::vec128: return 1 + 4.0 / static_cast<double>(kBlock);
         case ScaleLayout::mx32: return 1 + 1.0 / static_cast<double>(kMxBlock);
         case ScaleLayout::tensor:
+        case ScaleLayout::row:
         case ScaleLayout::group_row: return 1;
-        default: fail(ExitCode::internal, "no flow keeps rows with scales {}", name_of(layout));
+        default: fail(ExitCode::internal, "no GEMM reads rows with scales {}", name_of(layout));
     }
 }
 

@@ -77,7 +77,7 @@ inline DType gradient_code(const PrecisionSpec& precision) {
     return precision.fp8_format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
 }
 
-// Bytes of one value of a saved tensor: plain, or FP8 with its share of the scales (one per tensor, or per
+// Bytes of one value of a tensor: plain, or FP8 with its share of the scales (one per tensor, per row, or per
 // group and column: nothing).
 constexpr double kPlainBytes = 2;
 double fp8_bytes(ScaleLayout layout);

@@ -139,7 +139,8 @@ AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_v
         ::unlinkat(folder_, temporary_.c_str(), 0);
         descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
     }
-    require(descriptor_ >= 0, ExitCode::output, "{}: cannot create: {}", path_, reason(errno));
+    require(descriptor_ >= 0, ExitCode::output, "{}: cannot create: {}; choose another --out", path_,
+            reason(errno));
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -188,7 +189,7 @@ OutputFolder::OutputFolder(const std::string& path) {
     require(!error, ExitCode::output, "--out {}: {}", path, error.message());
     refuse(real);
     fs::create_directories(real, error);
-    require(!error, ExitCode::output, "--out {}: cannot create: {}", path, error.message());
+    require(!error, ExitCode::output, "--out {}: cannot create: {}; choose another", path, error.message());
     path_ = real.string();
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     require(descriptor_ >= 0, ExitCode::output, "--out {}: {}", path, reason(errno));
@@ -220,8 +221,8 @@ void OutputFolder::check_writable() const {
     const int error = errno;
     if (file >= 0) ::close(file);
     if (file >= 0) ::unlinkat(descriptor_, probe.c_str(), 0);
-    require(file >= 0 || error == EEXIST, ExitCode::output, "{}: cannot write here: {}", path_,
-            reason(error));
+    require(file >= 0 || error == EEXIST, ExitCode::output, "{}: cannot write here: {}; choose another --out",
+            path_, reason(error));
 }
 
 AtomicFile OutputFolder::create_atomic(std::string_view name) const {

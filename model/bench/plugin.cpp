@@ -4,9 +4,9 @@
 
 #include "kernels/core/scalar_math.h"
 #include "kernels/ops/fields.h"
+#include "model/base/plugins.h"
 #include "model/safetensors/header.h"
 
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -151,15 +151,9 @@ FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_CALL)
 
 Plugin::Plugin(const std::string& path, bool gpu) : gpu_(gpu) {
     const std::string where = "--plugin " + printable(path);
-    // a name without a slash would be looked for in the system's folders; the library stays loaded
-    void* const library =
-        ::dlopen(path.find('/') == std::string::npos ? ("./" + path).c_str() : path.c_str(), RTLD_NOW);
-    require(library != nullptr, ExitCode::usage, "{}: {}", where, library == nullptr ? ::dlerror() : "");
-    const auto exported = reinterpret_cast<decltype(&fp8flow_plugin)>(::dlsym(library, "fp8flow_plugin"));
-    require(
-        exported != nullptr, ExitCode::usage,
-        "{}: exports no function fp8flow_plugin (see include/fp8flow/plugin.h; in C++ it is extern \"C\")",
-        where);
+    const auto exported = reinterpret_cast<decltype(&fp8flow_plugin)>(
+        plugin_symbol(path, "fp8flow_plugin", "fp8flow/plugin.h",
+                      "it is a C function, in C++ extern \"C\" (docs/usage/bench.md)"));
     const fp8flow_plugin_table* const table = exported();
     require(table != nullptr && table->version == FP8FLOW_PLUGIN_VERSION, ExitCode::usage,
             "{}: version {} of the table, this program has {}: build it with this version's plugin.h", where,

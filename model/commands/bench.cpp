@@ -36,9 +36,11 @@ struct Item {
 // Keeps the items with a match in operation and shape, as progress prints them.
 void keep_matching(std::vector<Item>& items, const std::string& pattern) {
     const RowPattern wanted(pattern);
-    std::erase_if(
-        items, [&](const Item& item) { return !wanted.matches(item.what->name + " " + item.shape.text()); });
-    require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'", printable(pattern));
+    const auto text = [](const Item& item) { return item.what->name + " " + item.shape.text(); };
+    const std::string first = text(items.front());
+    std::erase_if(items, [&](const Item& item) { return !wanted.matches(text(item)); });
+    require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'; the first reads '{}'",
+            printable(pattern), first);
 }
 
 // A suite, cut down to the operations that are named; or the named operations at each given shape, or at
@@ -55,7 +57,8 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
             const Case& what = find_case(entry.operation);
             items.push_back({&what, Shape(what.name, what.keys, entry.size, entry.shape), entry.regimes});
         }
-        require(!items.empty(), ExitCode::usage, "suite {} has none of the named operations", options.suite);
+        require(!items.empty(), ExitCode::usage,
+                "suite {} has none of the named operations; see fp8flow bench --list", options.suite);
         return items;
     }
     require(!options.operations.empty(), ExitCode::usage,

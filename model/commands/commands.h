@@ -21,6 +21,7 @@ struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string plugin;         // library with recipes of the caller's (fp8flow/recipe.h); empty: none
     std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
     std::string export_format;  // train: bf16 | f32 | fp8, written below out at the end; empty: nothing
     int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
@@ -76,6 +77,12 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::string out = "runs/out";                    // of --check
     double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
 };
+
+// `arguments` of another command on the same configuration, with what it was read with.
+inline std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin) {
+    if (!plugin.empty()) arguments.insert(arguments.end(), {"--plugin", plugin});
+    return arguments;
+}
 
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {

@@ -6,6 +6,7 @@
 #include "kernels/core/error.h"
 #include "model/base/host_cores.h"
 #include "model/base/host_memory.h"
+#include "model/base/plugins.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
@@ -274,6 +275,11 @@ struct CommandLine {
                 "config.json of a Hugging Face model: fills model and moe; the configuration and "
                 "--set come after it (families: docs/usage/data_and_weights.md)");
         }
+        for (CLI::App* command : {train, validate, profile, plan, replay})
+            command->add_option(
+                "--plugin", options.plugin,
+                "shared library with a recipe of your own (include/fp8flow/recipe.h); validate "
+                "and profile compare it with the others");
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
@@ -461,6 +467,7 @@ struct CommandLine {
             !*profile || compared.empty() == (!options.config_path.empty() || !options.hf_config.empty()),
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
+        if (!options.plugin.empty()) load_recipes(options.plugin);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");

@@ -95,7 +95,7 @@ std::vector<std::string> arguments_of(const PlanOptions& options, const std::vec
     for (const std::string& setting : options.overrides)
         if (!setting.starts_with("output.out=")) arguments.insert(arguments.end(), {"--set", setting});
     for (const std::string& setting : changes) arguments.insert(arguments.end(), {"--set", setting});
-    return arguments;
+    return with_plugin(std::move(arguments), options.plugin);
 }
 
 // What to do with a plan of one run: measure it.

@@ -51,6 +51,7 @@ public:
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
+          plugin_(options.plugin),
           eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())),
           log_(world.rank(), options.terminal) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
@@ -186,7 +187,8 @@ private:
             calibration ? "calibration.json, " : ""));
         std::vector<std::string> plan = {config_to_name_};
         if (calibration) plan.insert(plan.end(), {"--gpu", config_.output.out + "/calibration.json"});
-        log_.result(next_text({{"predict other sizes", command_line("plan", plan, 1)}}));
+        log_.result(
+            next_text({{"predict other sizes", command_line("plan", with_plugin(plan, plugin_), 1)}}));
     }
 
     ProcessGroup& world_;
@@ -194,6 +196,7 @@ private:
     std::string config_to_name_;  // in a command that comes next
     BackendChoice backend_;
     std::vector<Arm> arms_;
+    std::string plugin_;
     EtaEstimator eta_;
     std::chrono::steady_clock::time_point last_progress_;
     std::optional<RunFolder> run_folder_;

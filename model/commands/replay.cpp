@@ -81,7 +81,7 @@ public:
     int run() {
         log_.line(backend_.note);
         log_.line(fmt::format("replay: {} tokens, recipe {}, {}; tokens {} on each", tokens_,
-                              recipe_name(config_.precision.recipe), counted(world_.size(), "rank"), slots_));
+                              recipe_name(config_.precision), counted(world_.size(), "rank"), slots_));
         load();
         run_folder_.keep();
         if (world_.rank() == 0) log_.open(folder_, "replay.log");
@@ -195,8 +195,7 @@ private:
         for (const auto& [name, values] : tensors)
             declarations.push_back({name, stored_type(values), values.shape});
         AtomicFile file = folder_.create_atomic(file_name);
-        SafetensorsWriter writer(declarations,
-                                 {{"recipe", std::string(recipe_name(config_.precision.recipe))}},
+        SafetensorsWriter writer(declarations, {{"recipe", std::string(recipe_name(config_.precision))}},
                                  [&](const void* data, size_t bytes) { file.write(data, bytes); });
         for (const auto& [name, values] : tensors) {
             if (values.integers.empty())
@@ -217,7 +216,7 @@ private:
                                   {"layer", replay_.layer},
                                   {"norm", replay_.norm},
                                   {"backward", backward},
-                                  {"recipe", std::string(recipe_name(config_.precision.recipe))},
+                                  {"recipe", std::string(recipe_name(config_.precision))},
                                   {"tokens", tokens_},
                                   {"ranks", world_.size()},
                                   {"config", dump_config(config_)}};

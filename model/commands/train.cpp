@@ -61,6 +61,7 @@ public:
         : world_(world),
           name_(run_name(options.config_path, options.hf_config)),
           export_format_(options.export_format),
+          plugin_(options.plugin),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
@@ -480,7 +481,7 @@ private:
                                                           name_of_signal(stop_signal()), done, all);
         log_.result(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
                                 counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
-                                recipe_name(config_.precision.recipe), counted(world_.size(), "rank"),
+                                recipe_name(config_.precision), counted(world_.size(), "rank"),
                                 tokens / seconds));
         if (!losses_.y.empty())
             log_.result(
@@ -505,8 +506,7 @@ private:
         if (config_.output.tensor_stats) {
             log_.line(stats_.rows().empty()
                           ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
-                                        recipe_name(config_.precision.recipe),
-                                        config_.output.tensor_stats_interval)
+                                        recipe_name(config_.precision), config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats_));
             folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_, provenance_).dump(2) + "\n");
             if (!stats_.transposed().empty()) {
@@ -543,19 +543,20 @@ private:
                 line.insert(line.end(), {"--overwrite", "--set", "checkpoint.save_interval=100"});
             if (!export_format_.empty()) line.insert(line.end(), {"--export", export_format_});
             return {{saver_ ? "continue from here" : "no checkpoint to continue from: begin again, with some",
-                     command_line("train", line, ranks)}};
+                     command_line("train", with_plugin(line, plugin_), ranks)}};
         }
         std::vector<std::string> validate = {config_to_name_, "--out", out + "_validate"};
         if (config_.validate.warmup_iters >= iterations)
             validate.insert(validate.end(), {"--set", "validate.warmup_iters=0"});
-        return {{"compare recipes", command_line("validate", validate, ranks)},
+        return {{"compare recipes", command_line("validate", with_plugin(validate, plugin_), ranks)},
                 {"where the time goes",
-                 command_line("profile", {config_to_name_, "--out", out + "_profile"}, ranks)}};
+                 command_line("profile", with_plugin({config_to_name_, "--out", out + "_profile"}, plugin_),
+                              ranks)}};
     }
 
     ProcessGroup& world_;
     StopSignals signals_;
-    std::string name_, export_format_;
+    std::string name_, export_format_, plugin_;
     Config config_;
     std::string config_to_name_;  // in commands that come next
     BackendChoice backend_;

@@ -32,6 +32,7 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
           name_(run_name(options.config_path, options.hf_config)),
+          plugin_(options.plugin),
           ablation_(options.ablation != Ablation::none),
           arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
@@ -192,10 +193,13 @@ private:
     NextStep next_step(bool all_pass) const {
         const std::string& out = config_.output.out;
         if (all_pass || ablation_)
-            return {"where the time goes",
-                    command_line("profile", {config_to_name_, "--out", out + "_profile"}, world_.size())};
+            return {
+                "where the time goes",
+                command_line("profile", with_plugin({config_to_name_, "--out", out + "_profile"}, plugin_),
+                             world_.size())};
         return {"which optimisation it is",
-                command_line("validate", {config_to_name_, "--ablate", "--out", out + "_ablation"},
+                command_line("validate",
+                             with_plugin({config_to_name_, "--ablate", "--out", out + "_ablation"}, plugin_),
                              world_.size())};
     }
 
@@ -278,7 +282,7 @@ private:
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
-    std::string name_, config_to_name_;
+    std::string name_, plugin_, config_to_name_;
     bool ablation_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;

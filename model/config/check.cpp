@@ -5,6 +5,7 @@
 #include "model/config/fields.h"
 
 #include "kernels/core/error.h"
+#include "layers/flows/flow.h"
 
 #include <fmt/format.h>
 
@@ -48,19 +49,6 @@ template <class Legal> std::vector<int64_t> numbers_where(int64_t first, int64_t
 std::string multiples_near(int64_t got, int64_t step) {
     const int64_t below = got / step * step;
     return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", below + step);
-}
-
-std::vector<int64_t> legal_alignments(Recipe recipe) {
-    switch (recipe) {
-        case Recipe::bf16:
-        case Recipe::fp32: return {1, 16, 32, 128};
-        case Recipe::fp8_tensorwise:
-        case Recipe::fp8_rowwise: return {16, 32, 128};  // FP8 leading dimensions are multiples of 16 bytes
-        case Recipe::mxfp8: return {32, 128};            // blocks of 32 along the rows
-        case Recipe::fp8_blockwise:
-        case Recipe::fp8_flow: return {128};  // tiles of 128 rows
-    }
-    return {128};
 }
 
 class Checker {
@@ -226,11 +214,18 @@ private:
              "got invariant, want rank with recipe fp8_tensorwise and expert_model_parallel_size > 1: a "
              "scale is "
              "the maximum of the experts of a rank");
-        const auto legal = legal_alignments(p.recipe);
+        const bool known = p.flow.empty() || base_of_flow(p.flow);
+        rule(known, {"precision.flow"},
+             fmt::format("got {}, want the name of a flow that the library of --plugin registers{}", p.flow,
+                         registered_flows().empty()
+                             ? " (there is none: docs/usage/new_recipe.md)"
+                             : fmt::format(": {}", fmt::join(registered_flows(), ", "))));
+        if (!known) return;
+        const auto legal = make_flow(p, {})->row_alignments();
         rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
              {"moe.moe_row_alignment", "precision.recipe"},
              fmt::format("got {}, want {} with recipe {}", c_.moe.moe_row_alignment, fmt::join(legal, " or "),
-                         recipe_name(p.recipe)));
+                         recipe_name(p)));
     }
 
     void check_schedule() {

@@ -193,14 +193,15 @@ Config parse_config(std::string_view text, const std::string& name,
                     const std::vector<std::string>& overrides = {},
                     std::optional<int64_t> world_size = std::nullopt, const ImportedModel& first = {});
 
-// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size; shortens a warm-up
-// that is longer than the run.
+// Fills what follows from other fields: model.moe_layer_freq and model.padded_vocab_size, precision.flow
+// where one is registered, and the precision.recipe that it goes with; shortens a warm-up that is longer than
+// the run.
 void resolve_config(Config& config);
 // Throws one Error with a line for every rule between fields that the (resolved) configuration breaks.
 void check_config(const Config& config, std::optional<int64_t> world_size = std::nullopt);
 
-// The same run under another recipe: precision options that the new recipe does not know return to their
-// defaults.
+// The same run under a recipe, without a flow of its own: precision options that the recipe does not know
+// return to their defaults.
 Config with_recipe(const Config& config, Recipe recipe);
 
 std::string dump_config(
@@ -210,5 +211,7 @@ std::string help_config();  // every key with type, range, default and meaning
 std::vector<std::string> diff_configs(const Config& a, const Config& b);
 
 std::string_view recipe_name(Recipe recipe);
+// The name of its flow where it has one. The text is the argument's.
+std::string_view recipe_name(const PrecisionSpec& precision);
 
 }  // namespace fp8flow

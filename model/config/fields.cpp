@@ -20,7 +20,7 @@ namespace {
 
 using namespace builders;
 
-const Names kRecipes(kRecipeNames.begin(), kRecipeNames.end());
+const Names kNamesOfRecipes(kRecipeNames.begin(), kRecipeNames.end());
 const Names kRecomputeModules = {"core_attn", "layernorm", "moe_act", "moe_expert", "moe", "shared_experts"};
 
 // A switch for each module in the spec, a list of names in the file (Megatron's recompute_modules).
@@ -191,14 +191,18 @@ void add_moe(std::vector<ConfigField>& fields) {
 void add_precision(std::vector<ConfigField>& fields) {
     const std::string s = "precision";
     const std::vector<Recipe> flow = {Recipe::fp8_flow};
-    const std::vector<Recipe> fp8 = {Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow,
-                                     Recipe::fp8_rowwise, Recipe::mxfp8};
+    std::vector<Recipe> fp8(kRecipes.begin(), kRecipes.end());
+    std::erase(fp8, Recipe::bf16);
     const auto add = [&](ConfigField field, std::vector<Recipe> recipes) {
         field.recipes = std::move(recipes);
         fields.push_back(std::move(field));
     };
-    add(choice(s, "recipe", AT(precision.recipe), kRecipes,
+    add(choice(s, "recipe", AT(precision.recipe), kNamesOfRecipes,
                "the precision recipe of MoE, shared-expert and FFN layers"),
+        {});
+    add(optional_text(s, "flow", AT(precision.flow),
+                      "a recipe of your own instead, by the name that the library of --plugin gives it "
+                      "(docs/usage/new_recipe.md); of one library with one recipe that one; \"\": none"),
         {});
     add(choice(s, "fp8_format", AT(precision.fp8_format), {"e4m3", "hybrid"}, "hybrid: gradients in E5M2"),
         fp8);
@@ -445,8 +449,8 @@ void add_output(std::vector<ConfigField>& fields) {
 
 void add_validate(std::vector<ConfigField>& fields) {
     const std::string s = "validate";
-    fields.push_back(
-        choices(s, "recipes", AT(validate.recipes), kRecipes, "runs to compare; bf16 is the baseline"));
+    fields.push_back(choices(s, "recipes", AT(validate.recipes), kNamesOfRecipes,
+                             "runs to compare; bf16 is the baseline"));
     fields.push_back(number(s, "max_relative_loss_error", AT(validate.max_relative_loss_error),
                             {.min = 0, .above_min = true}, "largest relative loss error that passes"));
     fields.push_back(number(s, "ema_decay", AT(validate.ema_decay), {.min = 0, .max = 1, .below_max = true},
@@ -463,7 +467,7 @@ void add_profile(std::vector<ConfigField>& fields) {
                              "first step that is measured, counted from 0; the steps before it warm up"));
     fields.push_back(integer(s, "profile_step_end", AT(profile.profile_step_end), {.min = 2},
                              "end of the measured steps, exclusive"));
-    fields.push_back(choices(s, "profile_recipes", AT(profile.profile_recipes), kRecipes,
+    fields.push_back(choices(s, "profile_recipes", AT(profile.profile_recipes), kNamesOfRecipes,
                              "recipes to compare; speed-ups are over the first"));
     fields.push_back(
         choice(s, "routing", AT(profile.routing), {"balanced", "skewed_1.25", "skewed_2.0", "data"},
@@ -555,7 +559,11 @@ std::string WrittenValue::text() const {
 
 std::string_view recipe_name(Recipe recipe) {
     const auto index = static_cast<size_t>(recipe);
-    return index < kRecipes.size() ? std::string_view(kRecipes[index]) : std::string_view("fp32");
+    return index < kRecipeNames.size() ? kRecipeNames[index] : "fp32";
+}
+
+std::string_view recipe_name(const PrecisionSpec& precision) {
+    return precision.flow.empty() ? recipe_name(precision.recipe) : std::string_view(precision.flow);
 }
 
 }  // namespace fp8flow

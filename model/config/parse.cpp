@@ -9,6 +9,7 @@
 #include "model/safetensors/header.h"
 
 #include "kernels/core/error.h"
+#include "layers/flows/flow.h"
 
 #include <fmt/format.h>
 
@@ -210,6 +211,9 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.notes.push_back(note.text);
     resolve_config(config);
+    if (const auto own = registered_flows(); own.size() > 1 && config.precision.flow.empty())
+        problems.add("--plugin", fmt::format("got {}, want one of them in --set precision.flow=NAME",
+                                             fmt::join(own, ", ")));
     collect_config_problems(config, world_size, problems);
     problems.throw_if_any();
     return config;
@@ -240,6 +244,16 @@ void resolve_config(Config& config) {
     config.model.moe_layer_freq = std::move(*layers);
     config.model.padded_vocab_size =
         round_up(config.model.vocab_size, config.model.make_vocab_size_divisible_by);
+    PrecisionSpec& precision = config.precision;
+    const auto own = registered_flows();
+    if (own.size() == 1 && precision.flow.empty()) precision.flow = own.front();
+    if (const auto base = base_of_flow(precision.flow); base && *base != precision.recipe) {
+        if (config.origin.contains("precision.recipe"))
+            config.notes.push_back(fmt::format("precision.flow is {}, so precision.recipe is {} and not {}",
+                                               precision.flow, recipe_name(*base),
+                                               recipe_name(precision.recipe)));
+        precision.recipe = *base;
+    }
     TrainingSpec& training = config.training;
     if (training.lr_warmup_iters > training.train_iters) {
         config.notes.push_back(

@@ -57,6 +57,7 @@ Config with_recipe(const Config& config, Recipe recipe) {
     Config other = config;
     const Config defaults;
     other.precision.recipe = recipe;
+    other.precision.flow.clear();
     for (const auto& field : config_fields()) {
         const auto& known = field.recipes;
         if (known.empty() || std::find(known.begin(), known.end(), recipe) != known.end()) continue;

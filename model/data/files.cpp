@@ -138,10 +138,15 @@ private:
         ::globfree(&matches);
         require(status == 0 || status == GLOB_NOMATCH, ExitCode::data,
                 "data.data_path: {}: cannot read a folder on the way", printable(pattern));
-        require(!paths.empty(), ExitCode::data, "data.data_path: {}: no file matches", printable(pattern));
+        require(
+            !paths.empty(), ExitCode::data,
+            "data.data_path: {}: no file matches; want a file, a folder or a pattern, seen from the folder "
+            "that the command runs in",
+            printable(pattern));
         for (const std::string& path : paths) {
             struct stat info {};
-            require(::stat(path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}", path,
+            require(::stat(path.c_str(), &info) == 0, ExitCode::data,
+                    "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
                     reason(errno));
             if (S_ISDIR(info.st_mode)) add_folder(path, base);
             if (S_ISREG(info.st_mode))

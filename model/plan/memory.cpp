@@ -17,42 +17,30 @@ namespace {
 
 double f64(int64_t n) { return static_cast<double>(n); }
 
-// Bytes of one element of a saved weight-gradient operand, scales included. The flow keeps the FP8 rows (and
-// transposes them in the backward), the cast recipes keep the column copy; per-tensor and per-group scales
-// are negligible.
-double operand_bytes(Recipe recipe) {
-    switch (recipe) {
-        case Recipe::fp8_tensorwise:
-        case Recipe::fp8_rowwise: return 1;
-        case Recipe::mxfp8: return 1 + 1.0 / f64(kMxBlock);
-        case Recipe::fp8_blockwise:
-        case Recipe::fp8_flow: return 1 + 4.0 / f64(kBlock);
-        default: return 2;
-    }
+std::unique_ptr<Flow> flow_of_layer(const Config& config, int64_t layer) {
+    return make_flow(precision_of_layer(config.model, config.precision, static_cast<int>(layer)), {});
 }
 
-// FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 for recipes without.
-double weight_copies_bytes(Recipe recipe, int64_t n, int64_t k) {
+// FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 without.
+double weight_copies_bytes(const WeightFormat& format, int64_t n, int64_t k) {
+    if (format.plain) return 0;
     const double codes = 2 * f64(n * k);
-    switch (recipe) {
-        case Recipe::fp8_tensorwise: return codes + 4;
-        case Recipe::fp8_rowwise: return codes + 4 * f64(n + k);
-        case Recipe::mxfp8: return codes + codes / f64(kMxBlock);
-        case Recipe::fp8_blockwise:
-        case Recipe::fp8_flow:
+    switch (format.fp8_layout) {
+        case ScaleLayout::tensor: return codes + 4;
+        case ScaleLayout::row: return codes + 4 * f64(n + k);
+        case ScaleLayout::mx32: return codes + codes / f64(kMxBlock);
+        case ScaleLayout::block128:
             return codes + 4 * f64(ceil_div(n, kBlock) * round_up(ceil_div(k, kBlock), 4) +
                                    ceil_div(k, kBlock) * round_up(ceil_div(n, kBlock), 4));
-        default: return 0;
+        default: fail(ExitCode::internal, "no weight has scales {}", name_of(format.fp8_layout));
     }
 }
 
 // FP8 copies of the weights W1 [2F, H] and W2 [H, F] of one gated FFN.
-double ffn_copies_bytes(Recipe recipe, int64_t hidden, int64_t width) {
+double ffn_copies_bytes(const WeightFormat& format, int64_t hidden, int64_t width) {
     if (width == 0) return 0;
-    return weight_copies_bytes(recipe, 2 * width, hidden) + weight_copies_bytes(recipe, hidden, width);
+    return weight_copies_bytes(format, 2 * width, hidden) + weight_copies_bytes(format, hidden, width);
 }
-
-bool is_fp8(Recipe recipe) { return recipe != Recipe::bf16 && recipe != Recipe::fp32; }
 
 struct WeightBytes {
     double bf16 = 0;        // copies that the BF16 GEMMs, the embedding and the head read
@@ -66,10 +54,10 @@ WeightBytes weight_bytes(const Config& config) {
     double quantised = 0;  // parameters that exist as FP8 copies only
     WeightBytes bytes;
     for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-        const Recipe recipe = layer_recipe(config, layer);
-        if (!is_fp8(recipe)) continue;
+        const WeightFormat format = flow_of_layer(config, layer)->weight_format();
+        if (format.plain) continue;
         const auto add = [&](int64_t count, int64_t width) {
-            bytes.fp8_copies += f64(count) * ffn_copies_bytes(recipe, m.hidden_size, width);
+            bytes.fp8_copies += f64(count) * ffn_copies_bytes(format, m.hidden_size, width);
             quantised += f64(count * 3 * m.hidden_size * width);
         };
         if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
@@ -117,14 +105,15 @@ double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidde
 // gradient); and what the backward makes again.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
-    const Recipe recipe = config.precision.recipe;
-    const double operand = operand_bytes(recipe), plain = 2;
+    const auto flow = make_flow(config.precision, {});
+    const double operand = flow->operand_bytes(), plain = 2;
     double bytes = plain * (width + hidden);  // dA, dX
-    if (recipe == Recipe::fp8_flow) {
+    if (config.precision.recipe == Recipe::fp8_flow) {
         bytes += operand * (hidden + 2 * width) + operand * (2 * width + hidden);
     } else {
         bytes += plain * (hidden + 2 * width);
-        if (is_fp8(recipe)) bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
+        if (!flow->weight_format().plain)
+            bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
     }
     const int64_t layer = first_moe_layer(config);
     Config keeps_all = config;
@@ -249,7 +238,7 @@ double largest_gathered(const Config& config, int64_t gpus) {
         if (replicas > 1) largest = std::max(largest, experts * 2 * width * m.hidden_size);
     };
     for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-        if (!is_fp8(layer_recipe(config, layer))) continue;
+        if (flow_of_layer(config, layer)->weight_format().plain) continue;
         if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
             add(moe.num_experts / expert_ranks, moe.moe_ffn_hidden_size, gpus / expert_ranks);
             add(1, moe.moe_shared_expert_intermediate_size, gpus);

@@ -133,8 +133,8 @@ std::string plan_text(const Config& config, const RunPlan& plan) {
     std::string out = fmt::format(
         "Plan: recipe {}, {} GPU{} = expert parallel {} x data parallel {}; {} tokens per rank and "
         "micro-batch, {} per step\n\n",
-        recipe_name(config.precision.recipe), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep,
-        plan.tokens, config.training.global_batch_size * config.model.seq_length);
+        recipe_name(config.precision), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep, plan.tokens,
+        config.training.global_batch_size * config.model.seq_length);
     out += fmt::format("{}\n{}\n{}\n{}", parameter_table(plan), flop_table(plan), memory_table(config, plan),
                        recompute_table(plan));
     if (ep > 1 && plan.wire_bytes() > 0) out += fmt::format("\n{}", wire_table(config, plan));
@@ -144,7 +144,7 @@ std::string plan_text(const Config& config, const RunPlan& plan) {
 std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance) {
     using nlohmann::ordered_json;
     ordered_json json;
-    json["recipe"] = std::string(recipe_name(config.precision.recipe));
+    json["recipe"] = std::string(recipe_name(config.precision));
     json["gpus"] = plan.gpus;
     json["expert_model_parallel_size"] = config.parallel.expert_model_parallel_size;
     json["tokens_per_rank"] = plan.tokens;

@@ -20,7 +20,7 @@ bool states(const Config& config, const char* key) { return config.origin.contai
 // `config` on so many GPUs; absent where it is not legal.
 std::optional<Config> run_of(const Config& config, int64_t gpus, Recipe recipe, int64_t expert_parallel,
                              int64_t micro_batch, bool own_batch) {
-    Config own = recipe == config.precision.recipe ? config : with_recipe(config, recipe);
+    Config own = with_recipe(config, recipe);
     own.parallel.expert_model_parallel_size = expert_parallel;
     own.training.micro_batch_size = micro_batch;
     const int64_t wanted = own_batch ? config.training.global_batch_size : kSequences * gpus;
@@ -94,7 +94,8 @@ std::vector<Choice> choose(const Config& config, const Search& search, const Gpu
             if (found != choices.end()) found->best = true;
         }
     require(!choices.empty(), ExitCode::usage,
-            "plan: no recipe and expert-parallel size of those asked for is legal on so many GPUs");
+            "plan: no recipe and expert-parallel size of those asked for is legal on so many GPUs; "
+            "plan --gpus N --set parallel.expert_model_parallel_size=EP says why one is not");
     return choices;
 }
 

@@ -59,8 +59,7 @@ std::vector<MeasuredRow> rows_of(const json& arm) {
 }
 
 std::optional<Recipe> recipe_of(const std::string& name) {
-    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow,
-                                Recipe::fp8_rowwise, Recipe::mxfp8})
+    for (const Recipe recipe : kRecipes)
         if (recipe_name(recipe) == name) return recipe;
     return std::nullopt;
 }

@@ -333,6 +333,7 @@ Work& Work::operator+=(const Work& other) {
 }
 
 bool knows(const PrecisionSpec& precision) {
+    if (!precision.flow.empty()) return false;
     switch (precision.recipe) {
         case Recipe::bf16: return true;
         case Recipe::fp8_blockwise: return precision.fp8_wgrad;

@@ -226,14 +226,14 @@ bool can_predict(const Config& config, const Gpu& gpu) {
             !gpu.calibration.recipes.contains(std::string(recipe_name(precision.recipe))))
             return false;
     }
-    return gpu.calibration.recipes.contains(std::string(recipe_name(config.precision.recipe)));
+    return gpu.calibration.recipes.contains(std::string(recipe_name(config.precision)));
 }
 
 StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options) {
     require(can_predict(config, gpu), ExitCode::usage,
             "no prediction of recipe {}: formulas and shares are known of bf16, fp8_blockwise and fp8_flow, "
             "all of their optimisations on",
-            recipe_name(config.precision.recipe));
+            recipe_name(config.precision));
     return Predictor(config, gpus, gpu, options).run();
 }
 

@@ -154,8 +154,9 @@ std::string compare_profiles(const std::string& old_path, const std::string& new
     const json before = read_profile(old_path), after = read_profile(new_path);
     try {
         const std::vector<Pair> pairs = pairs_of(before, after);
-        require(!pairs.empty(), ExitCode::data, "--compare: {} and {} have no recipe in common", old_path,
-                new_path);
+        require(!pairs.empty(), ExitCode::data,
+                "--compare: {} and {} have no recipe in common; give both runs of profile the same --recipes",
+                old_path, new_path);
         std::string text = fmt::format("old {} | new {}\n{}", old_path, new_path, differences(before, after));
         for (const Pair& pair : pairs)
             text += fmt::format("\n{}\n{}{}", pair.name, table_of(pair), clocks_of(pair));

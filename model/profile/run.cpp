@@ -51,7 +51,7 @@ public:
           trainer_(std::make_unique<Trainer>(arm.config, world, backend, arm.arithmetic, data)),
           on_step_(on_step) {
         result_.name = arm.name;
-        result_.recipe = recipe_name(arm.config.precision.recipe);
+        result_.recipe = recipe_name(arm.config.precision);
         result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);
         result_.step_tokens =

@@ -85,8 +85,8 @@ ValidatePanels validate_panels(const Config& config, const ValidateLosses& losse
 std::string train_picture(const RunTitle& title, const TrainLosses& losses) {
     const Config& config = title.config;
     LineChart chart;
-    chart.title = fmt::format("{}: training loss under {} on {}", title.name,
-                              recipe_name(config.precision.recipe), device_count(title.provenance));
+    chart.title = fmt::format("{}: training loss under {} on {}", title.name, recipe_name(config.precision),
+                              device_count(title.provenance));
     chart.subtitle = fmt::format("{}; {}", model_shape(config), tokens_of_step(config));
     if (losses.tokens_per_second > 0)
         chart.subtitle += fmt::format(", {} tokens/s in all", format_si(losses.tokens_per_second));

@@ -270,7 +270,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
         format_si(static_cast<double>(plan.active_parameters()))));
     for (const std::string& note : config.notes) log.line("note: " + note);
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
-                         recipe_name(config.precision.recipe),
+                         recipe_name(config.precision),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
 }

@@ -34,8 +34,8 @@ double Trainer::evaluate(int64_t batches) {
         launched = done;
     }
     world_.all_reduce_sum(std::span<double>(&sum, 1));
-    require(std::isfinite(sum), ExitCode::numeric, "the held-out loss after step {} is not finite",
-            next_step_);
+    require(std::isfinite(sum), ExitCode::numeric,
+            "the held-out loss after step {} is not finite; lower training.lr", next_step_);
     return sum / static_cast<double>(batches * tokens_of_step());
 }
 

@@ -83,20 +83,19 @@ void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Con
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
                              int ranks) {
     std::vector<Arm> arms;
-    for (Recipe recipe : recipes) {
-        // the config's own precision options belong to its own recipe
-        const std::string name(recipe_name(recipe));
-        Config own = recipe == config.precision.recipe ? config : with_recipe(config, recipe);
+    const auto add = [&](const Config& own) {
+        const std::string name(recipe_name(own.precision));
         if (ablation == Ablation::schedules)
             add_schedules(arms, name, own, ranks);
         else if (ablation == Ablation::state_dtypes)
             add_state_dtypes(arms, name, own);
         else
             arms.push_back({name, own});
-    }
+    };
+    for (Recipe recipe : recipes) add(with_recipe(config, recipe));
+    if (!config.precision.flow.empty()) add(config);
     if (ablation == Ablation::flow_switches) {
-        const Config flow =
-            config.precision.recipe == Recipe::fp8_flow ? config : with_recipe(config, Recipe::fp8_flow);
+        const Config flow = with_recipe(config, Recipe::fp8_flow);
         for (const Switch& one : flow_switches()) {
             arms.push_back({one.name, flow});
             one.turn(arms.back().config);
@@ -112,7 +111,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
         if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
     std::vector<Arm> arms;
     if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state alone
-        arms = recipe_arms(config, {recipes.front()}, Ablation::none, ranks);
+        arms = {{std::string(recipe_name(recipes.front())), with_recipe(config, recipes.front())}};
         recipes.erase(recipes.begin());
     }
     for (Arm& arm : recipe_arms(config, recipes, ablation, ranks)) {
@@ -126,6 +125,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
 
 std::vector<Config> configs_of(const std::vector<Arm>& arms) {
     std::vector<Config> configs;
+    configs.reserve(arms.size());
     for (const Arm& arm : arms) configs.push_back(arm.config);
     return configs;
 }

@@ -26,8 +26,8 @@ inline constexpr const char* kControlArm = "bf16 control";
 // BF16 gradients, and with all of them in BF16.
 enum class Ablation { none, flow_switches, schedules, state_dtypes };
 
-// One arm a recipe, in this order, then those of the ablation. Throws Error(usage) if two arms would differ
-// in more than the recipe and its options.
+// One arm a recipe, in this order, then the configuration's own flow, if it has one, then those of the
+// ablation. Throws Error(usage) if two arms would differ in more than the recipe and its options.
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
                              int ranks);
 // Those of validate: the baseline first, the control arm last.

@@ -12,8 +12,6 @@ namespace fp8flow::golden {
 
 namespace {
 
-const std::vector<std::string> kRecipes = {"bf16",     "fp8_tensorwise", "fp8_blockwise",
-                                           "fp8_flow", "fp8_rowwise",    "mxfp8"};
 const std::vector<std::string> kRecompute = {
     "full",    "core_attn", "layernorm",  "shared_experts",
     "moe_act", "moe",       "moe_expert", "core_attn+layernorm+moe_act+shared_experts",
@@ -162,20 +160,20 @@ std::vector<Case> make_cases() {
         return static_cast<int>(1 + (recipe + layout) % 2);
     };
     const auto plain = [&](size_t r, size_t l) {
-        return Case{.recipe = kRecipes[r],
+        return Case{.recipe = kRecipeNames[r],
                     .expert_ranks = kLayouts[l].expert_ranks,
                     .ranks = kLayouts[l].ranks,
                     .micro_batches = micro_batches(r, l)};
     };
-    for (size_t r = 0; r < kRecipes.size(); ++r)
+    for (size_t r = 0; r < kRecipeNames.size(); ++r)
         for (size_t l = 0; l < kNumLayouts; ++l) add(plain(r, l));
-    for (size_t r = 0; r < kRecipes.size(); ++r)
+    for (size_t r = 0; r < kRecipeNames.size(); ++r)
         for (size_t i = 0; i < kRecompute.size(); ++i) {
             Case c = plain(r, (r + i) % kNumLayouts);
             c.recompute = kRecompute[i];
             add(c);
         }
-    for (size_t r = 0; r < kRecipes.size(); ++r)
+    for (size_t r = 0; r < kRecipeNames.size(); ++r)
         for (const size_t l : {size_t{2}, size_t{4}}) {
             Case c = plain(r, l);
             c.dispatcher = "alltoall";

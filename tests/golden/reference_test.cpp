@@ -76,8 +76,7 @@ TEST(Golden, CasesCoverRecipesModesAndLayouts) {
                   c.ranks * c.micro_batches * config.training.micro_batch_size)
             << c.name();
     }
-    for (const char* recipe :
-         {"bf16", "fp8_tensorwise", "fp8_blockwise", "fp8_flow", "fp8_rowwise", "mxfp8"}) {
+    for (const char* recipe : kRecipeNames) {
         for (const char* what :
              {" on 1 of 1", " on 1 of 2", " on 2 of 2", " on 1 of 4", " on 2 of 4", " on 4 of 4",
               " recompute none", " recompute full", " recompute core_attn", " recompute layernorm",

@@ -17,9 +17,11 @@
 namespace fp8flow::test {
 
 inline constexpr double kTestDeadline = 120.0;  // seconds; a loaded machine must not fail a test
-inline constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                                      Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8,
-                                      Recipe::fp32};
+inline const std::vector<Recipe> kRecipesAndFp32 = [] {
+    std::vector<Recipe> all(kRecipes.begin(), kRecipes.end());
+    all.push_back(Recipe::fp32);
+    return all;
+}();
 // All but fp8_tensorwise, which order invariant refuses: a scale is the maximum over a rank's experts.
 inline constexpr Recipe kInvariantRecipes[] = {Recipe::fp32,     Recipe::bf16,        Recipe::fp8_blockwise,
                                                Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8};

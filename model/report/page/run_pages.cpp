@@ -26,7 +26,7 @@ void add_run_facts(Page& page, const RunTitle& title) {
 
 std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end) {
     const Config& config = title.config;
-    Page page(fmt::format("{}: training under {}", title.name, recipe_name(config.precision.recipe)), config,
+    Page page(fmt::format("{}: training under {}", title.name, recipe_name(config.precision)), config,
               title.provenance);
     page.fact("iterations", fmt::format("{} of {}", end.steps_done, config.training.train_iters));
     if (!losses.train.y.empty())

@@ -24,10 +24,6 @@ using namespace test;
 using namespace replay;
 using Texts = std::vector<std::string>;
 
-// Those with a name in a configuration file.
-const std::vector<Recipe> kNamedRecipes = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                                           Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
-
 const Texts kOperations = {
 #define FP8FLOW_NAME(name, Args) #name,
     FP8FLOW_FOR_EACH_OP(FP8FLOW_NAME) FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_NAME)
@@ -168,7 +164,7 @@ TEST(Reach, EveryOperationIsCalledByAConfiguration) {
     Reached reached;
     std::map<Recipe, int> runs;
     std::map<std::string, int> switches;
-    for (const Recipe recipe : kNamedRecipes) {
+    for (const Recipe recipe : kRecipes) {
         for (const Texts& mode : kRecompute)
             if (const auto config = config_of(recipe, mode)) {
                 train_once(*config, text_of(recipe, mode), 1, reached);
@@ -188,7 +184,7 @@ TEST(Reach, EveryOperationIsCalledByAConfiguration) {
     train_nan(*config_of(Recipe::fp8_flow, {}), reached);
 
     // what was refused was not all of it
-    for (const Recipe recipe : kNamedRecipes) EXPECT_GE(runs[recipe], 6) << recipe_name(recipe);
+    for (const Recipe recipe : kRecipes) EXPECT_GE(runs[recipe], 6) << recipe_name(recipe);
     for (const Texts& one : kSwitches) EXPECT_GT(switches[one.front()], 0) << one.front() << " runs nowhere";
 
     const std::set<std::string> listed(kOperations.begin(), kOperations.end());

@@ -19,9 +19,6 @@ namespace {
 using test::LayerCase;
 using test::LayerResult;
 
-constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                               Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
-
 // 1 - 2 <a, b> / (|a|^2 + |b|^2): about half the relative squared error. NaN where anything is NaN.
 double difference(const std::vector<double>& a, const std::vector<double>& b) {
     EXPECT_EQ(a.size(), b.size());

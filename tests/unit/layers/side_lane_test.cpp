@@ -12,8 +12,6 @@
 namespace fp8flow::test {
 namespace {
 
-constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                               Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
 const ScheduleSpec kSchedules[] = {{.moe_shared_expert_overlap = true},
                                    {.delay_wgrad_compute = true},
                                    {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true}};

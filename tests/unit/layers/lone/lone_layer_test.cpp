@@ -221,14 +221,18 @@ protected:
 
 // The same parts as fp8_rowwise, so the same bits.
 TEST(LoneLayer, AFlowIsSelectedByItsName) {
-    register_flow<Own>("lone_layer_test_own");
-    LoneLayerSpec spec = small_spec(Recipe::bf16);
+    register_flow<Own>("lone_layer_test_own", Recipe::fp8_rowwise);
+    LoneLayerSpec spec = small_spec(Recipe::fp8_rowwise);
     spec.precision.flow = "lone_layer_test_own";
     const Outcome own = run(spec, {kTokens});
     EXPECT_TRUE(same_bits(own.y, run(small_spec(Recipe::fp8_rowwise), {kTokens}).y));
     EXPECT_FALSE(same_bits(own.y, run(small_spec(Recipe::bf16), {kTokens}).y));
-    EXPECT_THROW(register_flow<Own>("lone_layer_test_own"), Error);
-    EXPECT_THROW(register_flow<Own>(""), Error);
+    EXPECT_THROW(register_flow<Own>("lone_layer_test_own", Recipe::fp8_rowwise), Error);
+    EXPECT_THROW(register_flow<Own>("", Recipe::fp8_rowwise), Error);
+    EXPECT_THROW(register_flow<Own>("fp8_flow", Recipe::fp8_rowwise), Error);
+    spec.precision.recipe = Recipe::fp8_flow;  // not the one that it was registered with
+    EXPECT_THROW(run(spec, {kTokens}), Error);
+    spec.precision.recipe = Recipe::fp8_rowwise;
     spec.precision.flow = "nobody";
     EXPECT_THROW(run(spec, {kTokens}), Error);
 }

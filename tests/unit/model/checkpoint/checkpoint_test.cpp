@@ -73,9 +73,7 @@ TEST_P(CheckpointRecipes, TwoHalvesAreTheWholeBitForBit) {
     }
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes,
-                         testing::Values(Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                                         Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8),
+INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes, testing::ValuesIn(kRecipes),
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 
 // In the invariant order the number of ranks that share the experts changes no bit: after the change the run

@@ -236,8 +236,8 @@ Json with(Json json, const std::string& key, const Json& value) {
     json[key] = value;
     return json;
 }
-Json without(Json json, const std::string& key) {
-    json.erase(key);
+Json without(Json json, std::initializer_list<const char*> keys) {
+    for (const char* key : keys) json.erase(key);
     return json;
 }
 
@@ -388,11 +388,12 @@ TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
 
 TEST(HfConfig, OptionsOfTheFamilies) {
     EXPECT_FALSE(config_of(with(glm4(), "norm_topk_prob", false)).moe.moe_router_norm_topk_prob);
-    EXPECT_EQ(config_of(without(deepseek_v2_lite(), "n_routed_experts")).moe.num_experts, 64);
-    expect_contains(config_of(without(glm4(), "attention_bias")).foreign, "a part of each head");
-    EXPECT_EQ(config_of(without(glm4(), "attention_bias")).foreign.find("biases"), std::string::npos);
+    EXPECT_EQ(config_of(without(deepseek_v2_lite(), {"n_routed_experts"})).moe.num_experts, 64);
+    expect_contains(config_of(without(glm4(), {"attention_bias"})).foreign, "a part of each head");
+    EXPECT_EQ(config_of(without(glm4(), {"attention_bias"})).foreign.find("biases"), std::string::npos);
     EXPECT_FALSE(config_of(with(olmoe(), "norm_topk_prob", true)).moe.moe_router_pre_softmax);
-    EXPECT_EQ(config_of(without(with(olmoe(), "num_local_experts", 32), "num_experts")).moe.num_experts, 32);
+    EXPECT_EQ(config_of(without(with(olmoe(), "num_local_experts", 32), {"num_experts"})).moe.num_experts,
+              32);
     EXPECT_FALSE(config_of(with(minimax_m2(), "use_routing_bias", false)).moe.moe_router_enable_expert_bias);
     expect_contains(refused(with(minimax_m2(), "shared_intermediate_size", 1536)),
                     "shared_intermediate_size: got 1536, want 0");
@@ -403,11 +404,9 @@ TEST(HfConfig, OptionsOfTheFamilies) {
                     "topk_method: got group_limited_greedy, want greedy: a group is scored by its best");
     expect_contains(refused(with(deepseek_v2_lite(), "norm_topk_prob", true)), "norm_topk_prob: got true");
     // what is left out has the value of the family's own class (transformers 5.24)
-    Json json = glm4();
-    for (const char* key : {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
-                            "routed_scaling_factor", "n_routed_experts", "num_experts_per_tok"})
-        json.erase(key);
-    const Config c = config_of(json);
+    const Config c =
+        config_of(without(glm4(), {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
+                                   "routed_scaling_factor", "n_routed_experts", "num_experts_per_tok"}));
     EXPECT_EQ(c.moe.num_experts, 128);
     EXPECT_EQ(c.moe.moe_router_topk, 8);
     EXPECT_EQ(c.moe.moe_router_num_groups, 0);
@@ -418,7 +417,7 @@ TEST(HfConfig, OptionsOfTheFamilies) {
 
 // 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
 TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
-    const Json json = without(deepseek_v2_lite(), "aux_loss_alpha");
+    const Json json = without(deepseek_v2_lite(), {"aux_loss_alpha"});
     const Config c = config_of(json);
     EXPECT_EQ(c.model.ffn_hidden_size, 11008);
     ASSERT_EQ(c.notes.size(), 2u);
@@ -503,21 +502,18 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
     // a window that is not used is none
     EXPECT_NO_THROW(config_of(with(qwen3(), "sliding_window", 4096)));
     expect_contains(refused(with(mixtral(), "sliding_window", 4096)), "sliding_window: got 4096");
-    expect_contains(refused(without(mixtral(), "rope_theta")), "rope_theta: got null, want a number");
+    expect_contains(refused(without(mixtral(), {"rope_theta"})), "rope_theta: got null, want a number");
     // where Transformers 5 puts it
-    const Json moved = with(without(mixtral(), "rope_theta"), "rope_parameters",
+    const Json moved = with(without(mixtral(), {"rope_theta"}), "rope_parameters",
                             {{"rope_type", "default"}, {"rope_theta", 5e5}});
     EXPECT_EQ(config_of(moved).model.rotary_base, 5e5);
 }
 
 // transformers 4.57, DeepseekV3Config.
 TEST(HfConfig, WhatDeepSeekV3LeavesOutHasTransformersDefaults) {
-    Json json = deepseek();
-    for (const char* key :
-         {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace", "routed_scaling_factor",
-          "norm_topk_prob", "n_routed_experts", "num_experts_per_tok"})
-        json.erase(key);
-    const Config c = config_of(json);
+    const Config c = config_of(without(
+        deepseek(), {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
+                     "routed_scaling_factor", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok"}));
     EXPECT_EQ(c.moe.moe_router_num_groups, 8);
     EXPECT_EQ(c.moe.moe_router_group_topk, 4);
     EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 2048);

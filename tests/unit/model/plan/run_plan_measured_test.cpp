@@ -154,9 +154,7 @@ TEST_P(MeasuredPlan, SavedBytesWithMergingWeights) {
     EXPECT_LT(planned.per_row, saved_activation_bytes(swiglu, 0, {}).per_row);
 }
 
-INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredPlan,
-                         testing::Values(Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                                         Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8),
+INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredPlan, testing::ValuesIn(kRecipes),
                          [](const auto& recipe) { return std::string(recipe_name(recipe.param)); });
 
 }  // namespace

@@ -191,7 +191,7 @@ TEST(Parallel, EdgeScenarios) {
 // learning rate another order of summation alone (Arithmetic::alternative) moves the loss by 2e-3 at the
 // sixth.
 TEST(Parallel, SwigluAndCombineTrainAlike) {
-    for (Recipe recipe : test::kRecipes) {
+    for (Recipe recipe : test::kRecipesAndFp32) {
         const auto losses = [&](const char* where) {
             return train(test_config(recipe, {fmt::format("precision.moe_apply_probs_in={}", where)}), 1,
                          {.steps = 4})

@@ -18,8 +18,6 @@ using test::LayerCase;
 using test::LayerResult;
 using test::ModelFixture;
 
-constexpr Recipe kRecipes[] = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                               Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
 constexpr int64_t kLayers = 2, kTokens = 32, kHidden = 128, kFfn = 128;
 
 LayerCase model_case(Recipe recipe, std::vector<int64_t> tokens = {kTokens}) {

@@ -12,7 +12,7 @@
 namespace fp8flow {
 namespace {
 
-using test::kRecipes;
+using test::kRecipesAndFp32;
 using test::test_config;
 using test::train;
 using test::TrainingRun;
@@ -84,7 +84,7 @@ TEST(StepsInFlight, ChangeNoBit) {
 // The host backend counts the calls at which a GPU would stop the host. One wait a step is left: for the step
 // before.
 TEST(StepsInFlight, AWarmStepStopsTheHostNowhere) {
-    for (Recipe recipe : kRecipes) {
+    for (Recipe recipe : kRecipesAndFp32) {
         for (const char* forced : {"false", "true"}) {
             SCOPED_TRACE(fmt::format("{}, forced routing {}", recipe_name(recipe), forced));
             std::vector<std::string> keys = kManyParts;

@@ -191,8 +191,7 @@ LayerCase model_of(Recipe recipe) {
 }
 
 TEST(Turns, ChangeNoBitOnLateLanes) {
-    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow,
-                                Recipe::fp8_rowwise, Recipe::mxfp8}) {
+    for (const Recipe recipe : kRecipes) {
         SCOPED_TRACE(recipe_name(recipe));
         expect_turns_change_no_bit(model_of(recipe));
     }

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: MIT
+// dlopen, and what to do where it refuses.
+#include "model/base/plugins.h"
+
+#include "kernels/core/error.h"
+#include "model/safetensors/header.h"
+
+#include <dlfcn.h>
+#include <fp8flow/recipe.h>
+
+namespace fp8flow {
+
+void* plugin_symbol(const std::string& path, const char* name, std::string_view header,
+                    std::string_view hint) {
+    // a name without a slash would be looked for in the system's folders
+    const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
+    void* const library = ::dlopen(file.c_str(), RTLD_NOW);
+    require(library != nullptr, ExitCode::usage, "--plugin {}: {}; {}", printable(path),
+            library == nullptr ? printable(::dlerror()) : "", hint);
+    void* const symbol = ::dlsym(library, name);
+    require(symbol != nullptr, ExitCode::usage, "--plugin {}: exports no {} (see include/{}); {}",
+            printable(path), name, header, hint);
+    return symbol;
+}
+
+void load_recipes(const std::string& path) {
+    const auto* const plugin = static_cast<const RecipePlugin*>(
+        plugin_symbol(path, "fp8flow_recipes", "fp8flow/recipe.h", "step by step: docs/usage/new_recipe.md"));
+    require(
+        plugin->headers == kRecipeHeaders, ExitCode::usage,
+        "--plugin {}: built with the headers of another fp8flow; build it again with those of this program",
+        printable(path));
+    plugin->register_flows();
+}
+
+}  // namespace fp8flow

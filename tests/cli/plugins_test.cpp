@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: MIT
+// Libraries of --plugin. Kernels for bench: the example's is found equal and timed; wrong results are told;
+// the rows stand in JSON, CSV and Markdown. Recipes: docs/usage/new_recipe.md as a reader follows it, its
+// commands in their order, in a folder as a clone has it. What cannot be loaded is refused with the reason.
+#include "kernels/core/error.h"
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+
+namespace fp8flow {
+namespace {
+
+using nlohmann::json;
+
+std::string library(const std::string& name) {
+    return std::string(FP8FLOW_BINARY_DIR) + "/tests/lib" + name + ".so";
+}
+
+CommandResult bench(const std::vector<std::string>& more) {
+    std::vector<std::string> line = {"bench", "--backend", "reference", "--samples", "3"};
+    line.insert(line.end(), more.begin(), more.end());
+    return fp8flow_alone(line);
+}
+
+json row_of(const std::string& operation, const std::string& plugin, const std::string& shape) {
+    TemporaryFolder folder;
+    const CommandResult result =
+        bench({operation, "--plugin", library(plugin), "--shape", shape, "--out", folder.path("out")});
+    EXPECT_EQ(result.status, 0) << result.err;
+    json row = json::parse(read_whole(folder.path("out/bench.json"))).at(0);
+    const std::vector<std::string> csv = lines_of(read_whole(folder.path("out/bench.csv")));
+    EXPECT_EQ(csv.size(), 2u);
+    expect_contains(csv[0], "op,shape,us,");
+    expect_contains(csv[1], operation + ",");
+    expect_contains(read_whole(folder.path("out/bench.md")), "| " + operation + " |");
+    expect_contains(result.out, row.at("peer_result").get<std::string>());
+    return row;
+}
+
+TEST(BenchPlugin, ExampleIsEqualAndTimed) {
+    const json row = row_of("add", "bench_plugin", "dtype=f32");
+    EXPECT_EQ(row.at("peer"), "mine");
+    EXPECT_EQ(row.at("peer_result"), "equal");
+    EXPECT_GT(row.at("peer_us").get<double>(), 0.0);
+}
+
+TEST(BenchPlugin, WrongResultsAreTold) {
+    const json one = row_of("add", "wrong_plugin", "dtype=f32,T=8,H=128");
+    expect_contains(one.at("peer_result").get<std::string>(), "y: nmse ");
+    expect_contains(one.at("peer_result").get<std::string>(), "(1 of 1024 values)");
+    const json none = row_of("swiglu", "wrong_plugin", "");
+    expect_contains(none.at("peer_result").get<std::string>(), "a: ");
+}
+
+TEST(BenchPlugin, ArgumentsAreNamed) {
+    const json row = row_of("quantize_rows", "wrong_plugin", "H=256");
+    EXPECT_EQ(row.at("peer_result"), "left out: returned 1");
+    EXPECT_TRUE(row.at("peer_us").is_null());
+}
+
+TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
+    const auto refused = [](const std::vector<std::string>& line, const std::string& reason) {
+        const CommandResult result = bench(line);
+        EXPECT_EQ(result.status, static_cast<int>(ExitCode::usage)) << result.err;
+        expect_contains(result.err, reason);
+    };
+    refused({"add", "--plugin", "/nowhere/plugin.so"}, "/nowhere/plugin.so");
+    refused({"add", "--plugin", library("fp8flow_faults")}, "exports no fp8flow_plugin");
+    refused({"cast", "--plugin", library("wrong_plugin")}, "it has add, quantize_rows, swiglu");
+    refused({"add", "--plugin", library("wrong_plugin"), "--gemm-backend", "both"}, "--gemm-backend");
+}
+
+// ---- recipes
+
+namespace fs = std::filesystem;
+using Texts = std::vector<std::string>;
+
+const std::string kSources = FP8FLOW_SOURCE_DIR;
+
+// The blocks of the page that begin with this fence, without the blanks that a list puts in front of them.
+Texts blocks_of(const std::string& page, const std::string& fence) {
+    Texts blocks;
+    bool inside = false, wanted = false;
+    for (const std::string& line : lines_of(page)) {
+        const size_t indent = std::min(line.find_first_not_of(' '), line.size());
+        if (line.substr(indent).starts_with("```")) {
+            inside = !inside;
+            wanted = inside && line.substr(indent) == fence;
+            if (wanted) blocks.emplace_back();
+        } else if (inside && wanted) {
+            blocks.back() += line.substr(std::min<size_t>(indent, 3)) + "\n";
+        }
+    }
+    return blocks;
+}
+
+class NewRecipe : public testing::Test {
+protected:
+    void SetUp() override {
+        for (const char* name : {"configs", "docs", "examples", "include", "kernels", "layers"})
+            fs::create_symlink(fs::path(kSources) / name, folder_.path(name));
+        fs::create_directories(folder_.path("build/cpu"));
+        fs::create_directories(folder_.path("runs"));
+        fs::create_symlink(FP8FLOW_EXECUTABLE, folder_.path("build/cpu/fp8flow"));
+    }
+    CommandResult shell(const std::string& line) {
+        return RunningCommand({"bash", "-c", line}, folder_.path()).wait(240);
+    }
+    // runs/NAME.so of a source.
+    void build(const std::string& name, const std::string& source) {
+        folder_.write("runs/" + name + ".cpp", source);
+        const CommandResult built = shell("g++ -std=c++20 -shared -fPIC -I include -I . runs/" + name +
+                                          ".cpp -o runs/" + name + ".so");
+        ASSERT_EQ(built.status, 0) << built.err;
+    }
+    TemporaryFolder folder_;
+};
+
+TEST_F(NewRecipe, ThePageIsFollowed) {
+    const std::string page = read_whole(kSources + "/docs/usage/new_recipe.md");
+    const std::string example = read_whole(kSources + "/examples/custom_recipe.cpp");
+    const Texts code = blocks_of(page, "```cpp");
+    ASSERT_EQ(code.size(), 2u);
+    EXPECT_NE(example.find(code[0]), std::string::npos) << code[0];
+
+    std::map<std::string, int> ran;
+    for (const std::string& block : blocks_of(page, "```")) {
+        std::string line = block.substr(0, block.find('\n'));
+        const std::string program = line.substr(0, line.find(' '));
+        if (program != "mkdir" && program != "g++" && program != "mpirun") continue;  // output
+        // As printed, but short. With free scales, and experts of more than 128 rows, other columns round
+        // otherwise from the start.
+        if (program == "mpirun")
+            line +=
+                " --set training.train_iters=3 --set training.eval_iters=1 --set validate.warmup_iters=0 "
+                "--set model.seq_length=32 --set training.micro_batch_size=4 --set "
+                "training.global_batch_size=8 "
+                "--set moe.num_experts=2 --set moe.moe_router_topk=2 --set precision.scale_format=fp32 "
+                "--set profile.profile_step_start=1";
+        const CommandResult result = shell(line);
+        const bool missed = line.find(" validate ") != std::string::npos && result.status == 1;
+        ASSERT_TRUE(result.status == 0 || missed) << line << "\n" << result.out << result.err;
+        ++ran[program];
+    }
+    EXPECT_EQ(ran, (std::map<std::string, int>{{"g++", 1}, {"mkdir", 1}, {"mpirun", 4}}));
+
+    const std::string log = read_whole(folder_.path("runs/mine/train.log"));
+    EXPECT_NE(log.find("recipe: rows_of_128 (BF16 rows on the wire"), std::string::npos) << log;
+    EXPECT_NE(read_whole(folder_.path("runs/mine_stats/tensor_stats.json")).find("swiglu"),
+              std::string::npos);
+
+    // Its forward is fp8_blockwise's, so the first loss is; its weight gradients are its own.
+    std::map<std::string, json> first;
+    for (const std::string& line : lines_of(read_whole(folder_.path("runs/mine_validate/loss.jsonl")))) {
+        const json record = json::parse(line);
+        if (record.at("iteration") == 1) first[record.at("arm")] = record;
+    }
+    const json own = first.at("rows_of_128"), blockwise = first.at("fp8_blockwise"), bf16 = first.at("bf16");
+    EXPECT_EQ(own.at("lm_loss"), blockwise.at("lm_loss"));
+    EXPECT_NE(own.at("lm_loss"), bf16.at("lm_loss"));
+    EXPECT_NE(own.at("grad_norm"), blockwise.at("grad_norm"));
+    const double norm = bf16.at("grad_norm");
+    EXPECT_NEAR(own.at("grad_norm").get<double>(), norm, 0.01 * norm);
+
+    const auto profile = json::parse(read_whole(folder_.path("runs/mine_profile/profile.json")));
+    EXPECT_NE(profile.dump().find("\"rows_of_128\""), std::string::npos);
+}
+
+// Step 7: the class with a step of its own casts twice as often, and still trains.
+TEST_F(NewRecipe, AStepIsReplaced) {
+    const Texts code = blocks_of(read_whole(kSources + "/docs/usage/new_recipe.md"), "```cpp");
+    ASSERT_EQ(code.size(), 2u);
+    std::string source = read_whole(kSources + "/examples/custom_recipe.cpp");
+    const size_t at = source.find("    ScaleLayout column_layout()");
+    ASSERT_NE(at, std::string::npos);
+    build("own", source.replace(at, source.find('\n', at) + 1 - at, code[1]));
+    const CommandResult result = shell(
+        "build/cpu/fp8flow validate configs/test.yaml --plugin runs/own.so --set training.train_iters=6 "
+        "--set training.eval_iters=1 --set validate.recipes=[bf16,fp8_blockwise] --out runs/v");
+    ASSERT_TRUE(result.status == 0 || result.status == 1) << result.err;
+    std::map<std::string, double> casts;
+    const json report = json::parse(read_whole(folder_.path("runs/v/validate.json")));
+    for (const json& arm : report.at("arms")) casts[arm.at("arm")] = arm.at("casts per step");
+    EXPECT_EQ(casts.at("rows_of_128"), 2 * casts.at("fp8_blockwise"));
+}
+
+TEST_F(NewRecipe, ACommandThatIsPrintedHasThePlugin) {
+    build("own", read_whole(kSources + "/examples/custom_recipe.cpp"));
+    const std::string few = " --set training.train_iters=3 --set training.eval_iters=1";
+    const CommandResult run =
+        shell("build/cpu/fp8flow train configs/test.yaml --plugin runs/own.so --out runs/t" + few);
+    ASSERT_EQ(run.status, 0) << run.err;
+    size_t printed = 0;
+    for (const std::string& line : lines_of(run.out)) {
+        const size_t at = line.find("build/cpu/fp8flow ");
+        if (at == std::string::npos) continue;
+        const CommandResult next = shell(line.substr(at) + " --set validate.recipes=[bf16]");
+        EXPECT_TRUE(next.status == 0 || next.status == 1) << line << "\n" << next.err;
+        expect_contains(next.out, "rows_of_128");
+        ++printed;
+    }
+    EXPECT_EQ(printed, 2u) << run.out;
+    // The run's own configuration names the flow: without its library it says what is missing.
+    const CommandResult alone = shell("build/cpu/fp8flow plan runs/t/config.yaml");
+    EXPECT_EQ(alone.status, 2);
+    expect_contains(alone.err,
+                    "precision.flow: got rows_of_128, want the name of a flow that the library of");
+}
+
+TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
+    const std::string start =
+        "#include <fp8flow/recipe.h>\n"
+        "using namespace fp8flow;\n"
+        "struct A final : CastFlow { using CastFlow::CastFlow;\n"
+        "  WeightFormat weight_format() const override { return {.plain = false, .fp8_layout = "
+        "ScaleLayout::row}; }\n"
+        "  ScaleLayout row_layout() const override { return ScaleLayout::row; }\n"
+        "  ScaleLayout column_layout() const override { return ScaleLayout::group_row; } };\n";
+    const auto refused = [&](const std::string& arguments, const std::string& reason) {
+        const CommandResult result = shell("build/cpu/fp8flow plan configs/test.yaml " + arguments);
+        EXPECT_EQ(result.status, 2) << arguments << result.out << result.err;
+        expect_contains(result.err, reason);
+    };
+    build("two", start +
+                     "FP8FLOW_RECIPES(register_flow<A>(\"a\", Recipe::fp8_rowwise), "
+                     "register_flow<A>(\"b\", Recipe::fp8_rowwise))\n");
+    refused("--plugin runs/two.so", "--plugin: got a, b, want one of them in --set precision.flow=NAME");
+    refused("--plugin runs/two.so --set precision.flow=c", "registers: a, b");
+    const CommandResult chosen = shell(
+        "build/cpu/fp8flow plan configs/test.yaml --plugin runs/two.so --set precision.flow=b "
+        "--set moe.moe_row_alignment=32");
+    EXPECT_EQ(chosen.status, 0) << chosen.err;
+    expect_contains(chosen.out, "Plan: recipe b");
+    expect_contains(chosen.out,
+                    "note: precision.flow is b, so precision.recipe is fp8_rowwise and not fp8_flow");
+    refused("--plugin runs/two.so --set precision.flow=b --set moe.moe_row_alignment=1",
+            "moe.moe_row_alignment: got 1, want 16 or 32 or 128 with recipe b");
+    build("taken", start + "FP8FLOW_RECIPES(register_flow<A>(\"mxfp8\", Recipe::fp8_rowwise))\n");
+    refused("--plugin runs/taken.so", "\"mxfp8\" is the name of a recipe");
+    build("other", start + "extern \"C\" const RecipePlugin fp8flow_recipes{kRecipeHeaders + 1, [] {}};\n");
+    refused("--plugin runs/other.so", "built with the headers of another fp8flow");
+    refused("--plugin " + library("bench_plugin"), "exports no fp8flow_recipes");
+    refused("--plugin runs/nowhere.so", "runs/nowhere.so");
+}
+
+}  // namespace
+}  // namespace fp8flow
