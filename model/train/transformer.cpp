@@ -195,9 +195,7 @@ void Transformer::reduce_gradients(Context& ctx, const Range& range) {
     if (!ctx.reduces_gradients) return;
     const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
-    const auto [dense, expert] = store_.gradients_of(range.first, range.last);
-    if (dense) ctx.exchange.all_reduce(Reduce::sum, Ranks::world, dense, wire);
-    if (expert) store_.reduce_expert_gradients(ctx.exchange, ctx.rounding.replica, expert, wire);
+    store_.reduce_gradients(ctx.exchange, ctx.rounding.replica, range.first, range.last, wire);
 }
 
 void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
