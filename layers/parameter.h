@@ -159,6 +159,8 @@ public:
     // parameter. A plain copy, whose slice is written here, is gathered as it is. FP8 copies are made from
     // the gathered master: a scale may span slices, and the second orientation crosses them.
     void gather_copies(Exchange& exchange, Parameter& parameter, const Launch& launch = {});
+    // The same of the sharded among the parameters added first to last, last excluded.
+    void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
                        const Launch& launch = {});

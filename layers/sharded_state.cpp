@@ -120,6 +120,11 @@ void ParameterStore::gather_copies(Exchange& exchange, Parameter& p, const Launc
     write_copies(p, master, launch);
 }
 
+void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
+    for (size_t i = first; i < last; ++i)
+        if (parameters_[i].is_sharded()) gather_copies(exchange, parameters_[i], launch);
+}
+
 void ParameterStore::write_all_copies(Exchange& exchange) {
     for (Parameter& p : parameters_) {
         if (!p.is_sharded()) {

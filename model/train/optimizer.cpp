@@ -116,7 +116,7 @@ void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
 void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     update(ctx, store, inputs);
-    gather_copies(ctx, store);
+    if (!ctx.overlaps_param_gather) gather_copies(ctx, store);
 }
 
 void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& inputs) {

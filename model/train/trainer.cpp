@@ -217,6 +217,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.overlaps_param_gather = config_.schedule.overlap_param_gather;
     ctx.sums_squares = config_.moe.moe_combine_order == CombineOrder::rank &&
                        micro_batch == batcher_.num_micro_batches() - 1 &&
                        exchange_->num_ranks(Ranks::expert_replicas) == 1;

@@ -26,7 +26,8 @@ Keys joined(Keys a, const Keys& b) {
 }
 
 // The divided run and the whole one; the same losses, norms, gradients, weights, moments and evaluation.
-void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys, int ranks = 4) {
+void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys, int ranks = 4,
+                               const Keys& of_divided = {}) {
     SCOPED_TRACE(fmt::format("{}, {} of {} ranks share the experts, {}", recipe_name(recipe), expert_ranks,
                              ranks, fmt::join(keys, " ")));
     const Keys all = joined(
@@ -34,7 +35,8 @@ void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys
         keys);
     const RunOptions options{.steps = 3, .eval_batches = 1};
     const TrainingRun whole = train(test_config(recipe, all), ranks, options);
-    const TrainingRun divided = train(test_config(recipe, joined(all, {kSharded})), ranks, options);
+    const TrainingRun divided =
+        train(test_config(recipe, joined(joined(all, {kSharded}), of_divided)), ranks, options);
     EXPECT_EQ(divided.losses(), whole.losses());
     for (size_t i = 0; i < whole.steps.size(); ++i)
         EXPECT_EQ(divided.steps[i].grad_norm, whole.steps[i].grad_norm) << "step " << i;
@@ -65,6 +67,21 @@ TEST(DistributedOptimizer, SameBitsUnderOtherOrdersAndSchedules) {
           Keys{"model.untie_embeddings_and_output_weights=false"},
           Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
         expect_same_bits_as_whole(Recipe::fp8_flow, 2, keys);
+}
+
+// Copies of a layer gathered beside the layer before, gradients reduced beside the backward; the rest of what
+// lanes run, too, and steps that are redone.
+TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
+    const Keys overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
+    for (const int ranks : {1, 2, 4})
+        for (int expert_ranks = 1; expert_ranks <= ranks; expert_ranks *= 2)
+            expect_same_bits_as_whole(Recipe::fp8_flow, expert_ranks, {}, ranks, overlapped);
+    for (const Keys& keys :
+         {Keys{"schedule.overlap_moe_expert_parallel_comm=true", "training.global_batch_size=12"},
+          Keys{"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"},
+          Keys{"model.untie_embeddings_and_output_weights=false", "recompute.recompute_granularity=full"},
+          Keys{"moe.moe_combine_order=invariant"}, Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
+        expect_same_bits_as_whole(Recipe::fp8_blockwise, 2, keys, 4, overlapped);
 }
 
 // Master and moments: a half on two ranks, rounded up to the alignment of allocations; of experts that no
