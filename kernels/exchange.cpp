@@ -49,6 +49,27 @@ void check_wire_rows(const ScaledTensor& rows, const char* what, int64_t num_row
                   rows.data.dim(1), kBlock);
 }
 
+void check_shares(const Shares& shares, const TensorView& values, int ranks) {
+    FP8FLOW_CHECK(values.rank == 1 && values.row_base == nullptr, "values are {}, must have one dimension",
+                  describe(values));
+    FP8FLOW_CHECK(shares.size() == static_cast<size_t>(ranks), "{} shares for {} ranks", shares.size(),
+                  ranks);
+    for (const std::vector<Slice>& share : shares) {
+        int64_t end = 0;
+        for (const Slice& slice : share) {
+            FP8FLOW_CHECK(
+                slice.first >= end && slice.count >= 0 && slice.first + slice.count <= values.numel(),
+                "elements {} to {} of {}, after those before {}", slice.first, slice.first + slice.count,
+                describe(values), end);
+            end = slice.first + slice.count;
+        }
+    }
+}
+
+double bytes_of_share(const std::vector<Slice>& share, const TensorView& values) {
+    return static_cast<double>(elements_of(share) * size_of(values.dtype));
+}
+
 }  // namespace
 
 template <class Step> void Exchange::observed(const char* name, const OpCost& cost, Step step) {
@@ -57,6 +78,14 @@ template <class Step> void Exchange::observed(const char* name, const OpCost& co
     const double sent = wire_.total();
     step();
     observer_->exchange_ended(wire_.total() - sent);
+}
+
+// Every rank receives about as much as it sends.
+template <class Step> void Exchange::reduced(const char* name, double sent, Step step) {
+    if (observer_ == nullptr) return step();
+    observer_->exchange_began({.op = name, .cost = with_writes({.bytes = 2 * sent}, sent)});
+    step();
+    observer_->exchange_ended(sent);
 }
 
 void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -161,13 +190,31 @@ void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
 }
 
 void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
-    if (observer_ == nullptr) return do_all_reduce(reduce, ranks, values, launch);
     // Shards to their owners and sums back: each rank sends all but its own shard, twice.
     const double others = static_cast<double>(num_ranks(ranks) - 1) / static_cast<double>(num_ranks(ranks));
-    const double sent = 2 * others * bytes_of({values});
-    observer_->exchange_began({.op = "all_reduce", .cost = with_writes({.bytes = 2 * sent}, sent)});
-    do_all_reduce(reduce, ranks, values, launch);
-    observer_->exchange_ended(sent);
+    reduced("all_reduce", 2 * others * bytes_of({values}),
+            [&] { do_all_reduce(reduce, ranks, values, launch); });
+}
+
+void Exchange::reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                              const Launch& launch) {
+    check_shares(shares, values, num_ranks(ranks));
+    FP8FLOW_CHECK(values.dtype == DType::f32 || values.dtype == DType::bf16 || values.dtype == DType::i64,
+                  "no sum of {}", describe(values));
+    if (num_ranks(ranks) == 1) return;
+    // Each rank sends every share but its own to the rank that has it.
+    double sent = 0;
+    for (size_t r = 0; r < shares.size(); ++r)
+        if (r != static_cast<size_t>(rank_among(ranks))) sent += bytes_of_share(shares[r], values);
+    reduced("reduce_scatter", sent, [&] { do_reduce_scatter(ranks, values, shares, launch); });
+}
+
+void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch) {
+    check_shares(shares, values, num_ranks(ranks));
+    if (num_ranks(ranks) == 1) return;
+    const double own = bytes_of_share(shares[static_cast<size_t>(rank_among(ranks))], values);
+    const double sent = static_cast<double>(num_ranks(ranks) - 1) * own;
+    reduced("all_gather", sent, [&] { do_all_gather(ranks, values, shares, launch); });
 }
 
 TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const Launch& launch) {

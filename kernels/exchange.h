@@ -13,6 +13,7 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/core/shares.h"
 #include "kernels/dispatch_plan.h"
 #include "kernels/ops.h"
 
@@ -72,14 +73,23 @@ public:
     // In place over more ranks than the expert-parallel group, in ascending rank order: f32 (sum, max), bf16
     // (sum, in f32, rounded to nearest even at the end), i64 (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
+    // The two halves of a sum over ranks. values [N], in place; shares: of each of these ranks, the same on
+    // all. What is in no share stays as it is, and where one rank is the group, everything.
+    // reduce_scatter: this rank's share becomes the sum over the ranks, f32, bf16 or i64, with the bits of
+    // all_reduce; other shares stay as they are.
+    void reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                        const Launch& launch = {});
+    // all_gather: every rank's share comes to all ranks; any dtype, since bytes are copied.
+    void all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch = {});
     virtual int num_ranks(Ranks ranks) const = 0;
+    virtual int rank_among(Ranks ranks) const = 0;
     // Throws Error(peer) if a wait on another rank that was under way on the device passed its deadline. Call
     // it after waiting for the device; what was computed since is worthless then.
     virtual void check_peers() {}
     // Throws Error(usage) unless its calls can be captured (Device::capture), because none stops the host.
     virtual void require_capturable() const;
     // True on exactly one of the ranks that hold the same experts.
-    virtual bool holds_first_replica() const = 0;
+    bool holds_first_replica() const { return rank_among(Ranks::expert_replicas) == 0; }
 
     // May wait for the device, where bytes that depend on routing are counted: for between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
@@ -113,6 +123,11 @@ protected:
                             const Launch& launch) = 0;
     virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                const Launch& launch) = 0;
+    // Of several ranks.
+    virtual void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                   const Launch& launch) = 0;
+    virtual void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                               const Launch& launch) = 0;
     // do_dispatch of backends that receive rows first: do_dispatch_rows into scratch, then `ops` permutes and
     // pads.
     void dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
@@ -123,6 +138,7 @@ protected:
 
 private:
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
+    template <class Step> void reduced(const char* name, double sent, Step step);
     void combine_without_rows(const Combine& args, const Launch& launch);
 
     int64_t num_dispatches_ = 0, num_combines_ = 0;

@@ -56,6 +56,8 @@ struct Context {
     int64_t global_tokens = 0;                 // tokens of this micro-batch over all ranks
     Gradient grad_mode = Gradient::overwrite;  // the first micro-batch overwrites main gradients
     bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
+    // overlap_param_gather: the first micro-batch of the next step gathers the working copies.
+    bool overlaps_param_gather = false;
     // The last micro-batch, where nothing else is added to expert gradients: weight gradients leave the sums
     // of their squares, which the gradient norm takes (combine order rank).
     bool sums_squares = false;

@@ -65,7 +65,11 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     p.spec = spec;
     p.stream = fnv1a64(spec.name);
     p.shard = spec.expert ? shards_.expert : shards_.dense;
-    p.slice = state_slice(p.numel(), p.shard.rank, p.shard.size);
+    StateCut& cut = spec.expert ? expert_cut_ : dense_cut_;
+    p.first_gradient = cut.first;
+    p.shares = state_shares(p.numel(), p.shard.size, cut);
+    cut = next_cut(cut, p.numel(), p.shard.size, gradient_alignment(spec.expert));
+    p.slice = p.shares[static_cast<size_t>(p.shard.rank)].front();
     const bool here = masters_ == Masters::own;
     if (here && p.is_sharded())
         allocate_shard(p);
@@ -106,14 +110,15 @@ void ParameterStore::allocate_shard(Parameter& p) {
     p.v = arena_.tensor(state_dtype(dtypes_.exp_avg_sq_dtype), {p.slice.count}, "moments");
 }
 
+int64_t ParameterStore::gradient_alignment(bool expert) const {
+    return 256 / size_of(expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32);
+}
+
 void ParameterStore::allocate_gradients() {
     for (const Parameter& p : parameters_) sources_ = std::max(sources_, p.spec.sources);
     for (const bool expert : {false, true}) {
         const DType dtype = expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32;
-        const int64_t alignment = 256 / size_of(dtype);
-        int64_t total = 0;
-        for (const Parameter& p : parameters_)
-            if (p.spec.expert == expert) total += round_up(p.numel(), alignment);
+        const int64_t total = expert ? expert_cut_.first : dense_cut_.first;
         if (total == 0) continue;
         const int64_t sources = expert ? sources_ : 1;
         const TensorView of_sources = arena_.tensor(dtype, {sources * total}, "main_grad");
@@ -121,12 +126,10 @@ void ParameterStore::allocate_gradients() {
         TensorView& all = expert ? expert_gradients_ : dense_gradients_;
         all = of_sources.slice(0, total);
         if (expert) source_stride_ = total;
-        int64_t next = 0;
         for (Parameter& p : parameters_) {
             if (p.spec.expert != expert) continue;
-            p.main_grad = shaped_as(p.spec, all.slice(next, p.numel()));
+            p.main_grad = shaped_as(p.spec, all.slice(p.first_gradient, p.numel()));
             p.source_stride = total;
-            next += round_up(p.numel(), alignment);
         }
     }
     if (expert_gradients_) allocate_squares();

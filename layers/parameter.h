@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/core/arena.h"
+#include "kernels/core/shares.h"
 #include "kernels/ops.h"
 #include "layers/spec.h"
 
@@ -36,15 +37,22 @@ struct StateShards {
         int64_t rank = 0, size = 1;
     };
     Place dense = {}, expert = {};
+    // Order invariant adds the gradients of experts by source and their squares by expert: every rank gets
+    // the whole sums of them.
+    bool whole_expert_gradients = false;
 };
 
-// Elements [first, first + count) of a parameter, in row-major order: what one rank updates.
-struct StateSlice {
-    int64_t first = 0, count = 0;
+// Where a parameter is cut: at blocks of the gradient norm (op::kNormSquaredBlock), counted in the main
+// gradients of its kind, so that every block has one rank and the norm does not depend on the division.
+struct StateCut {
+    int64_t first = 0;  // where its main gradient begins
+    int64_t rank = 0;   // who has the block before that, and so what of it is here
 };
-// Of rank `rank` of `size`: equal parts, in whole units of 64 elements. Every parameter is cut, so that the
-// state is divided evenly whatever the sizes, and a layer's update is too.
-StateSlice state_slice(int64_t numel, int64_t rank, int64_t size);
+// What each of `size` ranks updates of a parameter: equal parts but for whole blocks, a slice a rank in
+// row-major order, beginning with the rank of the cut and from the last rank on with the first.
+Shares state_shares(int64_t numel, int64_t size, const StateCut& cut);
+// Of the parameter after it; alignment: elements to which main gradients are padded.
+StateCut next_cut(const StateCut& cut, int64_t numel, int64_t size, int64_t alignment);
 
 enum class Init { normal, zeros, ones };
 
@@ -64,14 +72,16 @@ struct ParameterSpec {
 
 struct Parameter {
     ParameterSpec spec;
-    uint64_t stream = 0;        // of its random numbers: a hash of the name
-    StateShards::Place shard;   // of master, m and v
-    StateSlice slice;           // what of them is here; all of it where shard.size is 1
-    TensorView master, m, v;    // spec.shape, or [slice.count] of a shard; f32, or as StateDtypes says
-    TensorView main_grad;       // spec.shape; f32, or as StateDtypes says
-    int64_t source_stride = 0;  // elements from the gradient of one source to that of the next
-    TensorView squares;         // of main_grad, expert parameters: kernels/ops/squares.h; f64
-    TensorView plain;           // working copy in the activation dtype; may be the master itself
+    uint64_t stream = 0;         // of its random numbers: a hash of the name
+    StateShards::Place shard;    // of master, m and v
+    Shares shares;               // whose slice of them each of these ranks has: one slice a rank
+    Slice slice;                 // what of them is here; all of it where shard.size is 1
+    TensorView master, m, v;     // spec.shape, or [slice.count] of a shard; f32, or as StateDtypes says
+    TensorView main_grad;        // spec.shape; f32, or as StateDtypes says
+    int64_t first_gradient = 0;  // of it, among the main gradients of its kind
+    int64_t source_stride = 0;   // elements from the gradient of one source to that of the next
+    TensorView squares;          // of main_grad, expert parameters: kernels/ops/squares.h; f64
+    TensorView plain;            // working copy in the activation dtype; may be the master itself
     ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
@@ -122,6 +132,16 @@ public:
         TensorView dense, expert;  // [N]; absent where there are none
     };
     Gradients gradients_of(size_t first, size_t last) const;
+    // Their sums over the ranks that have the same parameters. Where ranks share the state every rank gets
+    // the sums of its slices alone, unless StateShards says otherwise. replica: as below.
+    void reduce_gradients(Exchange& exchange, int64_t replica, size_t first, size_t last,
+                          const Launch& launch = {});
+    // Whether a rank has the sums of its slices alone, of dense or of expert gradients; whose slices then
+    // are which blocks of all of them.
+    bool divides_gradients(bool expert) const;
+    Shares gradient_shares(bool expert) const { return gradient_shares(0, parameters_.size(), expert); }
+    // By all ranks together: the whole sums again.
+    void gather_gradients(Exchange& exchange);
     // The sum over all ranks that hold these experts, in `gradient`, a part of expert_gradients(). With
     // several sources: over all source ranks of the job in ascending order, as where every rank holds all
     // experts. replica: this rank's, of its experts.
@@ -139,6 +159,8 @@ public:
     // parameter. A plain copy, whose slice is written here, is gathered as it is. FP8 copies are made from
     // the gathered master: a scale may span slices, and the second orientation crosses them.
     void gather_copies(Exchange& exchange, Parameter& parameter, const Launch& launch = {});
+    // The same of the sharded among the parameters added first to last, last excluded.
+    void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
                        const Launch& launch = {});
@@ -152,6 +174,8 @@ private:
     void allocate_squares();
     void gather(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
                 const Launch& launch);
+    Shares gradient_shares(size_t first, size_t last, bool expert) const;
+    int64_t gradient_alignment(bool expert) const;  // elements
     std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
                                             const Launch& launch);
 
@@ -162,6 +186,7 @@ private:
     Masters masters_;
     Arena arena_, sums_;
     int64_t sources_ = 1, source_stride_ = 0;
+    StateCut dense_cut_, expert_cut_;  // of the next parameter
     std::deque<Parameter> parameters_;
     TensorView dense_gradients_, expert_gradients_, expert_squares_;
     TensorView gathered_;  // [N] f32: the master of one parameter with FP8 copies, while they are made

@@ -10,16 +10,34 @@ namespace fp8flow {
 
 namespace {
 
-constexpr int64_t kUnit = 64;  // elements; slices of BF16 and of FP32 begin at whole 128 bytes
+constexpr int64_t kNormBlock = op::kNormSquaredBlock;
 
 TensorView flat(const TensorView& whole) { return make_view(whole.data, whole.dtype, {whole.numel()}); }
 
 }  // namespace
 
-StateSlice state_slice(int64_t numel, int64_t rank, int64_t size) {
-    const int64_t units = ceil_div(numel, kUnit);
-    const auto begin = [&](int64_t r) { return std::min(numel, units * r / size * kUnit); };
-    return {begin(rank), begin(rank + 1) - begin(rank)};
+Shares state_shares(int64_t numel, int64_t size, const StateCut& at) {
+    const int64_t end = at.first + numel;
+    // the first and the last block that begins inside
+    const int64_t first = (at.first / kNormBlock + 1) * kNormBlock,
+                  last = (end - 1) / kNormBlock * kNormBlock;
+    const auto cut = [&](int64_t part) {
+        if (part == 0) return at.first;
+        if (part == size || first > last) return end;
+        const int64_t nearest = (at.first + numel * part / size + kNormBlock / 2) / kNormBlock * kNormBlock;
+        return std::clamp(nearest, first, last);
+    };
+    Shares shares(static_cast<size_t>(size));
+    for (int64_t part = 0; part < size; ++part)
+        shares[static_cast<size_t>((at.rank + part) % size)] = {
+            {cut(part) - at.first, cut(part + 1) - cut(part)}};
+    return shares;
+}
+
+StateCut next_cut(const StateCut& at, int64_t numel, int64_t size, int64_t alignment) {
+    const bool ends_in_another_block = (at.first + numel - 1) / kNormBlock > at.first / kNormBlock;
+    return {at.first + round_up(numel, alignment),
+            ends_in_another_block ? (at.rank + size - 1) % size : at.rank};
 }
 
 int64_t Parameter::numel() const {
@@ -32,21 +50,55 @@ TensorView Parameter::part_here(const TensorView& whole) const {
     return flat(whole).slice(slice.first, slice.count);
 }
 
-// What others have is 0 here, and a sum of integers carries the bits of all to all: there is one rank whose
-// word is not 0. The last word may hold padding, which is 0 everywhere.
+bool ParameterStore::divides_gradients(bool expert) const {
+    return expert ? shards_.expert.size > 1 && !shards_.whole_expert_gradients : shards_.dense.size > 1;
+}
+
+// Two slices of a rank are one where only padding is between them.
+Shares ParameterStore::gradient_shares(size_t first, size_t last, bool expert) const {
+    Shares shares(static_cast<size_t>((expert ? shards_.expert : shards_.dense).size));
+    int64_t begin = -1;
+    for (size_t i = first; i < last; ++i) {
+        const Parameter& p = parameters_[i];
+        if (p.spec.expert != expert) continue;
+        if (begin < 0) begin = p.first_gradient;
+        for (size_t r = 0; r < shares.size(); ++r) {
+            const Slice& slice = p.shares[r].front();
+            const int64_t at = p.first_gradient - begin + slice.first;
+            std::vector<Slice>& share = shares[r];
+            if (slice.count == 0) continue;
+            if (!share.empty() && at - share.back().first - share.back().count < gradient_alignment(expert))
+                share.back().count = at + slice.count - share.back().first;
+            else
+                share.push_back({at, slice.count});
+        }
+    }
+    return shares;
+}
+
+void ParameterStore::reduce_gradients(Exchange& exchange, int64_t replica, size_t first, size_t last,
+                                      const Launch& launch) {
+    const auto [dense, expert] = gradients_of(first, last);
+    if (dense && divides_gradients(false))
+        exchange.reduce_scatter(Ranks::world, dense, gradient_shares(first, last, false), launch);
+    else if (dense)
+        exchange.all_reduce(Reduce::sum, Ranks::world, dense, launch);
+    if (expert && divides_gradients(true))
+        exchange.reduce_scatter(Ranks::expert_replicas, expert, gradient_shares(first, last, true), launch);
+    else if (expert)
+        reduce_expert_gradients(exchange, replica, expert, launch);
+}
+
+void ParameterStore::gather_gradients(Exchange& exchange) {
+    if (dense_gradients_ && divides_gradients(false))
+        exchange.all_gather(Ranks::world, dense_gradients_, gradient_shares(false));
+    if (expert_gradients_ && divides_gradients(true))
+        exchange.all_gather(Ranks::expert_replicas, expert_gradients_, gradient_shares(true));
+}
+
 void ParameterStore::gather(Exchange& exchange, const Parameter& p, const TensorView& whole,
                             const Launch& launch) {
-    const int64_t end = p.slice.first + p.slice.count;
-    const TensorView values = flat(whole);
-    const int64_t words = ceil_div(values.bytes(), size_of(DType::i64));
-    const auto clear = [&](uint8_t* begin, int64_t bytes) {
-        if (bytes > 0) ops_.device().fill(begin, 0, static_cast<size_t>(bytes), launch.stream);
-    };
-    const int64_t element = size_of(values.dtype);
-    clear(values.bytes_ptr(), p.slice.first * element);
-    clear(values.bytes_ptr() + end * element, words * size_of(DType::i64) - end * element);
-    exchange.all_reduce(Reduce::sum, p.spec.expert ? Ranks::expert_replicas : Ranks::world,
-                        make_view(values.data, DType::i64, {words}), launch);
+    exchange.all_gather(p.spec.expert ? Ranks::expert_replicas : Ranks::world, flat(whole), p.shares, launch);
 }
 
 void ParameterStore::gather_master(Exchange& exchange, const Parameter& p, const TensorView& whole,
@@ -66,6 +118,11 @@ void ParameterStore::gather_copies(Exchange& exchange, Parameter& p, const Launc
     const TensorView master = gathered_.slice(0, p.numel()).reshape({s[0], s[1], s[2]});
     gather_master(exchange, p, master, launch);
     write_copies(p, master, launch);
+}
+
+void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
+    for (size_t i = first; i < last; ++i)
+        if (parameters_[i].is_sharded()) gather_copies(exchange, parameters_[i], launch);
 }
 
 void ParameterStore::write_all_copies(Exchange& exchange) {

@@ -13,8 +13,8 @@ constexpr int64_t kUnit = 64;             // a row of a piece is so many element
 
 }  // namespace
 
-// The gradient of every source rank of the job, in rank order. Where other ranks hold replicas, each places
-// its rows among zeros, and a sum of integers carries the bits of all to all.
+// The gradient of every source rank of the job, in rank order. Where other ranks hold replicas, each has its
+// rows and gathers those of all.
 std::vector<TensorView> ParameterStore::rows_of_sources(Exchange& exchange, int64_t replica,
                                                         const TensorView& piece, const Launch& launch) {
     const int64_t replicas = exchange.num_ranks(Ranks::expert_replicas), element = size_of(piece.dtype);
@@ -28,15 +28,16 @@ std::vector<TensorView> ParameterStore::rows_of_sources(Exchange& exchange, int6
     }
     const TensorView all =
         sums_.tensor(piece.dtype, {replicas * sources_, round_up(piece.numel(), kUnit)}, "sums");
-    ops_.zero({.y = all}, launch);
-    for (int64_t row = 0; row < all.dim(0); ++row)
+    Shares shares(static_cast<size_t>(replicas));
+    for (int64_t row = 0; row < all.dim(0); ++row) {
         rows.push_back(make_view(all[row].data, piece.dtype, {piece.numel()}));
+        shares[static_cast<size_t>(row / sources_)].push_back({row * all.dim(1), piece.numel()});
+    }
     for (int64_t source = 0; source < sources_; ++source) {
         const TensorView& row = rows[static_cast<size_t>(replica * sources_ + source)];
         ops_.device().copy(row.data, own(source).data, static_cast<size_t>(row.bytes()), launch.stream);
     }
-    const int64_t words = all.bytes() / size_of(DType::i64);
-    exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, make_view(all.data, DType::i64, {words}),
+    exchange.all_gather(Ranks::expert_replicas, make_view(all.data, piece.dtype, {all.numel()}), shares,
                         launch);
     return rows;
 }

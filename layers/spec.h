@@ -135,14 +135,16 @@ struct ScheduleSpec {
     bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
     // the forward of a micro-batch beside the backward of the one before
     bool overlap_moe_expert_parallel_comm = false;
-    bool overlap_grad_reduce = false;  // gradients of a layer are reduced beside the backward of those below
+    bool overlap_grad_reduce = false;   // gradients of a layer are reduced beside the backward of those below
+    bool overlap_param_gather = false;  // copies of a layer are gathered beside the forward of the one before
     // SMs of calls of the exchange beside the other micro-batch, with several ranks; 0: all
     int64_t wire_sms = 64;
     CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
 
     bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
     bool overlaps() const {
-        return has_side_lane() || overlap_moe_expert_parallel_comm || overlap_grad_reduce;
+        return has_side_lane() || overlap_moe_expert_parallel_comm || overlap_grad_reduce ||
+               overlap_param_gather;
     }
 };
 

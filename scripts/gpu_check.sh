@@ -75,6 +75,7 @@ parts_of() {
         echo ' recompute modes|Golden.RecomputeChangesNoBit'
         echo ' flow switches|Golden.SwitchesOfTheFlow'
         echo ' schedules|Golden.SchedulesChangeNoBit'
+        echo ' divided state|Golden.DividedStateChangesNoBit'
         echo ' delays|Golden.NoDelayChangesABit'
     else
         echo '|*'

@@ -19,9 +19,7 @@ public:
         expert_replicas_ = &expert_replicas;
     }
     int num_ranks(Ranks ranks) const override;
-    bool holds_first_replica() const override {
-        return expert_replicas_ == nullptr || expert_replicas_->rank() == 0;
-    }
+    int rank_among(Ranks ranks) const override;
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
 
@@ -36,8 +34,13 @@ protected:
                     const Launch& launch) override;
 
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
 
 private:
+    ProcessGroup& group_of(Ranks ranks) const;  // of several ranks
     TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
     TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
     void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,

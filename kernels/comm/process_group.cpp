@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 namespace fp8flow {
@@ -25,6 +26,50 @@ std::vector<Part> equal_parts(int size, std::size_t stride, std::size_t bytes) {
     std::vector<Part> parts(static_cast<std::size_t>(size));
     for (std::size_t r = 0; r < parts.size(); ++r) parts[r] = {r * stride, bytes};
     return parts;
+}
+
+// result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; BF16 in FP32, rounded at the end. The
+// first row may be the result.
+template <class T, class Reduce>
+void reduce_rows(const T* rows, std::size_t ranks, std::size_t count, T* result, Reduce reduce) {
+    if constexpr (std::is_same_v<T, Bf16>) {
+        for (std::size_t i = 0; i < count; ++i) {
+            float sum = to_float(rows[i]);
+            for (std::size_t r = 1; r < ranks; ++r) sum = reduce(sum, to_float(rows[r * count + i]));
+            result[i] = to_bf16(sum);
+        }
+    } else {
+        std::copy_n(rows, count, result);
+        for (std::size_t r = 1; r < ranks; ++r)
+            for (std::size_t i = 0; i < count; ++i) result[i] = reduce(result[i], rows[r * count + i]);
+    }
+}
+
+// The slices one after the other, out of `data` and into it.
+std::size_t pack(const std::byte* data, std::size_t element, const std::vector<Slice>& share, std::byte* to) {
+    std::size_t done = 0;
+    for (const Slice& slice : share) {
+        const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
+        std::memcpy(to + done, data + static_cast<std::size_t>(slice.first) * element, bytes);
+        done += bytes;
+    }
+    return done;
+}
+std::size_t unpack(const std::byte* from, std::size_t element, const std::vector<Slice>& share,
+                   std::byte* data) {
+    std::size_t done = 0;
+    for (const Slice& slice : share) {
+        const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
+        std::memcpy(data + static_cast<std::size_t>(slice.first) * element, from + done, bytes);
+        done += bytes;
+    }
+    return done;
+}
+
+// So many elements of a rank at a time that all ranks' are a piece.
+RoundLimits limits_of(std::size_t ranks, std::size_t element) {
+    return {.elements = std::max<int64_t>(1, static_cast<int64_t>(kReducePieceBytes / (ranks * element))),
+            .slices = std::numeric_limits<int64_t>::max()};
 }
 
 }  // namespace
@@ -67,29 +112,14 @@ void ProcessGroup::broadcast(std::string& text, int root) {
 template <class T, class Reduce>
 void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce reduce) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
-    // result[i] = rows[0][i] (+) rows[1][i] (+) ..., from left to right; BF16 in FP32, rounded at the end
-    const auto reduce_rows = [&](const T* rows, std::size_t count, T* result) {
-        if constexpr (std::is_same_v<T, Bf16>) {
-            for (std::size_t i = 0; i < count; ++i) {
-                float sum = to_float(rows[i]);
-                for (std::size_t r = 1; r < ranks; ++r) sum = reduce(sum, to_float(rows[r * count + i]));
-                result[i] = to_bf16(sum);
-            }
-        } else {
-            std::copy_n(rows, count, result);
-            for (std::size_t r = 1; r < ranks; ++r)
-                for (std::size_t i = 0; i < count; ++i) result[i] = reduce(result[i], rows[r * count + i]);
-        }
-    };
-    const auto scratch = [&](std::size_t count) {
-        scratch_.resize(std::max(scratch_.size(), count * sizeof(T)));
-        return reinterpret_cast<T*>(scratch_.data());
+    const auto rows_for = [&](std::size_t count) {
+        return reinterpret_cast<T*>(scratch(ranks * count * sizeof(T)));
     };
     if (values.size_bytes() <= kSmallReduceBytes) {
-        T* rows = scratch(ranks * values.size());
+        T* rows = rows_for(values.size());
         transfer(operation, values.data(), equal_parts(size(), 0, values.size_bytes()), rows,
                  equal_parts(size(), values.size_bytes(), values.size_bytes()));
-        reduce_rows(rows, values.size(), values.data());
+        reduce_rows(rows, ranks, values.size(), values.data(), reduce);
         return;
     }
     std::vector<Part> shards(ranks);
@@ -103,12 +133,66 @@ void ProcessGroup::all_reduce(const char* operation, std::span<T> values, Reduce
             shards[r] = {begin * sizeof(T), (end - begin) * sizeof(T)};
         }
         const std::size_t count = shards[self].bytes / sizeof(T);
-        T* rows = scratch(ranks * count);
+        T* rows = rows_for(count);
         transfer(operation, piece.data(), shards, rows,
                  equal_parts(size(), shards[self].bytes, shards[self].bytes));
-        reduce_rows(rows, count, rows);
+        reduce_rows(rows, ranks, count, rows, reduce);
         transfer(operation, rows, equal_parts(size(), 0, shards[self].bytes), piece.data(), shards);
     }
+}
+
+std::byte* ProcessGroup::scratch(std::size_t bytes) {
+    scratch_.resize(std::max(scratch_.size(), bytes));
+    return scratch_.data();
+}
+
+template <class T> void ProcessGroup::reduce_scatter(std::span<T> values, const Shares& shares) {
+    const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
+    auto* const data = reinterpret_cast<std::byte*>(values.data());
+    std::vector<Part> parts(ranks);
+    for (const Shares& round : rounds_of(shares, limits_of(ranks, sizeof(T)))) {
+        const auto own = static_cast<std::size_t>(elements_of(round[self]));
+        std::size_t bytes = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            parts[r] = {bytes, static_cast<std::size_t>(elements_of(round[r])) * sizeof(T)};
+            bytes += parts[r].bytes;
+        }
+        T* const rows = reinterpret_cast<T*>(scratch(bytes + ranks * own * sizeof(T)));
+        std::byte* const sent = scratch_.data() + ranks * own * sizeof(T);
+        for (std::size_t r = 0; r < ranks; ++r) pack(data, sizeof(T), round[r], sent + parts[r].offset);
+        transfer("reduce_scatter_sum", sent, parts, rows,
+                 equal_parts(size(), own * sizeof(T), own * sizeof(T)));
+        reduce_rows(rows, ranks, own, rows, [](auto a, auto b) { return a + b; });
+        unpack(scratch_.data(), sizeof(T), round[self], data);
+    }
+}
+
+void ProcessGroup::all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares) {
+    const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
+    auto* const values = static_cast<std::byte*>(data);
+    std::vector<Part> parts(ranks);
+    for (const Shares& round : rounds_of(shares, limits_of(ranks, element_bytes))) {
+        std::size_t bytes = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            parts[r] = {bytes, static_cast<std::size_t>(elements_of(round[r])) * element_bytes};
+            bytes += parts[r].bytes;
+        }
+        std::byte* const received = scratch(bytes + parts[self].bytes);
+        pack(values, element_bytes, round[self], received + bytes);
+        transfer("all_gather", received + bytes, equal_parts(size(), 0, parts[self].bytes), received, parts);
+        for (std::size_t r = 0; r < ranks; ++r)
+            if (r != self) unpack(received + parts[r].offset, element_bytes, round[r], values);
+    }
+}
+
+void ProcessGroup::reduce_scatter_sum(std::span<float> values, const Shares& shares) {
+    reduce_scatter(values, shares);
+}
+void ProcessGroup::reduce_scatter_sum(std::span<Bf16> values, const Shares& shares) {
+    reduce_scatter(values, shares);
+}
+void ProcessGroup::reduce_scatter_sum(std::span<int64_t> values, const Shares& shares) {
+    reduce_scatter(values, shares);
 }
 
 void ProcessGroup::all_reduce_sum(std::span<float> values) {

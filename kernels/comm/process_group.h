@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/core/dtype.h"
+#include "kernels/core/shares.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -50,6 +51,12 @@ public:
     void all_reduce_sum(std::span<int64_t> values);
     void all_reduce_max(std::span<float> values);  // NaN only where every rank has NaN
     void all_reduce_max(std::span<int64_t> values);
+    // This rank's share becomes the sum over the ranks, with the bits of all_reduce_sum; the rest stays.
+    void reduce_scatter_sum(std::span<float> values, const Shares& shares);
+    void reduce_scatter_sum(std::span<Bf16> values, const Shares& shares);
+    void reduce_scatter_sum(std::span<int64_t> values, const Shares& shares);
+    // Every rank's share of `data`, elements of so many bytes, comes to all.
+    void all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares);
 
 protected:
     explicit ProcessGroup(std::shared_ptr<std::string> activity) : activity_(std::move(activity)) {}
@@ -64,9 +71,11 @@ protected:
 private:
     template <class T, class Reduce>
     void all_reduce(const char* operation, std::span<T> values, Reduce reduce);
+    template <class T> void reduce_scatter(std::span<T> values, const Shares& shares);
+    std::byte* scratch(std::size_t bytes);
 
     std::shared_ptr<std::string> activity_;
-    std::vector<std::byte> scratch_;  // of all_reduce; grows once
+    std::vector<std::byte> scratch_;  // of reductions and gathers of shares; grows once
 };
 
 // Over MPI; MPI_Init must have been called. Waits poll and throw Error(peer) after `deadline_seconds` without

@@ -51,4 +51,14 @@ void SplitExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& 
     sums_->all_reduce(reduce, ranks, values, launch);
 }
 
+void SplitExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                      const Launch& launch) {
+    sums_->reduce_scatter(ranks, values, shares, launch);
+}
+
+void SplitExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                  const Launch& launch) {
+    sums_->all_gather(ranks, values, shares, launch);
+}
+
 }  // namespace fp8flow

@@ -16,7 +16,7 @@ public:
     int rank() const override { return rows_->rank(); }
     int size() const override { return rows_->size(); }
     int num_ranks(Ranks ranks) const override { return sums_->num_ranks(ranks); }
-    bool holds_first_replica() const override { return sums_->holds_first_replica(); }
+    int rank_among(Ranks ranks) const override { return sums_->rank_among(ranks); }
     void check_peers() override;
     void require_capturable() const override;
     // Of rows, as in every exchange.
@@ -36,6 +36,10 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
 
 private:
     std::unique_ptr<Exchange> rows_, sums_;

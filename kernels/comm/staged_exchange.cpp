@@ -151,4 +151,22 @@ void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView&
     device_.synchronize();
 }
 
+void StagedExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                       const Launch& launch) {
+    ArenaScope scope(arena_);
+    const TensorView host = copy_out(values, launch);
+    host_.reduce_scatter(ranks, host, shares);
+    copy_in(host, values, launch);
+    device_.synchronize();
+}
+
+void StagedExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                   const Launch& launch) {
+    ArenaScope scope(arena_);
+    const TensorView host = copy_out(values, launch);
+    host_.all_gather(ranks, host, shares);
+    copy_in(host, values, launch);
+    device_.synchronize();
+}
+
 }  // namespace fp8flow

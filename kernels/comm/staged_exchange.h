@@ -20,7 +20,7 @@ public:
     int rank() const override { return host_.rank(); }
     int size() const override { return host_.size(); }
     int num_ranks(Ranks ranks) const override { return host_.num_ranks(ranks); }
-    bool holds_first_replica() const override { return host_.holds_first_replica(); }
+    int rank_among(Ranks ranks) const override { return host_.rank_among(ranks); }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -32,6 +32,10 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
 
 private:
     // A host tensor of the same shape; with `rows` >= 0 the M axis (first) is cut to that many rows and

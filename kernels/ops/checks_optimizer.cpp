@@ -16,12 +16,22 @@ void check_state(const TensorView& view, const char* what, const TensorView& mas
 }  // namespace
 
 void check(const op::NormSquared& args) {
-    FP8FLOW_CHECK(args.x && is_bf16_or_f32(args.x.dtype), "x is {}", describe(args.x));
+    FP8FLOW_CHECK(args.x || args.block_sums, "neither x nor block_sums");
+    FP8FLOW_CHECK(!args.x || is_bf16_or_f32(args.x.dtype), "x is {}", describe(args.x));
     check_own_rows(args.x, "x");
+    if (args.block_sums) {
+        FP8FLOW_CHECK(static_cast<bool>(args.x) != static_cast<bool>(args.sum),
+                      "block_sums with x {} and sum {}: one of them", describe(args.x), describe(args.sum));
+        const int64_t blocks =
+            args.x ? ceil_div(args.x.numel(), op::kNormSquaredBlock) : args.block_sums.numel();
+        check_tensor(args.block_sums, "block_sums", DType::f64, {blocks});
+        if (args.x) return;
+    }
     check_tensor(args.sum, "sum", DType::f32, {1});
 }
 OpCost cost(const op::NormSquared& args) {
-    return {bytes_of({args.x, args.sum}), 2 * static_cast<double>(args.x.numel())};
+    return {bytes_of({args.x, args.block_sums, args.sum}),
+            2 * static_cast<double>(args.x ? args.x.numel() : 0)};
 }
 
 void check(const op::AddSquares& args) {

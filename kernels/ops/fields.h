@@ -87,7 +87,7 @@ FP8FLOW_FIELDS(Cast, x, y)
 FP8FLOW_FIELDS(Zero, y)
 FP8FLOW_FIELDS(FillNormal, seed, stream, first, standard_deviation, y)
 FP8FLOW_FIELDS(CountNonFinite, x, count, first)
-FP8FLOW_FIELDS(NormSquared, x, sum)
+FP8FLOW_FIELDS(NormSquared, x, block_sums, sum)
 FP8FLOW_FIELDS(AddSquares, squares, sum)
 FP8FLOW_FIELDS(AdamW, grad, schedule, beta1, beta2, eps, weight_decay, grad_scale, status, master, m, v,
                m_key, v_key, rounding_step, first_element, copy)

@@ -11,11 +11,14 @@ namespace fp8flow::op {
 // sum += sum of squares of x, in double, rounded to f32 once per call. In a block of 8192 elements, element i
 // goes to strand i % 128 (ascending); each four neighbouring strands are added as (0+1) + (2+3), the 32 sums
 // in halves (s + (s+16), then + 8, 4, 2, 1). The sum of block b goes to strand b % 1024 (ascending); each 32
-// neighbouring strands are added in halves, then the 32 sums likewise.
+// neighbouring strands are added in halves, then the 32 sums likewise. Either half can be done alone: with
+// block_sums and no sum the sums of x's blocks are stored, with block_sums and no x they are added. So ranks
+// that have whole blocks of a tensor add up what one rank with all of it does.
 constexpr int64_t kNormSquaredBlock = 8192, kNormSquaredStrands = 128, kNormSquaredBlockStrands = 1024;
 struct NormSquared {
-    TensorView x;    // f32 | bf16, any shape
-    TensorView sum;  // in/out [1] f32
+    TensorView x;           // f32 | bf16, any shape
+    TensorView block_sums;  // [blocks] f64, out or in; absent: x to sum
+    TensorView sum;         // in/out [1] f32
 };
 
 // g = grad * grad_scale; m = b1 m + (1-b1) g; v = b2 v + (1-b2) (g g); w -= lr * ((m/c1) / (sqrt(v/c2) + eps)

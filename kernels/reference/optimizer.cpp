@@ -5,6 +5,7 @@
 #include "kernels/reference/rows.h"
 
 #include <algorithm>
+#include <span>
 #include <vector>
 
 namespace fp8flow {
@@ -20,7 +21,7 @@ double sum_in_halves(double* sums) {
 }
 
 // Block sums to strands b % kBlockStrands, these in halves.
-double sum_of_blocks(const std::vector<double>& block_sums) {
+double sum_of_blocks(std::span<const double> block_sums) {
     constexpr int64_t kStrands = op::kNormSquaredBlockStrands;
     static_assert(kStrands == kHalved * kHalved);
     double strands[kStrands] = {}, sums[kHalved];
@@ -65,15 +66,19 @@ void store_moment(const TensorView& moment, uint64_t key, int64_t first, int64_t
 }  // namespace
 
 void ReferenceOps::do_norm_squared(const op::NormSquared& args, const Launch&) {
-    if (args.x.numel() == 0) return;
     constexpr int64_t kBlockSize = op::kNormSquaredBlock;
-    const int64_t count = args.x.numel(), blocks = ceil_div(count, kBlockSize);
-    std::vector<double> block_sums(static_cast<std::size_t>(blocks));
+    const int64_t count = args.x ? args.x.numel() : 0,
+                  blocks = args.x ? ceil_div(count, kBlockSize) : args.block_sums.numel();
+    if (blocks == 0) return;
+    std::vector<double> own(static_cast<std::size_t>(args.block_sums ? 0 : blocks));
+    double* const block_sums = args.block_sums ? args.block_sums.as<double>() : own.data();
+    if (args.x) {
 #pragma omp parallel for
-    for (int64_t block = 0; block < blocks; ++block)
-        block_sums[static_cast<std::size_t>(block)] =
-            block_of_squares(args.x, block * kBlockSize, std::min(kBlockSize, count - block * kBlockSize));
-    add_once(args.sum, sum_of_blocks(block_sums));
+        for (int64_t block = 0; block < blocks; ++block)
+            block_sums[block] = block_of_squares(args.x, block * kBlockSize,
+                                                 std::min(kBlockSize, count - block * kBlockSize));
+    }
+    if (args.sum) add_once(args.sum, sum_of_blocks({block_sums, static_cast<std::size_t>(blocks)}));
 }
 
 void ReferenceOps::do_add_squares(const op::AddSquares& args, const Launch&) {

@@ -241,6 +241,9 @@ private:
         alone(s.moe_shared_expert_overlap, "schedule.moe_shared_expert_overlap");
         alone(s.delay_wgrad_compute, "schedule.delay_wgrad_compute");
         alone(c_.precision.moe_wgrad_pair_micro_batches, "precision.moe_wgrad_pair_micro_batches");
+        rule(!s.overlap_param_gather || c_.training.use_distributed_optimizer,
+             {"schedule.overlap_param_gather", "training.use_distributed_optimizer"},
+             "got true, want false with use_distributed_optimizer: false: every rank has its working copies");
     }
 
     void check_saved_rows() {

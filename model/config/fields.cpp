@@ -269,6 +269,10 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "overlap_grad_reduce", AT(schedule.overlap_grad_reduce),
                              "GPUs: gradients of a layer are reduced over ranks beside the backward of the "
                              "layers below"));
+    fields.push_back(
+        boolean(s, "overlap_param_gather", AT(schedule.overlap_param_gather),
+                "GPUs, with training.use_distributed_optimizer: the working copies of a layer are "
+                "gathered beside the forward of the layer before, in the step after the update"));
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
                              "SMs of calls of the exchange beside another micro-batch or in gradient "
                              "reduction beside the backward, with several ranks; 0: all"));

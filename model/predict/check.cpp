@@ -28,6 +28,8 @@ std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
         return "fe53652 changed how BF16 gradients are written";
     if (record.commit == "ff79989" && arm.config.model.attention)
         return "3c92b6c changed attention and small optimizer tensors";
+    if (record.commit == "c1dcd43" && arm.config.training.use_distributed_optimizer)
+        return "gradients and copies of divided state cross the wire once since, not twice";
     return "";
 }
 

@@ -72,8 +72,10 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     const double moments =
         f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
     const double replicas = f64(gpus / config.parallel.expert_model_parallel_size), all = f64(gpus);
-    const auto reduction = [&](const char* name, Wire wire, double bytes, double ranks) {
-        const double sent = 2 * (ranks - 1) / ranks * bytes;
+    // crossings: of all bytes but a rank's own; an all-reduce is a reduce-scatter and an all-gather
+    const auto reduction = [&](const char* name, Wire wire, double bytes, double ranks,
+                               double crossings = 2) {
+        const double sent = crossings * (ranks - 1) / ranks * bytes;
         return Work{.part = name,
                     .stage = name,
                     .direction = "update",
@@ -88,21 +90,24 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     const bool divided = config.training.use_distributed_optimizer;
     const double dense = divided ? parameters.dense / all : parameters.dense,
                  experts = divided ? parameters.experts / replicas : parameters.experts;
+    // every rank gets the sums of its slices alone; order invariant: all of experts'
+    const bool divides_experts = divided && config.moe.moe_combine_order == CombineOrder::rank;
     double tensors = f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4;
     const char* const reduced = "gradient reduction";
     std::vector<Work> work = {
-        reduction(reduced, Wire::dense_reduction, kWord * parameters.dense, all),
-        reduction(reduced, Wire::expert_reduction, gradient * parameters.experts, replicas),
+        reduction(reduced, Wire::dense_reduction, kWord * parameters.dense, all, divided ? 1 : 2),
+        reduction(reduced, Wire::expert_reduction, gradient * parameters.experts, replicas,
+                  divides_experts ? 1 : 2),
         {.part = "optimizer",
          .stage = "optimizer",
          .direction = "update",
          .launches = tensors,
-         .bytes = (dense + experts) * state_bytes + kWord * (parameters.dense + dense) +
-                  gradient * (parameters.experts + experts)}};
+         .bytes = (dense + experts) * state_bytes + kWord * 2 * dense +
+                  gradient * ((divides_experts ? experts : parameters.experts) + experts)}};
     if (divided) {
         const Parameters bytes = gathered_bytes(config);
-        work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all));
-        work.push_back(reduction("parameter gather", Wire::expert_reduction, bytes.experts, replicas));
+        work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));
+        work.push_back(reduction("parameter gather", Wire::expert_reduction, bytes.experts, replicas, 1));
     }
     return work;
 }

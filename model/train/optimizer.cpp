@@ -40,18 +40,47 @@ Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& d
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = dense_squares_}, ctx.launch);
     ctx.ops.zero({.y = expert_squares_}, ctx.launch);
-    if (store.dense_gradients())
+    if (store.dense_gradients() && store.divides_gradients(false))
+        squares_of_shares(ctx, store, Ranks::world, dense_blocks_, dense_squares_);
+    else if (store.dense_gradients())
         ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
     if (order_ == CombineOrder::invariant) {
         sum_squares_by_expert(ctx, store);
     } else {
-        if (store.expert_squares() && ctx.sums_squares)
+        if (store.expert_gradients() && store.divides_gradients(true))
+            squares_of_shares(ctx, store, Ranks::expert_replicas, expert_blocks_, expert_squares_);
+        else if (store.expert_squares() && ctx.sums_squares)
             ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
         else if (store.expert_gradients() && ctx.exchange.holds_first_replica())
             ctx.ops.norm_squared({.x = store.expert_gradients(), .sum = expert_squares_}, ctx.launch);
         ctx.exchange.all_reduce(Reduce::sum, Ranks::world, expert_squares_, ctx.launch);
     }
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
+}
+
+// A rank has whole blocks, and their sums go to all: the bits of norm_squared over all gradients. Experts are
+// counted by one of the ranks that hold them here, too.
+void Optimizer::squares_of_shares(Context& ctx, ParameterStore& store, Ranks ranks, TensorView& blocks,
+                                  const TensorView& sum) {
+    constexpr int64_t kNormBlock = op::kNormSquaredBlock;
+    const bool expert = ranks == Ranks::expert_replicas;
+    const TensorView& gradients = expert ? store.expert_gradients() : store.dense_gradients();
+    if (!blocks) blocks = state_.tensor(DType::f64, {ceil_div(gradients.numel(), kNormBlock)}, "optimizer");
+    const Shares shares = store.gradient_shares(expert);
+    Shares of_blocks(shares.size());
+    for (size_t r = 0; r < shares.size(); ++r)
+        for (const Slice& slice : shares[r])
+            of_blocks[r].push_back({slice.first / kNormBlock, ceil_div(slice.count, kNormBlock)});
+    const auto own = static_cast<size_t>(ctx.exchange.rank_among(ranks));
+    for (size_t i = 0; i < shares[own].size(); ++i) {
+        const Slice &values = shares[own][i], &sums = of_blocks[own][i];
+        ctx.ops.norm_squared({.x = gradients.slice(values.first, values.count),
+                              .block_sums = blocks.slice(sums.first, sums.count)},
+                             ctx.launch);
+    }
+    ctx.exchange.all_gather(ranks, blocks, of_blocks, ctx.launch);
+    if (!expert || ctx.exchange.holds_first_replica())
+        ctx.ops.norm_squared({.block_sums = blocks, .sum = sum}, ctx.launch);
 }
 
 // In the order of parameters and global expert ids, so that the sum does not depend on who holds an expert.
@@ -81,17 +110,13 @@ void Optimizer::sum_squares_by_expert(Context& ctx, ParameterStore& store) {
 
 void Optimizer::reduce_gradients(Context& ctx, ParameterStore& store) {
     auto timed = ctx.part("gradient reduction");
-    if (store.dense_gradients())
-        ctx.exchange.all_reduce(Reduce::sum, Ranks::world, store.dense_gradients(), ctx.launch);
-    if (store.expert_gradients())
-        store.reduce_expert_gradients(ctx.exchange, ctx.rounding.replica, store.expert_gradients(),
-                                      ctx.launch);
+    store.reduce_gradients(ctx.exchange, ctx.rounding.replica, 0, store.all().size(), ctx.launch);
 }
 
 void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     if (!ctx.reduces_gradients) reduce_gradients(ctx, store);
     update(ctx, store, inputs);
-    gather_copies(ctx, store);
+    if (!ctx.overlaps_param_gather) gather_copies(ctx, store);
 }
 
 void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& inputs) {

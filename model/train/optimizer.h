@@ -21,9 +21,10 @@ public:
     Optimizer(const TrainingSpec& training, CombineOrder order, Device& device);
 
     // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
-    // that hold the same experts. Then clips and updates, of sharded state this rank's slice, and gathers the
-    // working copies (use_distributed_optimizer). The sums of the inputs are summed over ranks with
-    // them; a loss that is not finite or past its limit prevents the update, as such a gradient does.
+    // that hold the same experts. Then clips and updates, of sharded state this rank's slice, whose gradients
+    // alone are summed here, and gathers the working copies (use_distributed_optimizer). The sums of the
+    // inputs are summed over ranks with them; a loss that is not finite or past its limit prevents the
+    // update, as such a gradient does.
     void step(Context& ctx, ParameterStore& store, const StepInputs& inputs);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
@@ -33,6 +34,8 @@ private:
     void update(Context& ctx, ParameterStore& store, const StepInputs& inputs);
     void gather_copies(Context& ctx, ParameterStore& store);
     void global_norm(Context& ctx, ParameterStore& store);
+    void squares_of_shares(Context& ctx, ParameterStore& store, Ranks ranks, TensorView& blocks,
+                           const TensorView& sum);
     void sum_squares_by_expert(Context& ctx, ParameterStore& store);
 
     TrainingSpec training_;
@@ -40,6 +43,7 @@ private:
     Arena state_;
     TensorView
         squares_of_experts_;  // order invariant: [parameters of experts, E] f32, made by the first step
+    TensorView dense_blocks_, expert_blocks_;  // divided gradients: squares of blocks, made by the first step
     TensorView dense_squares_, expert_squares_, norm_, factor_;
 };
 

@@ -43,7 +43,9 @@ StateShards shards_of(const Config& config, const RankGroups& groups) {
     const auto place = [](const ProcessGroup& group) {
         return StateShards::Place{group.rank(), group.size()};
     };
-    return {place(*groups.world), place(*groups.expert_replicas)};
+    return {.dense = place(*groups.world),
+            .expert = place(*groups.expert_replicas),
+            .whole_expert_gradients = config.moe.moe_combine_order == CombineOrder::invariant};
 }
 
 std::shared_ptr<const TokenSource> make_source(const Config& config) {
@@ -215,6 +217,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.wire = wire_.get();
     ctx.reduces_gradients =
         config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.overlaps_param_gather = config_.schedule.overlap_param_gather;
     ctx.sums_squares = config_.moe.moe_combine_order == CombineOrder::rank &&
                        micro_batch == batcher_.num_micro_batches() - 1 &&
                        exchange_->num_ranks(Ranks::expert_replicas) == 1;
@@ -490,6 +493,7 @@ void Trainer::give_up() {
     flights_.clear();
     next_step_ = flight.step;
     ops_->zero({.y = status_});
+    transformer_->parameters().gather_gradients(*exchange_);
     if (record_of(flight).status() == op::kStepNonFinite) report_non_finite(flight.step);
     const std::string before =
         skipped_ > 0 ? fmt::format(", nor were {} before it", skipped_) : std::string();

@@ -15,6 +15,10 @@ double Trainer::evaluate(int64_t batches) {
     FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
     world_.set_activity(fmt::format("evaluation after step {}", next_step_));
     note_stage(Stage::evaluation, next_step_);
+    if (config_.schedule.overlap_param_gather) {  // the next step would have
+        ParameterStore& parameters = transformer_->parameters();
+        parameters.gather_copies(*exchange_, 0, parameters.all().size(), {.stream = stream_});
+    }
     const int64_t count = batches * batcher_.num_micro_batches();
     double sum = 0;  // of this rank's losses
     for (int64_t launched = 0, done = 0; done < count;) {

@@ -82,6 +82,9 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
     const int64_t hidden = spec_.model.hidden_size;
     auto residual = [&] { return ctx.saved.tensor(ctx.activation, {ctx.tokens, hidden}, "residual"); };
     TensorView x = residual();
+    gather_copies(ctx, {0, block_parameters_.front().first});
+    await_copies(ctx);
+    gather_copies(ctx, block_parameters_.front());
     {
         auto timed = ctx.part("embedding");
         ctx.ops.embedding({.ids = tokens, .table = embedding_->plain, .y = x}, ctx.launch);
@@ -89,12 +92,29 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
     saved.resize(blocks_.size());
     for (size_t i = 0; i < blocks_.size(); ++i) {
         const TensorView y = residual();
+        await_copies(ctx);
+        gather_copies(ctx, i + 1 < blocks_.size()
+                               ? block_parameters_[i + 1]
+                               : Range{block_parameters_.back().last, store_.all().size()});
         ctx.timer.set_layer(static_cast<int>(i));
         blocks_[i]->forward(ctx, x, saved[i], y);
         x = y;
     }
     ctx.timer.set_layer(-1);
+    await_copies(ctx);
     out = x;
+}
+
+// Calls of the exchange in the layer beside it follow it: one wire order.
+void Transformer::gather_copies(Context& ctx, const Range& range) {
+    if (!ctx.overlaps_param_gather || ctx.micro_batch > 0) return;
+    const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
+    const StageTimer::Scope timed(ctx.timer, StageLevel::part, "parameter gather", wire);
+    store_.gather_copies(ctx.exchange, range.first, range.last, wire);
+}
+
+void Transformer::await_copies(Context& ctx) {
+    if (ctx.overlaps_param_gather && ctx.wire->busy()) ctx.wire->join(ctx);
 }
 
 void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
@@ -195,9 +215,7 @@ void Transformer::reduce_gradients(Context& ctx, const Range& range) {
     if (!ctx.reduces_gradients) return;
     const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
-    const auto [dense, expert] = store_.gradients_of(range.first, range.last);
-    if (dense) ctx.exchange.all_reduce(Reduce::sum, Ranks::world, dense, wire);
-    if (expert) store_.reduce_expert_gradients(ctx.exchange, ctx.rounding.replica, expert, wire);
+    store_.reduce_gradients(ctx.exchange, ctx.rounding.replica, range.first, range.last, wire);
 }
 
 void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
@@ -207,6 +225,7 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     ctx.rows.pop(0);
     ctx.recomputing = true;  // tokens of an evaluation count in no statistics
     ctx.delayed = nullptr;
+    ctx.overlaps_param_gather = false;
     std::vector<BlockSaved> saved;
     TensorView out;
     forward_blocks(ctx, tokens, saved, out);

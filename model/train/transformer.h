@@ -40,7 +40,8 @@ public:
         TensorView out;
         NormSaved norm;
     };
-    // Embedding to final norm.
+    // Embedding to final norm. Where ctx.overlaps_param_gather the first micro-batch gathers the copies of
+    // each layer beside the layer before.
     void forward(Context& ctx, MicroBatch& batch);
     // Head and loss, then everything in the opposite order. Main gradients are overwritten or accumulated as
     // ctx.grad_mode says, and summed over ranks where ctx.reduces_gradients, which the end of the step
@@ -73,6 +74,8 @@ private:
         size_t first = 0, last = 0;
     };
     void reduce_gradients(Context& ctx, const Range& range);
+    void gather_copies(Context& ctx, const Range& range);
+    static void await_copies(Context& ctx);
     void place_router_statistics();
     void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
                         TensorView& out);

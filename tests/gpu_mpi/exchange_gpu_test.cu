@@ -6,6 +6,7 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "tests/gpu_mpi/gpu_job.h"
+#include "tests/support/collective_checks.h"
 #include "tests/support/exchange_oracle.h"
 #include "tests/support/files.h"
 
@@ -310,6 +311,15 @@ TEST_P(GpuExchange, AllReduce) {
             exchange.all_reduce(Reduce::max, which, status);
             EXPECT_EQ(status(0), 5);
         }
+    }
+}
+
+TEST_P(GpuExchange, SharesAreReducedAndGathered) {
+    for (int expert_ranks = 1; expert_ranks <= ranks(); expert_ranks *= 2) {
+        OnDevice& exchange = *rig(CombineOrder::rank, expert_ranks).on_device;
+        // more than a round of i64 over peer memory and NCCL
+        check_shares(exchange, Ranks::world, expert_ranks == ranks() ? 4'500'000 : 20'000);
+        check_shares(exchange, Ranks::expert_replicas, 20'000);
     }
 }
 

@@ -3,6 +3,7 @@
 // ranks made by split; ranks on one host, and on two that share no memory.
 #include "kernels/comm/group_exchange.h"
 #include "kernels/reference/reference_ops.h"
+#include "tests/support/collective_checks.h"
 #include "tests/support/exchange_oracle.h"
 
 #include <gtest/gtest.h>
@@ -105,6 +106,15 @@ TEST(MpiExchange, RandomCases) {
         test::check_exchange(*group, c);
         if (HasFailure()) FAIL() << c.text();
     }
+}
+
+TEST(MpiExchange, SharesAreReducedAndGathered) {
+    const auto world = make_mpi_group(60);
+    const auto replicas = world->split(world->rank() % 2);
+    test::ExchangeRank self(*world, CombineOrder::rank);
+    self.exchange.set_groups(*world, *replicas);
+    test::check_shares(self.exchange, Ranks::world, 2'200'000);
+    test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);
 }
 
 // Two expert-parallel groups side by side, two layers under way in each.

@@ -38,8 +38,37 @@ protected:
         test::expect_same_bits(mine.state, threads.state);
     }
 
+    // State divided over the ranks, the wire beside the layers or not, against whole state.
+    void compare_divided(Recipe recipe, int64_t expert_ranks, std::vector<std::string> keys) {
+        SCOPED_TRACE(fmt::format("{}, {} share the experts", recipe_name(recipe), expert_ranks));
+        keys.push_back(fmt::format("parallel.expert_model_parallel_size={}", expert_ranks));
+        const test::RunOptions options{.steps = 3, .eval_batches = 1};
+        const auto run = [&](const std::vector<std::string>& own) {
+            const Config config = test_config(recipe, own);
+            return test::train_on(*group_, config, open_data(config), options);
+        };
+        const TrainingRun whole = run(keys);
+        keys.emplace_back("training.use_distributed_optimizer=true");
+        for (const bool overlaps : {false, true}) {
+            if (overlaps)
+                for (const char* key : {"overlap_grad_reduce", "overlap_param_gather"})
+                    keys.push_back(fmt::format("schedule.{}=true", key));
+            const TrainingRun divided = run(keys);
+            EXPECT_EQ(divided.losses(), whole.losses());
+            for (size_t i = 0; i < 3; ++i) EXPECT_EQ(divided.steps[i].grad_norm, whole.steps[i].grad_norm);
+            EXPECT_EQ(divided.held_out, whole.held_out);
+            test::expect_same_bits(divided.state, whole.state);
+        }
+    }
+
     std::unique_ptr<ProcessGroup> group_;
 };
+
+TEST_F(MpiTraining, DividedStateGivesTheBitsOfTheWhole) {
+    for (int64_t expert_ranks = 1; expert_ranks <= group_->size(); expert_ranks *= 2)
+        compare_divided(Recipe::fp8_flow, expert_ranks, {});
+    compare_divided(Recipe::bf16, 1, {"moe.moe_combine_order=invariant", "training.main_grads_dtype=bf16"});
+}
 
 TEST_F(MpiTraining, EqualsThreadRanksBitForBit) {
     for (int64_t expert_ranks = 1; expert_ranks <= group_->size(); expert_ranks *= 2) {

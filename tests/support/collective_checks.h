@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: MIT
-// What every collective of a ProcessGroup must give, from closed forms; the same checks run over MPI
-// processes and over threads. Called by all ranks of the group.
+// What every collective of a ProcessGroup must give, from closed forms, and reduce_scatter and all_gather of
+// an exchange; the same checks run over MPI processes, over threads and on GPUs. Called by all ranks of the
+// group.
 #pragma once
 
 #include "kernels/comm/process_group.h"
 #include "kernels/core/random.h"
+#include "tests/support/exchange_oracle.h"
 
 #include <gtest/gtest.h>
 
@@ -168,6 +170,105 @@ inline void check_collectives(ProcessGroup& group) {
         check_all_reduce(group, count);
     check_reduce_max_of_nan(group);
     check_split(group);
+}
+
+// ---- reduce_scatter and all_gather of any exchange, over any way to divide a tensor: sums have the bits of
+// all_reduce, gathered bytes are the owner's, and what is in no share, or another's, stays. One table for
+// threads, MPI and GPUs.
+
+struct SharesCase {
+    std::string name;
+    int64_t numel = 0;
+    Shares shares;
+};
+
+// Slices of `unit` elements in turns, `gap` elements between them, as many as fit.
+inline Shares in_turns(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
+    Shares shares(static_cast<std::size_t>(ranks));
+    int64_t rank = 0;
+    for (int64_t first = gap; first < numel; first += unit + gap, rank = (rank + 1) % ranks)
+        shares[static_cast<std::size_t>(rank)].push_back({first, std::min(unit, numel - first)});
+    return shares;
+}
+
+inline std::vector<SharesCase> shares_cases(int64_t ranks, int64_t large) {
+    std::vector<SharesCase> cases;
+    const auto add = [&](std::string name, int64_t numel, Shares shares) {
+        cases.push_back({std::move(name), numel, std::move(shares)});
+    };
+    Shares nothing(static_cast<std::size_t>(ranks)), last = nothing, empty = nothing;
+    last.back() = {{0, 1000}};
+    for (auto& share : empty) share = {{7, 0}, {8, 0}};
+    add("nothing", 5, nothing);
+    add("empty slices", 9, empty);
+    add("all of the last rank", 1000, last);
+    add("one element", 1, in_turns(1, ranks, 1, 0));
+    add("odd slices with gaps", 1001, in_turns(1001, ranks, 13, 5));
+    add("many slices", 4096, in_turns(4096, ranks, 3, 1));
+    add("equal parts", 64 * ranks * 5, in_turns(64 * ranks * 5, ranks, 64 * 5, 0));
+    // several rounds of every exchange, the last rank's share the shortest
+    add("large", large, in_turns(large, ranks, ceil_div(large, ranks), 0));
+    add("large in turns", large, in_turns(large, ranks, 8192, 64));
+    return cases;
+}
+
+// Of values of different size: a sum in another order rounds differently.
+inline void fill_summand(const TensorView& values, int rank) {
+    for (int64_t i = 0; i < values.numel(); ++i) {
+        const float x = value(31, rank, 0, i);
+        if (values.dtype == DType::f32) values.as<float>()[i] = x;
+        if (values.dtype == DType::bf16) values.as<Bf16>()[i] = to_bf16(x);
+        if (values.dtype == DType::i64) values.as<int64_t>()[i] = (int64_t{1} << 40) * (rank + 1) - i;
+    }
+}
+
+inline void check_reduce_scatter(Exchange& exchange, Ranks ranks, DType dtype, const SharesCase& c) {
+    const int rank = exchange.rank_among(ranks);
+    HostTensor values(dtype, {c.numel}), sums(dtype, {c.numel});
+    fill_summand(values, rank);
+    std::memcpy(sums.view().data, values.view().data, static_cast<std::size_t>(sums.view().bytes()));
+    exchange.all_reduce(Reduce::sum, ranks, sums);
+    HostTensor want(dtype, {c.numel});
+    fill_summand(want, rank);
+    const int64_t element = size_of(dtype);
+    for (const Slice& slice : c.shares[static_cast<std::size_t>(rank)])
+        std::memcpy(want.view().bytes_ptr() + slice.first * element,
+                    sums.view().bytes_ptr() + slice.first * element,
+                    static_cast<std::size_t>(slice.count * element));
+    exchange.reduce_scatter(ranks, values, c.shares);
+    EXPECT_TRUE(same_bytes(values, want)) << c.name << ", " << name_of(dtype) << ", rank " << rank;
+    EXPECT_TRUE(values.guards_intact());
+}
+
+inline void check_all_gather(Exchange& exchange, Ranks ranks, DType dtype, const SharesCase& c) {
+    const int rank = exchange.rank_among(ranks);
+    const int64_t element = size_of(dtype);
+    HostTensor values(dtype, {c.numel}), want(dtype, {c.numel});
+    const auto byte_of = [](std::size_t owner, int64_t byte) {
+        return static_cast<uint8_t>(mix(owner + 1, static_cast<uint64_t>(byte)));
+    };
+    for (const HostTensor* tensor : {&values, &want})
+        for (int64_t i = 0; i < c.numel * element; ++i)
+            tensor->view().bytes_ptr()[i] = byte_of(100 + static_cast<std::size_t>(rank), i);
+    for (std::size_t r = 0; r < c.shares.size(); ++r)
+        for (const Slice& slice : c.shares[r])
+            for (int64_t i = slice.first * element; i < (slice.first + slice.count) * element; ++i) {
+                want.view().bytes_ptr()[i] = byte_of(r, i);
+                if (r == static_cast<std::size_t>(rank)) values.view().bytes_ptr()[i] = byte_of(r, i);
+            }
+    exchange.all_gather(ranks, values, c.shares);
+    EXPECT_TRUE(same_bytes(values, want)) << c.name << ", " << name_of(dtype) << ", rank " << rank;
+    EXPECT_TRUE(values.guards_intact());
+}
+
+// large: elements of the cases of several rounds.
+inline void check_shares(Exchange& exchange, Ranks ranks, int64_t large) {
+    for (const SharesCase& c : shares_cases(exchange.num_ranks(ranks), large)) {
+        for (const DType dtype : {DType::f32, DType::bf16, DType::i64})
+            check_reduce_scatter(exchange, ranks, dtype, c);
+        for (const DType dtype : {DType::e4m3, DType::bf16, DType::f32})
+            check_all_gather(exchange, ranks, dtype, c);
+    }
 }
 
 }  // namespace fp8flow::test

@@ -75,7 +75,7 @@ public:
     int rank() const override { return inner_.rank(); }
     int size() const override { return inner_.size(); }
     int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
-    bool holds_first_replica() const override { return inner_.holds_first_replica(); }
+    int rank_among(Ranks ranks) const override { return inner_.rank_among(ranks); }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -126,6 +126,24 @@ protected:
         DeviceTensors tensors(device_, arena_);
         const TensorView copy = tensors.put(values);
         inner_.all_reduce(reduce, ranks, copy, launch);
+        tensors.get(copy, values);
+        end_call();
+    }
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const TensorView copy = tensors.put(values);
+        inner_.reduce_scatter(ranks, copy, shares, launch);
+        tensors.get(copy, values);
+        end_call();
+    }
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const TensorView copy = tensors.put(values);
+        inner_.all_gather(ranks, copy, shares, launch);
         tensors.get(copy, values);
         end_call();
     }

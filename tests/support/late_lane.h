@@ -136,7 +136,7 @@ public:
     int size() const override { return exchange_.size(); }
     int num_ranks(Ranks ranks) const override { return exchange_.num_ranks(ranks); }
     void check_peers() override { exchange_.check_peers(); }
-    bool holds_first_replica() const override { return exchange_.holds_first_replica(); }
+    int rank_among(Ranks ranks) const override { return exchange_.rank_among(ranks); }
     WireBytes wire_bytes() const override { return exchange_.wire_bytes(); }
     void reset_counts() override {
         Exchange::reset_counts();
@@ -170,6 +170,14 @@ protected:
     }
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
         device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
+    }
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override {
+        device_.give(launch.stream, [=, this] { exchange_.reduce_scatter(ranks, values, shares); });
+    }
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override {
+        device_.give(launch.stream, [=, this] { exchange_.all_gather(ranks, values, shares); });
     }
 
 private:

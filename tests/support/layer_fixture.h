@@ -60,6 +60,7 @@ struct LayerCase {
     uint64_t seed = 1;
     double gradient_size = 1.0;  // of a block's dy
     bool main_is_late = false;   // LateDevice::be_late_on_main
+    bool divided_state = false;  // of dense parameters, over all ranks (use_distributed_optimizer)
 
     LayerCase() {
         model.num_layers = 1;
@@ -285,7 +286,9 @@ public:
                   .recompute = c.recompute,
                   .expert_parallel_rank = group.rank(),
                   .expert_parallel_size = group.size(),
-                  .seed = c.seed},
+                  .seed = c.seed,
+                  .shards = c.divided_state ? StateShards{.dense = {group.rank(), group.size()}, .expert = {}}
+                                            : StateShards{}},
                  rank_.ops) {
         const int64_t count = rank_.tokens();
         tokens_ = rank_.state.tensor(DType::i32, {count}, "batch");

@@ -38,13 +38,15 @@ inline Config test_config(Recipe recipe, std::vector<std::string> overrides = {}
 using Values = std::map<std::string, std::vector<float>>;
 
 // Slices of all ranks, `stride` apart, as the tensors of `holders` expert-parallel ranks one after the other.
-inline std::vector<float> joined_slices(const std::vector<float>& all, size_t stride, int64_t numel,
-                                        int64_t shards, int64_t holders) {
-    std::vector<float> joined;
-    for (int64_t holder = 0; holder < holders; ++holder)
-        for (int64_t shard = 0; shard < shards; ++shard) {
-            const float* slice = all.data() + static_cast<size_t>(holder + holders * shard) * stride;
-            joined.insert(joined.end(), slice, slice + state_slice(numel, shard, shards).count);
+inline std::vector<float> joined_slices(const std::vector<float>& all, size_t stride, const Parameter& p,
+                                        size_t holders) {
+    const auto numel = static_cast<size_t>(p.numel());
+    std::vector<float> joined(holders * numel);
+    for (size_t holder = 0; holder < holders; ++holder)
+        for (size_t shard = 0; shard < p.shares.size(); ++shard) {
+            const Slice& slice = p.shares[shard].front();
+            std::copy_n(all.data() + (holder + holders * shard) * stride, slice.count,
+                        joined.data() + holder * numel + static_cast<size_t>(slice.first));
         }
     return joined;
 }
@@ -54,12 +56,12 @@ inline std::vector<float> joined_slices(const std::vector<float>& all, size_t st
 // that hold the same parameter differ.
 inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
     Values values;
+    trainer.transformer().parameters().gather_gradients(trainer.exchange());
     const auto ranks = static_cast<size_t>(world.size());
     const auto gather = [&](const std::string& name, const TensorView& view, bool expert,
-                            const StateShards::Place& shard = {}, int64_t numel = 0) {
+                            const Parameter* divided = nullptr) {
         const auto here = static_cast<size_t>(view.numel());
-        // slices as long as the longest
-        const size_t count = shard.size > 1 ? static_cast<size_t>(ceil_div(numel, shard.size) + 64) : here;
+        const size_t count = divided != nullptr ? static_cast<size_t>(divided->numel()) : here;
         std::vector<float> mine(count), all(count * ranks);
         if (view.dtype == DType::f32) {
             trainer.ops().device().copy_out(mine.data(), view.data, here * sizeof(float));
@@ -69,11 +71,11 @@ inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
             for (size_t i = 0; i < here; ++i) mine[i] = to_float(narrow[i]);
         }
         world.all_gather(mine.data(), count * sizeof(float), all.data());
-        if (shard.size > 1) {
-            values[name] = joined_slices(all, count, numel, shard.size, expert ? expert_ranks : 1);
+        const size_t holders = expert ? static_cast<size_t>(expert_ranks) : 1;
+        if (divided != nullptr) {
+            values[name] = joined_slices(all, count, *divided, holders);
             return;
         }
-        const size_t holders = expert ? static_cast<size_t>(expert_ranks) : 1;
         for (size_t r = holders; r < ranks; ++r)
             EXPECT_EQ(std::memcmp(&all[r * count], &all[r % holders * count], count * sizeof(float)), 0)
                 << name << " differs between ranks " << r % holders << " and " << r;
@@ -81,10 +83,11 @@ inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
         values[name] = std::move(all);
     };
     for (const Parameter& p : trainer.transformer().parameters().all()) {
-        gather("weight " + p.spec.name, p.master, p.spec.expert, p.shard, p.numel());
+        const Parameter* divided = p.is_sharded() ? &p : nullptr;
+        gather("weight " + p.spec.name, p.master, p.spec.expert, divided);
         gather("gradient " + p.spec.name, p.main_grad, p.spec.expert);
-        gather("m " + p.spec.name, p.m, p.spec.expert, p.shard, p.numel());
-        gather("v " + p.spec.name, p.v, p.spec.expert, p.shard, p.numel());
+        gather("m " + p.spec.name, p.m, p.spec.expert, divided);
+        gather("v " + p.spec.name, p.v, p.spec.expert, divided);
     }
     int layer = 0;
     for (const auto& block : trainer.transformer().blocks()) {

@@ -207,18 +207,20 @@ using namespace hopper;
 using namespace hopper::optimizer;
 
 void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launch) {
-    const int64_t count = args.x.numel();
-    if (count == 0) return;
-    const int64_t blocks = ceil_div(count, op::kNormSquaredBlock);
-    double* sums = workspace(launch).partials_for<double>(blocks);
+    const int64_t count = args.x ? args.x.numel() : 0,
+                  blocks = args.x ? ceil_div(count, op::kNormSquaredBlock) : args.block_sums.numel();
+    if (blocks == 0) return;
+    double* const sums =
+        args.block_sums ? args.block_sums.as<double>() : workspace(launch).partials_for<double>(blocks);
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
     const auto sum_blocks = [&]<class T>() {
         allow_shared_memory(block_sums_kernel<T>, kSumBytes<T>, "shared memory of norm_squared");
         block_sums_kernel<T><<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
                                kSumBytes<T>, stream_of(launch)>>>(args.x.as<T>(), count, vectorised, sums);
     };
-    args.x.dtype == DType::f32 ? sum_blocks.operator()<float>() : sum_blocks.operator()<Bf16>();
+    if (args.x) args.x.dtype == DType::f32 ? sum_blocks.operator()<float>() : sum_blocks.operator()<Bf16>();
     check_launch("norm_squared");
+    if (!args.sum) return;
     launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
                args.sum.as<float>());
 }

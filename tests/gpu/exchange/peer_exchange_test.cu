@@ -64,7 +64,7 @@ public:
     int rank() const override { return inner_.rank(); }
     int size() const override { return inner_.size(); }
     int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
-    bool holds_first_replica() const override { return inner_.holds_first_replica(); }
+    int rank_among(Ranks ranks) const override { return inner_.rank_among(ranks); }
     void check_peers() override { inner_.check_peers(); }
     WireBytes wire_bytes() const override { return inner_.wire_bytes(); }
     void reset_counts() override { inner_.reset_counts(); }
@@ -111,6 +111,19 @@ protected:
         ArenaScope scope(rank_.arena);
         const TensorView copy = put(values);
         inner_.all_reduce(reduce, ranks, copy, rank_.launch());
+        get(copy, values);
+    }
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch&) override {
+        ArenaScope scope(rank_.arena);
+        const TensorView copy = put(values);
+        inner_.reduce_scatter(ranks, copy, shares, rank_.launch());
+        get(copy, values);
+    }
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch&) override {
+        ArenaScope scope(rank_.arena);
+        const TensorView copy = put(values);
+        inner_.all_gather(ranks, copy, shares, rank_.launch());
         get(copy, values);
     }
 
@@ -213,14 +226,19 @@ TEST(PeerExchange, ReplaysAsAGraph) {
         ASSERT_TRUE(rank.exchange) << rank.reason;
         HostTensor ones(DType::f32, {kCount});
         for (int64_t i = 0; i < kCount; ++i) set(ones, i, 1);
-        const TensorView values = rank.arena.tensor(DType::f32, {kCount}, "values");
-        rank.ops.device().copy_in(values.data, ones.view().data, kCount * sizeof(float),
-                                  rank.launch().stream);
+        const TensorView values = rank.arena.tensor(DType::f32, {kCount}, "values"),
+                         shared = rank.arena.tensor(DType::f32, {kCount}, "values");
+        const Shares shares = {{{0, 500}}, {{500, 500}}};
+        for (const TensorView& to : {values, shared})
+            rank.ops.device().copy_in(to.data, ones.view().data, kCount * sizeof(float),
+                                      rank.launch().stream);
         hopper::check_cuda(cudaStreamSynchronize(rank.stream), "waiting");
         cudaGraph_t graph = nullptr;
         cudaGraphExec_t executable = nullptr;
         hopper::check_cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "capture");
         rank.exchange->all_reduce(Reduce::sum, Ranks::world, values, rank.launch());
+        rank.exchange->reduce_scatter(Ranks::world, shared, shares, rank.launch());
+        rank.exchange->all_gather(Ranks::world, shared, shares, rank.launch());
         hopper::check_cuda(cudaStreamEndCapture(rank.stream, &graph), "capture");
         hopper::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
         hopper::check_cuda(cudaGraphUpload(executable, rank.stream), "uploading a graph");
@@ -228,13 +246,19 @@ TEST(PeerExchange, ReplaysAsAGraph) {
         world.barrier();
         for (int i = 0; i < kReplays; ++i)
             hopper::check_cuda(cudaGraphLaunch(executable, rank.stream), "launching a graph");
+        HostTensor sums(DType::f32, {kCount});
         rank.ops.device().copy_out(ones.view().data, values.data, kCount * sizeof(float),
+                                   rank.launch().stream);
+        rank.ops.device().copy_out(sums.view().data, shared.data, kCount * sizeof(float),
                                    rank.launch().stream);
         rank.exchange->check_peers();
         world.barrier();
         cudaGraphExecDestroy(executable);
         cudaGraphDestroy(graph);
-        for (int64_t i = 0; i < kCount; ++i) ASSERT_EQ(ones(i), std::ldexp(1.0, kReplays));
+        for (int64_t i = 0; i < kCount; ++i) {
+            ASSERT_EQ(ones(i), std::ldexp(1.0, kReplays));
+            ASSERT_EQ(sums(i), std::ldexp(1.0, kReplays));
+        }
     });
 }
 

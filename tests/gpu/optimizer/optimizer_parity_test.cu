@@ -28,6 +28,14 @@ TEST(OptimizerParity, NormSquared) {
         const op::NormSquared args{.x = x, .sum = sum};
         parity.run(args);
         parity.expect_same_bytes(args.sum, "sum");
+        // the two halves of the same
+        HostTensor blocks(DType::f64, {ceil_div(count, op::kNormSquaredBlock)});
+        Parity first, second;
+        first.run(op::NormSquared{.x = x, .block_sums = blocks});
+        first.expect_same_bytes(blocks, "block sums");
+        ReferenceOps().norm_squared({.x = x, .block_sums = blocks});
+        second.run(op::NormSquared{.block_sums = blocks, .sum = sum});
+        second.expect_same_bytes(sum, "sum of blocks");
     }
 }
 

@@ -3,6 +3,7 @@
 // broken others.
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/reference/reference_ops.h"
+#include "tests/support/collective_checks.h"
 #include "tests/support/exchange_oracle.h"
 #include "tests/support/files.h"
 
@@ -313,6 +314,43 @@ TEST(Exchange, AllReduceRunsOverTheNamedRanks) {
     });
 }
 
+TEST(Exchange, SharesAreReducedAndGathered) {
+    for (const int ranks : {1, 2, 3, 4})
+        run_thread_ranks(ranks, 60, [&](ProcessGroup& world) {
+            const auto replicas = world.split(world.rank() % 2);
+            test::ExchangeRank self(world, CombineOrder::rank);
+            self.exchange.set_groups(world, *replicas);
+            // more than a round of i64
+            test::check_shares(self.exchange, Ranks::world, ranks == 3 ? 2'200'000 : 20'000);
+            test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);
+        });
+}
+
+TEST(Exchange, SharesCrossTheWireOnce) {
+    struct Counter final : OpObserver {
+        void op_called(const OpCall&) override {}
+        void exchange_began(const OpCall& call) override { name = call.op; }
+        void exchange_ended(double wire_bytes) override { sent[name] += wire_bytes; }
+        std::string name;
+        std::map<std::string, double> sent;
+    };
+    run_thread_ranks(2, 60, [](ProcessGroup& group) {
+        test::ExchangeRank self(group, CombineOrder::rank);
+        Counter counter;
+        self.exchange.observe(&counter);
+        test::HostTensor values(DType::f32, {1000});
+        test::fill_summand(values, group.rank());
+        const Shares shares = {{{0, 600}}, {{600, 300}}};
+        self.exchange.all_reduce(Reduce::sum, Ranks::world, values);
+        self.exchange.reduce_scatter(Ranks::world, values, shares);
+        self.exchange.all_gather(Ranks::world, values, shares);
+        self.exchange.observe(nullptr);
+        EXPECT_EQ(counter.sent["all_reduce"], 4000);
+        EXPECT_EQ(counter.sent["reduce_scatter"], group.rank() == 0 ? 1200 : 2400);
+        EXPECT_EQ(counter.sent["all_gather"], group.rank() == 0 ? 2400 : 1200);
+    });
+}
+
 // Memory of the host stands for a GPU's: what is tested is which bytes are copied out and in. Fewer rows
 // arrive than there is room for, so a stripe of scales is shorter than the room.
 TEST(StagedExchange, AgreesWithTheOracle) {
@@ -362,6 +400,8 @@ TEST(StagedExchange, ReceivedRowsAndReductionsAreThoseOfTheReference) {
         EXPECT_EQ(value, static_cast<float>(group.rank() + 1));
         exchange.all_reduce(Reduce::sum, Ranks::world, view);
         EXPECT_EQ(value, 6.0f);
+        test::check_shares(exchange, Ranks::world, 20'000);
+        test::check_shares(exchange, Ranks::expert_replicas, 20'000);
     });
 }
 
@@ -413,6 +453,16 @@ TEST(Exchange, WrongShapesAreRefused) {
         "addend is");
     expect_contains(combine({.src = m, .residual = {}, .drow_prob = probs, .y = y, .dprob = {}}),
                     "dprob absent");
+
+    const auto scatter = [&](const TensorView& values, const Shares& shares) {
+        return error_of(ExitCode::internal,
+                        [&] { self.exchange.reduce_scatter(Ranks::world, values, shares); });
+    };
+    expect_contains(scatter(x, {{}}), "one dimension");
+    expect_contains(scatter(probs, {{}, {}}), "2 shares for 1 ranks");
+    expect_contains(scatter(probs, {{{0, rows + 1}}}), "elements 0 to");
+    expect_contains(scatter(probs, {{{8, 8}, {0, 8}}}), "after those before 16");
+    expect_contains(scatter(make_view(nullptr, DType::i32, {4}), {{}}), "no sum of");
 
     const test::HostTensor ids(DType::i32, {4, 2}), route(DType::f32, {4, 2}), all_ids(DType::i32, {1, 3, 2}),
         all_probs(DType::f32, {1, 3, 2});

@@ -279,9 +279,30 @@ TEST(NormSquared, FollowsTheStatedOrder) {
             const HostTensor sum = HostTensor::of<float>({before});
             ops.norm_squared({.x = x, .sum = sum});
             EXPECT_EQ(sum(0), static_cast<float>(static_cast<double>(before) + total)) << count;
+            // blocks of two ranks, then the sum of all
+            const int64_t blocks = ceil_div(count, op::kNormSquaredBlock), first = blocks / 3;
+            const int64_t cut = first * op::kNormSquaredBlock;
+            HostTensor sums(DType::f64, {blocks});
+            ops.norm_squared({.x = x.view().slice(0, cut), .block_sums = sums.view().slice(0, first)});
+            ops.norm_squared({.x = x.view().slice(cut, count - cut),
+                              .block_sums = sums.view().slice(first, blocks - first)});
+            const HostTensor halves_sum = HostTensor::of<float>({before});
+            ops.norm_squared({.block_sums = sums, .sum = halves_sum});
+            EXPECT_TRUE(same_bytes(halves_sum, sum)) << count;
         }
         omp_set_num_threads(saved);
     }
+}
+
+TEST(NormSquared, RefusesWhatIsNoHalf) {
+    ReferenceOps ops;
+    const HostTensor x(DType::f32, {10000}), sums(DType::f64, {2}), few(DType::f64, {1}),
+        narrow(DType::f32, {2}), sum = HostTensor::of<float>({0.0f});
+    EXPECT_THROW(ops.norm_squared({.sum = sum}), Error);
+    EXPECT_THROW(ops.norm_squared({.x = x, .block_sums = sums, .sum = sum}), Error);
+    EXPECT_THROW(ops.norm_squared({.x = x, .block_sums = few}), Error);
+    EXPECT_THROW(ops.norm_squared({.block_sums = narrow, .sum = sum}), Error);
+    EXPECT_THROW(ops.norm_squared({.block_sums = sums}), Error);
 }
 
 TEST(NormSquared, AccumulatesOverTensorsWithoutOverflow) {

@@ -43,7 +43,7 @@ public:
     int rank() const override { return 0; }
     int size() const override { return 1; }
     int num_ranks(Ranks) const override { return 1; }
-    bool holds_first_replica() const override { return true; }
+    int rank_among(Ranks) const override { return 0; }
     void require_capturable() const override {}
 
 protected:
@@ -115,6 +115,8 @@ protected:
     }
 
     void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank
+    void do_reduce_scatter(Ranks, const TensorView&, const Shares&, const Launch&) override {}
+    void do_all_gather(Ranks, const TensorView&, const Shares&, const Launch&) override {}
 
 private:
     Ops& ops_;

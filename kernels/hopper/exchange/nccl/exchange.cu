@@ -26,6 +26,8 @@ namespace {
 constexpr int64_t kSmallReduceBytes = 4096;
 // Larger tensors are reduced in pieces of this size, which bounds the buffer.
 constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
+// Slices of a share that travel as one operation, each a message to or from every rank.
+constexpr int64_t kSlicesAtOnce = 16;
 
 // Rows or values per rank, as the host knows them.
 struct Counts {
@@ -64,7 +66,9 @@ public:
     int num_ranks(Ranks ranks) const override {
         return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).size();
     }
-    bool holds_first_replica() const override { return groups_.expert_replicas.rank() == 0; }
+    int rank_among(Ranks ranks) const override {
+        return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).rank();
+    }
     void require_capturable() const override {
         if (sizes_ == MessageSizes::own) Exchange::require_capturable();
     }
@@ -79,6 +83,10 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
@@ -100,8 +108,10 @@ private:
     void copy(void* to, const void* from, int64_t bytes, const Launch& launch) {
         ops_.device().copy(to, from, static_cast<std::size_t>(bytes), launch.stream);
     }
+    NcclComm& comm_among(Ranks ranks) { return *(ranks == Ranks::world ? world_ : expert_replicas_); }
     uint8_t* reduce_buffer(int64_t bytes);
     void reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece, const Launch& launch);
+    void reduce_round(NcclComm& comm, const TensorView& values, const Shares& round, const Launch& launch);
 
     Ops& ops_;
     ExchangeGroups groups_;
@@ -341,7 +351,7 @@ void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView&
 
 void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
     if (num_ranks(ranks) == 1 || values.numel() == 0) return;
-    NcclComm& comm = *(ranks == Ranks::world ? world_ : expert_replicas_);
+    NcclComm& comm = comm_among(ranks);
     const TensorView flat = values.reshape({values.numel()});
     if (values.bytes() <= kSmallReduceBytes) {
         uint8_t* rows = reduce_buffer(kSmallReduceBytes * comm.size());
@@ -354,6 +364,68 @@ void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
             reduce_piece(comm, reduce, flat.slice(first, std::min(piece, values.numel() - first)), launch);
     }
     wait(&comm, "all_reduce", launch);
+}
+
+// The slices of each rank go to it from all others; a slice here becomes the sum in ascending rank order.
+void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const Shares& round,
+                                const Launch& launch) {
+    const int64_t element = size_of(values.dtype), ranks = comm.size(), own = comm.rank();
+    const std::vector<Slice>& here = round[static_cast<std::size_t>(own)];
+    const auto at = [&](const Slice& slice) { return values.bytes_ptr() + slice.first * element; };
+    uint8_t* const rows = reduce_buffer(ranks * elements_of(here) * element);
+
+    std::vector<NcclComm::Send> sends;
+    std::vector<NcclComm::Receive> receives;
+    for (int r = 0; r < ranks; ++r) {
+        if (r == own) continue;
+        for (const Slice& slice : round[static_cast<std::size_t>(r)])
+            sends.push_back({at(slice), slice.count * element, r});
+    }
+    uint8_t* row = rows;  // of every slice one a rank
+    for (const Slice& slice : here) {
+        const int64_t bytes = slice.count * element;
+        for (int r = 0; r < ranks; ++r, row += bytes) {
+            if (r == own)
+                copy(row, at(slice), bytes, launch);
+            else
+                receives.push_back({row, bytes, r});
+        }
+    }
+    comm.send_receive("reduce_scatter", sends, receives, stream_of(launch));
+    row = rows;
+    for (const Slice& slice : here) {
+        reduce_rows(Reduce::sum, values.dtype, row, ranks, slice.count, at(slice), launch);
+        row += ranks * slice.count * element;
+    }
+}
+
+void NcclExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                     const Launch& launch) {
+    NcclComm& comm = comm_among(ranks);
+    const int64_t most = kReducePieceBytes / (comm.size() * size_of(values.dtype));
+    for (const Shares& round : rounds_of(shares, {.elements = most, .slices = kSlicesAtOnce}))
+        reduce_round(comm, values, round, launch);
+    wait(&comm, "reduce_scatter", launch);
+}
+
+// Straight to their places, so of any size.
+void NcclExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                 const Launch& launch) {
+    NcclComm& comm = comm_among(ranks);
+    const int64_t element = size_of(values.dtype), own = comm.rank();
+    for (const Shares& round : rounds_of(shares, {.elements = values.numel() + 1, .slices = kSlicesAtOnce})) {
+        std::vector<NcclComm::Send> sends;
+        std::vector<NcclComm::Receive> receives;
+        for (int r = 0; r < comm.size(); ++r) {
+            if (r == own) continue;
+            for (const Slice& slice : round[static_cast<std::size_t>(own)])
+                sends.push_back({values.bytes_ptr() + slice.first * element, slice.count * element, r});
+            for (const Slice& slice : round[static_cast<std::size_t>(r)])
+                receives.push_back({values.bytes_ptr() + slice.first * element, slice.count * element, r});
+        }
+        comm.send_receive("all_gather", sends, receives, stream_of(launch));
+    }
+    wait(&comm, "all_gather", launch);
 }
 
 }  // namespace

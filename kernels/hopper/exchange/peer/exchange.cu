@@ -23,6 +23,8 @@ const char* name_of(PeerOperation operation) {
         case PeerOperation::dispatch: return "dispatch";
         case PeerOperation::combine: return "combine";
         case PeerOperation::all_reduce: return "all-reduce";
+        case PeerOperation::reduce_scatter: return "reduce-scatter";
+        case PeerOperation::all_gather: return "all-gather";
     }
     return "?";
 }
@@ -141,6 +143,10 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
 
 int PeerExchange::num_ranks(Ranks ranks) const {
     return ranks == Ranks::world ? groups_.world.size() : groups_.expert_replicas.size();
+}
+
+int PeerExchange::rank_among(Ranks ranks) const {
+    return ranks == Ranks::world ? groups_.world.rank() : groups_.expert_replicas.rank();
 }
 
 GroupBarrier PeerExchange::barrier_of(GroupIndex group, PeerOperation operation) const {

@@ -27,7 +27,9 @@
 //
 // The expert-parallel group, the world and the replicas have flags, epochs and buffers of their own; the one
 // stream orders their calls. A large all-reduce has two barriers a chunk: its inputs are read between the
-// two, its results between the second and the next chunk's first, so neither needs a second copy.
+// two, its results between the second and the next chunk's first, so neither needs a second copy. A
+// reduce-scatter and an all-gather use the same memory, a round of shares at a time: written, barrier, read,
+// barrier.
 //
 // Deadline. A wait that passes it sets the rank's `lost` word. From then on the rank's kernels access no peer
 // and do not signal their arrival, so nobody uses data that was never written; check_peers() reports it.
@@ -75,7 +77,7 @@ public:
     int rank() const override { return groups_.expert_parallel.rank(); }
     int size() const override { return groups_.expert_parallel.size(); }
     int num_ranks(Ranks ranks) const override;
-    bool holds_first_replica() const override { return groups_.expert_replicas.rank() == 0; }
+    int rank_among(Ranks ranks) const override;
     void require_capturable() const override {}
     void check_peers() override;
     // Waits for the stream of the latest call.
@@ -93,9 +95,17 @@ protected:
     void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                     const Launch& launch) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
 
 private:
     enum GroupIndex { kExpertParallel, kWorld, kReplicas, kNumGroups };
+    static GroupIndex index_of(Ranks ranks) { return ranks == Ranks::world ? kWorld : kReplicas; }
+    const PeerLayout::Reduction& area_of(Ranks ranks) const {
+        return ranks == Ranks::world ? layout_.world : layout_.replicas;
+    }
     // Where fanned-out rows go: M-rows with pads, or one row per received row.
     enum class RowTarget { experts, received };
     void dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,

@@ -25,7 +25,7 @@ inline unsigned peer_grid(int64_t warps, const Launch& launch) {
     return grid_for(ceil_div(warps, kPeerWarps), launch, 1);
 }
 
-enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce };
+enum class PeerOperation : uint32_t { routing, dispatch, combine, all_reduce, reduce_scatter, all_gather };
 
 // What a wait that passed its deadline reports to the host. Written once, by the first such wait.
 struct LostPeers {

@@ -3,6 +3,9 @@
 // ProcessGroup's. Small tensors: every rank stores its values into every member's receive buffer, and reduces
 // all of them after one barrier. Large ones, a chunk at a time: every rank stages the chunk in its region,
 // reduces its shard of all members' chunks, and fetches the other shards' results; two barriers a chunk.
+//
+// reduce_scatter and all_gather, a round of shares at a time: slices are packed into the region, every rank
+// reduces its packed share of all members', or fetches the shares of the others; two barriers a round.
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/widened.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
@@ -115,6 +118,68 @@ __global__ __launch_bounds__(kPeerThreads) void fetch_shards_kernel(const Reduce
     }
 }
 
+// Slices of a tensor and their places in an area of the regions, in bytes; passed to kernels by value.
+constexpr int kMaxPieces = 96;
+struct Piece {
+    int64_t tensor, packed, bytes;
+    int member;  // whose region
+};
+struct PieceArgs {
+    PeerGroup group;
+    uint8_t* values;
+    int64_t area;  // in a region
+    int count;
+    Piece pieces[kMaxPieces];
+};
+static_assert(sizeof(PieceArgs) <= 4096);  // of all arguments of a kernel
+
+// Moves: the slices in and out once, all of it local. No barriers, one writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void pack_pieces_kernel(const PieceArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    for (int i = 0; i < args.count; ++i)
+        copy_contiguous(group.regions[group.rank] + args.area + args.pieces[i].packed,
+                        args.values + args.pieces[i].tensor, args.pieces[i].bytes, grid_thread(),
+                        grid_threads());
+}
+// Moves: the slices out of their members' regions, over NVLink where it is another rank's. No barriers, one
+// writer a byte.
+__global__ __launch_bounds__(kPeerThreads) void unpack_pieces_kernel(const PieceArgs args) {
+    const PeerGroup& group = args.group;
+    if (group.lost()) return;
+    for (int i = 0; i < args.count; ++i)
+        copy_contiguous(args.values + args.pieces[i].tensor,
+                        group.regions[args.pieces[i].member] + args.area + args.pieces[i].packed,
+                        args.pieces[i].bytes, grid_thread(), grid_threads());
+}
+
+// The slices of `member` are packed from `begin` of the area on, each at a whole vector. Returns their end.
+int64_t add_pieces(PieceArgs& args, const std::vector<Slice>& slices, int64_t element, int member,
+                   int64_t begin) {
+    for (const Slice& slice : slices) {
+        const int64_t bytes = slice.count * element;
+        args.pieces[args.count++] = {slice.first * element, begin, bytes, member};
+        begin += round_up(bytes, kPeerVector);
+    }
+    return begin;
+}
+int64_t packed_bytes(const std::vector<Slice>& slices, int64_t element) {
+    int64_t bytes = 0;
+    for (const Slice& slice : slices) bytes += round_up(slice.count * element, kPeerVector);
+    return bytes;
+}
+
+// Shares of which each takes at most `bytes` of an area, packed, and all together at most kMaxPieces.
+RoundLimits limits_of(int64_t bytes, int64_t element, int ranks) {
+    const int64_t slices = kMaxPieces / ranks;
+    return {.elements = (bytes - slices * kPeerVector) / element / kPeerVector * kPeerVector,
+            .slices = slices};
+}
+
+unsigned piece_grid(int64_t bytes, const Launch& launch) {
+    return peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch);
+}
+
 using Kernel = void (*)(ReduceArgs);
 struct ReduceKernels {
     Kernel small, shard;
@@ -137,8 +202,8 @@ ReduceKernels choose(Reduce reduce, const TensorView& values) {
 void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
     if (num_ranks(ranks) == 1 || values.numel() == 0) return;
     last_stream_ = launch.stream;
-    const GroupIndex group = ranks == Ranks::world ? kWorld : kReplicas;
-    const PeerLayout::Reduction& area = ranks == Ranks::world ? layout_.world : layout_.replicas;
+    const GroupIndex group = index_of(ranks);
+    const PeerLayout::Reduction& area = area_of(ranks);
     const ReduceKernels kernels = choose(reduce, values);
     const cudaStream_t stream = stream_of(launch);
     ReduceArgs args{.group = device_groups_[group],
@@ -147,9 +212,7 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
                     .chunk = area.chunk,
                     .result = area.result,
                     .shard_bytes = 0};
-    const auto grid_of = [&](int64_t bytes) {
-        return peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch);
-    };
+    const auto grid_of = [&](int64_t bytes) { return piece_grid(bytes, launch); };
     if (args.bytes <= PeerLayout::kSmallBytes) {
         push_values_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("sending values");
@@ -170,6 +233,86 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
         synchronize(group, PeerOperation::all_reduce, launch);
         fetch_shards_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
         check_launch("fetching shards");
+    }
+}
+
+void PeerExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                     const Launch& launch) {
+    last_stream_ = launch.stream;
+    const GroupIndex group = index_of(ranks);
+    const PeerLayout::Reduction& area = area_of(ranks);
+    const Kernel reduce_shard = choose(Reduce::sum, values).shard;
+    const cudaStream_t stream = stream_of(launch);
+    const int64_t element = size_of(values.dtype), room = PeerLayout::kChunkBytes / area.size;
+    const int own = device_groups_[group].rank;
+    for (const Shares& round : rounds_of(shares, limits_of(room, element, area.size))) {
+        int64_t shard_bytes = 0;  // a place of equal size for each rank's share
+        for (const auto& share : round) shard_bytes = std::max(shard_bytes, packed_bytes(share, element));
+        const std::vector<Slice>& here = round[static_cast<std::size_t>(own)];
+        const int64_t own_bytes = packed_bytes(here, element);
+        PieceArgs all{.group = device_groups_[group],
+                      .values = values.bytes_ptr(),
+                      .area = area.chunk,
+                      .count = 0,
+                      .pieces = {}};
+        for (int r = 0; r < area.size; ++r)
+            add_pieces(all, round[static_cast<std::size_t>(r)], element, own, r * shard_bytes);
+        pack_pieces_kernel<<<piece_grid(area.size * shard_bytes, launch), kPeerThreads, 0, stream>>>(all);
+        check_launch("staging shares for peers");
+        synchronize(group, PeerOperation::reduce_scatter, launch);
+        if (own_bytes > 0) {
+            const ReduceArgs args{.group = device_groups_[group],
+                                  .values = values.bytes_ptr(),
+                                  .bytes = own * shard_bytes + own_bytes,
+                                  .chunk = area.chunk,
+                                  .result = area.result,
+                                  .shard_bytes = shard_bytes};
+            reduce_shard<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(args);
+            check_launch("reducing a share");
+            PieceArgs mine{.group = device_groups_[group],
+                           .values = values.bytes_ptr(),
+                           .area = area.result,
+                           .count = 0,
+                           .pieces = {}};
+            add_pieces(mine, here, element, own, 0);
+            unpack_pieces_kernel<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(mine);
+            check_launch("placing a share");
+        }
+        synchronize(group, PeerOperation::reduce_scatter, launch);
+    }
+}
+
+void PeerExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                 const Launch& launch) {
+    last_stream_ = launch.stream;
+    const GroupIndex group = index_of(ranks);
+    const PeerLayout::Reduction& area = area_of(ranks);
+    const cudaStream_t stream = stream_of(launch);
+    const int64_t element = size_of(values.dtype);
+    const int own = device_groups_[group].rank;
+    for (const Shares& round : rounds_of(shares, limits_of(PeerLayout::kChunkBytes, element, area.size))) {
+        PieceArgs mine{.group = device_groups_[group],
+                       .values = values.bytes_ptr(),
+                       .area = area.chunk,
+                       .count = 0,
+                       .pieces = {}};
+        PieceArgs others = mine;
+        const int64_t own_bytes = add_pieces(mine, round[static_cast<std::size_t>(own)], element, own, 0);
+        int64_t other_bytes = 0;
+        for (int step = 1; step < area.size; ++step) {  // beginning with the successor's
+            const int member = (own + step) % area.size;
+            other_bytes += add_pieces(others, round[static_cast<std::size_t>(member)], element, member, 0);
+        }
+        if (own_bytes > 0) {
+            pack_pieces_kernel<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(mine);
+            check_launch("staging a share for peers");
+        }
+        synchronize(group, PeerOperation::all_gather, launch);
+        if (other_bytes > 0) {
+            unpack_pieces_kernel<<<piece_grid(other_bytes, launch), kPeerThreads, 0, stream>>>(others);
+            check_launch("fetching shares");
+        }
+        synchronize(group, PeerOperation::all_gather, launch);
     }
 }
 

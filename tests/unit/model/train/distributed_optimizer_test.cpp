@@ -9,6 +9,8 @@
 
 #include <fmt/format.h>
 
+#include <mutex>
+
 namespace fp8flow::test {
 namespace {
 
@@ -24,7 +26,8 @@ Keys joined(Keys a, const Keys& b) {
 }
 
 // The divided run and the whole one; the same losses, norms, gradients, weights, moments and evaluation.
-void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys, int ranks = 4) {
+void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys, int ranks = 4,
+                               const Keys& of_divided = {}) {
     SCOPED_TRACE(fmt::format("{}, {} of {} ranks share the experts, {}", recipe_name(recipe), expert_ranks,
                              ranks, fmt::join(keys, " ")));
     const Keys all = joined(
@@ -32,7 +35,8 @@ void expect_same_bits_as_whole(Recipe recipe, int expert_ranks, const Keys& keys
         keys);
     const RunOptions options{.steps = 3, .eval_batches = 1};
     const TrainingRun whole = train(test_config(recipe, all), ranks, options);
-    const TrainingRun divided = train(test_config(recipe, joined(all, {kSharded})), ranks, options);
+    const TrainingRun divided =
+        train(test_config(recipe, joined(joined(all, {kSharded}), of_divided)), ranks, options);
     EXPECT_EQ(divided.losses(), whole.losses());
     for (size_t i = 0; i < whole.steps.size(); ++i)
         EXPECT_EQ(divided.steps[i].grad_norm, whole.steps[i].grad_norm) << "step " << i;
@@ -64,6 +68,21 @@ TEST(DistributedOptimizer, SameBitsUnderOtherOrdersAndSchedules) {
           Keys{"model.untie_embeddings_and_output_weights=false"},
           Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
         expect_same_bits_as_whole(Recipe::fp8_flow, 2, keys);
+}
+
+// Copies of a layer gathered beside the layer before, gradients reduced beside the backward; the rest of what
+// lanes run, too, and steps that are redone.
+TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
+    const Keys overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
+    for (const int ranks : {1, 2, 4})
+        for (int expert_ranks = 1; expert_ranks <= ranks; expert_ranks *= 2)
+            expect_same_bits_as_whole(Recipe::fp8_flow, expert_ranks, {}, ranks, overlapped);
+    for (const Keys& keys :
+         {Keys{"schedule.overlap_moe_expert_parallel_comm=true", "training.global_batch_size=12"},
+          Keys{"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"},
+          Keys{"model.untie_embeddings_and_output_weights=false", "recompute.recompute_granularity=full"},
+          Keys{"moe.moe_combine_order=invariant"}, Keys{"moe.moe_expert_rank_capacity_factor=0.01"}})
+        expect_same_bits_as_whole(Recipe::fp8_blockwise, 2, keys, 4, overlapped);
 }
 
 // Master and moments: a half on two ranks, rounded up to the alignment of allocations; of experts that no
@@ -171,19 +190,78 @@ TEST(DistributedOptimizer, NamesOfSlices) {
         EXPECT_FALSE(checkpoint::parse_slice_name(name)) << name;
 }
 
-TEST(DistributedOptimizer, SlicesCoverEveryElementOnce) {
-    for (const int64_t numel : {1, 63, 64, 65, 1000, 12345})
-        for (const int64_t size : {1, 2, 3, 4, 7}) {
+// Parameters one after the other: every element has one rank, and every block of the gradient norm too.
+TEST(DistributedOptimizer, SlicesCoverEveryElementOnceAndNoBlockTwice) {
+    constexpr int64_t kNormBlock = op::kNormSquaredBlock, kAlignment = 64;
+    for (const int64_t size : {1, 2, 3, 4, 7}) {
+        StateCut cut;
+        std::map<int64_t, int64_t> ranks;  // of blocks
+        std::vector<int64_t> sums(static_cast<size_t>(size));
+        int64_t all = 0;
+        for (const int64_t numel :
+             {1, 63, 64, 8000, 65, 8192, 8193, 12345, 1000, 500'000, 1, 16384, 200'001}) {
+            SCOPED_TRACE(fmt::format("{} elements from {} on, {} ranks", numel, cut.first, size));
+            const Shares shares = state_shares(numel, size, cut);
+            std::map<int64_t, int64_t> slices;  // first -> count
+            for (size_t rank = 0; rank < shares.size(); ++rank) {
+                ASSERT_EQ(shares[rank].size(), 1u);
+                const Slice& slice = shares[rank].front();
+                EXPECT_LE(slice.count, numel / size + 2 * kNormBlock);
+                sums[rank] += slice.count;
+                if (slice.count == 0) continue;
+                slices[slice.first] = slice.count;
+                const int64_t first = cut.first + slice.first;
+                for (int64_t block = first / kNormBlock; block * kNormBlock < first + slice.count; ++block)
+                    EXPECT_EQ(ranks.try_emplace(block, rank).first->second, static_cast<int64_t>(rank))
+                        << "block " << block;
+            }
             int64_t next = 0;
-            for (int64_t rank = 0; rank < size; ++rank) {
-                const StateSlice slice = state_slice(numel, rank, size);
-                EXPECT_EQ(slice.first, next);
-                EXPECT_GE(slice.count, 0);
-                EXPECT_LE(slice.count, numel / size + 64);
-                next += slice.count;
+            for (const auto& [first, count] : slices) {
+                EXPECT_EQ(first, next);
+                next += count;
             }
             EXPECT_EQ(next, numel);
+            all += numel;
+            cut = next_cut(cut, numel, size, kAlignment);
+            EXPECT_EQ(cut.first % kAlignment, 0);
         }
+        for (const int64_t sum : sums)
+            EXPECT_NEAR(static_cast<double>(sum), static_cast<double>(all / size), 3 * kNormBlock);
+    }
+}
+
+// Every gradient and every working copy crosses the wire once: half of what an all-reduce moves.
+TEST(DistributedOptimizer, GradientsAndCopiesCrossTheWireOnce) {
+    for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
+        SCOPED_TRACE(recipe_name(recipe));
+        std::map<std::string, double> sent[2];  // by all ranks, whole and divided
+        double gradients = 0, copies = 0;
+        for (const bool divided : {false, true}) {
+            Keys keys = {"parallel.expert_model_parallel_size=1"};
+            if (divided) keys.emplace_back(kSharded);
+            const Config config = test_config(recipe, keys);
+            std::mutex mutex;
+            run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
+                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                                open_data(config));
+                trainer.time_stages(TimerDetail::parts);
+                trainer.run_step();
+                const std::lock_guard lock(mutex);
+                for (const StageSpan& span : trainer.timer().spans())
+                    sent[divided][span.name] += span.wire_bytes;
+                if (!divided || world.rank() != 0) return;
+                gradients = copies = 0;
+                for (const Parameter& p : trainer.transformer().parameters().all()) {
+                    gradients += static_cast<double>(p.main_grad.bytes());
+                    copies += static_cast<double>(p.fprop ? 4 * p.numel() : p.plain.bytes());
+                }
+            });
+        }
+        EXPECT_NEAR(sent[0]["gradient reduction"] / (2 * gradients), 1, 0.001);  // with padding
+        EXPECT_NEAR(sent[1]["gradient reduction"] / gradients, 1, 0.001);
+        EXPECT_EQ(sent[1]["parameter gather"], copies);
+        EXPECT_EQ(sent[0].count("parameter gather"), 0u);
+    }
 }
 
 }  // namespace

@@ -117,30 +117,38 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
     });
 }
 
+// Whether or not the ranks had the sums of their slices alone.
 TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
     Baseline base = baseline(2);
     const auto steps = static_cast<int64_t>(base.step);
     const TrainingRun before = train(test_config(Recipe::fp8_flow, base.keys), 2, {.steps = steps});
     base.keys.push_back(fmt::format("training.grad_norm_limit={}", base.limit));
-    const Config config = test_config(Recipe::fp8_flow, base.keys);
-    const auto data = open_data(config);
-    run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
-        try {
-            for (int64_t i = 0; i < kSteps; ++i) trainer.step();
-            trainer.drain();
-            ADD_FAILURE() << "it goes on";
-        } catch (const Diverged& problem) {
-            EXPECT_EQ(problem.step, steps);
-            expect_contains(problem.what(), "the largest gradient is that of ");
-        }
-        EXPECT_EQ(trainer.steps_done(), steps);
-        test::Values state = test::collect(trainer, world, 2);
-        for (const auto& [name, values] : before.state)
-            if (!name.starts_with("gradient ")) {
-                EXPECT_EQ(state[name], values) << name;
+    std::string messages[2];
+    for (const bool divided : {false, true}) {
+        std::vector<std::string> keys = base.keys;
+        if (divided) keys.emplace_back("training.use_distributed_optimizer=true");
+        const Config config = test_config(Recipe::fp8_flow, keys);
+        const auto data = open_data(config);
+        run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
+            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            try {
+                for (int64_t i = 0; i < kSteps; ++i) trainer.step();
+                trainer.drain();
+                ADD_FAILURE() << "it goes on";
+            } catch (const Diverged& problem) {
+                EXPECT_EQ(problem.step, steps);
+                expect_contains(problem.what(), "the largest gradient is that of ");
+                if (world.rank() == 0) messages[divided] = problem.what();
             }
-    });
+            EXPECT_EQ(trainer.steps_done(), steps);
+            test::Values state = test::collect(trainer, world, 2);
+            for (const auto& [name, values] : before.state)
+                if (!name.starts_with("gradient ")) {
+                    EXPECT_EQ(state[name], values) << name;
+                }
+        });
+    }
+    EXPECT_EQ(messages[1], messages[0]);
 }
 
 // A resumed run, or one that went back, begins to count losses anew.

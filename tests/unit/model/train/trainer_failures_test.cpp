@@ -181,34 +181,40 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
     }
 }
 
-// Finite weights with results that are not: the gradients, or only the sum of their squares.
+// Finite weights with results that are not: the gradients, or only the sum of their squares. The same is
+// found where ranks had the sums of their slices alone.
 TEST(TrainingTransaction, WhatExplodesIsNamedAndNotApplied) {
     const struct {
         const char *weight, *message;
         float factor;
     } cases[] = {{"layers.1.pre_mlp_layernorm.weight", "the gradient of ", 1e38f},
                  {"output_layer.weight", "the loss or the norm of the gradients is not finite", 1e38f}};
-    const Config config = test_config(Recipe::bf16);
     for (const auto& c : cases) {
-        const auto messages = errors_of(1, ExitCode::numeric, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                            open_data(config));
-            for (Parameter& p : trainer.transformer().parameters().all()) {
-                if (p.spec.name != c.weight) continue;
-                for (int64_t i = 0; i < p.numel(); ++i) p.master.as<float>()[i] *= c.factor;
-                trainer.transformer().parameters().write_copies(p);
-            }
-            const Values before = test::collect(trainer, world, 1);
-            try {
-                trainer.run_step();
-            } catch (const Error&) {
-                test::expect_same_bits(before, test::collect(trainer, world, 1), "weight ");
-                throw;
-            }
-        });
+        const auto messages_of = [&](const char* divided) {
+            const Config config =
+                test_config(Recipe::bf16, {fmt::format("training.use_distributed_optimizer={}", divided)});
+            return errors_of(2, ExitCode::numeric, [&](ProcessGroup& world) {
+                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                                open_data(config));
+                for (Parameter& p : trainer.transformer().parameters().all()) {
+                    if (p.spec.name != c.weight) continue;
+                    for (int64_t i = 0; i < p.master.numel(); ++i) p.master.as<float>()[i] *= c.factor;
+                }
+                trainer.weights_replaced();
+                const Values before = test::collect(trainer, world, 1);
+                try {
+                    trainer.run_step();
+                } catch (const Error&) {
+                    test::expect_same_bits(before, test::collect(trainer, world, 1), "weight ");
+                    throw;
+                }
+            });
+        };
+        const auto messages = messages_of("false");
         expect_contains(messages[0], c.message);
         expect_contains(messages[0], "the step was not applied");
         expect_contains(messages[0], "lower training.lr");
+        EXPECT_EQ(messages_of("true"), messages);
     }
 }
 
