@@ -703,6 +703,7 @@ WHAT = {
     "compare_torch_families.txt": "MoE layers of every family that --hf-config reads, against transformers' blocks in float64",
     "compare_training_cpu.json": "a small Qwen3-MoE and a small Mixtral trained here and in PyTorch: losses, gradients of step one",
     "gemm_steps_h200.txt": "examples/gemm_steps and the program's FP8 grouped GEMM",
+    "python_package_h200.txt": "the Python package on a GPU: tests, the layer's time, the example (no figures of accuracy: one seed)",
     "python_package_cpu.txt": "the Python package installed and tested on CPU tensors, and its example (no figures of accuracy: one seed)",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
     "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
@@ -793,7 +794,8 @@ WHAT = {
 
 MACHINES = {  # of text files
     "bench_deepgemm_h200.txt": "NVIDIA H200s, three machines", "bench_products_h200.txt": "NVIDIA H200",
-    "compare_torch_families.txt": "2 CPU cores", "fuzz.txt": "2 CPU cores", "gemm_steps_h200.txt": "NVIDIA H200", "python_package_cpu.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
+    "compare_torch_families.txt": "2 CPU cores", "fuzz.txt": "2 CPU cores", "gemm_steps_h200.txt": "NVIDIA H200",
+    "python_package_h200.txt": "NVIDIA H200", "python_package_cpu.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
     "kernel_profile_h200.txt": "NVIDIA H200", "validate_state_dtypes_seeds_h100_x2.txt": "2 x NVIDIA H100 80GB HBM3",
 }
 
