@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 namespace fp8flow {
 namespace {
@@ -196,10 +197,11 @@ TEST_F(NewRecipe, ACommandThatIsPrintedHasThePlugin) {
         shell("build/cpu/fp8flow train configs/test.yaml --plugin runs/own.so --out runs/t" + few);
     ASSERT_EQ(run.status, 0) << run.err;
     size_t printed = 0;
+    const std::regex command(R"(\S*/fp8flow (validate|profile) .*)");
     for (const std::string& line : lines_of(run.out)) {
-        const size_t at = line.find("build/cpu/fp8flow ");
-        if (at == std::string::npos) continue;
-        const CommandResult next = shell(line.substr(at) + " --set validate.recipes=[bf16]");
+        std::smatch found;
+        if (!std::regex_search(line, found, command)) continue;
+        const CommandResult next = shell(found.str() + " --set validate.recipes=[bf16]");
         EXPECT_TRUE(next.status == 0 || next.status == 1) << line << "\n" << next.err;
         expect_contains(next.out, "rows_of_128");
         ++printed;
