@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the steps share: operands of an FP8 grouped GEMM, a check against products in double, a stopwatch.
+// What the steps share: operands of an FP8 grouped GEMM, a check against products in double, a timer.
 //   D[r, n] = sum over blocks kb of  a_scales[kb, r] b_scales[e, n / 128, kb]  sum over k in kb of  A[r, k]
 //   B[e, n, k]
 // Row r belongs to expert e = r / rows. E4M3 operands, FP32 scales of 1x128 (A) and 128x128 (B), BF16 D.

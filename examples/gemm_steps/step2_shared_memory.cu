@@ -11,8 +11,8 @@ constexpr int kTile = 128, kStep = 32, kThreads = 256;
 // [kStep][kTile + 4]: a row is one k, so that a thread's eight values are neighbours.
 using Operand = float[kStep][kTile + 4];
 
-// A thread brings 16 bytes of one row.
-__device__ void bring(const uint8_t* from, float scale, Operand& to, int row, int k) {
+// A thread loads 16 bytes of one row.
+__device__ void load(const uint8_t* from, float scale, Operand& to, int row, int k) {
     const uint4 bits = *reinterpret_cast<const uint4*>(from);
     const uint32_t words[4] = {bits.x, bits.y, bits.z, bits.w};
 #pragma unroll
@@ -31,8 +31,8 @@ __global__ __launch_bounds__(kThreads) void shared_memory(Problem p) {
     const int my_row = thread / 16 * 8, my_n = thread % 16 * 8;
     float sums[8][8] = {};
     for (int k = 0; k < p.k; k += kStep) {
-        bring(from_a + k, p.a_scales[int64_t(k / 128) * p.m() + row0 + line], a, line, part);
-        bring(from_b + k, b_scales[k / 128], b, line, part);
+        load(from_a + k, p.a_scales[int64_t(k / 128) * p.m() + row0 + line], a, line, part);
+        load(from_b + k, b_scales[k / 128], b, line, part);
         __syncthreads();
 #pragma unroll 4
         for (int kk = 0; kk < kStep; ++kk) {

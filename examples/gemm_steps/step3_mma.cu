@@ -17,7 +17,7 @@ __device__ uint32_t address(const void* shared) {
 // twice.
 __device__ int place(int row, int chunk) { return row * kStep + (chunk ^ (row & 7)) * 16; }
 
-__device__ void bring(const uint8_t* from, int k, uint8_t* to) {
+__device__ void load(const uint8_t* from, int k, uint8_t* to) {
     for (int i = static_cast<int>(threadIdx.x); i < kTile * 8; i += kThreads) {
         const uint8_t* chunk = from + int64_t(i / 8) * k + i % 8 * 16;
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address(to + place(i / 8, i % 8))),
@@ -50,21 +50,21 @@ __global__ __launch_bounds__(kThreads) void mma(Problem p) {
     const uint8_t* from_a = p.a + int64_t(m0) * p.k;
     const uint8_t* from_b = p.b + (int64_t(expert) * p.n + n0) * p.k;
     const float* b_scales = p.b_scales + (int64_t(expert) * (p.n / 128) + n0 / 128) * blocks;
-    const auto bring_step = [&](int kb) {
+    const auto load_step = [&](int kb) {
         if (kb < blocks) {
             uint8_t* stage = stages + kb % kStages * kStage;
-            bring(from_a + kb * kStep, p.k, stage);
-            bring(from_b + kb * kStep, p.k, stage + kOperand);
+            load(from_a + kb * kStep, p.k, stage);
+            load(from_b + kb * kStep, p.k, stage + kOperand);
         }
         asm volatile("cp.async.commit_group;");
     };
     float sums[4][4][4] = {};
-    bring_step(0);
-    bring_step(1);
+    load_step(0);
+    load_step(1);
     for (int kb = 0; kb < blocks; ++kb) {
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();  // step kb is here, and all are done with the stage that the next copies fill
-        bring_step(kb + 2);
+        load_step(kb + 2);
         const uint8_t *a = stages + kb % kStages * kStage, *b = a + kOperand;
         float parts[4][4][4] = {};
 #pragma unroll

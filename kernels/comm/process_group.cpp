@@ -66,6 +66,15 @@ std::size_t unpack(const std::byte* from, std::size_t element, const std::vector
     return done;
 }
 
+// Of every rank a part as long as its share, one after the other.
+std::vector<Part> parts_of(const Shares& round, std::size_t element) {
+    std::vector<Part> parts;
+    for (const std::vector<Slice>& share : round)
+        parts.push_back({parts.empty() ? 0 : parts.back().offset + parts.back().bytes,
+                         static_cast<std::size_t>(elements_of(share)) * element});
+    return parts;
+}
+
 // So many elements of a rank at a time that all ranks' are a piece.
 RoundLimits limits_of(std::size_t ranks, std::size_t element) {
     return {.elements = std::max<int64_t>(1, static_cast<int64_t>(kReducePieceBytes / (ranks * element))),
@@ -149,14 +158,10 @@ std::byte* ProcessGroup::scratch(std::size_t bytes) {
 template <class T> void ProcessGroup::reduce_scatter(std::span<T> values, const Shares& shares) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
     auto* const data = reinterpret_cast<std::byte*>(values.data());
-    std::vector<Part> parts(ranks);
     for (const Shares& round : rounds_of(shares, limits_of(ranks, sizeof(T)))) {
-        const auto own = static_cast<std::size_t>(elements_of(round[self]));
-        std::size_t bytes = 0;
-        for (std::size_t r = 0; r < ranks; ++r) {
-            parts[r] = {bytes, static_cast<std::size_t>(elements_of(round[r])) * sizeof(T)};
-            bytes += parts[r].bytes;
-        }
+        const std::vector<Part> parts = parts_of(round, sizeof(T));
+        const std::size_t own = parts[self].bytes / sizeof(T);
+        const std::size_t bytes = parts.back().offset + parts.back().bytes;
         T* const rows = reinterpret_cast<T*>(scratch(bytes + ranks * own * sizeof(T)));
         std::byte* const sent = scratch_.data() + ranks * own * sizeof(T);
         for (std::size_t r = 0; r < ranks; ++r) pack(data, sizeof(T), round[r], sent + parts[r].offset);
@@ -170,13 +175,9 @@ template <class T> void ProcessGroup::reduce_scatter(std::span<T> values, const 
 void ProcessGroup::all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
     auto* const values = static_cast<std::byte*>(data);
-    std::vector<Part> parts(ranks);
     for (const Shares& round : rounds_of(shares, limits_of(ranks, element_bytes))) {
-        std::size_t bytes = 0;
-        for (std::size_t r = 0; r < ranks; ++r) {
-            parts[r] = {bytes, static_cast<std::size_t>(elements_of(round[r])) * element_bytes};
-            bytes += parts[r].bytes;
-        }
+        const std::vector<Part> parts = parts_of(round, element_bytes);
+        const std::size_t bytes = parts.back().offset + parts.back().bytes;
         std::byte* const received = scratch(bytes + parts[self].bytes);
         pack(values, element_bytes, round[self], received + bytes);
         transfer("all_gather", received + bytes, equal_parts(size(), 0, parts[self].bytes), received, parts);

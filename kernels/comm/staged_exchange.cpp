@@ -141,32 +141,29 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
     add_wire_bytes();
 }
 
+template <class Step>
+void StagedExchange::on_host(const TensorView& values, const Launch& launch, Step step) {
+    ArenaScope scope(arena_);
+    const TensorView host = copy_out(values, launch);
+    step(host);
+    copy_in(host, values, launch);
+    device_.synchronize();
+}
+
 void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                    const Launch& launch) {
     if (num_ranks(ranks) == 1) return;
-    ArenaScope scope(arena_);
-    const TensorView host = copy_out(values, launch);
-    host_.all_reduce(reduce, ranks, host);
-    copy_in(host, values, launch);
-    device_.synchronize();
+    on_host(values, launch, [&](const TensorView& host) { host_.all_reduce(reduce, ranks, host); });
 }
 
 void StagedExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
                                        const Launch& launch) {
-    ArenaScope scope(arena_);
-    const TensorView host = copy_out(values, launch);
-    host_.reduce_scatter(ranks, host, shares);
-    copy_in(host, values, launch);
-    device_.synchronize();
+    on_host(values, launch, [&](const TensorView& host) { host_.reduce_scatter(ranks, host, shares); });
 }
 
 void StagedExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
                                    const Launch& launch) {
-    ArenaScope scope(arena_);
-    const TensorView host = copy_out(values, launch);
-    host_.all_gather(ranks, host, shares);
-    copy_in(host, values, launch);
-    device_.synchronize();
+    on_host(values, launch, [&](const TensorView& host) { host_.all_gather(ranks, host, shares); });
 }
 
 }  // namespace fp8flow

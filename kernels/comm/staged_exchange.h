@@ -44,6 +44,8 @@ private:
     TensorView copy_out(const TensorView& view, const Launch& launch, int64_t rows = -1);
     ScaledTensor copy_out(const ScaledTensor& tensor, const Launch& launch);
     void copy_in(const TensorView& host, const TensorView& device, const Launch& launch);
+    // A collective in place: on a copy of the values in host memory.
+    template <class Step> void on_host(const TensorView& values, const Launch& launch, Step step);
     DispatchPlan host_plan(const DispatchPlan& plan, const Launch& launch);
     int64_t row_base(const TensorView& view, const Launch& launch);
     void add_wire_bytes();

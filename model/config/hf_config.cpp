@@ -286,7 +286,7 @@ private:
         set("moe.moe_router_group_topk", std::to_string(grouped ? chosen : 0), "topk_group");
     }
 
-    // A coefficient is not read: training by a loss that nobody has asked for is a surprise, and
+    // A coefficient is not read: training by a loss that no key selects is a surprise, and
     // Transformers' loss is another function (docs/numerics.md, balancing losses).
     void balancing() {
         const auto said = [&](const char* key, const char* why, const char* type, double coefficient) {

@@ -94,7 +94,7 @@ std::vector<Choice> choose(const Config& config, const Search& search, const Gpu
             if (found != choices.end()) found->best = true;
         }
     require(!choices.empty(), ExitCode::usage,
-            "plan: no recipe and expert-parallel size of those asked for is legal on so many GPUs; "
+            "plan: no recipe and expert-parallel size of those requested is legal on so many GPUs; "
             "plan --gpus N --set parallel.expert_model_parallel_size=EP says why one is not");
     return choices;
 }

@@ -122,33 +122,27 @@ protected:
         end_call();
     }
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
-        ArenaScope scope(arena_);
-        DeviceTensors tensors(device_, arena_);
-        const TensorView copy = tensors.put(values);
-        inner_.all_reduce(reduce, ranks, copy, launch);
-        tensors.get(copy, values);
-        end_call();
+        on_copy(values, [&](const TensorView& copy) { inner_.all_reduce(reduce, ranks, copy, launch); });
     }
     void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
                            const Launch& launch) override {
-        ArenaScope scope(arena_);
-        DeviceTensors tensors(device_, arena_);
-        const TensorView copy = tensors.put(values);
-        inner_.reduce_scatter(ranks, copy, shares, launch);
-        tensors.get(copy, values);
-        end_call();
+        on_copy(values, [&](const TensorView& copy) { inner_.reduce_scatter(ranks, copy, shares, launch); });
     }
     void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
                        const Launch& launch) override {
-        ArenaScope scope(arena_);
-        DeviceTensors tensors(device_, arena_);
-        const TensorView copy = tensors.put(values);
-        inner_.all_gather(ranks, copy, shares, launch);
-        tensors.get(copy, values);
-        end_call();
+        on_copy(values, [&](const TensorView& copy) { inner_.all_gather(ranks, copy, shares, launch); });
     }
 
 private:
+    // A collective in place: on a copy of the values on the device.
+    template <class Step> void on_copy(const TensorView& values, Step step) {
+        ArenaScope scope(arena_);
+        DeviceTensors tensors(device_, arena_);
+        const TensorView copy = tensors.put(values);
+        step(copy);
+        tensors.get(copy, values);
+        end_call();
+    }
     void end_call() {
         inner_.check_peers();
         EXPECT_EQ(scratch_.bytes_in_use(), 0);

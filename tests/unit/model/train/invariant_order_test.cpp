@@ -30,6 +30,16 @@ Config invariant_config(Recipe recipe, int expert_ranks, Keys keys) {
     return test_config(recipe, keys);
 }
 
+// On four ranks, whether 1, 2 or 4 of them share the experts.
+void expect_same_on_four_ranks(Recipe recipe, const Keys& keys, int64_t steps) {
+    const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = steps});
+    for (const int expert_ranks : {2, 4}) {
+        SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(recipe),
+                                 fmt::join(keys, " "), expert_ranks));
+        expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = steps}), apart);
+    }
+}
+
 // Two micro-batches a step, balancing losses, an expert bias, clipping.
 TEST(InvariantOrder, TrainsToTheSameBits) {
     const Keys keys = {
@@ -38,26 +48,12 @@ TEST(InvariantOrder, TrainsToTheSameBits) {
         "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
         // most of the gradient norm is then that of experts, so that the order of its sum shows
         "moe.moe_router_topk_scaling_factor=16", "training.clip_grad=0.1"};
-    for (Recipe recipe : kInvariantRecipes) {
-        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 4});
-        for (const int expert_ranks : {2, 4}) {
-            SCOPED_TRACE(
-                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
-            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 4}), apart);
-        }
-    }
+    for (Recipe recipe : kInvariantRecipes) expect_same_on_four_ranks(recipe, keys, 4);
 }
 
 TEST(InvariantOrder, TrainsToTheSameBitsForFiftySteps) {
     const Keys keys = {"training.micro_batch_size=1", "training.train_iters=50"};
-    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
-        const TrainingRun apart = train(invariant_config(recipe, 1, keys), 4, {.steps = 50});
-        for (const int expert_ranks : {2, 4}) {
-            SCOPED_TRACE(
-                fmt::format("{}, {} of 4 ranks share the experts", recipe_name(recipe), expert_ranks));
-            expect_same_run(train(invariant_config(recipe, expert_ranks, keys), 4, {.steps = 50}), apart);
-        }
-    }
+    for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) expect_same_on_four_ranks(recipe, keys, 50);
 }
 
 // More than one replica of more than one source, in every mixture.
@@ -98,13 +94,7 @@ TEST(InvariantOrder, WithOtherGradientsAndSchedules) {
     for (const Variant& variant : variants) {
         Keys keys = small;
         keys.insert(keys.end(), variant.keys.begin(), variant.keys.end());
-        const TrainingRun apart = train(invariant_config(variant.recipe, 1, keys), 4, {.steps = 2});
-        for (const int expert_ranks : {2, 4}) {
-            SCOPED_TRACE(fmt::format("{}, {}, {} of 4 ranks share the experts", recipe_name(variant.recipe),
-                                     fmt::join(variant.keys, " "), expert_ranks));
-            expect_same_run(train(invariant_config(variant.recipe, expert_ranks, keys), 4, {.steps = 2}),
-                            apart);
-        }
+        expect_same_on_four_ranks(variant.recipe, keys, 2);
     }
 }
 
