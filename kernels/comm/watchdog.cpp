@@ -5,6 +5,7 @@
 #include "kernels/core/error.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,6 +32,7 @@ constexpr int64_t kSecond = 1'000'000'000;
 constexpr std::chrono::milliseconds kBetweenLooks{100};
 constexpr int64_t kLongestPause = kSecond;  // of this thread; a longer one means that this rank was stopped
 constexpr int64_t kForTheReport = 15 * kSecond;  // of the rank that reports and ends the others
+constexpr int64_t kForLateRanks = kSecond / 2;   // less than the second that Open MPI leaves before SIGKILL
 
 enum class State : int32_t { not_started, running, ended };
 
@@ -183,6 +185,16 @@ void attach(const Watchdog::Job& job) {
     own = ranks + job.rank_on_host;
 }
 
+// A rank that starts after the report finds the memory that says so; it would report into memory of its own.
+// May run in a signal handler.
+void remove_name_after_report() {
+    const auto starts = [](const RankNotes& notes) { return notes.state == State::not_started; };
+    const int64_t end = now() + kForLateRanks;
+    while (segment[0] != 0 && std::any_of(ranks, ranks + num_ranks, starts) && now() < end)
+        ::poll(nullptr, 0, 10);
+    remove_watchdog_name();
+}
+
 class Thread {
 public:
     Thread() : stopped_since_(static_cast<size_t>(num_ranks)), thread_([this] { run(); }) {}
@@ -267,7 +279,7 @@ private:
     }
 
     [[noreturn]] static void end() {
-        remove_watchdog_name();
+        remove_name_after_report();
         note_failure();
         ::_exit(static_cast<int>(ExitCode::peer));
     }
@@ -404,7 +416,7 @@ void end_terminated() {
         }
         (line << "\n").write();
     }
-    remove_watchdog_name();
+    remove_name_after_report();
     ::_exit(static_cast<int>(ExitCode::peer));
 }
 

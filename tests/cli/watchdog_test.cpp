@@ -50,16 +50,16 @@ std::vector<std::string> faulty(int ranks, const std::vector<std::string>& envir
     return with_faults(line, environment);
 }
 
-void lose(int ranks, int victim, int signal, const std::string& call) {
+void lose(int ranks, int victim, int signal, const std::string& call,
+          const std::vector<std::string>& more = {}) {
     SCOPED_TRACE(call + ", signal " + std::to_string(signal) + ", rank " + std::to_string(victim) + " of " +
                  std::to_string(ranks));
     TemporaryFolder folder;
-    RunningCommand run(
-        faulty(ranks,
-               {"FAULT_RANK=" + std::to_string(victim), "FAULT_CALL=" + call,
-                "FAULT_SIGNAL=" + std::to_string(signal), "FAULT_STATUSES=" + folder.path("statuses")},
-               folder.path("out")),
-        "");
+    std::vector<std::string> environment = {"FAULT_RANK=" + std::to_string(victim), "FAULT_CALL=" + call,
+                                            "FAULT_SIGNAL=" + std::to_string(signal),
+                                            "FAULT_STATUSES=" + folder.path("statuses")};
+    environment.insert(environment.end(), more.begin(), more.end());
+    RunningCommand run(faulty(ranks, environment, folder.path("out")), "");
     const CommandResult result = run.wait(kDeadline + kSeconds);
     EXPECT_FALSE(result.timed_out) << result.err;
     // mpirun hands on the status of the rank that ended first: the killed one's, and it kills the others; or
@@ -91,6 +91,12 @@ TEST(Watchdog, KilledRankIsNamedAtEveryStage) {
     lose(4, 0, SIGKILL, "MPI_Init_thread");
     lose(2, 1, SIGKILL, "fsync");
     lose(2, 0, SIGKILL, "MPI_Finalize");
+}
+
+// A rank may start while another reports, before the launcher ends it.
+TEST(Watchdog, RankThatStartsAfterTheReportAddsNone) {
+    for (int late = 80; late <= 130; late += 10)
+        lose(4, 0, SIGKILL, "MPI_Init_thread", {"FAULT_LATE=2", "FAULT_SLEEP_MS=" + std::to_string(late)});
 }
 
 // One rank writes its part for longer than the deadline, and the other waits for it.

@@ -4,8 +4,9 @@
 // process that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main
 // thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
 // rank (from 1 on) and all after it fail. FAULT_HANDLERS: MPI_Init_thread leaves handlers that end the
-// process, as libraries below it do. FAULT_SLEEP_MS delays each write of 64 bytes and more by that rank to a
-// file below FAULT_SLOW. Ranks that end by _exit add a line with their status to the file FAULT_STATUSES.
+// process, as libraries below it do. FAULT_LATE: that rank starts FAULT_SLEEP_MS late. FAULT_SLEEP_MS delays
+// each write of 64 bytes and more by that rank to a file below FAULT_SLOW. Ranks that end by _exit add a line
+// with their status to the file FAULT_STATUSES.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <mpi.h>
@@ -76,6 +77,10 @@ void throw_once(const void* caller) {
 struct Loaded {
     Loaded() {
         ::signal(SIGUSR2, [](int) { throws = true; });
+        const std::string late = setting("FAULT_LATE");
+        if (!late.empty() && setting("OMPI_COMM_WORLD_RANK") == late)
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(std::atoi(setting("FAULT_SLEEP_MS").c_str())));
         reach("load");
     }
 } loaded;
