@@ -74,8 +74,12 @@ parts_of() {
         echo ' alltoall is flex|Golden.AlltoallIsFlex'
         echo ' recompute modes|Golden.RecomputeChangesNoBit'
         echo ' flow switches|Golden.SwitchesOfTheFlow'
+        echo ' saved rows|Golden.SavedRowsChangeNoBit'
         echo ' schedules|Golden.SchedulesChangeNoBit'
+        echo ' graphs|Golden.GraphsChangeNoBit'
         echo ' divided state|Golden.DividedStateChangesNoBit'
+        echo ' order invariant|Golden.InvariantOrderChangesNoBit'
+        echo ' hosts|Golden.HostsChangeNoBit'
         echo ' delays|Golden.NoDelayChangesABit'
     else
         echo '|*'

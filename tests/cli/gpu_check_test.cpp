@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// scripts/gpu_check.sh from end to end on a machine without GPUs: two pretended GPUs, and programs that only
-// say what they are. Which checks there are, that validate runs at the stated bar and leaves its errors, and
-// that two calls together do all.
+// scripts/gpu_check.sh and scale_check.sh from end to end on a machine without GPUs: two pretended GPUs, and
+// programs that only say what they are. Which checks there are, that validate runs at the stated bar and
+// leaves its errors, that two calls together do all, and what is made of results of profile, bench and train.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -19,7 +19,8 @@ namespace {
 class GpuCheck : public testing::Test {
 protected:
     void SetUp() override {
-        for (const char* script : {"gpu_check.sh", "check_queue.sh", "common.sh"})
+        for (const char* script :
+             {"gpu_check.sh", "scale_check.sh", "scale_figures.py", "check_queue.sh", "common.sh"})
             program(std::string("scripts/") + script,
                     read_whole(std::string(FP8FLOW_SOURCE_DIR) + "/scripts/" + script));
         for (const char* test :
@@ -35,14 +36,19 @@ protected:
             "#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 != -n && $1 != --bind-to ]] || shift; shift; done\n"
             "exec \"$@\"\n");
         const std::string log = "echo \"$(basename $0) $*\" >> " + folder_.path("ran") + "\n";
-        for (const char* test : {"gpu_norm_parity_test", "gpu_mpi_exchange_gpu_test", "gpu_mpi_golden_test"})
+        for (const char* test : {"gpu_norm_parity_test", "gpu_mpi_exchange_gpu_test",
+                                 "gpu_mpi_checkpoint_gpu_test", "gpu_mpi_golden_test"})
             program(std::string("build/cuda-release/tests/") + test,
                     "#!/bin/bash\n" + log + "echo '[  PASSED  ] 1 test.'\n");
         program("build/cuda-release/fp8flow", "#!/bin/bash\n" + log + R"sh(
 [[ $1 == --help ]] && exit
 while (($#)); do if [[ $1 == --out ]]; then out=$2; fi; shift; done
 mkdir -p "$out"
-echo '"iteration":1,"lm_loss":2' > "$out/metrics.jsonl"
+printf '{"type":"step","iteration":%d,"lm_loss":2,"tokens_per_second":8e4,"tflops_per_gpu":300}\n' 1 2 3 > "$out/metrics.jsonl"
+echo '{"parameters, sum": 2147483648, "saved for backward, reserved": 1, "workspace, reserved": 1}' > "$out/memory.json"
+echo '{"memory_bytes": {"total": 2147483648}}' > "$out/plan.json"
+cp "$RESULTS/exposed_deepseek_v3_2gpu.json" "$out/profile.json"
+cp "$RESULTS/bench_exchange_h200_x2.json" "$out/bench.json"
 printf '{\n  "arms": [\n    {\n      "arm": "fp8_flow",\n      "max relative error": 0.00125\n    }\n  ]\n}\n' > "$out/validate.json"
 echo held-out loss 2
 echo verdict: pass
@@ -52,15 +58,16 @@ echo verdict: pass
         folder_.write(name, text);
         std::filesystem::permissions(folder_.path(name), std::filesystem::perms::owner_all);
     }
-    CommandResult check(const std::string& arguments) {
-        const std::string line =
-            fmt::format("export PATH={}:$PATH; unset CUDA_VISIBLE_DEVICES; {} {}", folder_.path("bin"),
-                        folder_.path("scripts/gpu_check.sh"), arguments);
+    CommandResult check(const std::string& arguments, const std::string& script = "gpu_check.sh") {
+        const std::string line = fmt::format(
+            "export PATH={}:$PATH RESULTS={}/docs/results; unset CUDA_VISIBLE_DEVICES; {} {}",
+            folder_.path("bin"), FP8FLOW_SOURCE_DIR, folder_.path("scripts/" + script), arguments);
         return RunningCommand({"bash", "-c", line}, folder_.path()).wait(120);
     }
-    std::map<std::string, nlohmann::json> rows() const {
+    std::map<std::string, nlohmann::json> rows(const std::string& name = "gpu_check") const {
         std::map<std::string, nlohmann::json> rows;
-        const auto json = nlohmann::json::parse(read_whole(folder_.path("runs/gpu_check/gpu_check.json")));
+        const auto json =
+            nlohmann::json::parse(read_whole(folder_.path(fmt::format("runs/{0}/{0}.json", name))));
         for (const auto& row : json.at("checks")) rows[row.at("check")] = row;
         return rows;
     }
@@ -93,12 +100,12 @@ TEST_F(GpuCheck, TwoCallsTogetherDoAll) {
     EXPECT_EQ(check("--resume runs/state --only golden").status, 0);
     const CommandResult rest = check("--resume runs/state");
     EXPECT_EQ(rest.status, 0) << rest.out << rest.err;
-    expect_contains(rest.out, "14 of ");
+    expect_contains(rest.out, "22 of ");
     expect_contains(rest.out, "0 of ");
     const std::string ran = read_whole(folder_.path("ran"));
     int golden = 0;
     for (const std::string& line : lines_of(ran)) golden += line.starts_with("gpu_mpi_golden_test") ? 1 : 0;
-    EXPECT_EQ(golden, 14) << ran;  // seven of them, on one rank and on two, once
+    EXPECT_EQ(golden, 22) << ran;  // eleven of them, on one rank and on two, once
     EXPECT_EQ(rows().count("gpu_mpi_golden_test hashes on 1"), 1u);
     EXPECT_EQ(rows().count("train on 2"), 1u);
 }
@@ -108,6 +115,25 @@ TEST_F(GpuCheck, PartsAreFoundByTheirNames) {
     EXPECT_EQ(rows().size(), 1u);
     EXPECT_EQ(lines_of(read_whole(folder_.path("ran"))).back(),
               "gpu_mpi_golden_test --gtest_filter=Golden.SwitchesOfTheFlow");
+}
+
+TEST_F(GpuCheck, ScaleAndItsBars) {
+    const CommandResult result = check("--skip faults", "scale_check.sh");
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    const auto found = rows("scale_check");
+    for (const char* name : {"layer deepseek_v3", "layer deepseek_v3 micro-batches",
+                             "layer deepseek_v3 graph", "bits: schedules", "bits: hosts", "test: checkpoint",
+                             "exchange", "train qwen3_30b_a3b", "state divided", "hosts, experts across"})
+        EXPECT_EQ(found.count(name), 1u) << name;
+    EXPECT_EQ(found.count("layer deepseek_v3 on 4"), 0u);  // of eight GPUs
+    for (const auto& [name, row] : found) EXPECT_EQ(row["result"], "passed") << row;
+    EXPECT_EQ(found.at("layer deepseek_v3").at("figures").at("fp8_flow").at("exposed ms"), 0.892);
+    expect_contains(result.out, "fp8_flow + shared: 11.33 ms at 1503 MHz / 11.37 ms at 1517 MHz = 0.996");
+    expect_contains(result.out, "wire exposed <= 0.2 ms");
+    expect_contains(result.out, "2.0 / 2.0 GiB = 1.000; 80000 tokens/s, 300.0 TFLOP/s a GPU");
+    const std::string ran = read_whole(folder_.path("ran"));
+    expect_contains(ran, "--set parallel.hosts=2x1");
+    expect_contains(ran, "fp8flow plan --check");
 }
 
 }  // namespace

@@ -1,0 +1,213 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: MIT
+# What one machine of 2, 4 or 8 Hopper GPUs says about scale, in one call, the most telling first: the DeepSeek-V3 layer under every schedule,
+# with micro-batches, in one graph with BF16 state; bits, faults and checkpoints over all ranks; the wire; layers of other models; expert x data
+# parallel with divided state; hosts of half the GPUs each; Qwen3-30B-A3B whole; and plan against all of it. Prints a table of bars and writes
+# scale_check.json; results of profile and bench lie in folders beside it. Exit status 1 if a check failed; a bar that is missed is no failure.
+# Usage: scale_check.sh [--budget SECONDS] [--resume FILE] [--only REGEX] [--skip REGEX] [--rehearsal RANKS] [FOLDER]
+#   --budget     no check starts later than this after the start, build included; what no longer fits is "not run"
+#   --resume     results are kept in FILE as they come; checks that passed there on the same sources and kind of GPU are not run again, so that
+#                calls with the same FILE and FOLDER together do all
+#   --only       only checks whose name matches, e.g. --only '^layer'
+#   --skip       without checks whose name matches
+#   --rehearsal  every command at a toy size with so many ranks on the reference backend, without a GPU: that all of them are accepted and read
+#   FOLDER       for logs, results and scale_check.json; default runs/scale_check
+set -uo pipefail
+# shellcheck source=scripts/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+# shellcheck source=scripts/check_queue.sh
+source "$root/scripts/check_queue.sh"
+
+command="./scripts/scale_check.sh${*:+ $*}"
+only='' skip='' rehearsal='' out=$root/runs/scale_check
+while (($# > 0)); do
+    case $1 in
+        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
+        --budget | --resume | --only | --skip | --rehearsal)
+            (($# >= 2)) || die 2 "$1: a value is missing"
+            printf -v "${1#--}" %s "$2"
+            shift
+            ;;
+        -*) die 2 "unknown argument $1; see --help" ;;
+        *) out=$1 ;;
+    esac
+    shift
+done
+[[ $budget =~ ^[0-9]+$ ]] || die 2 "--budget: got '$budget', want seconds"
+[[ $rehearsal =~ ^(|2|4|8)$ ]] || die 2 "--rehearsal: got '$rehearsal', want 2, 4 or 8 ranks"
+mkdir -p "$out" || die 2 "cannot create $out"
+out=$(cd "$out" && pwd)
+cores=$(usable_cores)
+export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
+export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0 FP8FLOW_GOLDEN=require
+if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+
+if [[ -n $rehearsal ]]; then
+    mapfile -t gpu_ids < <(seq 0 $((rehearsal - 1)))
+    gpu_name="none (rehearsal)" backend=reference preset=cpu
+    configure cpu && build cpu fp8flow fp8flow_faults || exit
+else
+    mapfile -t gpu_ids < <(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null)
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then IFS=, read -ra gpu_ids <<< "$CUDA_VISIBLE_DEVICES"; fi
+    gpu_name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1) backend=hopper preset=cuda-release
+    [[ ${#gpu_ids[@]} =~ ^[248]$ ]] || die 2 "${#gpu_ids[@]} GPUs are visible here; scale_check.sh is for 2, 4 or 8"
+    problem=$(cuda_toolkit_problem)
+    [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
+    tests=(gpu_mpi_exchange_gpu_test gpu_mpi_checkpoint_gpu_test gpu_mpi_golden_test)
+    configure cuda-release && build cuda-release fp8flow fp8flow_faults "${tests[@]}" || exit
+fi
+gpus=${#gpu_ids[@]}
+bin=$root/build/$preset
+
+# ---- the checks, the most telling first -----------------------------------------------------------------------------------------------
+# add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
+add() {
+    local option=1
+    while [[ ${!option} == --* ]]; do ((option += 2)); done
+    if [[ ${!option} =~ $only && (-z $skip || ! ${!option} =~ $skip) ]]; then add_check "$@"; fi
+}
+on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
+folder_of() { echo "$out/${1// /_}"; }
+
+# Toy sizes of a rehearsal; `whole` for models with attention.
+layer=() whole=()
+if [[ -n $rehearsal ]]; then
+    layer=(--set model.hidden_size=128 --set model.seq_length=32 --set moe.moe_ffn_hidden_size=128)
+    whole=(--set data.synthetic_order=1 --set model.num_layers=2 --set model.num_attention_heads=4 --set model.num_query_groups=4 --set model.kv_channels=32
+        --set model.ffn_hidden_size=128 --set model.vocab_size=512 --set data.synthetic_vocab_size=512)
+fi
+synthetic=(--set data.data_kind=synthetic --set 'data.data_path=[]')
+
+# profile [--steps N] NAME RANKS CONFIG ARGUMENT...: a result of profile in the folder of that name, with its times, clocks and energy as figures.
+profile() {
+    local steps=() name ranks config folder
+    if [[ $1 == --steps ]]; then steps=("$1" "$2") && shift 2; fi
+    if [[ -n $rehearsal ]]; then steps=(--steps 2); fi
+    name=$1 ranks=$2 config=$3 folder=$(folder_of "$1")
+    shift 3
+    on_ranks "$ranks"
+    add --gpus "$ranks" --limit 150 --detail '^ *(fp8_flow|serial)|rror' --figures "python3 '$root/scripts/scale_figures.py' '$folder/profile.json'" \
+        "$name" "${run[@]}" "$bin/fp8flow" profile "$root/configs/$config.yaml" --backend "$backend" --out "$folder" --overwrite "${layer[@]}" \
+        "${steps[@]}" "$@"
+}
+# deepseek EP: the layer's keys for so many ranks that share its experts. Two ranks hold 128, of which each has as many as of 256 on four.
+deepseek() {
+    local experts=$(($1 >= 4 ? 256 : 128))
+    if [[ -n $rehearsal ]]; then experts=32; fi
+    keys=(--set "parallel.expert_model_parallel_size=$1" --set "moe.num_experts=$experts" --recipes fp8_flow)
+    batch=(--set "training.global_batch_size=$1")
+}
+overlapped=(--set schedule.moe_shared_expert_overlap=true --set schedule.delay_wgrad_compute=true --set schedule.overlap_grad_reduce=true)
+graph=(--set schedule.cuda_graph_impl=full_iteration)
+no_energy=(--set profile.energy_seconds=0)
+
+deepseek "$gpus"
+profile "layer deepseek_v3" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" --schedules
+profile --steps 8 "layer deepseek_v3 micro-batches" "$gpus" layer_deepseek_v3 "${keys[@]}" "${no_energy[@]}" --set "training.global_batch_size=$((8 * gpus))" \
+    --schedules
+profile "layer deepseek_v3 graph" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" "${overlapped[@]}" "${graph[@]}" --state-dtypes
+if ((gpus == 8)); then
+    deepseek 4
+    profile "layer deepseek_v3 on 4" 4 layer_deepseek_v3 "${keys[@]}" "${batch[@]}"
+    deepseek "$gpus"
+fi
+
+# golden NAME TEST [LIMIT]
+golden() {
+    add --gpus "$gpus" --limit "${3:-120}" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
+        "--gtest_filter=Golden.$2"
+}
+on_ranks "$gpus"
+if [[ -z $rehearsal ]]; then
+    if ((gpus < 8)); then golden hashes Hopper; fi  # the committed file has jobs of 1, 2 and 4 ranks
+    golden 'alltoall is flex' AlltoallIsFlex
+    golden 'divided state' DividedStateChangesNoBit 240
+    golden schedules SchedulesChangeNoBit
+    golden hosts HostsChangeNoBit
+    golden graphs GraphsChangeNoBit
+    golden 'saved rows' SavedRowsChangeNoBit
+    golden 'order invariant' InvariantOrderChangesNoBit
+    for test in exchange checkpoint; do
+        add --gpus "$gpus" --limit 240 --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
+    done
+fi
+
+exchange=(--suite exchange)
+if [[ -n $rehearsal ]]; then exchange=(dispatch combine --shape "T=16,E=8,K=2,H=128" --samples 2 --idle 0 --sustain 0); fi
+add --gpus "$gpus" --limit 180 --detail 'written|rror' --figures "python3 '$root/scripts/scale_figures.py' '$out/exchange/bench.json'" exchange \
+    "${run[@]}" "$bin/fp8flow" bench "${exchange[@]}" --backend "$backend" --out "$out/exchange" --overwrite
+
+# train_whole FOLDER LAUNCHER... -- ARGUMENT...: trains, then plan says what memory it states for the same configuration.
+# shellcheck disable=SC2317  # called by the check of that name
+train_whole() {
+    local folder=$1 launcher=()
+    shift
+    while [[ $1 != -- ]]; do launcher+=("$1") && shift; done
+    shift
+    "${launcher[@]}" "$bin/fp8flow" train "$@" --out "$folder" --overwrite &&
+        "$bin/fp8flow" plan "$folder/config.yaml" --gpus "$gpus" --json plan.json --out "${folder}_plan" > /dev/null
+}
+export -f train_whole
+export bin gpus
+whole_model=(--set "parallel.expert_model_parallel_size=$gpus" --set "training.global_batch_size=$((4 * gpus))" --set training.main_grads_dtype=bf16
+    --set training.exp_avg_dtype=bf16 --set training.exp_avg_sq_dtype=bf16 --set training.train_iters=8 --set training.lr_warmup_iters=2
+    --set training.eval_iters=0 --set output.log_interval=1)
+add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$root/scripts/scale_figures.py' '$out/qwen3_30b_a3b'" "train qwen3_30b_a3b" \
+    bash -c 'train_whole "$@"' _ "$out/qwen3_30b_a3b" "${run[@]}" -- "$root/configs/qwen3_30b_a3b.yaml" --backend "$backend" "${layer[@]}" \
+    "${whole[@]}" "${whole_model[@]}"
+
+profile --steps 20 "layer deepseek_v3 8192 tokens" "$gpus" layer_deepseek_v3 "${keys[@]}" --set training.micro_batch_size=2 \
+    --set "training.global_batch_size=$((2 * gpus))" "${no_energy[@]}" --schedules
+
+# Expert x data parallel, state whole, divided, and divided with the wire beside the layers.
+half=(--set "parallel.expert_model_parallel_size=$((gpus / 2))" --set training.micro_batch_size=4 --set "training.global_batch_size=$((4 * gpus))"
+    --recipes fp8_flow "${no_energy[@]}" "${synthetic[@]}" "${whole[@]}")
+divided=(--set training.use_distributed_optimizer=true)
+profile "state whole" "$gpus" h200_100m "${half[@]}"
+profile "state divided" "$gpus" h200_100m "${half[@]}" "${divided[@]}"
+profile "state divided overlapped" "$gpus" h200_100m "${half[@]}" "${divided[@]}" --set schedule.overlap_grad_reduce=true \
+    --set schedule.overlap_param_gather=true
+if [[ -n $rehearsal ]]; then
+    faults=(--fp8flow "$bin/fp8flow" --ranks "$gpus" --victims alternate --kinds killed --stages step --budget 60)
+else
+    faults=(--backend hopper --ranks "$gpus" --victims alternate --kinds 'killed,stopped,throwing' --start 40 --budget 80
+        --stages 'MPI_Init,set_up,first step,step,checkpoint,exporting,summary')
+fi
+add --gpus "$gpus" --limit 200 --detail ' hold ' faults "$root/scripts/fault_matrix.py" "${faults[@]}" --json "$out/faults.json"
+
+# Hosts of half the ranks each: experts inside a host, and experts over both.
+hosts=(--set "parallel.hosts=2x$((gpus / 2))")
+deepseek $((gpus / 2))
+profile "hosts, experts inside" "$gpus" layer_deepseek_v3 "${keys[@]}" --set "training.global_batch_size=$gpus" "${hosts[@]}" "${no_energy[@]}"
+deepseek "$gpus"
+profile "hosts, experts across" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" "${hosts[@]}" "${no_energy[@]}"
+
+recipes=(--recipes 'bf16,fp8_blockwise,fp8_flow' "${no_energy[@]}" --set "parallel.expert_model_parallel_size=$gpus" --set "training.global_batch_size=$gpus")
+for model in qwen3_235b_a22b qwen3_30b_a3b mixtral_8x7b deepseek_v2_lite; do
+    profile "layer $model" "$gpus" "layer_$model" "${recipes[@]}"
+done
+profile "model h200_100m" "$gpus" h200_100m --recipes fp8_flow "${no_energy[@]}" --set "parallel.expert_model_parallel_size=$gpus" \
+    --set training.micro_batch_size=4 --set "training.global_batch_size=$((4 * gpus))" "${synthetic[@]}" "${whole[@]}" --schedules
+
+if [[ -n $resume ]]; then source_key=$(key_of_sources)/$(tr -c 'A-Za-z0-9\n' _ <<< "$gpu_name"); fi
+say "${#check_names[@]} checks on $gpus GPUs with $cores cores, $SECONDS s after the start"
+status=0
+run_checks || status=1
+
+# Predictions of what was measured here.
+if [[ -z $rehearsal ]] && compgen -G "$out/*/profile.json" > /dev/null; then
+    mkdir -p "$out/plan"
+    for file in "$out"/*/profile.json; do cp "$file" "$out/plan/$(basename "$(dirname "$file")").json"; done
+    "$bin/fp8flow" plan --check "$out/plan" > "$out/plan.txt" 2>&1 || status=1
+    tail -n 3 "$out/plan.txt"
+fi
+{
+    printf '{\n  "command": "%s", "date": "%s", "commit": "%s",\n' "${command//[\"\\]/}" "$(date +%F)" \
+        "$(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo "${COMMIT:-unknown}")"
+    printf '  "gpu": "%s", "gpus": %d, "seconds": %d,\n  "checks": [\n' "$gpu_name" "$gpus" "$SECONDS"
+    (IFS=$'\n' && echo "${check_rows[*]}") | sed 's/^/    /; $!s/$/,/'
+    printf '  ]\n}\n'
+} > "$out/scale_check.json"
+python3 "$root/scripts/scale_figures.py" --bars "$out/scale_check.json"
+say "written: $out/scale_check.json, $SECONDS s in all"
+exit $status
