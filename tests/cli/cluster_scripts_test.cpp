@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// scripts/fetch_deps.sh without a network and scripts/slurm.sbatch without Slurm: what is refused, the line
-// that would run, and a job that is stopped before its time limit and requeued.
+// scripts/fetch_deps.sh without a network, scripts/slurm.sbatch without Slurm, and scripts/hosts.sh without a
+// network: what is refused, the line that would run, a job that is stopped before its time limit and
+// requeued, and two hosts that are this machine.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -93,6 +94,51 @@ TEST_F(Slurm, TakesAConfigACommandAndALauncher) {
     EXPECT_NE(line.find(" --overwrite"), std::string::npos) << line;
     EXPECT_EQ(submit("FP8FLOW_LAUNCHER=ssh", "").status, 2);
     EXPECT_EQ(submit("", "configs/missing.yaml").status, 2);
+}
+
+class Hosts : public ::testing::Test {
+protected:
+    CommandResult launch(const std::string& shell, const std::string& arguments,
+                         const std::string& program = FP8FLOW_EXECUTABLE) {
+        return run_bash(
+            "unset OMPI_MCA_btl; export OMPI_MCA_btl=self,vader,tcp FP8FLOW_INTERFACE=lo "
+            "FP8FLOW_PROGRAM=" +
+                program + " FP8FLOW_REMOTE_SHELL='" + shell + "'; " + kScripts + "hosts.sh " + arguments,
+            folder_);
+    }
+    const std::string here_ = std::string(FP8FLOW_SOURCE_DIR) + "/tests/mpi/daemon_here.sh";
+    TemporaryFolder folder_;
+};
+
+TEST_F(Hosts, TrainOnTwo) {
+    const CommandResult result =
+        launch(here_, "nodea:1,nodeb:1 train " + config_file("test") +
+                          " --backend reference --out out --set parallel.expert_model_parallel_size=2"
+                          " --set training.train_iters=2 --set training.eval_iters=0");
+    ASSERT_EQ(result.status, 0) << result.out << result.err;
+    EXPECT_NE(result.out.find("== nodeb: 1 ranks, "), std::string::npos) << result.out;
+    EXPECT_NE(result.out.find("done: 2 iterations"), std::string::npos) << result.out;
+    EXPECT_TRUE(std::filesystem::exists(folder_.path("out/metrics.jsonl")));
+}
+
+// Of every host what is wrong, and nothing starts.
+TEST_F(Hosts, LooksAtEachFirst) {
+    const std::string train = "nodea:1,nodeb:2 train " + config_file("test") + " --out out";
+    folder_.write("shell",
+                  "#!/bin/sh\nif [ $1 = nodea ]; then echo no route >&2; exit 255; fi\n"
+                  "echo 0123456789abcdef; echo missing; echo 1\n");
+    std::filesystem::permissions(folder_.path("shell"), std::filesystem::perms::owner_all);
+    const CommandResult result = launch(folder_.path("shell"), train);
+    EXPECT_EQ(result.status, 2);
+    for (const char* text :
+         {"nodea: no answer by ", "no route", "nodeb: ", " is another build (0123456789abcdef, here ",
+          " is missing; hosts need one file system", "nodeb: 2 ranks, but 1 GPUs"})
+        EXPECT_NE(result.err.find(text), std::string::npos) << text << " in " << result.err;
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("out")));
+    EXPECT_EQ(launch(here_, "nodea train " + config_file("test")).status, 2);
+    EXPECT_EQ(launch(here_, "nodea:1 plan " + config_file("test")).status, 2);
+    EXPECT_EQ(launch(here_, "nodea:1 train missing.yaml").status, 2);
+    EXPECT_EQ(launch(here_, train, "/nowhere/fp8flow").status, 2);
 }
 
 // The scheduler: runs the job, sends SIGUSR1 once it trains, and runs it again, with the same number, as long
