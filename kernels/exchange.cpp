@@ -226,7 +226,8 @@ TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const L
 void Exchange::require_capturable() const {
     fail(ExitCode::usage,
          "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (rows are "
-         "staged through host memory); set it to none, or build with NCCL");
+         "staged through host memory); set it to none, or take another: a build with NCCL, "
+         "parallel.moe_token_dispatcher_type flex or alltoall");
 }
 
 void Exchange::reset_counts() {

@@ -6,10 +6,14 @@
 // Ordering contract. Dispatch moves each token once to every rank that hosts at least one of its experts and
 // fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
 // ascending expert order, rounds to the row dtype, and the owner adds one row per rank in ascending rank
-// order in fp32. Order `invariant`: each (token, k) row goes to the owner, which sums them in fp32 in
-// ascending expert order: the same bits for every number of ranks. Merging weights multiply each row by one
-// fp32 fma as it is added: in order `rank` on the rank that has the row, in order `invariant` on the owner,
-// with its own probability of the (token, k), which is the same float.
+// order in fp32. Over two levels (parallel.moe_token_dispatcher_type: hierarchical) a host's rank sums are
+// added in ascending rank order in fp32, rounded to the row dtype once where they cross to an owner on
+// another host, and the owner adds one sum per host in fp32, in ascending order of the hosts' lowest ranks,
+// its own host's unrounded: with one host, or one rank on each, the same bits. Order `invariant`: each
+// (token, k) row goes to the owner, which sums them in fp32 in ascending expert order: the same bits for
+// every number of ranks. Merging weights multiply each row by one fp32 fma as it is added: in order `rank` on
+// the rank that has the row, in order `invariant` on the owner, with its own probability of the (token, k),
+// which is the same float.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -31,6 +35,8 @@ enum class Ranks : uint8_t { world, expert_replicas };
 // Bytes that left this rank (to other ranks only), by leg, since the last reset.
 struct WireBytes {
     double routing = 0, dispatch = 0, combine = 0;
+    // Of them, to ranks on other hosts; counted where the exchange knows the hosts, else 0.
+    double between_hosts = 0;
     double total() const { return routing + dispatch + combine; }
 };
 
@@ -95,12 +101,14 @@ public:
     virtual WireBytes wire_bytes() const { return wire_; }
     // Its counters as of this point of the stream, without stopping the host: bytes of routing,
     // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read after a wait for a
-    // later event. Differences between two copies count, since an exchange that counts on the device never
-    // resets its words; it overrides this with an asynchronous copy of them.
+    // later event; where hosts are known, what crossed them to host[3]. Differences between two copies count,
+    // since an exchange that counts on the device never resets its words; it overrides this with an
+    // asynchronous copy of them.
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
         host[0] = static_cast<uint64_t>(wire_.routing);
         host[1] = static_cast<uint64_t>(wire_.dispatch);
         host[2] = static_cast<uint64_t>(wire_.combine);
+        host[3] = static_cast<uint64_t>(wire_.between_hosts);
     }
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }

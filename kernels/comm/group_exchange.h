@@ -4,12 +4,16 @@
 // It defines the order that the GPU exchanges are compared with.
 #pragma once
 
+#include "kernels/comm/host_layout.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 
+#include <utility>
+#include <vector>
+
 namespace fp8flow {
 
-class GroupExchange final : public Exchange {
+class GroupExchange : public Exchange {
 public:
     // `ops` must work on host memory; both outlive the exchange.
     GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
@@ -18,6 +22,8 @@ public:
         world_ = &world;
         expert_replicas_ = &expert_replicas;
     }
+    // Of the expert-parallel group, to count what crosses hosts; default: one host.
+    void set_hosts(HostLayout hosts) { hosts_ = std::move(hosts); }
     int num_ranks(Ranks ranks) const override;
     int rank_among(Ranks ranks) const override;
     int rank() const override { return group_.rank(); }
@@ -39,17 +45,30 @@ protected:
     void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
                        const Launch& launch) override;
 
-private:
-    ProcessGroup& group_of(Ranks ranks) const;  // of several ranks
+    // Order `rank`: one row per (token, rank), the sum over its experts, to the owner, who adds them.
+    virtual void combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                                   const Launch& launch);
+    // What this rank sends back then: one sum per received row, in their order.
     TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
-    TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
-    void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,
-                           const std::vector<ProcessGroup::Part>& parts, const TensorView& probs_returned);
+    // Into this rank's part of all_ids and all_probs.
+    void place_own_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs) const;
+    void count_sent(double& leg, const std::vector<ProcessGroup::Part>& parts);  // by rank
 
     ProcessGroup& group_;
+    Ops& ops_;
+    HostLayout hosts_;
+
+private:
+    ProcessGroup& group_of(Ranks ranks) const;  // of several ranks
+    void combine_choices(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
+    TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
+    void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,
+                           const std::vector<ProcessGroup::Part>& parts, const Launch& launch);
+    void return_dprobs(const Combine& args, const DispatchPlan& plan, Arena& scratch);
+
     ProcessGroup* world_ = nullptr;
     ProcessGroup* expert_replicas_ = nullptr;
-    Ops& ops_;
     CombineOrder order_;
 };
 

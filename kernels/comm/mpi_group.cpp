@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ProcessGroup over MPI: non-blocking point-to-point messages, polled until all are done or the deadline
 // passes, so that a dead or stalled peer is named instead of waited for. Groups are lists of ranks with a tag
-// of their own on one communicator; no MPI call blocks.
+// of their own on one communicator; no MPI call blocks but that of hosts().
 #include "kernels/comm/process_group.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
@@ -68,6 +68,7 @@ public:
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(members_.size()); }
     std::unique_ptr<ProcessGroup> split(int color) override;
+    std::vector<int> hosts() override;
 
     void duplicate_world();
 
@@ -195,6 +196,28 @@ std::unique_ptr<ProcessGroup> MpiGroup::split(int color) {
     }
     world_->next_tag = tag + 1;
     return std::make_unique<MpiGroup>(world_, std::move(members), rank, tag, shared_activity());
+}
+
+// A host's number is its lowest rank in the job.
+std::vector<int> MpiGroup::hosts() {
+    int lowest = 0;
+    {
+        const Waiting waiting;
+        MPI_Comm host = MPI_COMM_NULL;
+        check(MPI_Comm_split_type(world_->comm, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host),
+              "MPI_Comm_split_type", 0);
+        MPI_Group there = MPI_GROUP_NULL, all = MPI_GROUP_NULL;
+        MPI_Comm_group(host, &there);
+        MPI_Comm_group(world_->comm, &all);
+        const int first = 0;
+        MPI_Group_translate_ranks(there, 1, &first, all, &lowest);
+        MPI_Group_free(&there);
+        MPI_Group_free(&all);
+        MPI_Comm_free(&host);
+    }
+    std::vector<int> hosts(members_.size());
+    all_gather(&lowest, sizeof lowest, hosts.data());
+    return hosts;
 }
 
 // A communicator of its own, so that messages of other libraries cannot match.

@@ -43,6 +43,9 @@ public:
     // A new group of the ranks with the same color, ordered by rank.
     virtual std::unique_ptr<ProcessGroup> split(int color) = 0;
 
+    // The host of every rank, by any number; for set-up. Collective over all ranks of the job.
+    virtual std::vector<int> hosts() { return std::vector<int>(static_cast<std::size_t>(size()), 0); }
+
     // In place: element-wise fp32 sum in ascending rank order (shards exchanged, summed by their owner,
     // gathered): the same bits on every rank and for every transport.
     void all_reduce_sum(std::span<float> values);

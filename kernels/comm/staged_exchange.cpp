@@ -1,20 +1,17 @@
 // SPDX-License-Identifier: MIT
 // Copies out, exchanges on the host, copies in. Every tensor keeps its bytes, so the order contract is that
-// of GroupExchange.
+// of the exchange on the host.
 #include "kernels/comm/staged_exchange.h"
 
 #include <utility>
 
 namespace fp8flow {
 
-StagedExchange::StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas,
-                               Device& device, std::unique_ptr<Ops> host_ops, CombineOrder order)
+StagedExchange::StagedExchange(Device& device, std::unique_ptr<Ops> host_ops, std::unique_ptr<Exchange> host)
     : device_(device),
       host_ops_(std::move(host_ops)),
-      host_(group, *host_ops_, order),
-      arena_(host_ops_->device(), "staged exchange") {
-    host_.set_groups(world, expert_replicas);
-}
+      host_(std::move(host)),
+      arena_(host_ops_->device(), "staged exchange") {}
 
 int64_t StagedExchange::row_base(const TensorView& view, const Launch& launch) {
     int64_t base = 0;
@@ -67,11 +64,12 @@ DispatchPlan StagedExchange::host_plan(const DispatchPlan& plan, const Launch& l
 }
 
 void StagedExchange::add_wire_bytes() {
-    const WireBytes sent = host_.wire_bytes();
+    const WireBytes sent = host_->wire_bytes();
     wire_.routing += sent.routing;
     wire_.dispatch += sent.dispatch;
     wire_.combine += sent.combine;
-    host_.reset_counts();
+    wire_.between_hosts += sent.between_hosts;
+    host_->reset_counts();
 }
 
 void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
@@ -79,7 +77,7 @@ void StagedExchange::do_gather_routing(const TensorView& ids, const TensorView& 
                                        const Launch& launch) {
     ArenaScope scope(arena_);
     const TensorView host_ids = mirror(all_ids), host_probs = mirror(all_probs);
-    host_.gather_routing(copy_out(ids, launch), copy_out(probs, launch), host_ids, host_probs);
+    host_->gather_routing(copy_out(ids, launch), copy_out(probs, launch), host_ids, host_probs);
     copy_in(host_ids, all_ids, launch);
     copy_in(host_probs, all_probs, launch);
     add_wire_bytes();
@@ -91,7 +89,7 @@ void StagedExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& p
     const DispatchPlan host = host_plan(plan, launch);
     const int64_t capacity = plan.groups.row_capacity, width = dst.data.cols();
     const ScaledTensor out = arena_.fp8(dst.data.dtype, {capacity, width}, dst.layout, "mirror");
-    host_.dispatch(copy_out(rows, launch), host, out, arena_);
+    host_->dispatch(copy_out(rows, launch), host, out, arena_);
 
     // Only the rows of this layer: the rest of a shared buffer belongs to other layers. vec128 scales have
     // one stripe per block of columns.
@@ -116,7 +114,7 @@ void StagedExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPl
     ScaledTensor out{
         .data = mirror(received.data), .scales = mirror(received.scales), .layout = received.layout};
     const DispatchPlan host = host_plan(plan, launch);
-    host_.dispatch_rows(copy_out(rows, launch), host, out, arena_);
+    host_->dispatch_rows(copy_out(rows, launch), host, out, arena_);
     const int64_t arrived = host.recv_offsets.as<int64_t>()[size()];  // rows past these are not written
     copy_in(out.data.slice(0, arrived), received.data, launch);
     if (received.scales) copy_in(out.scales.slice(0, arrived), received.scales, launch);
@@ -134,7 +132,7 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
                  .drow_prob = copy_out(args.drow_prob, launch, rows),
                  .y = mirror(args.y),
                  .dprob = mirror(args.dprob)};
-    host_.combine(host, host_plan(plan, launch), arena_);
+    host_->combine(host, host_plan(plan, launch), arena_);
     copy_in(host.y, args.y, launch);
     if (args.dprob) copy_in(host.dprob, args.dprob, launch);
     device_.synchronize();
@@ -153,17 +151,17 @@ void StagedExchange::on_host(const TensorView& values, const Launch& launch, Ste
 void StagedExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
                                    const Launch& launch) {
     if (num_ranks(ranks) == 1) return;
-    on_host(values, launch, [&](const TensorView& host) { host_.all_reduce(reduce, ranks, host); });
+    on_host(values, launch, [&](const TensorView& host) { host_->all_reduce(reduce, ranks, host); });
 }
 
 void StagedExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
                                        const Launch& launch) {
-    on_host(values, launch, [&](const TensorView& host) { host_.reduce_scatter(ranks, host, shares); });
+    on_host(values, launch, [&](const TensorView& host) { host_->reduce_scatter(ranks, host, shares); });
 }
 
 void StagedExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
                                    const Launch& launch) {
-    on_host(values, launch, [&](const TensorView& host) { host_.all_gather(ranks, host, shares); });
+    on_host(values, launch, [&](const TensorView& host) { host_->all_gather(ranks, host, shares); });
 }
 
 }  // namespace fp8flow

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows
-// are copied out, exchanged by the reference exchange, and copied back. Correct on any number of GPUs and
+// are copied out, exchanged by a reference exchange, and copied back. Correct on any number of GPUs and
 // nodes, and slow: every call synchronises with the host. It is the fallback of builds without NCCL where
-// GPUs cannot reach each other's memory.
+// GPUs cannot reach each other's memory, and two levels on GPUs.
 #pragma once
 
-#include "kernels/comm/group_exchange.h"
+#include "kernels/exchange.h"
 
 #include <memory>
 
@@ -13,14 +13,13 @@ namespace fp8flow {
 
 class StagedExchange final : public Exchange {
 public:
-    // `device` holds the tensors of all calls and, as the groups, outlives the exchange; `host_ops` work on
-    // host memory.
-    StagedExchange(ProcessGroup& group, ProcessGroup& world, ProcessGroup& expert_replicas, Device& device,
-                   std::unique_ptr<Ops> host_ops, CombineOrder order);
-    int rank() const override { return host_.rank(); }
-    int size() const override { return host_.size(); }
-    int num_ranks(Ranks ranks) const override { return host_.num_ranks(ranks); }
-    int rank_among(Ranks ranks) const override { return host_.rank_among(ranks); }
+    // `device` holds the tensors of all calls and outlives the exchange; `host` is made with `host_ops`,
+    // which work on host memory.
+    StagedExchange(Device& device, std::unique_ptr<Ops> host_ops, std::unique_ptr<Exchange> host);
+    int rank() const override { return host_->rank(); }
+    int size() const override { return host_->size(); }
+    int num_ranks(Ranks ranks) const override { return host_->num_ranks(ranks); }
+    int rank_among(Ranks ranks) const override { return host_->rank_among(ranks); }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -52,7 +51,7 @@ private:
 
     Device& device_;
     std::unique_ptr<Ops> host_ops_;
-    GroupExchange host_;
+    std::unique_ptr<Exchange> host_;
     Arena arena_;  // host memory of one call
 };
 

@@ -4,6 +4,7 @@
 #include "model/base/backend.h"
 
 #include "kernels/comm/group_exchange.h"
+#include "kernels/comm/hierarchical_exchange.h"
 #include "kernels/comm/split_exchange.h"
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/factory.h"
@@ -159,6 +160,63 @@ bool shares_within_hosts(const ParallelSpec& parallel) {
     return parallel.hosts == 0 || parallel.ranks_per_host % parallel.expert_model_parallel_size == 0;
 }
 
+// Hosts of the ranks that share the experts with this one, and whether any group of such ranks spans hosts;
+// as launched only where the exchange depends on it.
+struct SharingHosts {
+    HostLayout layout;
+    bool spanned = false;  // the same on every rank
+};
+SharingHosts sharing_hosts(const RankGroups& groups, const ParallelSpec& parallel) {
+    SharingHosts hosts;
+    const int ranks = groups.expert_parallel->size(), first = groups.world->rank() / ranks * ranks;
+    if (parallel.hosts > 0) {
+        hosts.layout = HostLayout::consecutive(first, ranks, static_cast<int>(parallel.ranks_per_host));
+        hosts.spanned = !shares_within_hosts(parallel);
+    } else if (parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical) {
+        const std::vector<int> launched = groups.world->hosts();
+        hosts.layout =
+            HostLayout(std::span(launched).subspan(static_cast<size_t>(first), static_cast<size_t>(ranks)));
+        int64_t spanned = hosts.layout.num_hosts() > 1 ? 1 : 0;
+        groups.world->all_reduce_max(std::span<int64_t>(&spanned, 1));
+        hosts.spanned = spanned != 0;
+    }
+    return hosts;
+}
+
+// Of rows in host memory, two levels where they are configured and the group is on several hosts; sums over
+// the groups.
+std::unique_ptr<Exchange> make_host_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
+                                             const Config& config, const HostLayout& hosts) {
+    const CombineOrder order = config.moe.moe_combine_order;
+    const bool two_levels =
+        hosts.num_hosts() > 1 && config.parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
+    std::unique_ptr<GroupExchange> exchange;
+    if (two_levels)
+        exchange = std::make_unique<HierarchicalExchange>(sharing, ops, order, hosts);
+    else
+        exchange = std::make_unique<GroupExchange>(sharing, ops, order);
+    exchange->set_groups(*groups.world, *groups.expert_replicas);
+    exchange->set_hosts(hosts);
+    return exchange;
+}
+
+// Which wire rows and sums take over two levels.
+std::string two_levels_note(const Config& config, const HostLayout& hosts) {
+    return fmt::format("rows once per (token, host) between {} hosts of {} rank{}, fanned out inside; {}",
+                       hosts.num_hosts(), hosts.ranks(0).size(), hosts.ranks(0).size() == 1 ? "" : "s",
+                       config.moe.moe_combine_order == CombineOrder::rank
+                           ? "sums inside a host first, then one row per (token, host)"
+                           : "for sums one row per (token, expert), directly to its owner "
+                             "(moe.moe_combine_order is invariant)");
+}
+
+std::unique_ptr<Exchange> make_staged_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
+                                               const Config& config, const HostLayout& hosts) {
+    auto host_ops = std::make_unique<ReferenceOps>();
+    auto host = make_host_exchange(sharing, groups, *host_ops, config, hosts);
+    return std::make_unique<StagedExchange>(ops.device(), std::move(host_ops), std::move(host));
+}
+
 std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, Ops& ops, const Config& config,
                                              std::string& way, std::string& why) {
     return by_first_mapping(
@@ -181,8 +239,7 @@ ExchangeChoice make_message_exchange(const RankGroups& groups, const ExchangeGro
                 captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
                          : "NCCL send and receive"};
     }
-    return {std::make_unique<StagedExchange>(ranks.expert_parallel, *groups.world, *groups.expert_replicas,
-                                             ops.device(), std::make_unique<ReferenceOps>(), order),
+    return {make_staged_exchange(ranks.expert_parallel, groups, ops, config, {}),
             "staged through host memory, slow (built without NCCL)"};
 }
 
@@ -234,26 +291,29 @@ ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& 
     return messages;
 }
 
-std::unique_ptr<Exchange> make_host_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
-                                             CombineOrder order) {
-    auto exchange = std::make_unique<GroupExchange>(sharing, ops, order);
-    exchange->set_groups(*groups.world, *groups.expert_replicas);
-    return exchange;
-}
-
 }  // namespace
 
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config) {
-    const CombineOrder order = config.moe.moe_combine_order;
+    if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
+        return {hopper::make_local_exchange(ops, config.moe.moe_combine_order), ""};
+    const ParallelSpec& parallel = config.parallel;
+    const auto [hosts, spanned] = sharing_hosts(groups, parallel);
+    const bool two_levels = spanned && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
     if (choice.kind == BackendKind::hopper) {
-        if (groups.world->size() > 1) return make_gpu_exchange(choice, groups, ops, config);
-        return {hopper::make_local_exchange(ops, order), ""};
+        if (!two_levels) return make_gpu_exchange(choice, groups, ops, config);
+        return {
+            make_staged_exchange(*groups.expert_parallel, groups, ops, config, hosts),
+            fmt::format("exchange: staged through host memory, slow ({})", two_levels_note(config, hosts))};
     }
-    auto exchange = make_host_exchange(*groups.expert_parallel, groups, ops, order);
-    if (config.parallel.hosts > 1 && shares_within_hosts(config.parallel))
+    auto exchange = make_host_exchange(*groups.expert_parallel, groups, ops, config, hosts);
+    if (two_levels)
+        return {std::move(exchange),
+                fmt::format("exchange: messages between processes (the reference backend): {}",
+                            two_levels_note(config, hosts))};
+    if (parallel.hosts > 1 && shares_within_hosts(parallel))
         return {std::make_unique<SplitExchange>(std::move(exchange),
-                                                make_host_exchange(*groups.alone, groups, ops, order)),
+                                                make_host_exchange(*groups.alone, groups, ops, config, {})),
                 "exchange: messages between processes (the reference backend), sums apart"};
     return {std::move(exchange),
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};

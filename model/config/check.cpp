@@ -309,6 +309,12 @@ private:
         rule(p.hosts == 0 || p.hosts * p.ranks_per_host == world, {"parallel.hosts"},
              fmt::format("got {}x{}, want as many ranks as the job has, {}", p.hosts, p.ranks_per_host,
                          world));
+        rule(p.moe_token_dispatcher_type != TokenDispatcher::hierarchical || p.hosts == 0 ||
+                 p.ranks_per_host % ep == 0 || ep % p.ranks_per_host == 0,
+             {"parallel.moe_token_dispatcher_type", "parallel.hosts", "parallel.expert_model_parallel_size"},
+             fmt::format("hierarchical with {}x{} hosts and expert_model_parallel_size {}, want ranks that "
+                         "share the experts inside a host, or on whole hosts",
+                         p.hosts, p.ranks_per_host, ep));
         if (world % ep == 0) return;
         const auto legal = numbers_where(1, std::min(world, experts),
                                          [&](int64_t n) { return world % n == 0 && experts % n == 0; });

@@ -29,7 +29,7 @@ enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 // flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it
 // usable on every rank; otherwise, and with alltoall, NCCL send and receive. One rank, and the reference
 // backend, need neither.
-enum class TokenDispatcher : uint8_t { alltoall, flex };
+enum class TokenDispatcher : uint8_t { alltoall, flex, hierarchical };
 // How flex maps peers' memory. nvlink: the first of the others that works.
 enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
 

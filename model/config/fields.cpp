@@ -322,9 +322,11 @@ void add_parallel(std::vector<ConfigField>& fields) {
     fields.push_back(integer(s, "expert_model_parallel_size", AT(parallel.expert_model_parallel_size),
                              {.min = 1, .max = 4096},
                              "ranks that share the experts of a layer; divides the world size"));
-    fields.push_back(
-        choice(s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type), {"alltoall", "flex"},
-               "GPUs: NCCL send and receive; or rows written directly to peer memory over NVLink"));
+    fields.push_back(choice(
+        s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type),
+        {"alltoall", "flex", "hierarchical"},
+        "GPUs: NCCL send and receive; rows written directly to peer memory over NVLink; or two levels: "
+        "a row crosses to another host once and is fanned out there, on GPUs staged through host memory"));
     fields.push_back(choice(s, "moe_flex_dispatcher_backend", AT(parallel.moe_flex_dispatcher_backend),
                             {"nvlink", "cuda_ipc", "nccl_window"},
                             "how flex maps peers' memory; nvlink: the first of the others that works"));

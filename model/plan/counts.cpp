@@ -151,30 +151,65 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks) {
     return static_cast<double>(ranks) * (1 - none);
 }
 
+namespace {
+
+// How often a rank sends what it has of a token, or of its choices, in the mean.
+struct WireRows {
+    struct Sent {
+        double all = 0, between_hosts = 0;
+    };
+    Sent routing, rows, choices;
+};
+
+// Over two levels a row goes once to each other host, and inside a host from the source's rail to the ranks
+// that are not on it.
+WireRows wire_rows(const MoeSpec& moe, const ParallelSpec& parallel) {
+    const int64_t ep = parallel.expert_model_parallel_size;
+    const bool spread =
+        parallel.hosts > 1 && ep > parallel.ranks_per_host && ep % parallel.ranks_per_host == 0;
+    const int64_t on_host = spread ? parallel.ranks_per_host : ep, hosts = ep / on_host;
+    const auto others = [](int64_t of) { return static_cast<double>(of - 1) / static_cast<double>(of); };
+    const double each = expected_distinct_ranks(moe, ep);
+    WireRows sent{.routing = {static_cast<double>(ep - 1), static_cast<double>(ep - on_host)},
+                  .rows = {others(ep) * each, others(hosts) * each},
+                  .choices = {others(ep), others(hosts)}};
+    if (spread && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical) {
+        sent.routing.between_hosts = static_cast<double>(hosts - 1);
+        sent.rows.between_hosts = others(hosts) * expected_distinct_ranks(moe, hosts);
+        sent.rows.all = sent.rows.between_hosts + others(on_host) * each;
+    }
+    return sent;
+}
+
+}  // namespace
+
 std::vector<WireItem> wire_bytes(const Config& config) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const PrecisionSpec& p = config.precision;
-    const auto ranks = static_cast<double>(config.parallel.expert_model_parallel_size);
     const auto tokens = static_cast<double>(config.training.micro_batch_size * m.seq_length);
     const auto hidden = static_cast<double>(m.hidden_size);
     const auto topk = static_cast<double>(moe.moe_router_topk);
-    const double remote = (ranks - 1) / ranks;
-    const double rows =
-        tokens * remote * expected_distinct_ranks(moe, config.parallel.expert_model_parallel_size);
-    const double copies = tokens * remote * topk;
+    const WireRows rows = wire_rows(moe, config.parallel);
+    const double copies = tokens * topk;
     const double scale_bytes = p.scale_format == ScaleFormat::pow2 ? 1 : 4;  // E8M0 or FP32 per 128 values
     const double dispatched =
         p.sends_fp8_rows() ? hidden + scale_bytes * hidden / static_cast<double>(kBlock) : 2 * hidden;
-    const double combined = (moe.moe_combine_order == CombineOrder::rank ? rows : copies) * 2 * hidden;
+    const bool sums = moe.moe_combine_order == CombineOrder::rank;
     const bool again = config.recompute.saved_rows == SavedRows::none;  // x too in the backward
     const double id_and_prob = 4 + 4;
-    return {
-        {"routing", (ranks - 1) * tokens * topk * id_and_prob, 0},
-        {"dispatch", rows * dispatched, (again ? 2 : 1) * rows * dispatched},
-        {"combine", combined, combined},
-        {"prob gradients", 0, copies * 4},
+    // `items` of so many bytes in each pass, by how many of them are sent and cross hosts
+    const auto leg = [](const char* name, double items, double bytes, double forward, double backward,
+                        const WireRows::Sent& sent) {
+        const double all = items * bytes;
+        return WireItem{name, all * sent.all * forward, all * sent.all * backward,
+                        all * sent.between_hosts * (forward + backward)};
     };
+    return {leg("routing", copies, id_and_prob, 1, 0, rows.routing),
+            leg("dispatch", tokens, dispatched, 1, again ? 2 : 1, rows.rows),
+            sums ? leg("combine", tokens, 2 * hidden, 1, 1, rows.rows)
+                 : leg("combine", copies, 2 * hidden, 1, 1, rows.choices),
+            leg("prob gradients", copies, 4, 0, 1, rows.choices)};
 }
 
 }  // namespace fp8flow::plan

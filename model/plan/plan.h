@@ -39,6 +39,7 @@ struct WireItem {
     std::string leg;
     double forward = 0;
     double backward = 0;
+    double between_hosts = 0;  // of both, where parallel.hosts says how ranks are spread
 };
 
 // Saved activations of one micro-batch over all layers, evenly loaded experts.

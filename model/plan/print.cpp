@@ -84,14 +84,16 @@ std::string recompute_table(const RunPlan& plan) {
 std::string wire_table(const Config& config, const RunPlan& plan) {
     std::string out =
         fmt::format("{:<28}{:>18}{:>18}\n", "Wire per rank and MoE layer", "forward", "backward");
-    double sum = 0;
+    double sum = 0, between_hosts = 0;
     for (const auto& leg : plan.wire) {
         out +=
             fmt::format("  {:<26}{:>18}{:>18}\n", leg.leg, size_text(leg.forward), size_text(leg.backward));
         sum += leg.forward + leg.backward;
+        between_hosts += leg.between_hosts;
     }
     out += fmt::format("  a token goes to {:.2f} of {} ranks on average; together {}", plan.distinct_ranks,
                        config.parallel.expert_model_parallel_size, size_text(sum));
+    if (between_hosts > 0) out += fmt::format(", of them between hosts {}", size_text(between_hosts));
     if (config.precision.recipe != Recipe::bf16) {
         double bf16 = 0;
         for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16)))
@@ -177,8 +179,10 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
     }
     json["wire_bytes_per_layer"] = {{"total", plan.wire_bytes()}, {"distinct_ranks", plan.distinct_ranks}};
     for (const auto& leg : plan.wire) {
-        json["wire_bytes_per_layer"]["legs"].push_back(
-            {{"leg", leg.leg}, {"forward", leg.forward}, {"backward", leg.backward}});
+        json["wire_bytes_per_layer"]["legs"].push_back({{"leg", leg.leg},
+                                                        {"forward", leg.forward},
+                                                        {"backward", leg.backward},
+                                                        {"between_hosts", leg.between_hosts}});
     }
     add_provenance(json, provenance);
     return json.dump(2);

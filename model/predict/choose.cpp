@@ -43,7 +43,7 @@ bool better(const Choice& a, const Choice& b) {
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
     plan::check_countable(choice.config);
-    choice.time = predict_step(choice.config, gpus, gpu, {});
+    choice.time = predict_step(choice.config, gpus, gpu, {.crossing = crossing_of(choice.config)});
     if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host)
         choice.per_host = predict_step(choice.config, gpus, gpu, {.crossing = Crossing::per_host});
     choice.fit = fit_of(choice.config, gpus, gpu.sheet);

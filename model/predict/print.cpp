@@ -174,11 +174,12 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
         gpu.sheet.peak() * 1e-12);
     if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
         out += fmt::format(
-            "Experts on several hosts: the program sends one row for each (token, rank) through NCCL. 'step, "
-            "per "
-            "host' assumes\none row for each (token, host), which is not built; {:.0f} GB/s of network a GPU "
-            "are "
-            "assumed, nothing there is measured.\n",
+            "Experts on several hosts: {}. 'step, per host' assumes\none row for each (token, host), fanned "
+            "out over NVLink; moe_token_dispatcher_type hierarchical sends it, on GPUs staged\nthrough host "
+            "memory, slower. {:.0f} GB/s of network a GPU are assumed, nothing there is measured.\n",
+            crossing_of(choices.front().config) == Crossing::per_rank
+                ? "the program sends one row for each (token, rank) through NCCL"
+                : "'step ms' too is per host",
             gpu.sheet.network_rate * 1e-9);
     if (!choices.front().config.model.attention)
         out += "Without attention: what the model's attention takes is not part of these figures.\n";
@@ -218,8 +219,9 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     out += fmt::format(" of them wire {} ms\n", step_text(c.time.wire));
     if (c.per_host)
         out += fmt::format(
-            "  with one row for each (token, host), which is not built: step {} ms; {:.0f} GB/s of network a "
-            "GPU assumed\n",
+            "  with one row for each (token, host), fanned out over NVLink, not staged through host memory "
+            "as "
+            "hierarchical is: step {} ms; {:.0f} GB/s of network a GPU assumed\n",
             step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
     if (c.fit.fits())
         return out + fmt::format("  fits: {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),

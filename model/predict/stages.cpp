@@ -149,6 +149,7 @@ struct Legs {
 Legs legs_of(const Config& config, const PrecisionSpec& precision) {
     Config own = config;
     own.precision = precision;
+    own.parallel.hosts = own.parallel.ranks_per_host = 0;  // time.cpp divides rows by its own topology
     const std::vector<plan::WireItem> items = plan::wire_bytes(own);
     return {items[0].forward, items[1].forward, items[2].forward, items[2].backward + items[3].backward};
 }

@@ -18,7 +18,7 @@ namespace fp8flow::predict {
 namespace {
 
 // Assumptions of exchanges between hosts, which nothing here has measured.
-constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange today
+constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange by NCCL
 
 class Predictor {
 public:
@@ -111,7 +111,7 @@ private:
 
     double latency(double wire) const {
         if (wire <= 0) return 0;
-        return gpu_.calibration.exchange_seconds + (spans_hosts() && today() ? 2 * kHostStop : 0);
+        return gpu_.calibration.exchange_seconds + (spans_hosts() && per_rank() ? 2 * kHostStop : 0);
     }
 
     double share_of(const Work& work) const {
@@ -145,7 +145,7 @@ private:
     int64_t ep() const { return config_.parallel.expert_model_parallel_size; }
     int64_t per_host() const { return gpu_.sheet.gpus_per_host; }
     bool spans_hosts() const { return ep() > per_host(); }
-    bool today() const { return options_.crossing == Crossing::per_rank; }
+    bool per_rank() const { return options_.crossing == Crossing::per_rank; }
 
     // Rows to ranks of the host and of other hosts go at the same time.
     double wire_seconds(const Work& work) const {
@@ -154,7 +154,7 @@ private:
             if (!spans_hosts()) return work.wire_bytes / gpu_.sheet.peer_rate;
             const double others = f64(ep() - 1), near = f64(per_host() - 1);
             const double crossing = work.wire_bytes * (others - near) / others;
-            if (today())
+            if (per_rank())
                 return std::max(crossing / gpu_.sheet.network_rate,
                                 (work.wire_bytes - crossing) / gpu_.sheet.peer_rate);
             const double ranks = f64(ep()), hosts = ranks / f64(per_host());
@@ -205,6 +205,11 @@ private:
 };
 
 }  // namespace
+
+Crossing crossing_of(const Config& config) {
+    return config.parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical ? Crossing::per_host
+                                                                                      : Crossing::per_rank;
+}
 
 std::string key_of(const Work& work) {
     return fmt::format("{}/{}/{}", work.part, work.stage, work.direction);

@@ -10,9 +10,11 @@
 
 namespace fp8flow::predict {
 
-// How rows cross hosts. per_rank: what the program does today, one row for each (token, rank) through NCCL,
-// the host stopping twice. per_host: one row for each (token, host) that NVLink fans out; not built.
+// How rows cross hosts. per_rank: flex and alltoall, one row for each (token, rank) through NCCL, the host
+// stopping twice. per_host: hierarchical, one row for each (token, host), as if NVLink fanned it out; on GPUs
+// it is staged through host memory today, which takes longer.
 enum class Crossing : uint8_t { per_rank, per_host };
+Crossing crossing_of(const Config& config);
 
 struct PredictOptions {
     double clock = 0;  // Hz; 0: the calibration's of the recipe

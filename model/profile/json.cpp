@@ -92,6 +92,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
+        if (arm.wire.between_hosts > 0) one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
         if (arm.without_rows) {
             one["exposed wire seconds"] = *arm.exposed_wire_seconds();
             one["without rows"] = {{"layer seconds", json_of(arm.without_rows->layer)},

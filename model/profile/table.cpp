@@ -160,7 +160,10 @@ std::string summary_table(const Profile& profile) {
              tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),
              or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
              format_fixed(arm.casts, 0),
-             format_bytes(arm.wire.total()),
+             format_bytes(arm.wire.total()) +
+                 (arm.wire.between_hosts > 0
+                      ? fmt::format(", {} between hosts", format_bytes(arm.wire.between_hosts))
+                      : ""),
              milliseconds(arm.wire_seconds),
              arm.without_rows ? milliseconds(*arm.exposed_wire_seconds()) : "-",
              arm.without_rows && arm.without_rows->clock.median > 0

@@ -331,6 +331,7 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                              {"redone", result.redone},
                              {"redo_seconds", result.redo_seconds}};
     record.update(flat({{"stage_seconds", result.stage_seconds}}));
+    if (result.wire.between_hosts > 0) record["wire_bytes_between_hosts"] = result.wire.between_hosts;
     if (!result.skipped.empty()) record["skipped"] = result.skipped;
     for (const LayerLoad& load : result.load) {
         record["moe_layers"].push_back(load.layer);

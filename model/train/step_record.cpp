@@ -39,7 +39,7 @@ WireBytes StepRecord::wire() const {
     const auto sent = [this](int leg) {
         return static_cast<double>(head()->wire_after[leg] - head()->wire_before[leg]);
     };
-    return {.routing = sent(0), .dispatch = sent(1), .combine = sent(2)};
+    return {.routing = sent(0), .dispatch = sent(1), .combine = sent(2), .between_hosts = sent(3)};
 }
 
 std::span<const int64_t> StepRecord::expert_counts(int64_t layer) const {

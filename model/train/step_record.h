@@ -42,7 +42,7 @@ private:
     struct Head {
         int32_t status;
         float sums[2], grad_norm;
-        uint64_t wire_before[3], wire_after[3];  // Exchange::copy_wire_counters
+        uint64_t wire_before[4], wire_after[4];  // Exchange::copy_wire_counters
     };
     Head* head() const { return memory_.at<Head>(0); }
 

@@ -3,12 +3,11 @@
 // a GPU), and every exchange under test, made once.
 #pragma once
 
-#include "kernels/comm/staged_exchange.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
-#include "kernels/reference/reference_ops.h"
 #include "tests/support/device_exchange.h"
+#include "tests/support/exchange_oracle.h"
 
 #include <cstdlib>
 #include <map>
@@ -61,9 +60,8 @@ private:
         const ExchangeGroups groups{*world, *expert_parallel, *expert_replicas};
         switch (kind) {
             case Kind::staged:
-                return std::make_unique<StagedExchange>(*expert_parallel, *world, *expert_replicas,
-                                                        ops.device(), std::make_unique<ReferenceOps>(),
-                                                        order);
+                return test::make_staged_exchange(*expert_parallel, *world, *expert_replicas, ops.device(),
+                                                  {.order = order});
             case Kind::nccl:
             case Kind::nccl_fixed:
                 if (!hopper::built_with_nccl())

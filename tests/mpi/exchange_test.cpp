@@ -37,6 +37,36 @@ TEST(MpiExchange, RanksStandOnAsManyHostsAsTheTestAskedFor) {
     MPI_Comm_size(host, &on_host);
     EXPECT_EQ(ranks / on_host, asked != nullptr ? std::atoi(asked) : 1);
     MPI_Comm_free(&host);
+
+    const std::vector<int> hosts = make_mpi_group(60)->hosts();
+    const HostLayout layout(hosts);
+    EXPECT_EQ(layout.num_ranks(), ranks);
+    EXPECT_EQ(layout.num_hosts(), ranks / on_host);
+    EXPECT_EQ(static_cast<int>(layout.ranks(0).size()), on_host);
+}
+
+// Hosts as launched, or two simulated ones.
+TEST(MpiExchange, TwoLevels) {
+    const auto group = make_mpi_group(60);
+    const int ranks = group->size();
+    if (ranks < 2) GTEST_SKIP() << "one rank is on one host";
+    const bool launched = std::getenv("FP8FLOW_TEST_HOSTS") != nullptr;
+    std::vector<int> host_of = group->hosts();
+    for (int r = 0; r < ranks; ++r) {
+        int& host = host_of[static_cast<std::size_t>(r)];
+        host = launched ? static_cast<int>(host != host_of[0]) : r * 2 / ranks;
+    }
+    for (CombineOrder order : kOrders)
+        for (Skew skew : {Skew::none, Skew::hot_host, Skew::empty_host})
+            for (Wire wire : {Wire::plain, Wire::fp8})
+                test::check_exchange(*group, {.tokens = uneven(*group),
+                                              .topk = 3,
+                                              .experts = 4 * ranks,
+                                              .wire = wire,
+                                              .order = order,
+                                              .skew = skew,
+                                              .host_of = host_of,
+                                              .levels = test::Levels::two});
 }
 
 TEST(MpiExchange, OrdersTypesAndTopK) {

@@ -150,6 +150,7 @@ private:
         wire_.routing += sent.routing;
         wire_.dispatch += sent.dispatch;
         wire_.combine += sent.combine;
+        wire_.between_hosts += sent.between_hosts;
         inner_.reset_counts();
     }
 

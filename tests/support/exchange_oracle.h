@@ -5,6 +5,8 @@
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
+#include "kernels/comm/hierarchical_exchange.h"
+#include "kernels/comm/staged_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 #include "tests/support/tensors.h"
@@ -26,8 +28,12 @@ enum class Skew {
     none,
     hot_expert,
     hot_rank,
-    empty_rank
-};  // empty_rank: nobody asks for the last rank's experts
+    empty_rank,
+    hot_host,
+    empty_host
+};  // empty_rank, empty_host: nobody asks for experts of the last rank, of the last rank's host
+
+enum class Levels { one, two };  // of exchange: GroupExchange, HierarchicalExchange
 
 struct ExchangeCase {
     std::vector<int64_t> tokens;  // by rank
@@ -42,7 +48,16 @@ struct ExchangeCase {
     Skew skew = Skew::none;
     int64_t row_base = 0;
     uint64_t seed = 1;
+    std::vector<int> host_of = {};  // by rank, numbered by their lowest rank; empty: all on one, not counted
+    Levels levels = Levels::one;
 
+    int host(int64_t rank) const { return host_of.empty() ? 0 : host_of[static_cast<std::size_t>(rank)]; }
+    // The number of a rank among those of its host.
+    int64_t place(int64_t rank) const {
+        int64_t before = 0;
+        for (int64_t r = 0; r < rank; ++r) before += host(r) == host(rank);
+        return before;
+    }
     int64_t ranks() const { return static_cast<int64_t>(tokens.size()); }
     int64_t slots() const { return *std::max_element(tokens.begin(), tokens.end()); }
     int64_t local_experts() const { return experts / ranks(); }
@@ -53,9 +68,10 @@ struct ExchangeCase {
     std::string text() const {
         return fmt::format(
             "tokens {}, top-{} of {}, hidden {}, alignment {}, {}, wire {}, order {}, skew {}, base {}, seed "
-            "{}",
+            "{}, hosts {}, levels {}",
             fmt::join(tokens, "/"), topk, experts, hidden, alignment, name_of(dtype), static_cast<int>(wire),
-            static_cast<int>(order), static_cast<int>(skew), row_base, seed);
+            static_cast<int>(order), static_cast<int>(skew), row_base, seed, fmt::join(host_of, "/"),
+            static_cast<int>(levels) + 1);
     }
 };
 
@@ -80,10 +96,13 @@ inline Routing make_routing(const ExchangeCase& c) {
     for (int64_t g = 0; g < c.ranks(); ++g) {
         for (int64_t t = 0; t < c.tokens[static_cast<std::size_t>(g)]; ++t) {
             const auto key = [&](int64_t e) {
-                const bool last_rank = e / c.local_experts() == c.ranks() - 1;
-                if (c.skew == Skew::hot_expert ? e == 0 : c.skew == Skew::hot_rank && last_rank)
+                const bool last_rank = e / c.local_experts() == c.ranks() - 1,
+                           last_host = c.host(e / c.local_experts()) == c.host(c.ranks() - 1);
+                if ((c.skew == Skew::hot_expert && e == 0) || (c.skew == Skew::hot_rank && last_rank) ||
+                    (c.skew == Skew::hot_host && last_host))
                     return uint64_t{0};
-                if (c.skew == Skew::empty_rank && last_rank) return ~uint64_t{0};
+                if ((c.skew == Skew::empty_rank && last_rank) || (c.skew == Skew::empty_host && last_host))
+                    return ~uint64_t{0};
                 return mix(mix(c.seed, static_cast<uint64_t>(c.token(g, t))), static_cast<uint64_t>(e)) | 1;
             };
             std::iota(order.begin(), order.end(), int64_t{0});
@@ -122,20 +141,26 @@ public:
         HostTensor all_ids(DType::i32, {c_.ranks(), c_.slots(), c_.topk}),
             all_probs(DType::f32, {c_.ranks(), c_.slots(), c_.topk});
         all_ids.fill_bytes(0x11);
-        const double before = exchange.wire_bytes().routing;
+        const WireBytes before = exchange.wire_bytes();
         exchange.gather_routing(ids, probs, all_ids, all_probs);
         EXPECT_TRUE(same_bytes(all_ids, routing_.ids)) << c_.text();
         EXPECT_TRUE(same_bytes(all_probs, routing_.probs)) << c_.text();
         EXPECT_TRUE(all_ids.guards_intact() && all_probs.guards_intact());
-        EXPECT_EQ(exchange.wire_bytes().routing - before,
-                  static_cast<double>((c_.ranks() - 1) * c_.slots() * c_.topk * 8));
+        // one part of the routing for each other rank, over one level to all of them, over two to the rail
+        int64_t elsewhere = 0;
+        for (int64_t g = 0; g < c_.ranks(); ++g)
+            elsewhere += crosses(g) && (c_.levels == Levels::one || c_.place(g) == c_.place(rank_));
+        const int64_t part = c_.slots() * c_.topk * 8;
+        const WireBytes now = exchange.wire_bytes();
+        EXPECT_EQ(now.routing - before.routing, static_cast<double>((c_.ranks() - 1) * part));
+        EXPECT_EQ(now.between_hosts - before.between_hosts, static_cast<double>(elsewhere * part));
     }
 
     // `leg` picks the data: forward and backward of one layer differ.
     void dispatch(Exchange& exchange, Arena& scratch, uint64_t leg) const {
         const HostScaled tokens = wire_rows(leg, rank_);
         HostScaled dst = rows_tensor(), want = rows_tensor();
-        const double before = exchange.wire_bytes().dispatch;
+        const WireBytes before = exchange.wire_bytes();
         const DispatchPlan plan = this->plan();
         exchange.dispatch(tokens, plan, dst, scratch);
 
@@ -145,11 +170,13 @@ public:
         EXPECT_TRUE(c_.wire == Wire::plain || same_bytes(dst.scales, want.scales)) << c_.text();
         EXPECT_TRUE(dst.guards_intact());
 
-        int64_t sent = 0;
-        for (int64_t g = 0; g < c_.ranks(); ++g)
-            for (int64_t t = 0; t < num_tokens(); ++t) sent += g != rank_ && num_choices(rank_, t, g) > 0;
         if (c_.fixed_messages) return;
-        EXPECT_EQ(exchange.wire_bytes().dispatch - before, static_cast<double>(sent * wire_row_bytes()))
+        const Sent sent = rows_dispatched();
+        const WireBytes now = exchange.wire_bytes();
+        EXPECT_EQ(now.dispatch - before.dispatch, static_cast<double>(sent.all * wire_row_bytes()))
+            << c_.text();
+        EXPECT_EQ(now.between_hosts - before.between_hosts,
+                  static_cast<double>(sent.between_hosts * wire_row_bytes()))
             << c_.text();
     }
 
@@ -191,7 +218,7 @@ public:
         const bool with_addend = with_residual && (leg / 2 + c_.seed) % 2 == 0;
         const bool with_weights = (leg / 2 + c_.seed / 2) % 2 == 0;
         HostTensor y(c_.dtype, {tokens, c_.hidden}), dprob(DType::f32, {tokens, c_.topk});
-        const double before = exchange.wire_bytes().combine;
+        const WireBytes before = exchange.wire_bytes();
         exchange.combine({.src = src,
                           .row_prob = with_weights ? plan().row_prob : TensorView{},
                           .residual = with_residual ? residual.view() : TensorView{},
@@ -222,19 +249,17 @@ public:
         EXPECT_TRUE(!with_dprob || same_bytes(dprob, want_dprob)) << c_.text();
         EXPECT_TRUE(y.guards_intact() && dprob.guards_intact());
 
-        int64_t rows_sent = 0, choices_sent = 0;
-        for (int64_t g = 0; g < c_.ranks(); ++g) {
-            if (g == rank_) continue;
-            for (int64_t t = 0; t < c_.tokens[static_cast<std::size_t>(g)]; ++t) {
-                choices_sent += num_choices(g, t, rank_);
-                rows_sent += num_choices(g, t, rank_) > 0;
-            }
-        }
-        const int64_t sent = c_.order == CombineOrder::rank ? rows_sent : choices_sent;
         if (c_.fixed_messages) return y;
-        EXPECT_EQ(
-            exchange.wire_bytes().combine - before,
-            static_cast<double>(sent * c_.hidden * size_of(c_.dtype) + (with_dprob ? 4 * choices_sent : 0)))
+        const Sent choices = choices_returned();
+        const Sent rows = c_.order == CombineOrder::rank ? sums_returned() : choices;
+        const int64_t row_bytes = c_.hidden * size_of(c_.dtype);
+        const WireBytes now = exchange.wire_bytes();
+        EXPECT_EQ(now.combine - before.combine,
+                  static_cast<double>(rows.all * row_bytes + (with_dprob ? 4 * choices.all : 0)))
+            << c_.text();
+        EXPECT_EQ(now.between_hosts - before.between_hosts,
+                  static_cast<double>(rows.between_hosts * row_bytes +
+                                      (with_dprob ? 4 * choices.between_hosts : 0)))
             << c_.text();
         return y;
     }
@@ -297,6 +322,63 @@ private:
         for (int64_t k = 0; k < c_.topk; ++k) n += id(g, t, k) / c_.local_experts() == host;
         return n;
     }
+    bool crosses(int64_t g) const { return c_.host(g) != c_.host(rank_); }
+    bool goes_to_host(int64_t g, int64_t t, int host) const {
+        for (int64_t k = 0; k < c_.topk; ++k)
+            if (c_.host(id(g, t, k) / c_.local_experts()) == host) return true;
+        return false;
+    }
+    int64_t tokens_of(int64_t g) const { return c_.tokens[static_cast<std::size_t>(g)]; }
+
+    // What this rank sends to others, in closed form.
+    struct Sent {
+        int64_t all = 0, between_hosts = 0;
+        void add(int64_t count, bool crossing) {
+            all += count;
+            if (crossing) between_hosts += count;
+        }
+    };
+    Sent rows_dispatched() const {
+        Sent sent;
+        if (c_.levels == Levels::one) {
+            for (int64_t g = 0; g < c_.ranks(); ++g)
+                for (int64_t t = 0; t < num_tokens(); ++t)
+                    sent.add(g != rank_ && num_choices(rank_, t, g) > 0, crosses(g));
+            return sent;
+        }
+        for (int64_t g = 0; g < c_.ranks(); ++g) {
+            if (c_.place(g) != c_.place(rank_)) continue;
+            // own tokens once to each other host; those of the rail on, to the other ranks of this host
+            for (int64_t t = 0; t < num_tokens(); ++t)
+                sent.add(crosses(g) && goes_to_host(rank_, t, c_.host(g)), true);
+            for (int64_t r = 0; r < c_.ranks(); ++r)
+                for (int64_t t = 0; t < tokens_of(g); ++t)
+                    sent.add(r != rank_ && !crosses(r) && num_choices(g, t, r) > 0, false);
+        }
+        return sent;
+    }
+    Sent sums_returned() const {
+        Sent sent;
+        for (int64_t g = 0; g < c_.ranks(); ++g)
+            for (int64_t t = 0; t < tokens_of(g); ++t) {
+                const bool mine = num_choices(g, t, rank_) > 0;
+                if (c_.levels == Levels::one) {
+                    sent.add(g != rank_ && mine, crosses(g));
+                } else if (c_.place(g) != c_.place(rank_)) {
+                    sent.add(mine, false);  // to this host's rank on the owner's rail
+                } else {
+                    sent.add(crosses(g) && goes_to_host(g, t, c_.host(rank_)), true);
+                }
+            }
+        return sent;
+    }
+    Sent choices_returned() const {  // directly to the owner, over one level and two
+        Sent sent;
+        for (int64_t g = 0; g < c_.ranks(); ++g)
+            for (int64_t t = 0; t < tokens_of(g); ++t)
+                sent.add(g == rank_ ? 0 : num_choices(g, t, rank_), crosses(g));
+        return sent;
+    }
     int64_t wire_row_bytes() const {
         if (c_.wire == Wire::plain) return c_.hidden * size_of(c_.dtype);
         return c_.hidden + c_.hidden / 128 * (c_.wire == Wire::fp8 ? 1 : 4);
@@ -330,16 +412,30 @@ private:
     // The ordering contract, for one element.
     float combined(uint64_t leg, int64_t t, int64_t h, float residual, bool weighted) const {
         const auto round = [&](float x) { return c_.dtype == DType::bf16 ? round_bf16(x) : x; };
+        // sum + the row of an expert
+        const auto with_row = [&](float sum, int64_t e) {
+            const float x = round(value(c_.seed + leg, c_.token(rank_, t), e, h));
+            return weighted ? std::fma(prob(rank_, t, e), x, sum) : sum + x;
+        };
+        const auto rank_sum = [&](int64_t rank) {
+            float sum = 0.0f;
+            for (int64_t e = rank * c_.local_experts(); e < (rank + 1) * c_.local_experts(); ++e)
+                if (routed(rank_, t, e)) sum = with_row(sum, e);
+            return round(sum);
+        };
         float total = 0.0f;
-        for (int64_t host = 0; host < c_.ranks(); ++host) {
-            float of_rank = 0.0f;
-            for (int64_t e = host * c_.local_experts(); e < (host + 1) * c_.local_experts(); ++e) {
-                if (!routed(rank_, t, e)) continue;
-                const float x = round(value(c_.seed + leg, c_.token(rank_, t), e, h));
-                float& sum = c_.order == CombineOrder::rank ? of_rank : total;
-                sum = weighted ? std::fma(prob(rank_, t, e), x, sum) : sum + x;
+        if (c_.order == CombineOrder::invariant) {
+            for (int64_t e = 0; e < c_.experts; ++e)
+                if (routed(rank_, t, e)) total = with_row(total, e);
+        } else if (c_.levels == Levels::one) {
+            for (int64_t rank = 0; rank < c_.ranks(); ++rank) total += rank_sum(rank);
+        } else {
+            for (int host = 0; host < c_.ranks(); ++host) {  // as many as there may be
+                float of_host = 0.0f;
+                for (int64_t rank = 0; rank < c_.ranks(); ++rank)
+                    if (c_.host(rank) == host) of_host += rank_sum(rank);
+                total += host == c_.host(rank_) ? of_host : round(of_host);
             }
-            if (c_.order == CombineOrder::rank) total += round(of_rank);
         }
         return total + residual;
     }
@@ -360,6 +456,26 @@ struct ExchangeRank {
     ExchangeRank(ProcessGroup& group, CombineOrder order) : exchange(group, ops, order) {}
 };
 
+// Over the levels and hosts of the case.
+inline std::unique_ptr<GroupExchange> make_reference_exchange(ProcessGroup& group, Ops& ops,
+                                                              const ExchangeCase& c) {
+    const HostLayout hosts(c.host_of);
+    if (c.levels == Levels::two) return std::make_unique<HierarchicalExchange>(group, ops, c.order, hosts);
+    auto exchange = std::make_unique<GroupExchange>(group, ops, c.order);
+    exchange->set_hosts(hosts);
+    return exchange;
+}
+
+// Its rows staged through host memory.
+inline std::unique_ptr<Exchange> make_staged_exchange(ProcessGroup& group, ProcessGroup& world,
+                                                      ProcessGroup& expert_replicas, Device& device,
+                                                      const ExchangeCase& c) {
+    auto host_ops = std::make_unique<ReferenceOps>();
+    auto host = make_reference_exchange(group, *host_ops, c);
+    host->set_groups(world, expert_replicas);
+    return std::make_unique<StagedExchange>(device, std::move(host_ops), std::move(host));
+}
+
 // Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned
 // twice.
 inline void check_exchange(Exchange& exchange, Arena& scratch, const ExchangeCase& c) {
@@ -371,11 +487,13 @@ inline void check_exchange(Exchange& exchange, Arena& scratch, const ExchangeCas
     layer.combine(exchange, scratch, 4, c.seed % 2 == 0, true);
 }
 inline void check_exchange(ProcessGroup& group, const ExchangeCase& c) {
-    ExchangeRank self(group, c.order);
-    check_exchange(self.exchange, self.scratch, c);
-    EXPECT_EQ(self.exchange.num_dispatches(), 2);
-    EXPECT_EQ(self.exchange.num_combines(), 2);
-    EXPECT_EQ(self.scratch.bytes_in_use(), 0);
+    ReferenceOps ops;
+    Arena scratch(ops.device(), "scratch", true);
+    const auto exchange = make_reference_exchange(group, ops, c);
+    check_exchange(*exchange, scratch, c);
+    EXPECT_EQ(exchange->num_dispatches(), 2);
+    EXPECT_EQ(exchange->num_combines(), 2);
+    EXPECT_EQ(scratch.bytes_in_use(), 0);
 }
 
 }  // namespace fp8flow::test

@@ -370,9 +370,9 @@ TEST(StagedExchange, AgreesWithTheOracle) {
                     ReferenceOps host;
                     Arena unused(host.device(), "unused");
                     const auto replicas = group.split(group.rank());
-                    StagedExchange exchange(group, group, *replicas, host.device(),
-                                            std::make_unique<ReferenceOps>(), order);
-                    test::check_exchange(exchange, unused, c);
+                    const auto exchange =
+                        test::make_staged_exchange(group, group, *replicas, host.device(), c);
+                    test::check_exchange(*exchange, unused, c);
                     EXPECT_EQ(unused.num_growths(), 0);
                 });
             }
@@ -383,8 +383,8 @@ TEST(StagedExchange, ReceivedRowsAndReductionsAreThoseOfTheReference) {
     run_thread_ranks(3, 60, [&](ProcessGroup& group) {
         test::ExchangeRank reference(group, c.order);
         const auto replicas = group.split(group.rank());
-        StagedExchange exchange(group, group, *replicas, reference.ops.device(),
-                                std::make_unique<ReferenceOps>(), c.order);
+        const auto staged = test::make_staged_exchange(group, group, *replicas, reference.ops.device(), c);
+        Exchange& exchange = *staged;
         const test::ExchangeLayer layer(c, group.rank());
         const test::HostScaled rows = layer.wire_rows(1, group.rank());
         test::HostScaled want(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),

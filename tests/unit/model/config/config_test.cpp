@@ -344,6 +344,23 @@ TEST(Config, HostsHoldAllRanks) {
     EXPECT_EQ(config.parallel.ranks_per_host, 4);
 }
 
+TEST(Config, TwoLevelsWantWholeHostsOrOne) {
+    const auto problem = [](const char* hosts, int64_t sharing, const char* dispatcher, int64_t world) {
+        return error_of(fmt::format("parallel: {{hosts: {}, expert_model_parallel_size: {}, "
+                                    "moe_token_dispatcher_type: {}}}\n",
+                                    hosts, sharing, dispatcher),
+                        {"global_batch_size=48", "micro_batch_size=1"}, world);
+    };
+    EXPECT_EQ(problem("2x4", 2, "hierarchical", 8), "");
+    EXPECT_EQ(problem("4x2", 8, "hierarchical", 8), "");
+    EXPECT_EQ(problem("2x3", 2, "flex", 6), "");
+    const std::string text = problem("2x3", 2, "hierarchical", 6);
+    EXPECT_NE(text.find("hierarchical with 2x3 hosts and expert_model_parallel_size 2, want ranks that share "
+                        "the experts inside a host, or on whole hosts"),
+              std::string::npos)
+        << text;
+}
+
 TEST(Config, AllProblemsAtOnceAndNoneTwice) {
     // num_experts has no usable value, so the rules that read it stay silent; everything else is reported.
     EXPECT_EQ(

@@ -241,6 +241,39 @@ TEST(RunPlan, WireBytesOfDeepSeekLayer) {
     EXPECT_EQ(legs(Recipe::bf16)["combine"].forward + legs(Recipe::bf16)["dispatch"].forward, 0);
 }
 
+// 8 ranks on two hosts: over two levels a row crosses once for each (token, host), and is sent on inside to
+// three of four ranks.
+TEST(RunPlan, WireBytesBetweenHosts) {
+    Config config = shipped("layer_deepseek_v3.yaml");
+    config.moe.moe_router_num_groups = config.moe.moe_router_group_topk = 0;
+    config.parallel.expert_model_parallel_size = 8;
+    const double row = 4096 * 2 * 7168, ranks = expected_distinct_ranks(config.moe, 8),
+                 hosts = expected_distinct_ranks(config.moe, 2);
+    const auto legs = [&] {
+        std::map<std::string, WireItem> by_name;
+        for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16))) by_name[leg.leg] = leg;
+        return by_name;
+    };
+    EXPECT_EQ(legs()["dispatch"].between_hosts, 0);
+    config.parallel.hosts = 2;
+    config.parallel.ranks_per_host = 4;
+    auto flat = legs();
+    EXPECT_DOUBLE_EQ(flat["dispatch"].forward, row * ranks * 7 / 8);
+    EXPECT_DOUBLE_EQ(flat["dispatch"].between_hosts, 2 * row * ranks / 2);
+    EXPECT_DOUBLE_EQ(flat["routing"].between_hosts, 4.0 * 4096 * 8 * 8);
+    config.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
+    auto two = legs();
+    EXPECT_DOUBLE_EQ(two["dispatch"].forward, row * (hosts / 2 + ranks * 3 / 4));
+    EXPECT_DOUBLE_EQ(two["dispatch"].between_hosts, 2 * row * hosts / 2);
+    EXPECT_DOUBLE_EQ(two["combine"].between_hosts, two["dispatch"].between_hosts);
+    EXPECT_DOUBLE_EQ(two["routing"].between_hosts, 1.0 * 4096 * 8 * 8);
+    EXPECT_EQ(two["routing"].forward, flat["routing"].forward);
+    config.moe.moe_combine_order = CombineOrder::invariant;
+    EXPECT_DOUBLE_EQ(legs()["combine"].between_hosts, 2 * row * 8 / 2);
+    config.parallel.ranks_per_host = 8;  // every group inside one
+    EXPECT_EQ(legs()["dispatch"].between_hosts, 0);
+}
+
 TEST(RunPlan, RowCapacity) {
     Config config = shipped("layer_deepseek_v3.yaml");
     EXPECT_EQ(rank_row_capacity(config), 1.25 * 4096 * 8 + 127 * 64 + 64);

@@ -6,6 +6,7 @@
 #include "model/plan/plan.h"
 #include "model/predict/calibrate.h"
 #include "model/predict/check.h"
+#include "model/predict/choose.h"
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
@@ -82,6 +83,9 @@ TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
     const double rows = tokens * plan::expected_distinct_ranks(config.moe, 4) * 3 / 4;
     EXPECT_NEAR(stage_of(once, "dispatch", "forward").wire, rows * row / gpu.sheet.network_rate, 1e-9);
     EXPECT_LT(once.step, flat.step);
+    EXPECT_EQ(crossing_of(config), Crossing::per_rank);
+    config.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
+    EXPECT_EQ(predicted(config, 32, gpu).time.step, once.step);
 }
 
 TEST(Time, TurnsHideTheNetworkAndNothingInsideAHost) {

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: MIT
+// Two levels of exchange between thread ranks: bytes of dispatch, sums in the stated orders and bytes on each
+// wire against the oracle, over hosts, ranks, skews and empty hosts; where the bits of one level are due.
+#include "kernels/comm/hierarchical_exchange.h"
+#include "kernels/reference/reference_ops.h"
+#include "tests/support/collective_checks.h"
+#include "tests/support/exchange_oracle.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+namespace fp8flow {
+namespace {
+
+using test::ExchangeCase;
+using test::Levels;
+using test::Skew;
+using test::Wire;
+
+constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
+
+void run(const ExchangeCase& c) {
+    run_thread_ranks(static_cast<int>(c.ranks()), 60,
+                     [&](ProcessGroup& group) { test::check_exchange(group, c); });
+}
+
+std::vector<int> consecutive(int64_t ranks, int64_t hosts) {
+    std::vector<int> host_of;
+    for (int64_t r = 0; r < ranks; ++r) host_of.push_back(static_cast<int>(r * hosts / ranks));
+    return host_of;
+}
+
+// Uneven; no tokens on the last host; none at all.
+std::vector<std::vector<int64_t>> token_counts(const std::vector<int>& host_of) {
+    const auto ranks = host_of.size();
+    std::vector<int64_t> uneven{9, 16, 1, 0, 7, 3, 0, 12}, one_host_empty(ranks, 6);
+    uneven.resize(ranks);
+    for (std::size_t r = 0; r < ranks; ++r)
+        if (host_of[r] == host_of.back()) one_host_empty[r] = 0;
+    return {uneven, one_host_empty, std::vector<int64_t>(ranks, 0)};
+}
+
+// y of every rank, one after the other.
+std::vector<uint8_t> combined(const ExchangeCase& c) {
+    std::vector<std::vector<uint8_t>> of_rank(c.tokens.size());
+    run_thread_ranks(static_cast<int>(c.ranks()), 60, [&](ProcessGroup& group) {
+        ReferenceOps ops;
+        Arena scratch(ops.device(), "scratch", true);
+        const auto exchange = test::make_reference_exchange(group, ops, c);
+        of_rank[static_cast<std::size_t>(group.rank())] =
+            test::ExchangeLayer(c, group.rank()).combine(*exchange, scratch, 1, true, true).bytes();
+    });
+    std::vector<uint8_t> all;
+    for (const auto& bytes : of_rank) all.insert(all.end(), bytes.begin(), bytes.end());
+    return all;
+}
+
+struct Shape {
+    int64_t ranks, hosts;
+};
+
+class TwoLevels : public testing::TestWithParam<Shape> {};
+
+TEST_P(TwoLevels, AgreeWithTheOracle) {
+    const auto [ranks, hosts] = GetParam();
+    const std::vector<int> host_of = consecutive(ranks, hosts);
+    uint64_t seed = 0;
+    for (Levels levels : {Levels::one, Levels::two})
+        for (CombineOrder order : kOrders)
+            for (Skew skew : {Skew::none, Skew::hot_expert, Skew::hot_host, Skew::empty_host})
+                for (const std::vector<int64_t>& tokens : token_counts(host_of))
+                    run({.tokens = tokens,
+                         .topk = 3,
+                         .experts = 2 * std::max<int64_t>(ranks, 2),
+                         .wire = seed % 2 == 0 ? Wire::fp8 : Wire::plain,
+                         .order = order,
+                         .skew = skew,
+                         .seed = ++seed,
+                         .host_of = host_of,
+                         .levels = levels});
+}
+
+// Order `invariant` on any hosts; order `rank` with one host, or one rank on each, where no sum is rounded
+// that one level does not round. Elsewhere it is another order, with other bits.
+TEST_P(TwoLevels, GiveTheBitsOfOneWhereTheyAreDue) {
+    const auto [ranks, hosts] = GetParam();
+    for (CombineOrder order : kOrders) {
+        ExchangeCase c{.tokens = std::vector<int64_t>(static_cast<std::size_t>(ranks), 24),
+                       .topk = std::min<int64_t>(8, 2 * ranks),
+                       .experts = 2 * ranks,
+                       .order = order,
+                       .seed = 7,
+                       .host_of = consecutive(ranks, hosts)};
+        const std::vector<uint8_t> one = combined(c);
+        c.levels = Levels::two;
+        const bool due = order == CombineOrder::invariant || hosts == 1 || hosts == ranks;
+        EXPECT_EQ(combined(c) == one, due) << c.text();
+    }
+}
+
+INSTANTIATE_TEST_SUITE_P(Hosts, TwoLevels,
+                         testing::Values(Shape{2, 1}, Shape{2, 2}, Shape{4, 1}, Shape{4, 2}, Shape{4, 4},
+                                         Shape{8, 1}, Shape{8, 2}, Shape{8, 4}),
+                         [](const auto& instance) {
+                             return fmt::format("{}RanksOn{}Hosts", instance.param.ranks,
+                                                instance.param.hosts);
+                         });
+
+// Shapes, skews, hosts and options drawn at random; ranks placed on hosts in any order.
+TEST(HierarchicalExchange, RandomCases) {
+    for (uint64_t seed = 0; seed < 60; ++seed) {
+        auto draw = [&, n = uint64_t{0}](int64_t below) mutable {
+            return static_cast<int64_t>(test::mix(seed + 1000, n++) % static_cast<uint64_t>(below));
+        };
+        const std::vector<std::vector<int>> layouts = {
+            {0, 1, 0, 1}, {0, 1, 1, 0}, {0, 1, 2, 2, 1, 0}, {0, 0, 0, 1, 1, 1}, {0, 1, 2}};
+        ExchangeCase c{.tokens = {}, .host_of = layouts[static_cast<std::size_t>(draw(5))]};
+        const auto ranks = static_cast<int64_t>(c.host_of.size());
+        for (int64_t r = 0; r < ranks; ++r) c.tokens.push_back(draw(3) == 0 ? 0 : draw(12));
+        c.experts = ranks * (1 + draw(4));
+        c.topk = 1 + draw(c.experts);
+        c.wire = static_cast<Wire>(draw(3));
+        c.hidden = c.wire == Wire::plain ? 1 + draw(40) : 128;
+        c.alignment = int64_t{1} << draw(6);
+        c.dtype = draw(2) == 0 ? DType::bf16 : DType::f32;
+        c.order = kOrders[draw(2)];
+        c.skew = static_cast<Skew>(draw(6));
+        c.row_base = draw(2) * 128;
+        c.levels = Levels::two;
+        c.seed = seed;
+        run(c);
+        if (HasFailure()) FAIL() << c.text();
+    }
+}
+
+// Rows are received where one level receives them: in order (source rank, token).
+TEST(HierarchicalExchange, ReceivedRowsAreThoseOfOneLevel) {
+    for (const std::vector<int>& host_of : {std::vector<int>{0, 0, 1, 1}, {0, 1, 0, 1}}) {
+        const ExchangeCase c{.tokens = {6, 3, 11, 2},
+                             .topk = 3,
+                             .wire = Wire::fp8,
+                             .seed = 9,
+                             .host_of = host_of,
+                             .levels = Levels::two};
+        run_thread_ranks(4, 60, [&](ProcessGroup& group) {
+            test::ExchangeRank one(group, c.order);
+            const auto two = test::make_reference_exchange(group, one.ops, c);
+            const test::ExchangeLayer layer(c, group.rank());
+            const test::HostScaled rows = layer.wire_rows(1, group.rank());
+            test::HostScaled want(DType::e4m3, {4 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),
+                got(DType::e4m3, {4 * c.slots(), c.hidden}, ScaleLayout::vec128_wire);
+            one.exchange.dispatch_rows(rows, layer.plan(), want, one.scratch);
+            two->dispatch_rows(rows, layer.plan(), got, one.scratch);
+            EXPECT_TRUE(test::same_bytes(got.data, want.data) && test::same_bytes(got.scales, want.scales));
+        });
+    }
+}
+
+TEST(HierarchicalExchange, StagedAgreesWithTheOracleAndReduces) {
+    for (CombineOrder order : kOrders) {
+        const ExchangeCase c{.tokens = {20, 0, 8, 5},
+                             .topk = 3,
+                             .wire = Wire::fp8,
+                             .order = order,
+                             .seed = 14,
+                             .host_of = {0, 0, 1, 1},
+                             .levels = Levels::two};
+        run_thread_ranks(4, 60, [&](ProcessGroup& group) {
+            ReferenceOps host;
+            Arena unused(host.device(), "unused");
+            const auto replicas = group.split(group.rank() % 2);
+            const auto exchange = test::make_staged_exchange(group, group, *replicas, host.device(), c);
+            test::check_exchange(*exchange, unused, c);
+            test::check_shares(*exchange, Ranks::world, 20'000);
+            test::check_shares(*exchange, Ranks::expert_replicas, 20'000);
+            expect_contains(error_of(ExitCode::usage, [&] { exchange->require_capturable(); }),
+                            "moe_token_dispatcher_type");
+        });
+    }
+}
+
+TEST(HierarchicalExchange, TwoLayersInFlightUseScratchThatGrowsOnce) {
+    for (CombineOrder order : kOrders) {
+        const ExchangeCase a{.tokens = {9, 0, 31, 4},
+                             .topk = 3,
+                             .wire = Wire::fp8,
+                             .order = order,
+                             .seed = 5,
+                             .host_of = {0, 0, 1, 1},
+                             .levels = Levels::two};
+        ExchangeCase b = a;
+        b.tokens = {2, 40, 1, 8};
+        b.experts = 12;
+        b.hidden = 384;
+        run_thread_ranks(4, 60, [&](ProcessGroup& group) {
+            ReferenceOps ops;
+            Arena scratch(ops.device(), "scratch", true);
+            const auto exchange = test::make_reference_exchange(group, ops, a);
+            const test::ExchangeLayer first(a, group.rank()), second(b, group.rank());
+            for (uint64_t repeat = 0; repeat < 3; ++repeat) {
+                first.dispatch(*exchange, scratch, 1 + 10 * repeat);
+                second.dispatch(*exchange, scratch, 2 + 10 * repeat);
+                first.combine(*exchange, scratch, 3 + 10 * repeat, true, true);
+                second.combine(*exchange, scratch, 4 + 10 * repeat, false, true);
+                second.dispatch(*exchange, scratch, 5 + 10 * repeat);
+                first.combine(*exchange, scratch, 7 + 10 * repeat, true, false);
+            }
+            EXPECT_EQ(scratch.bytes_in_use(), 0);
+            EXPECT_EQ(scratch.num_growths(), 1);
+        });
+    }
+}
+
+TEST(HierarchicalExchange, HostsWithDifferentNumbersOfRanksAreRefused) {
+    const ExchangeCase c{.tokens = {4, 4, 4}, .experts = 6, .host_of = {0, 0, 1}, .levels = Levels::two};
+    const std::string message = error_of(ExitCode::usage, [&] { run(c); });
+    expect_contains(message, "parallel.moe_token_dispatcher_type: hierarchical");
+    expect_contains(message, "of 3 ranks 2 are on the host of rank 0, 2 hosts in all");
+}
+
+TEST(HierarchicalExchange, ALostRankFailsTheOthers) {
+    const ExchangeCase c{.tokens = {4, 4, 4, 4}, .host_of = {0, 0, 1, 1}, .levels = Levels::two};
+    const std::string message = error_of(ExitCode::peer, [&] {
+        run_thread_ranks(4, 60, [&](ProcessGroup& group) {
+            ReferenceOps ops;
+            Arena scratch(ops.device(), "scratch", true);
+            const auto exchange = test::make_reference_exchange(group, ops, c);
+            group.barrier();
+            if (group.rank() == 3) return;
+            test::ExchangeLayer(c, group.rank()).dispatch(*exchange, scratch, 1);
+        });
+    });
+    expect_contains(message, "rank 3");
+}
+
+TEST(HostLayout, NumbersHostsByTheirLowestRank) {
+    const HostLayout hosts(std::vector<int>{7, 2, 7, 2, 5, 5});
+    EXPECT_EQ(hosts.num_hosts(), 3);
+    EXPECT_EQ(hosts.host(3), 1);
+    EXPECT_EQ(hosts.ranks(1), (std::vector<int>{1, 3}));
+    EXPECT_EQ(hosts.place(3), 1);
+    EXPECT_TRUE(hosts.same_host(4, 5) && !hosts.same_host(0, 1) && hosts.even());
+    EXPECT_FALSE(HostLayout(std::vector<int>{0, 0, 1}).even());
+    EXPECT_EQ(HostLayout().num_hosts(), 1);
+    EXPECT_TRUE(HostLayout().same_host(0, 5));
+    // ranks 4 to 7 of a job of two hosts with six each
+    const HostLayout part = HostLayout::consecutive(4, 4, 6);
+    EXPECT_EQ(part.ranks(0), (std::vector<int>{0, 1}));
+    EXPECT_EQ(part.num_hosts(), 2);
+}
+
+}  // namespace
+}  // namespace fp8flow
