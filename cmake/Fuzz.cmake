@@ -3,6 +3,9 @@
 # build. With Clang they are libFuzzer executables (preset fuzz; run them as long as you like: fuzz_NAME -max_total_time=600 seeds/NAME);
 # otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds.
 set(fp8flow_fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
+if(FP8FLOW_FAST_COMPILE)
+    list(APPEND fp8flow_fuzz_sanitizers -O0)  # half the time to compile; the parsers run for seconds
+endif()
 if(FP8FLOW_SANITIZE)
     set(fp8flow_fuzz_sanitizers)  # the whole build has its own, which may not go with these
 endif()
