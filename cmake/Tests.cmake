@@ -16,6 +16,7 @@ set(fp8flow_test_environment
     OMPI_MCA_hwloc_base_binding_policy=none
     OMPI_MCA_rmaps_base_oversubscribe=1
     OMPI_MCA_mpi_yield_when_idle=1
+    OMPI_MCA_ess_singleton_isolated=1  # the program without mpirun starts no daemon, which costs it half a second
     OMPI_MCA_pml=ob1
     OMPI_MCA_btl=self,vader)
 
