@@ -35,6 +35,8 @@ foreach(source ${fuzz_targets})
     if(name STREQUAL "config")
         set(extra_seeds ${PROJECT_SOURCE_DIR}/configs)
         set(runs 10000)  # a configuration is read, printed and read again
+    elseif(name STREQUAL "patterns")
+        set(runs 10000)  # regular expressions, the slowest of the parsers
     endif()
     set(limits)
     add_executable(fuzz_${name} ${source})
