@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Contexts, their lock, and the one place where exceptions become a status.
 #include "bindings/handles.h"
+#include "kernels/core/error.h"
 
 #include <new>
 #include <string_view>

@@ -5,6 +5,7 @@
 
 #include "kernels/backends/backends.h"
 #include "kernels/core/arena.h"
+#include "kernels/core/error.h"
 #include "layers/lone/lone_layer.h"
 
 #include <fp8flow/c.h>

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The MoE layer of include/fp8flow/c.h: a LoneLayer whose masters and gradients are the caller's.
 #include "bindings/handles.h"
+#include "kernels/core/error.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The operations of include/fp8flow/c.h: C structs become views, and the method of Ops checks and runs.
 #include "bindings/handles.h"
+#include "kernels/core/error.h"
 #include "layers/moe_layer.h"
 
 namespace fp8flow::bindings {

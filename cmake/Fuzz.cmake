@@ -3,6 +3,9 @@
 # build. With Clang they are libFuzzer executables (preset fuzz; run them as long as you like: fuzz_NAME -max_total_time=600 seeds/NAME);
 # otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds.
 set(fp8flow_fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
+if(FP8FLOW_FAST_COMPILE)
+    list(APPEND fp8flow_fuzz_sanitizers -O0)  # half the time to compile; the parsers run for seconds
+endif()
 if(FP8FLOW_SANITIZE)
     set(fp8flow_fuzz_sanitizers)  # the whole build has its own, which may not go with these
 endif()
@@ -22,6 +25,11 @@ target_link_libraries(fp8flow_fuzzed INTERFACE $<LINK_ONLY:fp8flow_layers>)
 target_compile_options(fp8flow_fuzzed PUBLIC ${fp8flow_fuzz_sanitizers})
 target_link_options(fp8flow_fuzzed PUBLIC ${fp8flow_fuzz_sanitizers})
 
+if(NOT CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    add_library(fp8flow_fuzz_driver STATIC EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cpp)
+    target_link_libraries(fp8flow_fuzz_driver PRIVATE fp8flow_flags)
+    target_compile_options(fp8flow_fuzz_driver PRIVATE ${fp8flow_fuzz_sanitizers})
+endif()
 file(GLOB fuzz_targets CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/fuzz/*_fuzz.cpp)
 foreach(source ${fuzz_targets})
     get_filename_component(name ${source} NAME_WE)
@@ -32,6 +40,8 @@ foreach(source ${fuzz_targets})
     if(name STREQUAL "config")
         set(extra_seeds ${PROJECT_SOURCE_DIR}/configs)
         set(runs 10000)  # a configuration is read, printed and read again
+    elseif(name STREQUAL "patterns")
+        set(runs 10000)  # regular expressions, the slowest of the parsers
     endif()
     set(limits)
     add_executable(fuzz_${name} ${source})
@@ -42,7 +52,7 @@ foreach(source ${fuzz_targets})
         target_compile_options(fp8flow_fuzzed PRIVATE -fsanitize=fuzzer-no-link)
         set(limits -timeout=5 -rss_limit_mb=512 -artifact_prefix=${PROJECT_BINARY_DIR}/)
     else()
-        target_sources(fuzz_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests/fuzz/driver.cpp)
+        target_link_libraries(fuzz_${name} PRIVATE fp8flow_fuzz_driver)
     endif()
     set_target_properties(fuzz_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
     # libFuzzer adds what it finds to the first folder, which is not that of the seeds

@@ -16,6 +16,7 @@ set(fp8flow_test_environment
     OMPI_MCA_hwloc_base_binding_policy=none
     OMPI_MCA_rmaps_base_oversubscribe=1
     OMPI_MCA_mpi_yield_when_idle=1
+    OMPI_MCA_ess_singleton_isolated=1  # the program without mpirun starts no daemon, which costs it half a second
     OMPI_MCA_pml=ob1
     OMPI_MCA_btl=self,vader)
 
@@ -167,9 +168,12 @@ endforeach()
 
 file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp)
 if(TARGET fp8flow)
+    add_library(fp8flow_command STATIC ${PROJECT_SOURCE_DIR}/tests/cli/command.cpp)
+    fp8flow_test_flags(fp8flow_command)
+    target_link_libraries(fp8flow_command PUBLIC fp8flow_test_support nlohmann_json::nlohmann_json)
     foreach(source ${cli_tests})
-        fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/cli/command.cpp)
-        target_link_libraries(${test_name} PRIVATE GTest::gtest_main nlohmann_json::nlohmann_json)
+        fp8flow_test_executable(${source})
+        target_link_libraries(${test_name} PRIVATE fp8flow_command GTest::gtest_main)
         add_dependencies(${test_name} fp8flow)
         add_test(NAME ${test_name} COMMAND ${test_name})
         set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600
@@ -239,10 +243,13 @@ file(GLOB_RECURSE gpu_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_
 if(FP8FLOW_CUDA_ENABLED)
     file(GLOB_RECURSE gpu_cuda_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_test.cu)
 endif()
+add_library(fp8flow_gpu_main STATIC ${PROJECT_SOURCE_DIR}/tests/gpu/gpu_main.cpp)
+fp8flow_test_flags(fp8flow_gpu_main)
+target_compile_definitions(fp8flow_gpu_main PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
+target_link_libraries(fp8flow_gpu_main PUBLIC fp8flow_hopper)
 foreach(source ${gpu_tests} ${gpu_cuda_tests})
-    fp8flow_test_executable(${source} ${PROJECT_SOURCE_DIR}/tests/gpu/gpu_main.cpp)
-    target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
-    target_link_libraries(${test_name} PRIVATE fp8flow_reference fp8flow_hopper)  # both, through tests/support/parity.h
+    fp8flow_test_executable(${source})
+    target_link_libraries(${test_name} PRIVATE fp8flow_gpu_main fp8flow_reference fp8flow_hopper)  # both, through tests/support/parity.h
     add_test(NAME ${test_name} COMMAND ${test_name})
     set_tests_properties(${test_name} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE ${fp8flow_skipped_code}
         RESOURCE_LOCK gpu ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")

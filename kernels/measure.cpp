@@ -2,6 +2,7 @@
 // The protocol: warm-up, pause, queued samples, then calls back to back.
 #include "kernels/measure.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/random_fill.h"
 #include "kernels/core/scaled_tensor.h"
 

@@ -14,6 +14,8 @@
 
 namespace fp8flow {
 
+class Device;
+
 struct MeasureOptions {
     int warmups = 5;
     int samples = 30;

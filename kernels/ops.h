@@ -4,8 +4,8 @@
 // operations as macros, for generated code: kernels/ops/list.h. Read next: kernels/exchange.h.
 #pragma once
 
+#include "kernels/core/device.h"
 #include "kernels/core/op_observer.h"
-#include "kernels/core/stream.h"
 #include "kernels/ops/list.h"
 
 #include <cstdint>

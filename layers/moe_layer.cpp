@@ -4,6 +4,8 @@
 
 #include "layers/schedule/wire_lane.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <cmath>
 

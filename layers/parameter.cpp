@@ -3,6 +3,7 @@
 // recipe.
 #include "layers/parameter.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/random.h"
 
 #include <algorithm>

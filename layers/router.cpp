@@ -2,6 +2,7 @@
 // Routing of one layer in the order of the formulas: logits, scores, choice, losses; their gradients upwards.
 #include "layers/router.h"
 
+#include "kernels/core/error.h"
 #include "layers/forced_routing.h"
 #include "layers/schedule/wire_lane.h"
 

@@ -2,6 +2,8 @@
 // The shared buffers by key and the views into them; the first row of a layer is read on the device.
 #include "layers/row_arena.h"
 
+#include "kernels/core/error.h"
+
 #include <algorithm>
 
 namespace fp8flow {

@@ -3,6 +3,7 @@
 // lost.
 #include "layers/tensor_stats.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 
 #include <algorithm>

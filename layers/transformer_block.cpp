@@ -2,6 +2,8 @@
 // The block as two residual branches, forward and backward, and which precision a layer has.
 #include "layers/transformer_block.h"
 
+#include <fmt/core.h>
+
 namespace fp8flow {
 
 PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& precision, int layer) {

@@ -12,6 +12,7 @@
 
 #include "fp8flow/kernels/backends/backends.h"
 #include "fp8flow/kernels/comm/process_group.h"
+#include "fp8flow/kernels/core/error.h"
 #include "fp8flow/kernels/core/scalar_math.h"
 #include "fp8flow/kernels/ops.h"
 #include "fp8flow/layers/lone/lone_layer.h"

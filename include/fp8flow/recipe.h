@@ -8,6 +8,7 @@
 // the program has what these headers declare. Build it with the headers and the compiler of the program.
 #pragma once
 
+#include "kernels/core/error.h"
 #include "layers/flows/cast_flow.h"
 #include "layers/flows/fp8_flow.h"
 

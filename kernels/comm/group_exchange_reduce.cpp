@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Reductions and gathers of the reference exchange.
 #include "kernels/comm/group_exchange.h"
+#include "kernels/core/error.h"
 
 #include <span>
 

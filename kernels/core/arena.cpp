@@ -2,6 +2,8 @@
 // Arena: chunks of host memory handed out in stack order, with bytes counted by category.
 #include "kernels/core/arena.h"
 
+#include "kernels/core/error.h"
+
 #include <algorithm>
 #include <utility>
 

@@ -4,8 +4,8 @@
 // call).
 #pragma once
 
+#include "kernels/core/device.h"
 #include "kernels/core/scaled_tensor.h"
-#include "kernels/core/stream.h"
 
 #include <map>
 #include <string>

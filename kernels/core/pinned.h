@@ -4,7 +4,7 @@
 // somebody else.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 
 namespace fp8flow {
 

@@ -4,7 +4,7 @@
 // length divides.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 #include "kernels/core/tensor.h"
 
 #include <cstdint>

@@ -2,6 +2,8 @@
 // Names and scale shapes of the FP8 layouts: the one place that turns a layout into dimensions.
 #include "kernels/core/scaled_tensor.h"
 
+#include "kernels/core/error.h"
+
 namespace fp8flow {
 
 const char* name_of(ScaleLayout layout) {

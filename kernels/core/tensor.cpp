@@ -2,6 +2,8 @@
 // Checks and constructors of TensorView.
 #include "kernels/core/tensor.h"
 
+#include "kernels/core/error.h"
+
 namespace fp8flow {
 
 TensorView make_view(void* data, DType dtype, std::initializer_list<int64_t> shape) {
@@ -44,6 +46,10 @@ TensorView TensorView::operator[](int64_t index) const {
     view.dims[rank - 1] = 0;
     --view.rank;
     return view;
+}
+
+void TensorView::fail_dtype(DType asked) const {
+    fail(ExitCode::internal, "tensor is {}, asked for {}", name_of(dtype), name_of(asked));
 }
 
 RowGroups RowGroups::slice(int64_t first, int64_t count) const {

@@ -5,7 +5,6 @@
 #pragma once
 
 #include "kernels/core/dtype.h"
-#include "kernels/core/error.h"
 
 #include <cstdint>
 #include <initializer_list>
@@ -45,8 +44,7 @@ struct TensorView {
 
     // Typed pointer; the type must match dtype.
     template <class T> T* as() const {
-        FP8FLOW_CHECK(dtype == dtype_of<T>::value, "tensor is {}, asked for {}", name_of(dtype),
-                      name_of(dtype_of<T>::value));
+        if (dtype != dtype_of<T>::value) fail_dtype(dtype_of<T>::value);
         return static_cast<T*>(data);
     }
     uint8_t* bytes_ptr() const { return static_cast<uint8_t*>(data); }
@@ -57,6 +55,9 @@ struct TensorView {
     TensorView slice(int64_t first, int64_t count) const;
     // Entry `index` of the leading dimension, rank reduced by one.
     TensorView operator[](int64_t index) const;
+
+private:
+    [[noreturn]] void fail_dtype(DType asked) const;
 };
 
 TensorView make_view(void* data, DType dtype, std::initializer_list<int64_t> shape);

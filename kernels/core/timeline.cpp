@@ -2,6 +2,7 @@
 // The host's timeline, for devices that work while the caller waits: a mark is the time at which it is made.
 #include "kernels/core/timeline.h"
 
+#include "kernels/core/device.h"
 #include "kernels/core/error.h"
 
 #include <chrono>

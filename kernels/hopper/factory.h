@@ -6,6 +6,7 @@
 #include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
+#include "kernels/hopper/kernel_choice.h"
 #include "kernels/ops.h"
 #include "kernels/probe.h"
 
@@ -13,22 +14,6 @@
 #include <string>
 
 namespace fp8flow {
-
-// Which kernels compute GEMMs. native: dense BF16 on cuBLASLt, all others on this project's tensor-core
-// kernels, which read group sizes on the device. cublaslt: all of them on cuBLASLt, one expert after the
-// other with sizes read by the host (the baseline). simt: all on CUDA cores, in the reference's order of
-// summation and with its bits. alternative: all on one kernel of warp-level MMA instructions
-// (gemm/fallback/mma.cu), which sums the contraction of plain operands from its end to its start: another,
-// equally valid order of summation.
-enum class GemmBackend { native, cublaslt, simt, alternative };
-// Which kernels compute attention. native: this project's kernel. cudnn: cuDNN, in builds that found it;
-// shapes that it does not support run on native (attention/cudnn.h).
-enum class AttentionBackend { native, cudnn };
-
-struct KernelChoice {
-    GemmBackend gemm = GemmBackend::native;
-    AttentionBackend attention = AttentionBackend::native;
-};
 
 // How ranks of one host reach each other's GPU memory.
 enum class PeerMapping { cuda_ipc, nccl_window };

@@ -3,6 +3,8 @@
 // besides their arguments.
 #include "kernels/hopper/hopper_ops.h"
 
+#include "kernels/core/error.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/cuda_device.h"
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/hopper/workspace.h"

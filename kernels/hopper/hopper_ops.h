@@ -4,7 +4,7 @@
 // member) below. Read next: README.md, runtime/launch.h, then any family.
 #pragma once
 
-#include "kernels/hopper/factory.h"
+#include "kernels/hopper/kernel_choice.h"
 #include "kernels/ops.h"
 
 #include <memory>

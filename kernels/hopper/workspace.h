@@ -3,6 +3,7 @@
 // cuBLASLt's handle and workspaces, cuDNN's plans.
 #pragma once
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/attention/cudnn.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/hopper_ops.h"

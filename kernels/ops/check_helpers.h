@@ -3,6 +3,7 @@
 // of tensors.
 #pragma once
 
+#include "kernels/core/error.h"
 #include "kernels/core/op_observer.h"
 #include "kernels/core/tensor.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Dense, grouped and weight-gradient GEMMs of the reference backend: the operand entries, scales and rows of
 // D of each GemmProblem of the shared kernel (gemm_kernel.h).
+#include "kernels/core/error.h"
 #include "kernels/reference/gemm_kernel.h"
 #include "kernels/reference/rows.h"
 

@@ -2,7 +2,7 @@
 // Host memory as the reference backend's device.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 
 namespace fp8flow {
 

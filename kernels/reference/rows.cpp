@@ -2,6 +2,8 @@
 // Row access in float for every storage type, and the sums over a row in their stated order.
 #include "kernels/reference/rows.h"
 
+#include "kernels/core/error.h"
+
 namespace fp8flow::reference {
 
 namespace {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Embedding, cross-entropy and the element-wise operations of the reference backend.
+#include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // One key selects the recipe.
+#include "kernels/core/error.h"
 #include "layers/flows/flow.h"
 
 #include <algorithm>

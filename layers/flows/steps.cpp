@@ -3,6 +3,7 @@
 // anything here.
 #include "layers/flows/steps.h"
 
+#include "kernels/core/error.h"
 #include "layers/tensor_stats.h"
 
 namespace fp8flow::steps {

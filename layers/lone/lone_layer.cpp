@@ -2,6 +2,8 @@
 // The surroundings of one MoE layer: what a step of the model's trainer gives to all of its layers.
 #include "layers/lone/lone_layer.h"
 
+#include "kernels/core/error.h"
+
 namespace fp8flow {
 
 namespace {

@@ -2,6 +2,8 @@
 // Which micro-batch keeps its operands, and for how long.
 #include "layers/schedule/delayed_wgrads.h"
 
+#include "kernels/core/error.h"
+
 namespace fp8flow {
 
 void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {

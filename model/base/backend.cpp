@@ -7,6 +7,7 @@
 #include "kernels/comm/hierarchical_exchange.h"
 #include "kernels/comm/split_exchange.h"
 #include "kernels/comm/staged_exchange.h"
+#include "kernels/core/error.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
 #include "kernels/hopper/runtime/device_query.h"

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The table of all cases, generated from the list of operations, so that none can be missing; then those that
 // are no single operation.
+#include "kernels/core/error.h"
 #include "model/bench/cases/case.h"
 #include "model/config/fields.h"
 

@@ -3,6 +3,7 @@
 #include "model/bench/report.h"
 #include "model/report/table.h"
 
+#include <fmt/core.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // Measuring cases.
 #include "model/bench/runner.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/timeline.h"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 // Reading the shapes of benchmarked operations.
 #include "model/bench/shape.h"
 
+#include "kernels/core/error.h"
 #include "model/config/fields.h"
 
 #include <algorithm>

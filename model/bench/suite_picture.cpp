@@ -4,6 +4,8 @@
 #include "model/report/svg_canvas.h"
 #include "model/report/table.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 
 namespace fp8flow::bench {

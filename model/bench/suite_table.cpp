@@ -4,6 +4,8 @@
 #include "model/bench/report.h"
 #include "model/report/table.h"
 
+#include <fmt/core.h>
+
 #include <algorithm>
 #include <map>
 

@@ -3,6 +3,8 @@
 // their fused kernels replace, and the operations of the one-layer configurations.
 #include "model/bench/suite.h"
 
+#include <fmt/core.h>
+
 #include <set>
 
 namespace fp8flow::bench {

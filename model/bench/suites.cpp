@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The suites of `bench --suite`: which operations at which shapes.
+#include "kernels/core/error.h"
 #include "model/bench/suite.h"
 #include "model/config/fields.h"
 

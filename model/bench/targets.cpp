@@ -4,6 +4,8 @@
 
 #include "model/report/table.h"
 
+#include <fmt/core.h>
+
 namespace fp8flow::bench {
 
 using namespace report;

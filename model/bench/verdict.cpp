@@ -2,6 +2,8 @@
 // Rows compared with their targets, their baselines and their peers.
 #include "model/bench/report.h"
 
+#include <fmt/core.h>
+
 namespace fp8flow::bench {
 
 namespace {

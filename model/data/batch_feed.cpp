@@ -2,6 +2,7 @@
 // The layout of a slot, and its way to the device.
 #include "model/data/batch_feed.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/scaled_tensor.h"
 
 #include <algorithm>

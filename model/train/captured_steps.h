@@ -5,7 +5,7 @@
 // trainer.cpp.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 
 #include <functional>
 #include <memory>

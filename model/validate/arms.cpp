@@ -2,6 +2,8 @@
 // One arm per recipe, one per switch of the flow, one for the noise floor.
 #include "model/validate/arms.h"
 
+#include "kernels/core/error.h"
+
 #include <algorithm>
 #include <functional>
 

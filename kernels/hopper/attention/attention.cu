@@ -2,6 +2,7 @@
 // Native attention on CUDA cores, tiled through shared memory, in the reference's order of summation and with
 // its bits. Scores are not kept: the backward recomputes them from the saved log-sum-exp. Dispatch to cuDNN
 // is at the end of this file (do_attention); rotary embedding and the packed projection: layout.cu.
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"

@@ -4,6 +4,7 @@
 // length, D] with the strides of [T, heads, D].
 #include "kernels/hopper/attention/cudnn.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/attention/lse.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/factory.h"

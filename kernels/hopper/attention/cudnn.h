@@ -9,6 +9,10 @@
 
 #include <memory>
 
+namespace fp8flow {
+class Device;
+}
+
 namespace fp8flow::hopper {
 
 class CudnnAttention {

@@ -3,6 +3,7 @@
 // row order of this rank and the send and receive lists, in two launches. count_kernel makes histograms per
 // block of tokens; in place_kernel every block adds up the histograms before its own, and all of them, and
 // places its rows. Slots are stable and integers exact, so the plan has the reference's bytes on every rank.
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"

@@ -4,6 +4,7 @@
 // Read next: choice.h, top_k.cu.
 #pragma once
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Turns a failed CUDA runtime call into an Error that says what was being done. For .cu files of the CUDA
+// Turns a failed CUDA runtime call into an Error that says what was being done. For files of the CUDA
 // backend.
 #pragma once
-
-#include "kernels/core/error.h"
 
 #include <cuda_runtime.h>
 
@@ -11,17 +9,13 @@
 
 namespace fp8flow::hopper {
 
+[[noreturn]] void fail_cuda(cudaError_t status, const char* what);
+
 inline void check_cuda(cudaError_t status, const char* what) {
-    if (status == cudaSuccess) return;
-    const ExitCode code = status == cudaErrorMemoryAllocation ? ExitCode::memory : ExitCode::internal;
-    fail(code, "CUDA: {}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status));
+    if (status != cudaSuccess) fail_cuda(status, what);
 }
 
 // The same for a failure that is a reason to use a fallback: the problem as text, or nothing.
-inline std::string cuda_problem(cudaError_t status, const char* what) {
-    if (status == cudaSuccess) return {};
-    cudaGetLastError();  // it is reported here, not at the next launch
-    return fmt::format("{}: {}", what, cudaGetErrorString(status));
-}
+std::string cuda_problem(cudaError_t status, const char* what);
 
 }  // namespace fp8flow::hopper

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Memory of one GPU: allocation outside the step, copies and fills on the caller's stream.
+#include "kernels/core/error.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/cuda_device.h"
 #include "kernels/hopper/runtime/cuda_timeline.h"

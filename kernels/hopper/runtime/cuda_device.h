@@ -3,7 +3,7 @@
 // captured work.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 
 namespace fp8flow {
 

@@ -4,6 +4,7 @@
 // cycle count with the time.
 #include "kernels/hopper/runtime/cuda_timeline.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/clock.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "kernels/hopper/runtime/launch.h"

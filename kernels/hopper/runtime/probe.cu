@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The probe of one GPU: a streaming kernel (its rate is the ceiling of every memory-bound operation), a delay
 // kernel, and the properties that the driver reports.
+#include "kernels/core/error.h"
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/tensor.h"
 #include "kernels/hopper/device/clock.h"

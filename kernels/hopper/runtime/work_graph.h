@@ -2,7 +2,7 @@
 // Captures what a call gives to a stream, and to the streams beside it, as a CUDA graph.
 #pragma once
 
-#include "kernels/core/stream.h"
+#include "kernels/core/device.h"
 
 #include <cuda_runtime.h>
 

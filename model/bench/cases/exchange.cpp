@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks
 // start each call together and the slowest counts.
+#include "kernels/core/error.h"
 #include "model/bench/cases/all_to_all.h"
 
 namespace fp8flow::bench {

@@ -2,8 +2,9 @@
 // Fetches samples of operands from the device and multiplies them in double precision.
 #include "model/bench/cases/gemm_error.h"
 
+#include "kernels/core/device.h"
+#include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
-#include "kernels/core/stream.h"
 
 #include <algorithm>
 #include <cstring>

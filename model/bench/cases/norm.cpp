@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bench cases of RMSNorm: plain, with FP8 outputs, backward.
+#include "kernels/core/error.h"
 #include "model/bench/cases/case.h"
 
 namespace fp8flow::bench {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Bench cases of the dispatch plan and the row movers, on one rank that has all experts.
+#include "kernels/core/error.h"
 #include "model/bench/cases/routing.h"
 
 namespace fp8flow::bench {

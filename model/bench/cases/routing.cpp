@@ -2,6 +2,7 @@
 // Routing for bench cases, and what the host can say about its dispatch plan.
 #include "model/bench/cases/routing.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "kernels/dispatch_plan.h"
 

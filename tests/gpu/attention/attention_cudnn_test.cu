@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Attention on cuDNN at sizes where its backward runs in parts, against the native kernels on the same GPU.
 #include "kernels/hopper/attention/cudnn.h"
+#include "kernels/hopper/factory.h"
 #include "tests/support/parity.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

@@ -3,8 +3,10 @@
 // reference, bit by bit: both sum in the order of kernels/ops/attention.h. Attention on cuDNN against the
 // reference within bounds.
 #include "kernels/hopper/attention/cudnn.h"
+#include "kernels/hopper/factory.h"
 #include "tests/support/parity.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>

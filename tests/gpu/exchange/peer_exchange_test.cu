@@ -2,6 +2,7 @@
 // Peer memory and the exchange over it in one process: one rank against the brute-force oracle, and threads
 // that share one GPU, each with a stream of its own: a replayed graph, a rank that does not arrive, memory
 // that is mapped and freed many times. Exchanges between several ranks are tested under mpirun.
+#include "kernels/core/error.h"
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"

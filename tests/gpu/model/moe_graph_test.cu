@@ -3,6 +3,7 @@
 // so a graph that was captured with one routing gives, with other inputs and other routing, the bytes of a
 // run without a graph. One rank, local exchange.
 #include "kernels/hopper/device/view.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "layers/transformer_block.h"

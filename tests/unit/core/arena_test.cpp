@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The arena (placement, growth, marks, peaks), tensor views, and the counter-based random numbers.
 #include "kernels/core/arena.h"
+#include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "kernels/reference/host_device.h"
 

@@ -2,6 +2,7 @@
 // Attention, rotary embedding and the packed projection against double-precision formulas, central
 // differences, and the properties that no rounding may break: causality, independence of sequences, the same
 // bits for any number of threads.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

@@ -3,6 +3,7 @@
 // product, and bit by bit against the order that kernels/ops/gemm.h states.
 #include "kernels/ops/gemm.h"
 
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/products.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm against double precision, its gradient against central differences, the order of its sums bit for
 // bit, and its FP8 outputs against the composed ops byte for byte.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/tensors.h"

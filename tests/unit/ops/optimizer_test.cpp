@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // AdamW against the textbook in double and, bit for bit, against a plain loop; the gradient norm; the status
 // word that stops a step.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

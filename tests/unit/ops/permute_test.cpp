@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The row movers: every byte against a gather written down row by row, the fused op against the unfused pair,
 // sums in their stated order, merging probabilities and their gradient.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 

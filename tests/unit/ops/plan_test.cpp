@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The dispatch plan against a brute-force oracle (sort everything, then look), conservation over all ranks,
 // arenas, and overflow at the exact boundary.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 

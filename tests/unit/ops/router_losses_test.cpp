@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The router's projection and its gradients against sums in double, and what balances experts: auxiliary
 // loss, z-loss, bias update, with gradients by central differences.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Router top-k against formulas in double written another way (sort everything, then normalise); gradients by
 // central differences; NaN, Inf, ties and every width of router that has broken somebody.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

@@ -2,6 +2,7 @@
 // The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the
 // residual (one kernel where rows are BF16), with the roundings of the ordering contract
 // (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
+#include "kernels/core/error.h"
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"

@@ -3,6 +3,7 @@
 // passed.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
 #include <fmt/ranges.h>

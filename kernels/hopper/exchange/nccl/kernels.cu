@@ -4,6 +4,7 @@
 // says what must move.
 #include "kernels/hopper/exchange/nccl/kernels.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"

@@ -4,6 +4,7 @@
 // which is also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
 // exchange. Here: the call, and kernels for any rows and for weighted ones, in which owners add after the
 // group barrier. Read next: combine_sums.cu.
+#include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/vector_io.h"

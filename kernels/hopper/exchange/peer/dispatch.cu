@@ -11,6 +11,7 @@
 // the deadline, and one after it that copies them, so that a late peer does not occupy SMs.
 #include "kernels/hopper/exchange/peer/dispatch.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/clock.h"
 #include "kernels/hopper/device/groups.h"

@@ -3,6 +3,7 @@
 // in routing.cu, dispatch.cu, combine.cu and reduce.cu.
 #include "kernels/hopper/exchange/peer/exchange.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine.h"
 #include "kernels/hopper/runtime/launch.h"

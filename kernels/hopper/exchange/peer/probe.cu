@@ -5,6 +5,8 @@
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
 
+#include <fmt/core.h>
+
 namespace fp8flow::hopper::peer {
 
 namespace {

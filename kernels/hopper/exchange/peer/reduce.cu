@@ -6,6 +6,7 @@
 //
 // reduce_scatter and all_gather, a round of shares at a time: slices are packed into the region, every rank
 // reduces its packed share of all members', or fetches the shares of the others; two barriers a round.
+#include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/widened.h"
 #include "kernels/hopper/exchange/peer/exchange.h"

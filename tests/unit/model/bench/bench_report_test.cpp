@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What `bench` says of its rows: the suite of published shapes has all of them, targets are where they
 // belong, peers are read and chosen, verdicts, the table and the picture follow from the rows.
+#include "kernels/core/error.h"
 #include "model/bench/report.h"
 #include "model/bench/suite.h"
 

@@ -5,6 +5,7 @@
 #include "model/bench/cases/routing.h"
 #include "model/bench/suite.h"
 
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 

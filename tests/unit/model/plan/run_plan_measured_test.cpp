@@ -7,6 +7,7 @@
 
 #include "kernels/reference/reference_ops.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <random>

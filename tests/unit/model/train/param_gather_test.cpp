@@ -4,6 +4,7 @@
 #include "model/config/config.h"
 #include "tests/support/layer_fixture.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 namespace fp8flow::test {
