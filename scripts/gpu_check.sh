@@ -80,6 +80,7 @@ parts_of() {
         echo ' divided state|Golden.DividedStateChangesNoBit'
         echo ' order invariant|Golden.InvariantOrderChangesNoBit'
         echo ' hosts|Golden.HostsChangeNoBit'
+        echo ' two levels|Golden.TwoLevelsChangeNoBit'
         echo ' delays|Golden.NoDelayChangesABit'
     else
         echo '|*'

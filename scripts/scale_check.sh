@@ -124,6 +124,7 @@ if [[ -z $rehearsal ]]; then
     golden 'divided state' DividedStateChangesNoBit 240
     golden schedules SchedulesChangeNoBit
     golden hosts HostsChangeNoBit
+    golden 'two levels' TwoLevelsChangeNoBit
     golden graphs GraphsChangeNoBit
     golden 'saved rows' SavedRowsChangeNoBit
     golden 'order invariant' InvariantOrderChangesNoBit
@@ -175,12 +176,14 @@ else
 fi
 add --gpus "$gpus" --limit 200 --detail ' hold ' faults "$root/scripts/fault_matrix.py" "${faults[@]}" --json "$out/faults.json"
 
-# Hosts of half the ranks each: experts inside a host, and experts over both.
+# Hosts of half the ranks each: experts inside a host, and experts over both, flat and by two levels.
 hosts=(--set "parallel.hosts=2x$((gpus / 2))")
 deepseek $((gpus / 2))
 profile "hosts, experts inside" "$gpus" layer_deepseek_v3 "${keys[@]}" --set "training.global_batch_size=$gpus" "${hosts[@]}" "${no_energy[@]}"
 deepseek "$gpus"
 profile "hosts, experts across" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" "${hosts[@]}" "${no_energy[@]}"
+profile --steps 5 "hosts, two levels" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" "${hosts[@]}" "${no_energy[@]}" \
+    --set parallel.moe_token_dispatcher_type=hierarchical
 
 recipes=(--recipes 'bf16,fp8_blockwise,fp8_flow' "${no_energy[@]}" --set "parallel.expert_model_parallel_size=$gpus" --set "training.global_batch_size=$gpus")
 for model in qwen3_235b_a22b qwen3_30b_a3b mixtral_8x7b deepseek_v2_lite; do

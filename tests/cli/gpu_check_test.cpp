@@ -100,12 +100,12 @@ TEST_F(GpuCheck, TwoCallsTogetherDoAll) {
     EXPECT_EQ(check("--resume runs/state --only golden").status, 0);
     const CommandResult rest = check("--resume runs/state");
     EXPECT_EQ(rest.status, 0) << rest.out << rest.err;
-    expect_contains(rest.out, "22 of ");
+    expect_contains(rest.out, "24 of ");
     expect_contains(rest.out, "0 of ");
     const std::string ran = read_whole(folder_.path("ran"));
     int golden = 0;
     for (const std::string& line : lines_of(ran)) golden += line.starts_with("gpu_mpi_golden_test") ? 1 : 0;
-    EXPECT_EQ(golden, 22) << ran;  // eleven of them, on one rank and on two, once
+    EXPECT_EQ(golden, 24) << ran;  // twelve of them, on one rank and on two, once
     EXPECT_EQ(rows().count("gpu_mpi_golden_test hashes on 1"), 1u);
     EXPECT_EQ(rows().count("train on 2"), 1u);
 }
