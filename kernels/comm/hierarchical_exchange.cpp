@@ -5,6 +5,7 @@
 #include "kernels/comm/hierarchical_exchange.h"
 
 #include "kernels/comm/plan_messages.h"
+#include "kernels/core/error.h"
 
 #include <algorithm>
 #include <numeric>
