@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
 # On a machine with Hopper GPUs, in one call: builds, then runs every GPU test on one GPU and on several, short training, validation and
-# measuring runs on 1, 2, 4 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
+# measuring runs on 1, 2, 4, 8 GPUs, and compute-sanitizer over every operation. Small checks run side by side on all GPUs. Prints one table
 # and writes gpu_check.json; exit status 1 if a check failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).
 # Usage: gpu_check.sh [--budget SECONDS] [--resume FILE] [--only REGEX] [--skip REGEX] [FOLDER]
 #   --budget  no check starts later than this after the start, build included; what no longer fits is "not run"
@@ -52,7 +52,7 @@ export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_comp
 export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0
 if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
 rank_counts=()
-for ranks in 1 2 4; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; done
+for ranks in 1 2 4 8; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; done
 
 # tests_of FOLDER: the executables of tests/FOLDER of which a check is wanted; those that take longest first, so that they do not end last
 tests_of() {
@@ -131,6 +131,7 @@ for ranks in "${rank_counts[@]}"; do
     on_ranks "$ranks"
     for test in "${mpi_tests[@]}"; do
         while IFS='|' read -r part filter; do
+            if [[ $part == ' hashes' && $ranks == 8 ]]; then continue; fi  # the committed file has jobs of 1, 2 and 4 ranks
             add --gpus "$ranks" --detail "$test_line" "$test$part on $ranks" "${run[@]}" "$bin/tests/$test" "--gtest_filter=$filter"
         done < <(parts_of "$test")
     done

@@ -112,27 +112,7 @@ if ((gpus == 8)); then
     deepseek "$gpus"
 fi
 
-# golden NAME TEST [LIMIT]
-golden() {
-    add --gpus "$gpus" --limit "${3:-120}" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
-        "--gtest_filter=Golden.$2"
-}
 on_ranks "$gpus"
-if [[ -z $rehearsal ]]; then
-    if ((gpus < 8)); then golden hashes Hopper; fi  # the committed file has jobs of 1, 2 and 4 ranks
-    golden 'alltoall is flex' AlltoallIsFlex
-    golden 'divided state' DividedStateChangesNoBit 240
-    golden schedules SchedulesChangeNoBit
-    golden hosts HostsChangeNoBit
-    golden 'two levels' TwoLevelsChangeNoBit
-    golden graphs GraphsChangeNoBit
-    golden 'saved rows' SavedRowsChangeNoBit
-    golden 'order invariant' InvariantOrderChangesNoBit
-    for test in exchange checkpoint; do
-        add --gpus "$gpus" --limit 240 --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
-    done
-fi
-
 exchange=(--suite exchange)
 if [[ -n $rehearsal ]]; then exchange=(dispatch combine --shape "T=16,E=8,K=2,H=128" --samples 2 --idle 0 --sustain 0); fi
 add --gpus "$gpus" --limit 180 --detail 'written|rror' --figures "python3 '$root/scripts/scale_figures.py' '$out/exchange/bench.json'" exchange \
@@ -156,6 +136,28 @@ whole_model=(--set "parallel.expert_model_parallel_size=$gpus" --set "training.g
 add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$root/scripts/scale_figures.py' '$out/qwen3_30b_a3b'" "train qwen3_30b_a3b" \
     bash -c 'train_whole "$@"' _ "$out/qwen3_30b_a3b" "${run[@]}" -- "$root/configs/qwen3_30b_a3b.yaml" --backend "$backend" "${layer[@]}" \
     "${whole[@]}" "${whole_model[@]}"
+
+# golden NAME TEST [LIMIT]
+golden() {
+    add --gpus "$gpus" --limit "${3:-120}" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
+        "--gtest_filter=Golden.$2"
+}
+if [[ -z $rehearsal ]]; then
+    if ((gpus < 8)); then golden hashes Hopper; fi  # the committed file has jobs of 1, 2 and 4 ranks
+    golden 'alltoall is flex' AlltoallIsFlex
+    golden 'divided state' DividedStateChangesNoBit 240
+    golden schedules SchedulesChangeNoBit
+    golden hosts HostsChangeNoBit
+    golden 'two levels' TwoLevelsChangeNoBit
+    golden graphs GraphsChangeNoBit
+    golden 'saved rows' SavedRowsChangeNoBit
+    golden 'order invariant' InvariantOrderChangesNoBit
+    add --gpus "$gpus" --limit 200 --detail 'written|failed' 'train twice, validate' "$root/scripts/gpu_check.sh" \
+        --only "^(train|train twice|validate) on $gpus\$" "$out/gpu_check"
+    for test in exchange checkpoint; do
+        add --gpus "$gpus" --limit 240 --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
+    done
+fi
 
 profile --steps 20 "layer deepseek_v3 8192 tokens" "$gpus" layer_deepseek_v3 "${keys[@]}" --set training.micro_batch_size=2 \
     --set "training.global_batch_size=$((2 * gpus))" "${no_energy[@]}" --schedules
