@@ -170,7 +170,7 @@ file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp
 if(TARGET fp8flow)
     add_library(fp8flow_command STATIC ${PROJECT_SOURCE_DIR}/tests/cli/command.cpp)
     fp8flow_test_flags(fp8flow_command)
-    target_link_libraries(fp8flow_command PUBLIC fp8flow_test_support nlohmann_json::nlohmann_json)
+    target_link_libraries(fp8flow_command PUBLIC nlohmann_json::nlohmann_json)
     foreach(source ${cli_tests})
         fp8flow_test_executable(${source})
         target_link_libraries(${test_name} PRIVATE fp8flow_command GTest::gtest_main)
