@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# A queue of checks over the GPUs of a machine, for gpu_check.sh; sourced after common.sh, never run.
+# A queue of checks over the GPUs of a machine, for gpu_check.sh and scale_check.sh; sourced after common.sh, never run.
 # Small checks share a GPU; others have one or several GPUs to themselves. They start in the order in which they were added, as soon as
 # what they need is free.
 # shellcheck shell=bash
@@ -13,9 +13,65 @@ budget=0     # seconds of this shell's life after which nothing starts; 0: no en
 resume=''    # file in which results are kept between calls; '': none
 source_key=''  # what results in it belong to: those of another key count for nothing
 
+gpu_name=none  # of the machine's first GPU
+command=''  # as the script was called, for its report
+only='' skip=''  # regular expressions of names, for `add`
+
 checks_per_gpu=3  # of the small ones
 check_names=() check_commands=() check_gpus=() check_slots=() check_limits=() check_details=() check_late=() check_figures=()
 check_rows=()  # after run_checks: one JSON object a check, in the order of addition
+
+# read_arguments NAME... -- ARGUMENT...: `--NAME VALUE` into the variable of that name, an argument without dashes into out; --help prints the
+# head of the script.
+read_arguments() {
+    local options=' '
+    while [[ $1 != -- ]]; do options+="$1 " && shift; done
+    shift
+    while (($# > 0)); do
+        case $1 in
+            -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
+            -*)
+                [[ $1 == --* && $options == *" ${1#--} "* ]] || die 2 "unknown argument $1; see --help"
+                (($# >= 2)) || die 2 "$1: a value is missing"
+                printf -v "${1#--}" %s "$2"
+                shift
+                ;;
+            *) out=$1 ;;
+        esac
+        shift
+    done
+    [[ $budget =~ ^[0-9]+$ ]] || die 2 "--budget: got '$budget', want seconds"
+}
+
+# The folder, the cores, and the environment of MPI, OpenMP and NCCL for all checks.
+prepare_checks() {
+    mkdir -p "$out" || die 2 "cannot create $out"
+    out=$(cd "$out" && pwd)
+    cores=$(usable_cores)
+    export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
+    export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0
+    if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+}
+find_gpus() {
+    mapfile -t gpu_ids < <(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null)
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then IFS=, read -ra gpu_ids <<< "$CUDA_VISIBLE_DEVICES"; fi
+    gpu_name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1)
+}
+require_cuda_toolkit() {
+    local problem
+    problem=$(cuda_toolkit_problem)
+    [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
+}
+
+wanted() { [[ $1 =~ $only ]] && [[ -z $skip || ! $1 =~ $skip ]]; }
+# add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
+add() {
+    local option=1
+    while [[ ${!option} == --* ]]; do ((option += 2)); done
+    if wanted "${!option}"; then add_check "$@"; fi
+}
+# on_ranks N: sets `run`, the launcher of so many ranks.
+on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
 
 # add_check [--gpus N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] [--figures COMMAND] NAME COMMAND...
 #   --gpus      this many GPUs, alone on them; without it: a share of one GPU
@@ -197,5 +253,22 @@ run_checks() {
     done
     if [[ -n $resume ]]; then say "$left of ${#check_names[@]} checks are left; the same call goes on with them"; fi
     rm -r "$out/results"
+    return $status
+}
+
+# run_and_report FILE: runs the checks and writes all rows to FILE, in JSON; returns 1 if a check failed. COMMIT: where this is no checkout.
+run_and_report() {
+    local status=0
+    if [[ -n $resume ]]; then source_key=$(key_of_sources)/$(tr -c 'A-Za-z0-9\n' _ <<< "$gpu_name"); fi
+    say "${#check_names[@]} checks on ${#gpu_ids[@]} GPUs with $cores cores, $SECONDS s after the start"
+    run_checks || status=1
+    {
+        printf '{\n  "command": "%s", "date": "%s", "commit": "%s",\n' "${command//[\"\\]/}" "$(date +%F)" \
+            "$(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo "${COMMIT:-unknown}")"
+        printf '  "gpu": "%s", "gpus": %d, "seconds": %d,\n  "checks": [\n' "$gpu_name" "${#gpu_ids[@]}" "$SECONDS"
+        (IFS=$'\n' && echo "${check_rows[*]}") | sed 's/^/    /; $!s/$/,/'
+        printf '  ]\n}\n'
+    } > "$1"
+    say "written: $1, $SECONDS s in all"
     return $status
 }

@@ -20,37 +20,16 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$root/scripts/check_queue.sh"
 
 command="./scripts/gpu_check.sh${*:+ $*}"
-only='' skip='' out=$root/runs/gpu_check
-while (($# > 0)); do
-    case $1 in
-        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
-        --budget | --resume | --only | --skip)
-            (($# >= 2)) || die 2 "$1: a value is missing"
-            printf -v "${1#--}" %s "$2"
-            shift
-            ;;
-        -*) die 2 "unknown argument $1; see --help" ;;
-        *) out=$1 ;;
-    esac
-    shift
-done
-[[ $budget =~ ^[0-9]+$ ]] || die 2 "--budget: got '$budget', want seconds"
+out=$root/runs/gpu_check
+read_arguments budget resume only skip -- "$@"
 tools=(memcheck initcheck racecheck synccheck)
 if [[ $skip == sanitizers ]]; then skip="^($(IFS='|' && echo "${tools[*]}")) "; fi
-wanted() { [[ $1 =~ $only ]] && [[ -z $skip || ! $1 =~ $skip ]]; }
 
-mkdir -p "$out" || die 2 "cannot create $out"
-out=$(cd "$out" && pwd)
-mapfile -t gpu_ids < <(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null)
-if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then IFS=, read -ra gpu_ids <<< "$CUDA_VISIBLE_DEVICES"; fi
+prepare_checks
+find_gpus
 gpus=${#gpu_ids[@]}
 ((gpus > 0)) || die 2 "no GPU is visible here"
-cores=$(usable_cores)
-problem=$(cuda_toolkit_problem)
-[[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
-export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
-export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0
-if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+require_cuda_toolkit
 rank_counts=()
 for ranks in 1 2 4 8; do if ((ranks <= gpus)); then rank_counts+=("$ranks"); fi; done
 
@@ -107,14 +86,7 @@ train_twice() {
 export -f train_twice
 export bin
 
-# add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
-add() {
-    local option=1
-    while [[ ${!option} == --* ]]; do ((option += 2)); done
-    if wanted "${!option}"; then add_check "$@"; fi
-}
 has_command() { "$bin/fp8flow" --help | grep -qE "^ +$1 "; }
-on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
 
 test_line='\[  (PASSED|FAILED)  \]|skipped'
 # place TEST: sets `place`. Tests that look at times or at a GPU's free memory have it to themselves.
@@ -236,19 +208,4 @@ for schedule in side_lane turns; do
         --set training.eval_iters=0 --set parallel.peer_deadline_seconds=200
 done
 
-if [[ -n $resume ]]; then
-    source_key=$(key_of_sources)/$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1 | tr -c 'A-Za-z0-9\n' _)
-fi
-say "${#check_names[@]} checks on $gpus GPUs with $cores cores, $SECONDS s after the start"
-status=0
-run_checks || status=1
-{
-    printf '{\n  "command": "%s", "date": "%s", "commit": "%s",\n' "${command//[\"\\]/}" "$(date +%F)" \
-        "$(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo unknown)"
-    printf '  "gpu": "%s", "gpus": %d, "seconds": %d,\n  "checks": [\n' \
-        "$(nvidia-smi --query-gpu=name --format=csv,noheader | head -n 1)" "$gpus" "$SECONDS"
-    (IFS=$'\n' && echo "${check_rows[*]}") | sed 's/^/    /; $!s/$/,/'
-    printf '  ]\n}\n'
-} > "$out/gpu_check.json"
-say "written: $out/gpu_check.json, $SECONDS s in all"
-exit $status
+run_and_report "$out/gpu_check.json"

@@ -19,40 +19,21 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$root/scripts/check_queue.sh"
 
 command="./scripts/scale_check.sh${*:+ $*}"
-only='' skip='' rehearsal='' out=$root/runs/scale_check
-while (($# > 0)); do
-    case $1 in
-        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
-        --budget | --resume | --only | --skip | --rehearsal)
-            (($# >= 2)) || die 2 "$1: a value is missing"
-            printf -v "${1#--}" %s "$2"
-            shift
-            ;;
-        -*) die 2 "unknown argument $1; see --help" ;;
-        *) out=$1 ;;
-    esac
-    shift
-done
-[[ $budget =~ ^[0-9]+$ ]] || die 2 "--budget: got '$budget', want seconds"
+rehearsal='' out=$root/runs/scale_check
+read_arguments budget resume only skip rehearsal -- "$@"
 [[ $rehearsal =~ ^(|2|4|8)$ ]] || die 2 "--rehearsal: got '$rehearsal', want 2, 4 or 8 ranks"
-mkdir -p "$out" || die 2 "cannot create $out"
-out=$(cd "$out" && pwd)
-cores=$(usable_cores)
-export OMPI_MCA_btl_vader_single_copy_mechanism=none OMPI_MCA_btl_base_warn_component_unused=0 OMPI_MCA_mpi_yield_when_idle=1
-export OMP_WAIT_POLICY=passive NCCL_NVLS_ENABLE=0 FP8FLOW_GOLDEN=require
-if (($(id -u) == 0)); then export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1; fi
+prepare_checks
+export FP8FLOW_GOLDEN=require
 
 if [[ -n $rehearsal ]]; then
     mapfile -t gpu_ids < <(seq 0 $((rehearsal - 1)))
     gpu_name="none (rehearsal)" backend=reference preset=cpu
     configure cpu && build cpu fp8flow fp8flow_faults || exit
 else
-    mapfile -t gpu_ids < <(nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null)
-    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then IFS=, read -ra gpu_ids <<< "$CUDA_VISIBLE_DEVICES"; fi
-    gpu_name=$(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1) backend=hopper preset=cuda-release
+    find_gpus
+    backend=hopper preset=cuda-release
     [[ ${#gpu_ids[@]} =~ ^[248]$ ]] || die 2 "${#gpu_ids[@]} GPUs are visible here; scale_check.sh is for 2, 4 or 8"
-    problem=$(cuda_toolkit_problem)
-    [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
+    require_cuda_toolkit
     tests=(gpu_mpi_exchange_gpu_test gpu_mpi_checkpoint_gpu_test gpu_mpi_golden_test)
     configure cuda-release && build cuda-release fp8flow fp8flow_faults "${tests[@]}" || exit
 fi
@@ -60,13 +41,6 @@ gpus=${#gpu_ids[@]}
 bin=$root/build/$preset
 
 # ---- the checks, the most telling first -----------------------------------------------------------------------------------------------
-# add [options of add_check] NAME COMMAND...: unless --only or --skip say otherwise
-add() {
-    local option=1
-    while [[ ${!option} == --* ]]; do ((option += 2)); done
-    if [[ ${!option} =~ $only && (-z $skip || ! ${!option} =~ $skip) ]]; then add_check "$@"; fi
-}
-on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
 folder_of() { echo "$out/${1// /_}"; }
 
 # Toy sizes of a rehearsal; `whole` for models with attention.
@@ -194,10 +168,8 @@ done
 profile "model h200_100m" "$gpus" h200_100m --recipes fp8_flow "${no_energy[@]}" --set "parallel.expert_model_parallel_size=$gpus" \
     --set training.micro_batch_size=4 --set "training.global_batch_size=$((4 * gpus))" "${synthetic[@]}" "${whole[@]}" --schedules
 
-if [[ -n $resume ]]; then source_key=$(key_of_sources)/$(tr -c 'A-Za-z0-9\n' _ <<< "$gpu_name"); fi
-say "${#check_names[@]} checks on $gpus GPUs with $cores cores, $SECONDS s after the start"
 status=0
-run_checks || status=1
+run_and_report "$out/scale_check.json" || status=1
 
 # Predictions of what was measured here.
 if [[ -z $rehearsal ]] && compgen -G "$out/*/profile.json" > /dev/null; then
@@ -206,13 +178,5 @@ if [[ -z $rehearsal ]] && compgen -G "$out/*/profile.json" > /dev/null; then
     "$bin/fp8flow" plan --check "$out/plan" > "$out/plan.txt" 2>&1 || status=1
     tail -n 3 "$out/plan.txt"
 fi
-{
-    printf '{\n  "command": "%s", "date": "%s", "commit": "%s",\n' "${command//[\"\\]/}" "$(date +%F)" \
-        "$(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo "${COMMIT:-unknown}")"
-    printf '  "gpu": "%s", "gpus": %d, "seconds": %d,\n  "checks": [\n' "$gpu_name" "$gpus" "$SECONDS"
-    (IFS=$'\n' && echo "${check_rows[*]}") | sed 's/^/    /; $!s/$/,/'
-    printf '  ]\n}\n'
-} > "$out/scale_check.json"
 python3 "$root/scripts/scale_figures.py" --bars "$out/scale_check.json"
-say "written: $out/scale_check.json, $SECONDS s in all"
 exit $status

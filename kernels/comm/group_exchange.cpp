@@ -12,7 +12,7 @@
 
 namespace fp8flow {
 
-using namespace comm;  // NOLINT
+using namespace comm;
 
 GroupExchange::GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order)
     : group_(group), ops_(ops), order_(order) {}

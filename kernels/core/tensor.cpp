@@ -49,7 +49,7 @@ TensorView TensorView::operator[](int64_t index) const {
 }
 
 void TensorView::fail_dtype(DType asked) const {
-    fail(ExitCode::internal, "tensor is {}, asked for {}", name_of(dtype), name_of(asked));
+    fail(ExitCode::internal, "tensor is {}, want {}", name_of(dtype), name_of(asked));
 }
 
 RowGroups RowGroups::slice(int64_t first, int64_t count) const {

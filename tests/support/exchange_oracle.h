@@ -80,6 +80,17 @@ inline uint64_t mix(uint64_t a, uint64_t b) {
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
     return x ^ (x >> 31);
 }
+// Experts, shapes and dtypes of a case at random; draw(n): a number below n.
+template <class Draw> void draw_shapes(ExchangeCase& c, Draw& draw) {
+    c.experts = c.ranks() * (1 + draw(4));
+    c.topk = 1 + draw(c.experts);
+    c.wire = static_cast<Wire>(draw(3));
+    c.hidden = c.wire == Wire::plain ? 1 + draw(40) : 128;
+    c.alignment = int64_t{1} << draw(6);
+    c.dtype = draw(2) == 0 ? DType::bf16 : DType::f32;
+    c.order = draw(2) == 0 ? CombineOrder::rank : CombineOrder::invariant;
+}
+
 // Numbers of different size, so that a sum in another order rounds differently.
 inline float value(uint64_t stream, int64_t token, int64_t expert, int64_t h) {
     const uint64_t bits =

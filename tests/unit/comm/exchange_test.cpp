@@ -101,13 +101,7 @@ TEST_P(ExchangeRanks, RandomCases) {
         };
         ExchangeCase c;
         for (int64_t r = 0; r < GetParam(); ++r) c.tokens.push_back(draw(3) == 0 ? 0 : draw(12));
-        c.experts = GetParam() * (1 + draw(4));
-        c.topk = 1 + draw(c.experts);
-        c.wire = static_cast<Wire>(draw(3));
-        c.hidden = c.wire == Wire::plain ? 1 + draw(40) : 128;
-        c.alignment = int64_t{1} << draw(6);
-        c.dtype = draw(2) == 0 ? DType::bf16 : DType::f32;
-        c.order = kOrders[draw(2)];
+        test::draw_shapes(c, draw);
         c.skew = static_cast<Skew>(draw(3));
         c.row_base = draw(2) * 128;
         c.seed = seed;

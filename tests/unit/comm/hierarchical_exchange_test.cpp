@@ -117,13 +117,7 @@ TEST(HierarchicalExchange, RandomCases) {
         ExchangeCase c{.tokens = {}, .host_of = layouts[static_cast<std::size_t>(draw(5))]};
         const auto ranks = static_cast<int64_t>(c.host_of.size());
         for (int64_t r = 0; r < ranks; ++r) c.tokens.push_back(draw(3) == 0 ? 0 : draw(12));
-        c.experts = ranks * (1 + draw(4));
-        c.topk = 1 + draw(c.experts);
-        c.wire = static_cast<Wire>(draw(3));
-        c.hidden = c.wire == Wire::plain ? 1 + draw(40) : 128;
-        c.alignment = int64_t{1} << draw(6);
-        c.dtype = draw(2) == 0 ? DType::bf16 : DType::f32;
-        c.order = kOrders[draw(2)];
+        test::draw_shapes(c, draw);
         c.skew = static_cast<Skew>(draw(6));
         c.row_base = draw(2) * 128;
         c.levels = Levels::two;
