@@ -34,17 +34,6 @@ FP8FLOW_HD float bits_float(uint32_t bits) {
 #endif
 }
 FP8FLOW_HD bool is_nan_bits(uint32_t bits) { return (bits & 0x7FFFFFFFu) > 0x7F800000u; }
-// |x| in double, by its bits: exact for normal numbers. Zero and subnormals come near 2^-127, infinity and
-// NaN at 2^128 or above: a square of theirs in double is 0 or infinite in FP32.
-FP8FLOW_HD double magnitude(float x) {
-    constexpr uint64_t kBias = uint64_t{1023 - 127} << 52;
-    const uint64_t bits = (uint64_t{float_bits(x) & 0x7FFFFFFFu} << 29) + kBias;
-#if defined(__CUDA_ARCH__)
-    return __longlong_as_double(static_cast<long long>(bits));
-#else
-    return std::bit_cast<double>(bits);
-#endif
-}
 FP8FLOW_HD float abs_float(float x) { return bits_float(float_bits(x) & 0x7FFFFFFFu); }
 // max that ignores NaN
 FP8FLOW_HD float max_ignore_nan(float a, float b) { return b > a || is_nan_bits(float_bits(a)) ? b : a; }

@@ -19,36 +19,28 @@ constexpr std::array<int64_t, 4> squares_shape(int64_t groups, int64_t n, int64_
     return {groups, ceil_div(n, kSquaresTile), ceil_div(k, kSquaresTile), kSquaresPatches};
 }
 
-// Squares: of magnitude(x), exact in double. Order of a patch: 32 lanes; lane 4 i + q has the rows i and i +
-// 8 of every 16, and of every 8 columns (j, ascending) the columns 2 q and 2 q + 1. A lane sums quarters of
-// the patch, b and 64 columns h: four strands by bit 1 of j and by column, each over ascending (j, row),
-// added as (s00 + s01) + (s10 + s11). Its quarters are added in the order (b, h) = 00, 01, 10, 11, then the
-// lanes in halves (l + (l+16), then + 8, 4, 2, 1). Swapping the halves of j changes no bit.
+// Order of a patch: 32 lanes; lane 4 i + q has the rows i and i + 8 of every 16, and of every 8 columns (j,
+// ascending) the columns 2 q and 2 q + 1: 128 values, whose squares it sums in FP32. It sums quarters of the
+// patch, b and 64 columns h: four strands by bit 1 of j and by column, each fma by fma over ascending (j,
+// row), added as (s00 + s01) + (s10 + s11). Its quarters are added in the order (b, h) = 00, 01, 10, 11. The
+// lanes are added in double, in halves (l + (l+16), then + 8, 4, 2, 1). Swapping the halves of j changes no
+// bit. A lane with NaN, or with a square past FP32, is infinite.
 constexpr int kSquaresLanes = 32;
-// Of a patch of zeros: 4096 times the square of magnitude(0), exactly, in any order.
-constexpr double kSquaresOfZeros = 0x1p-242;
 struct SquareStrands {
-    double strands[2][2] = {};
+    float strands[2][2] = {};
 
     // Two neighbouring columns; half: bit 1 of j.
     FP8FLOW_HD void add(int half, float x, float y) {
-        add(strands[half][0], magnitude(x));
-        add(strands[half][1], magnitude(y));
+        strands[half][0] = fma_float(x, x, strands[half][0]);
+        strands[half][1] = fma_float(y, y, strands[half][1]);
     }
-    FP8FLOW_HD double sum() const {
-        return (strands[0][0] + strands[0][1]) + (strands[1][0] + strands[1][1]);
-    }
-
-private:
-    // The product is exact, so that an fma gives the same bits.
-    FP8FLOW_HD static void add(double& sum, double x) {
-#if defined(__CUDA_ARCH__)
-        sum = __fma_rn(x, x, sum);
-#else
-        sum += x * x;
-#endif
-    }
+    FP8FLOW_HD float sum() const { return (strands[0][0] + strands[0][1]) + (strands[1][0] + strands[1][1]); }
 };
+// A lane's quarters, for the sum of lanes.
+FP8FLOW_HD double lane_of_squares(float quarters) {
+    const float infinite = bits_float(0x7F800000u);
+    return static_cast<double>(quarters < infinite ? quarters : infinite);
+}
 
 // sum += all entries, in double, rounded to f32 once per call: blocks of 1024 entries; in a block entry i
 // goes to strand i % 32 (ascending), the strands are added in halves. The sum of block b goes to strand b %

@@ -113,7 +113,7 @@ void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& 
 double patch_of_squares(const TensorView& dw, int64_t first, int64_t row0, int64_t column0) {
     const int64_t rows = dw.dim(1), columns = dw.dim(2);
     constexpr int kLanes = op::kSquaresLanes, kHalf = static_cast<int>(op::kSquaresTile) / 2;
-    double lanes[kLanes] = {};
+    float quarters[kLanes] = {};
     for (const int64_t quarter : {0, 1, 2, 3}) {
         op::SquareStrands strands[kLanes];
         for (int64_t column = 0; column < kHalf; column += 2)
@@ -126,8 +126,10 @@ double patch_of_squares(const TensorView& dw, int64_t first, int64_t row0, int64
                 strands[row % 8 * 4 + column / 2 % 4].add(static_cast<int>(column / 16 % 2), pair[0],
                                                           pair[1]);
             }
-        for (int lane = 0; lane < kLanes; ++lane) lanes[lane] += strands[lane].sum();
+        for (int lane = 0; lane < kLanes; ++lane) quarters[lane] += strands[lane].sum();
     }
+    double lanes[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = op::lane_of_squares(quarters[lane]);
     for (int step = kLanes / 2; step > 0; step /= 2)
         for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
     return lanes[0];

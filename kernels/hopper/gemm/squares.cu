@@ -28,7 +28,7 @@ template <class T>
 __device__ double patch_sum(const T* d, int64_t m, int64_t n, int64_t row, int64_t column) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     constexpr int kHalf = static_cast<int>(op::kSquaresTile) / 2;
-    double sum = 0.0;
+    float quarters = 0.0f;
 #pragma unroll 1
     for (int quarter = 0; quarter < 4; ++quarter) {
         const int64_t i = row + quarter / 2 * kHalf + lane / 4,
@@ -44,8 +44,9 @@ __device__ double patch_sum(const T* d, int64_t m, int64_t n, int64_t row, int64
                 };
                 strands.add(chunk / 2 % 2, value(col), value(col + 1));
             }
-        sum += strands.sum();
+        quarters += strands.sum();
     }
+    double sum = op::lane_of_squares(quarters);
     for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
     return sum;
 }

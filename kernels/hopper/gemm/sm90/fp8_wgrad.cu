@@ -28,7 +28,7 @@
 // D in BF16: half the bytes, boxes for both blocks, so all old values are loaded at kFetchStep, and each
 // block is added to them and rounded when it is stored.
 //
-// Squares (Squares::sum): each store adds the squares of what it writes, two words of sums a thread from a
+// Squares (Squares::sum): each store adds the squares of what it writes, a word of sums a thread from a
 // tile's end to the next one's begin, where the lanes add theirs. A short tile's second block is then loaded
 // and stored like the first: the sums of a reduce-add in memory are known there only.
 //

@@ -79,8 +79,7 @@ __device__ void clear_tiles(const GemmProblem& p) {
         if constexpr (kSquares == Squares::sum) {
             const int64_t column = tile.b_output + lane / op::kSquaresPatches * op::kSquaresTile;
             if (column < min(tile.b_output + kTileCols, p.n))
-                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] =
-                    op::kSquaresOfZeros;
+                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] = 0.0;
         }
     });
 }
@@ -106,17 +105,20 @@ constexpr int kNoRow = 1 << 30;
 
 // What a thread knows of the squares of its warp's patch: the quarters that it has stored so far.
 template <Squares kSquares> struct PatchSquares {
-    double sum = 0.0;
+    float quarters = 0.0f;
 
-    __device__ __forceinline__ void add_quarter(const op::SquareStrands& strands) { sum += strands.sum(); }
+    __device__ __forceinline__ void add_quarter(const op::SquareStrands& strands) {
+        quarters += strands.sum();
+    }
     // All lanes: adds them, writes the patch of the tile of `origin` (of either block), begins the next
     // patch. Nothing is written of the tile before the first and past the last column.
     __device__ __forceinline__ void finish(const GemmProblem& p, const BlockOrigin& origin) {
+        double sum = op::lane_of_squares(quarters);
         for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
         if (threadIdx.x % kWarpSize == 0 && origin.row < kNoRow && origin.column < p.n)
             squares_of(p, origin.group, origin.row,
                        origin.column)[threadIdx.x / kWarpSize % op::kSquaresPatches] = sum;
-        sum = 0.0;
+        quarters = 0.0f;
     }
 };
 template <> struct PatchSquares<Squares::none> {
