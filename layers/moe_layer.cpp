@@ -102,10 +102,8 @@ SideLane* MoeLayer::side_of(const Context& ctx) const {
     return beside ? ctx.side : nullptr;
 }
 Context MoeLayer::begin_shared_expert(const Context& ctx) const {
-    Context lane = ctx.side->begin(
+    return ctx.side->begin(
         ctx, recompute_.shared_experts ? SideLane::Kept::dropped : SideLane::Kept::for_backward);
-    lane.launch.sm_limit = ctx.wire->sms_beside(ctx);
-    return lane;
 }
 
 void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,

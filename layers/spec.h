@@ -132,13 +132,13 @@ enum class CudaGraphImpl : uint8_t { none, full_iteration };
 // What may run at the same time (docs/architecture.md, Schedules). No schedule changes a bit.
 struct ScheduleSpec {
     bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
-    bool delay_wgrad_compute = false;        // expert weight gradients beside combine of dX
+    bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
     // the forward of a micro-batch beside the backward of the one before
     bool overlap_moe_expert_parallel_comm = false;
     bool overlap_grad_reduce = false;   // gradients of a layer are reduced beside the backward of those below
     bool overlap_param_gather = false;  // copies of a layer are gathered beside the forward of the one before
-    // SMs of calls of the exchange beside other work, with several ranks; 0: all
-    int64_t wire_sms = 32;
+    // SMs of calls of the exchange beside the other micro-batch, with several ranks; 0: all
+    int64_t wire_sms = 64;
     CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
 
     bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }

@@ -68,8 +68,6 @@ public:
     enum class Priority { normal, urgent };
     virtual Stream make_stream(Priority = Priority::normal) { return {}; }
     virtual void free_stream(Stream) {}
-    // What Launch::sm_limit is a part of; 0: there is nothing to divide.
-    virtual int num_sms() const { return 0; }
     // What the stream is given from now on follows what the event stands for. The host does not wait.
     virtual void follow(Stream, Event) {}
     // Whether work can be captured. If so: a stream for it, in order with the work of Stream{}, as that is

@@ -33,8 +33,8 @@ public:
         const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");    // [M, H] bf16
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
-        await(ctx, io.addend_ready);
         experts_forward(ctx, io.weights, saved, ye);
+        await(ctx, io.addend_ready);
         combine(ctx,
                 {.src = ye,
                  .row_prob = merging_weights(io.plan, precision_),
@@ -53,11 +53,11 @@ public:
         const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
 
         dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, dye);
-        await(ctx, io.dx_in_ready);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+        await(ctx, io.dx_in_ready);
         combine(ctx,
                 {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
-                io.plan, PermutePadding::fused, &saved);
+                io.plan, PermutePadding::fused);
     }
 
     void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
@@ -73,7 +73,6 @@ public:
         ArenaScope scope(ctx.scratch);
         saved.x.data = x.plain;
         experts_backward(ctx, weights, saved, {.data = dy.plain}, {}, dx);
-        begin_waiting(ctx, saved);
     }
 
 private:
@@ -106,9 +105,8 @@ private:
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");            // [M, F]
         ScaledTensor dh{.data = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
 
-        aside(ctx, saved, [=, &saved](Context& lane) {
-            weight_gradient(lane, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
-        });
+        aside(ctx, saved,
+              [&](Context& lane) { weight_gradient(lane, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2); });
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
         {
             auto timed = ctx.stage("swiglu");
@@ -120,9 +118,8 @@ private:
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
-        aside(ctx, saved, [=, &saved](Context& lane) {
-            weight_gradient(lane, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1);
-        });
+        aside(ctx, saved,
+              [&](Context& lane) { weight_gradient(lane, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1); });
         data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
     }
 

@@ -45,8 +45,8 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
 
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
-    await(ctx, io.addend_ready);
     experts_forward(ctx, xe, io.weights, saved, ye);
+    await(ctx, io.addend_ready);
     combine(ctx,
             {.src = ye,
              .row_prob = merging_weights(io.plan, precision_),
@@ -64,10 +64,10 @@ void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) c
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");                // [M] f32
 
     dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, {.data = dye});
-    await(ctx, io.dx_in_ready);
     experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
+    await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
-            io.plan, PermutePadding::fused, &saved);
+            io.plan, PermutePadding::fused);
 }
 
 void CastFlow::dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
@@ -85,7 +85,6 @@ void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows&
     saved.plain = x.plain;
     if (x.transposed) saved.x_t = x.transposed;
     experts_backward(ctx, dy.plain, weights, saved, {}, dx);
-    begin_waiting(ctx, saved);
 }
 
 // ---- forward: x [M, H] bf16, cast -> h [M, 2F] bf16 -> a [M, F] bf16, cast -> ye [M, H] bf16
@@ -160,7 +159,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
-    aside(ctx, saved, [=, this, &saved](Context& lane) {
+    aside(ctx, saved, [&](Context& lane) {
         paired_weight_gradient(lane, "fc2 wgrad", dy.columns,
                                precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
                                *w.w2);
@@ -177,7 +176,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 ctx.launch);
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
-    aside(ctx, saved, [=, this, &saved](Context& lane) {
+    aside(ctx, saved, [&](Context& lane) {
         paired_weight_gradient(lane, "fc1 wgrad", dh_operands.columns,
                                precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
                                *w.w1);

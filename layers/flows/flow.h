@@ -8,7 +8,6 @@
 #include "layers/parameter.h"
 #include "layers/spec.h"
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -53,8 +52,6 @@ struct ExpertsSaved {
     TensorView act;         // [M, F] plain SwiGLU output, where a BF16 weight gradient needs it
     ScaledTensor a;         // [M, F] fc2 input
     ScaledTensor a_t;       // [F, M]
-    // Of one backward: weight gradients that its data gradients do not wait for, until they begin (aside).
-    std::vector<std::function<void(Context&)>> waiting;
 };
 
 // Which of its intermediate results the experts keep for the backward.

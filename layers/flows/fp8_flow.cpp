@@ -36,9 +36,9 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     } else {
         receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
     }
-    await(ctx, io.addend_ready);
     experts_forward(ctx, io.weights, saved, ye);
     if (drop_x) saved.x = {};
+    await(ctx, io.addend_ready);
     combine(ctx,
             {.src = ye,
              .row_prob = merging_weights(io.plan, precision_),
@@ -58,10 +58,10 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
 
     receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
     if (!saved.x) saved.x = received_again(ctx, io, saved);
-    await(ctx, io.dx_in_ready);
     experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+    await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
-            io.plan, &saved);
+            io.plan);
 }
 
 // ---- x [M, H] e4m3 -> h [M, 2F] bf16 -> a [M, F] e4m3 -> ye [M, H] bf16
@@ -94,12 +94,10 @@ void Fp8Flow::experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSave
     const ScaledTensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
                                      ScaleLayout::vec128, "swiglu");  // [M, 2F]
 
-    aside(ctx, saved,
-          [=, this, &saved](Context& lane) { wgrad(lane, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
+    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
     data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
     swiglu_backward(ctx, saved, da, dh, drow_prob);
-    aside(ctx, saved,
-          [=, this, &saved](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
+    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 
@@ -149,7 +147,6 @@ void Fp8Flow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows& 
     }
     const ScaledTensor dye = local_rows(ctx, Received::dy, dy, saved);
     experts_backward(ctx, weights, saved, dye, {}, dx);
-    begin_waiting(ctx, saved);
 }
 
 // ---- the steps

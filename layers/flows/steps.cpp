@@ -83,26 +83,6 @@ void await(Context& ctx, Event ready) {
     if (ready.handle != nullptr) ctx.side->await(ctx, ready);
 }
 
-void aside(Context& ctx, ExpertsSaved& saved, std::function<void(Context&)> weight_gradient) {
-    const bool delays = ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
-    const bool waits = saved.routed ? delays || ctx.turn != nullptr : ctx.launch.lane == Lane::side;
-    if (!waits) return weight_gradient(ctx);
-    saved.waiting.push_back(std::move(weight_gradient));
-}
-
-// The first of routed experts leaves the wire its SMs; the others find combine done.
-void begin_waiting(Context& ctx, ExpertsSaved& saved) {
-    if (saved.waiting.empty()) return;
-    const bool on_side_lane = saved.routed && ctx.turn == nullptr;
-    Context lane = on_side_lane ? ctx.side->begin(ctx) : ctx.with(ctx.saved, ctx.scratch);
-    lane.launch.sm_limit = saved.routed ? ctx.wire->sms_beside(ctx) : 0;
-    for (const auto& weight_gradient : saved.waiting) {
-        weight_gradient(lane);
-        lane.launch.sm_limit = 0;
-    }
-    saved.waiting.clear();
-}
-
 namespace {
 
 // A place for every row that may arrive, in wire layout.
@@ -166,17 +146,12 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
         ctx.launch);
 }
 
-void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding,
-             ExpertsSaved* beside) {
-    const bool waiting = beside != nullptr && !beside->waiting.empty();
+void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding) {
     const auto sums = [&](const Exchange::Combine& rows, const DispatchPlan& of) {
-        const Launch wire = begin_wire(ctx, waiting ? Beside::work : Beside::if_busy);
-        {
+        on_wire(ctx, [&](const Launch& wire) {
             auto timed = ctx.stage("combine", wire);
             ctx.exchange.combine(rows, of, ctx.scratch, wire);
-        }
-        if (waiting) begin_waiting(ctx, *beside);
-        end_wire(ctx);
+        });
     };
     if (padding == PermutePadding::fused) return sums(args, plan.padded);
     ArenaScope scope(ctx.scratch);

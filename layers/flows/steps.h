@@ -39,11 +39,13 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // The main lane waits for what the side lane made, if it did.
 void await(Context& ctx, Event ready);
-// Weight gradients that the data gradients do not wait for: here, or with a schedule later. Those of routed
-// experts begin once combine is on the wire: on the side lane (delay_wgrad_compute), or in turns on the main
-// lane; those of a shared expert on the side lane once its data gradients are done (begin_waiting).
-void aside(Context& ctx, ExpertsSaved& saved, std::function<void(Context&)> weight_gradient);
-void begin_waiting(Context& ctx, ExpertsSaved& saved);
+// Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane,
+// otherwise here.
+template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&& work) {
+    if (!saved.routed || ctx.side == nullptr || !ctx.side->schedule().delay_wgrad_compute) return work(ctx);
+    Context lane = ctx.side->begin(ctx);
+    work(lane);
+}
 
 // Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad
 // as three steps.
@@ -54,10 +56,8 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
 // row once, as it came over the wire; then to its places [M, H].
 ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan);
 void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst);
-// Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional). beside:
-// experts whose weight gradients have waited for this.
-void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding,
-             ExpertsSaved* beside = nullptr);
+// Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
+void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding);
 
 // forward_gemm: d = a b^T per group. data_gradient: dx = dy times the weight as stored, or its dgrad copy.
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,

@@ -2,16 +2,7 @@
 // Which lane a call of the exchange runs on, and who follows it.
 #include "layers/schedule/wire_lane.h"
 
-#include <algorithm>
-
 namespace fp8flow {
-
-namespace {
-
-// A cluster of two CTAs needs two SMs of one GPC; a call on the wire may leave odd ones.
-constexpr int kSparedSms = 4;
-
-}  // namespace
 
 WireLane::WireLane(Device& device, const ScheduleSpec& schedule)
     : device_(device),
@@ -26,7 +17,7 @@ WireLane::~WireLane() {
     device_.free_stream(stream_);
 }
 
-Launch WireLane::begin(const Context& ctx) {
+Launch WireLane::begin(const Context& ctx, Width width) {
     device_.record(main_, ctx.launch.stream);
     device_.follow(stream_, main_);
     // What comes next on the context's lane starts no earlier than the call, which would else find all SMs
@@ -34,15 +25,9 @@ Launch WireLane::begin(const Context& ctx) {
     device_.record(ready_, stream_);
     device_.follow(ctx.launch.stream, ready_);
     busy_ = true;
-    return {.stream = stream_, .sm_limit = divides(ctx) ? wire_sms_ : 0, .lane = Lane::wire};
-}
-
-// One rank has no wire: its row movers need the memory's bandwidth.
-bool WireLane::divides(const Context& ctx) const { return wire_sms_ > 0 && ctx.exchange.size() > 1; }
-
-int WireLane::sms_beside(const Context& ctx) const {
-    const int left = device_.num_sms() - wire_sms_ - kSparedSms;
-    return divides(ctx) ? std::max(left, 0) / 2 * 2 : 0;
+    // one rank has no wire: its row movers need the memory's bandwidth
+    const bool narrow = width == Width::narrow && ctx.exchange.size() > 1;
+    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
 }
 
 void WireLane::mark(Event point) { device_.record(point, stream_); }
@@ -55,10 +40,10 @@ void WireLane::join(const Context& ctx) {
     busy_ = false;
 }
 
-Launch begin_wire(const Context& ctx, Beside beside) {
+Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
-    if (ctx.turn != nullptr) return ctx.wire->begin(ctx);
-    if (ctx.side != nullptr && (beside == Beside::work || ctx.side->busy())) return ctx.wire->begin(ctx);
+    if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireLane::Width::narrow);
+    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, WireLane::Width::all);
     if (ctx.wire->busy()) ctx.wire->join(ctx);
     return ctx.launch;
 }

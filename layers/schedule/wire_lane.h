@@ -16,11 +16,10 @@ public:
     WireLane(const WireLane&) = delete;
     WireLane& operator=(const WireLane&) = delete;
 
-    // The launch of calls on this lane, which follow what the context's lane was given so far; with several
-    // ranks on wire_sms SMs, since what is beside them takes as long.
-    Launch begin(const Context& ctx);
-    // The SMs of work that is to run beside such a call from its first tile on; 0: all.
-    int sms_beside(const Context& ctx) const;
+    // The launch of calls on this lane, which follow what the context's lane was given so far. narrow: with
+    // several ranks on wire_sms SMs, since what is beside them takes as long.
+    enum class Width { all, narrow };
+    Launch begin(const Context& ctx, Width width);
     // What this lane was given so far.
     void mark(Event point);
     // The context's lane from now on follows the mark; or everything this lane was given.
@@ -30,8 +29,6 @@ public:
     bool busy() const { return busy_; }
 
 private:
-    bool divides(const Context& ctx) const;
-
     Device& device_;
     int wire_sms_;
     Stream stream_;
@@ -41,9 +38,8 @@ private:
 
 // The launch of calls of the exchange, on the wire lane where other work is beside them, and the end of them:
 // what the context is given afterwards follows. Between two micro-batches in turns the end is where the other
-// goes on. beside: of the side lane, that it is at work or will be given some before the end.
-enum class Beside { if_busy, work };
-Launch begin_wire(const Context& ctx, Beside beside = Beside::if_busy);
+// goes on.
+Launch begin_wire(const Context& ctx);
 void end_wire(Context& ctx);
 
 template <class Call> void on_wire(Context& ctx, Call&& call) {

@@ -260,8 +260,8 @@ void add_schedule(std::vector<ConfigField>& fields) {
     fields.push_back(boolean(s, "moe_shared_expert_overlap", AT(schedule.moe_shared_expert_overlap),
                              "GPUs: the shared expert on a stream beside route, plan and dispatch"));
     fields.push_back(boolean(s, "delay_wgrad_compute", AT(schedule.delay_wgrad_compute),
-                             "GPUs: expert weight gradients, with their transposes, on a stream beside the "
-                             "combine of dX"));
+                             "GPUs: expert weight gradients, with their transposes, on a stream beside data "
+                             "gradients and the combine of dX"));
     fields.push_back(
         boolean(s, "overlap_moe_expert_parallel_comm", AT(schedule.overlap_moe_expert_parallel_comm),
                 "the forward of a micro-batch beside the backward of the one before: the wire of "
@@ -274,7 +274,8 @@ void add_schedule(std::vector<ConfigField>& fields) {
                 "GPUs, with training.use_distributed_optimizer: the working copies of a layer are "
                 "gathered beside the forward of the layer before, in the step after the update"));
     fields.push_back(integer(s, "wire_sms", AT(schedule.wire_sms), {.min = 0, .max = 132},
-                             "SMs of calls of the exchange beside other work, with several ranks; 0: all"));
+                             "SMs of calls of the exchange beside another micro-batch or in gradient "
+                             "reduction beside the backward, with several ranks; 0: all"));
     fields.push_back(
         choice(s, "cuda_graph_impl", AT(schedule.cuda_graph_impl), {"none", "full_iteration"},
                "full_iteration: a step is captured in a CUDA graph and launched as a whole; over "

@@ -134,8 +134,6 @@ void CudaDevice::wait(Event event) {
 }
 
 // Work on the legacy stream does not wait for it.
-int CudaDevice::num_sms() const { return hopper::kNumSms; }
-
 Stream CudaDevice::make_stream(Priority priority) {
     int least = 0, greatest = 0;
     check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest), "reading stream priorities");

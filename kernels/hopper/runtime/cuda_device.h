@@ -29,7 +29,6 @@ public:
     bool has_passed(Event event) override;
     void wait(Event event) override;
     Stream make_stream(Priority priority) override;
-    int num_sms() const override;
     void free_stream(Stream stream) override;
     void follow(Stream stream, Event event) override;
     bool can_capture() const override { return true; }

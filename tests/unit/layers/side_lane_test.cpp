@@ -156,7 +156,8 @@ TEST(SideLane, TheWireIsNarrowInTurns) {
         run_thread_ranks(ranks, 60, [&](ProcessGroup& group) {
             RankFixture rank(group, c);
             const Context main = rank.context();
-            EXPECT_EQ(rank.wire->begin(main).sm_limit, ranks == 1 ? 0 : 24);
+            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::narrow).sm_limit, ranks == 1 ? 0 : 24);
+            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::all).sm_limit, 0);
         });
     }
 }
