@@ -228,6 +228,49 @@ def schedules_2gpu():
         ("the same, 4 micro-batches", "profile_100m_2gpu_micro_batches.json", None, 4)])
 
 
+FOUR_GPUS = [  # label, file
+    ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
+    ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
+    ("the first, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
+    ("the second, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
+    ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),
+    ("4096 tokens, all schedules, graph", "profile_deepseek_v3_4gpu_state_dtypes.json"),
+    ("107 M model, EP 2, state whole", "profile_100m_4gpu_state_whole.json"),
+    ("the same, state divided", "profile_100m_4gpu_state_divided.json"),
+    ("divided, wire beside the layers", "profile_100m_4gpu_state_divided_overlapped.json"),
+]
+
+
+def schedules_4gpu():
+    """Schedules and state on four GPUs: passes, step, clock, exposed wire, energy."""
+    rows = []
+    for label, name in FOUR_GPUS:
+        profile = load(name)
+        first = profile["recipes"][0]["passes seconds"]["median"]
+        for r in profile["recipes"]:
+            passes = r["passes seconds"]["median"]
+            arm = r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state" if "graph" in label else "serial")
+            rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm, f"{passes * 1e3:.2f}",
+                         f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
+                         f"{r['exposed wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
+    return table(["layer", "commit", "schedule", "passes, ms a layer", "of the first", "MHz", "step, ms", "exposed, ms", "mJ a token"], rows, 3) + \
+        source(*(origin(name) for _, name in FOUR_GPUS))
+
+
+def scale_checks():
+    """What scale_check.sh found, each check as it was last run."""
+    data, rows = load("scale_check_h200_x4.json"), {}
+    for run in data["runs"]:
+        for c in run["checks"]:
+            if c["result"] != "not run" or c["check"] not in rows:
+                figures = c.get("figures") if c["check"].startswith("train") else None
+                said = ", ".join(f"{key} {value}" for key, value in figures.items()) if figures else c["detail"]
+                rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", said.replace("|", "\\|")]
+    kept = [row for name, row in rows.items() if not name.startswith(("layer", "state", "model", "exchange")) or row[1] != "passed"]
+    return table(["check", "result", "s", "what it said"], kept, 4) + source(f"{link('scale_check_h200_x4.json')}, commit {data['commit']}, "
+                                                                            f"{data['runs'][0]['date']}, `{data['runs'][0]['command']}`")
+
+
 def exposed_2gpu():
     """What the layer takes longer because rows cross ranks: passes of a step minus the same without rows."""
     rows, files = [], []
@@ -705,6 +748,17 @@ WHAT = {
     "gemm_steps_h200.txt": "examples/gemm_steps and the program's FP8 grouped GEMM",
     "python_package_h200.txt": "the Python package on a GPU: tests, the layer's time, the example (no figures of accuracy: one seed)",
     "python_package_cpu.txt": "the Python package installed and tested on CPU tensors, and its example (no figures of accuracy: one seed)",
+    "profile_deepseek_v3_4gpu_schedules.json": "DeepSeek-V3 layer, 4 GPUs, schedules side by side; squares of gradients in double",
+    "profile_deepseek_v3_4gpu_micro_batches.json": "the same with eight micro-batches a step",
+    "profile_deepseek_v3_4gpu_8192_schedules.json": "the same with 8192 tokens a GPU",
+    "profile_deepseek_v3_4gpu_state_dtypes.json": "the same, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
+    "profile_deepseek_v3_4gpu_beside.json": "the schedules with squares in FP32; weight gradients begin once combine is on the wire",
+    "profile_deepseek_v3_4gpu_beside_micro_batches.json": "the same with eight micro-batches a step",
+    "profile_100m_4gpu_state_whole.json": "configs/h200_100m.yaml, EP 2 x DP 2 on four GPUs, whole state",
+    "profile_100m_4gpu_state_divided.json": "the same, masters and moments divided over the ranks",
+    "profile_100m_4gpu_state_divided_overlapped.json": "the same, the wire of the divided state beside the layers",
+    "scale_check_h200_x4.json": "scripts/scale_check.sh on four GPUs: layers, wire, bits, whole model, divided state, faults; records failures",
+    "faults_h200_x4.json": "a rank killed, stopped and throwing, four GPUs; four cases not run for lack of time",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
     "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
     "exposed_deepseek_v3_2gpu_micro_batches.json": "the same, 8 micro-batches",
@@ -936,6 +990,7 @@ def transposed():
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
+    "schedules_4gpu": schedules_4gpu, "scale_checks": scale_checks,
     "graphs": graphs, "state_dtypes": state_dtypes, "memory_keys": memory_keys, "distributed_optimizer": distributed_optimizer, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
