@@ -147,7 +147,7 @@ profile "state divided overlapped" "$gpus" h200_100m "${half[@]}" "${divided[@]}
 if [[ -n $rehearsal ]]; then
     faults=(--fp8flow "$bin/fp8flow" --ranks "$gpus" --victims alternate --kinds killed --stages step --budget 60)
 else
-    faults=(--backend hopper --ranks "$gpus" --victims alternate --kinds 'killed,stopped,throwing' --start 40 --budget 80
+    faults=(--backend hopper --ranks "$gpus" --victims alternate --kinds 'killed,stopped,throwing' --start 40 --budget 140
         --stages 'MPI_Init,set_up,first step,step,checkpoint,exporting,summary')
 fi
 add --gpus "$gpus" --limit 200 --detail ' hold ' faults "$root/scripts/fault_matrix.py" "${faults[@]}" --json "$out/faults.json"

@@ -107,6 +107,7 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     if (divided) {
         const Parameters bytes = gathered_bytes(config);
         work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));
+        work.back().launches = 2 * tensors;  // each is gathered, and its copies are made
         work.push_back(reduction("parameter gather", Wire::expert_reduction, bytes.experts, replicas, 1));
     }
     return work;

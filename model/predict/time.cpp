@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <string_view>
 
 namespace fp8flow::predict {
 
@@ -19,6 +20,8 @@ namespace {
 
 // Assumptions of exchanges between hosts, which nothing here has measured.
 constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange by NCCL
+
+constexpr std::string_view kReduction = "gradient reduction/gradient reduction/update";
 
 class Predictor {
 public:
@@ -174,8 +177,14 @@ private:
         const int64_t ranks = dense ? gpus_ : gpus_ / ep();
         const int64_t apart = dense ? 1 : ep();
         const int64_t near = std::clamp<int64_t>(per_host() / apart, 1, ranks);
-        // a profile of one GPU says nothing of it: the rate of copies, then
-        const double share = shares_->shares.contains(key_of(work)) ? share_of(work) : 1;
+        // A gather without a share has a reduction's. A profile of one GPU says nothing of either: the rate
+        // of copies, then.
+        double share = 1;
+        for (const std::string& key : {key_of(work), std::string(kReduction)})
+            if (const auto found = shares_->shares.find(key); found != shares_->shares.end()) {
+                share = found->second;
+                break;
+            }
         if (near == ranks) return work.wire_bytes / (gpu_.sheet.peer_rate * share);
         const double crossing = work.wire_bytes * f64(ranks - near) / f64(ranks - 1);
         return std::max(crossing / gpu_.sheet.network_rate,
