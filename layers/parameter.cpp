@@ -13,6 +13,13 @@ namespace fp8flow {
 
 namespace {
 
+TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category, Arena& arena) {
+    const int64_t* s = spec.shape;
+    if (spec.rank == 1) return arena.tensor(dtype, {s[0]}, category);
+    if (spec.rank == 2) return arena.tensor(dtype, {s[0], s[1]}, category);
+    return arena.tensor(dtype, {s[0], s[1], s[2]}, category);
+}
+
 TensorView shaped_as(const ParameterSpec& spec, const TensorView& flat) {
     const int64_t* s = spec.shape;
     if (spec.rank == 1) return flat;
@@ -54,11 +61,9 @@ void write_initial_shard(const Parameter& parameter, uint64_t seed, Ops& ops, Wr
 
 }  // namespace
 
-TensorView ParameterStore::shaped(const ParameterSpec& spec, DType dtype, const char* category) {
-    const int64_t* s = spec.shape;
-    if (spec.rank == 1) return arena_.tensor(dtype, {s[0]}, category);
-    if (spec.rank == 2) return arena_.tensor(dtype, {s[0], s[1]}, category);
-    return arena_.tensor(dtype, {s[0], s[1], s[2]}, category);
+Arena& ParameterStore::arena_of_plain_copy(const Parameter& p) {
+    if (!p.is_sharded()) return arena_;
+    return plain_copies_.try_emplace(kind_of_copy(p.spec), ops_.device(), "plain copies").first->second;
 }
 
 Parameter& ParameterStore::add(const ParameterSpec& spec) {
@@ -80,7 +85,7 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     if (format.plain)
         p.plain = spec.plain_dtype == DType::f32 && !p.is_sharded() && here
                       ? p.master
-                      : shaped(spec, spec.plain_dtype, "copies");
+                      : shaped(spec, spec.plain_dtype, "copies", arena_of_plain_copy(p));
     if (format.fp8_layout != ScaleLayout::none) {
         FP8FLOW_CHECK(spec.rank == 3, "{} has rank {}", spec.name, spec.rank);
         const int64_t e = spec.shape[0], n = spec.shape[1], k = spec.shape[2];
@@ -100,9 +105,9 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
 }
 
 void ParameterStore::allocate_whole(Parameter& p) {
-    p.master = shaped(p.spec, DType::f32, "master");
-    p.m = shaped(p.spec, state_dtype(dtypes_.exp_avg_dtype), "moments");
-    p.v = shaped(p.spec, state_dtype(dtypes_.exp_avg_sq_dtype), "moments");
+    p.master = shaped(p.spec, DType::f32, "master", arena_);
+    p.m = shaped(p.spec, state_dtype(dtypes_.exp_avg_dtype), "moments", arena_);
+    p.v = shaped(p.spec, state_dtype(dtypes_.exp_avg_sq_dtype), "moments", arena_);
 }
 
 void ParameterStore::allocate_shard(Parameter& p) {
@@ -187,6 +192,13 @@ void ParameterStore::write_copies(const Parameter& p, const TensorView& master, 
                               .dgrad = p.dgrad},
                              launch);
     }
+}
+
+std::map<std::string, int64_t> ParameterStore::bytes() const {
+    std::map<std::string, int64_t> all = arena_.by_category();
+    for (const auto& [kind, arena] : plain_copies_)
+        for (const auto& [category, bytes] : arena.by_category()) all[category] += bytes;
+    return all;
 }
 
 void ParameterStore::write_copies(Parameter& p) {

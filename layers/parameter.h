@@ -10,7 +10,9 @@
 #include "layers/spec.h"
 
 #include <deque>
+#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fp8flow {
@@ -90,6 +92,8 @@ struct Parameter {
     TensorView gradient_of(int64_t source) const;
     int64_t numel() const;
     bool is_sharded() const { return shard.size > 1; }
+    // Those that hold it.
+    Ranks ranks() const { return spec.expert ? Ranks::expert_replicas : Ranks::world; }
     // The slice of a tensor of this parameter's shape: what belongs to master, m and v.
     TensorView part_here(const TensorView& whole) const;
     // Of the whole tensor, where other ranks hold experts before these.
@@ -155,25 +159,25 @@ public:
     void write_copies(const Parameter& parameter, const TensorView& master, const Launch& launch);
     // The same of all parameters, by all ranks together: shards of a master are gathered.
     void write_all_copies(Exchange& exchange);
-    // After the update of its slice, by all ranks that share its state: the working copies of a sharded
-    // parameter. A plain copy, whose slice is written here, is gathered as it is. FP8 copies are made from
-    // the gathered master: a scale may span slices, and the second orientation crosses them.
-    void gather_copies(Exchange& exchange, Parameter& parameter, const Launch& launch = {});
-    // The same of the sharded among the parameters added first to last, last excluded.
+    // After the update of their slices, by all ranks that share their state: the working copies of the
+    // sharded among the parameters added first to last, last excluded. Plain copies, whose slices are written
+    // here, are gathered as they are, those that lie together in one call. FP8 copies are made from the
+    // gathered master: a scale may span slices, and the second orientation crosses them.
     void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
                        const Launch& launch = {});
     // Bytes by category: master, moments, main_grad, copies, gathered master.
-    std::map<std::string, int64_t> bytes() const { return arena_.by_category(); }
+    std::map<std::string, int64_t> bytes() const;
 
 private:
-    TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category);
     void allocate_whole(Parameter& parameter);
     void allocate_shard(Parameter& parameter);
     void allocate_squares();
-    void gather(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
-                const Launch& launch);
+    // Of a sharded parameter's plain copy: expert or dense, and dtype. Those of a kind lie together.
+    using CopyKind = std::pair<bool, DType>;
+    static CopyKind kind_of_copy(const ParameterSpec& spec) { return {spec.expert, spec.plain_dtype}; }
+    Arena& arena_of_plain_copy(const Parameter& parameter);
     Shares gradient_shares(size_t first, size_t last, bool expert) const;
     int64_t gradient_alignment(bool expert) const;  // elements
     std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
@@ -185,6 +189,7 @@ private:
     StateShards shards_;
     Masters masters_;
     Arena arena_, sums_;
+    std::map<CopyKind, Arena> plain_copies_;  // of sharded parameters
     int64_t sources_ = 1, source_stride_ = 0;
     StateCut dense_cut_, expert_cut_;  // of the next parameter
     std::deque<Parameter> parameters_;

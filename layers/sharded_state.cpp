@@ -96,44 +96,73 @@ void ParameterStore::gather_gradients(Exchange& exchange) {
         exchange.all_gather(Ranks::expert_replicas, expert_gradients_, gradient_shares(true));
 }
 
-void ParameterStore::gather(Exchange& exchange, const Parameter& p, const TensorView& whole,
-                            const Launch& launch) {
-    exchange.all_gather(p.spec.expert ? Ranks::expert_replicas : Ranks::world, flat(whole), p.shares, launch);
-}
-
 void ParameterStore::gather_master(Exchange& exchange, const Parameter& p, const TensorView& whole,
                                    const Launch& launch) {
     const TensorView here = p.part_here(whole);
     if (here.numel() > 0)
         ops_.device().copy(here.data, p.master.data, static_cast<size_t>(here.bytes()), launch.stream);
-    gather(exchange, p, whole, launch);
+    exchange.all_gather(p.ranks(), flat(whole), p.shares, launch);
 }
 
-void ParameterStore::gather_copies(Exchange& exchange, Parameter& p, const Launch& launch) {
-    if (!p.fprop) {
-        if (p.plain) gather(exchange, p, p.plain, launch);
-        return;
+namespace {
+
+// Plain copies of one kind and dtype that lie one after the other, as one tensor: what a gather costs is its
+// waits, and there is one for all of them.
+struct Run {
+    Ranks ranks = Ranks::world;
+    TensorView values;  // [N], padding between the copies included
+    Shares shares;
+
+    bool goes_on_with(const Parameter& p) const {
+        const auto* const end = static_cast<const uint8_t*>(values.data) + values.bytes();
+        const auto* const next = static_cast<const uint8_t*>(p.plain.data);
+        return values && next >= end && next - end < Arena::kAlignment;
     }
-    const int64_t* s = p.spec.shape;
-    const TensorView master = gathered_.slice(0, p.numel()).reshape({s[0], s[1], s[2]});
-    gather_master(exchange, p, master, launch);
-    write_copies(p, master, launch);
-}
+    void add(const Parameter& p) {
+        if (!values)
+            *this = {p.ranks(), make_view(p.plain.data, p.plain.dtype, {0}), Shares(p.shares.size())};
+        const int64_t begin = (p.plain.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
+        values = make_view(values.data, values.dtype, {begin + p.numel()});
+        for (size_t r = 0; r < shares.size(); ++r) {
+            const Slice& slice = p.shares[r].front();
+            if (slice.count > 0) shares[r].push_back({begin + slice.first, slice.count});
+        }
+    }
+    void gather(Exchange& exchange, const Launch& launch) {
+        if (values) exchange.all_gather(ranks, values, shares, launch);
+        *this = {};
+    }
+};
+
+}  // namespace
 
 void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
-    for (size_t i = first; i < last; ++i)
-        if (parameters_[i].is_sharded()) gather_copies(exchange, parameters_[i], launch);
+    std::map<CopyKind, Run> runs;
+    for (size_t i = first; i < last; ++i) {
+        const Parameter& p = parameters_[i];
+        if (!p.is_sharded()) continue;
+        if (p.fprop) {
+            const int64_t* s = p.spec.shape;
+            const TensorView master = gathered_.slice(0, p.numel()).reshape({s[0], s[1], s[2]});
+            gather_master(exchange, p, master, launch);
+            write_copies(p, master, launch);
+        } else if (p.plain) {
+            Run& run = runs[kind_of_copy(p.spec)];
+            if (!run.goes_on_with(p)) run.gather(exchange, launch);
+            run.add(p);
+        }
+    }
+    for (auto& [kind, run] : runs) run.gather(exchange, launch);
 }
 
 void ParameterStore::write_all_copies(Exchange& exchange) {
     for (Parameter& p : parameters_) {
-        if (!p.is_sharded()) {
+        if (!p.is_sharded())
             write_copies(p);
-            continue;
-        }
-        if (p.plain && !p.fprop && p.slice.count > 0) ops_.cast({.x = p.master, .y = p.part_here(p.plain)});
-        gather_copies(exchange, p);
+        else if (p.plain && !p.fprop && p.slice.count > 0)
+            ops_.cast({.x = p.master, .y = p.part_here(p.plain)});
     }
+    gather_copies(exchange, 0, parameters_.size());
 }
 
 }  // namespace fp8flow

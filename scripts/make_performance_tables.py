@@ -241,10 +241,24 @@ FOUR_GPUS = [  # label, file
 ]
 
 
-def schedules_4gpu():
-    """Schedules and state on four GPUs: passes, step, clock, exposed wire, energy."""
+EIGHT_GPUS = [
+    ("4096 tokens, EP 8", "profile_deepseek_v3_8gpu_schedules.json"),
+    ("EP 4 on four of the eight", "profile_deepseek_v3_4gpu_beside_8gpu.json"),
+    ("EP 8, 8 micro-batches", "profile_deepseek_v3_8gpu_micro_batches.json"),
+    ("EP 8, 8192 tokens", "profile_deepseek_v3_8gpu_8192_schedules.json"),
+    ("EP 8, all schedules, graph", "profile_deepseek_v3_8gpu_state_dtypes.json"),
+    ("two hosts of four, EP 4 inside", "profile_deepseek_v3_8gpu_hosts_inside.json"),
+    ("two hosts of four, EP 8 across", "profile_deepseek_v3_8gpu_hosts_across.json"),
+    ("107 M model, EP 4, state whole", "profile_100m_8gpu_state_whole.json"),
+    ("the same, state divided", "profile_100m_8gpu_state_divided.json"),
+    ("divided, wire beside the layers", "profile_100m_8gpu_state_divided_overlapped.json"),
+]
+
+
+def schedules_of(files):
+    """Schedules and state: passes, step, clock, exposed wire, energy. files: [(label, profile)]"""
     rows = []
-    for label, name in FOUR_GPUS:
+    for label, name in files:
         profile = load(name)
         first = profile["recipes"][0]["passes seconds"]["median"]
         for r in profile["recipes"]:
@@ -254,12 +268,13 @@ def schedules_4gpu():
                          f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
                          f"{r['exposed wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
     return table(["layer", "commit", "schedule", "passes, ms a layer", "of the first", "MHz", "step, ms", "exposed, ms", "mJ a token"], rows, 3) + \
-        source(*(origin(name) for _, name in FOUR_GPUS))
+        source(*(origin(name) for _, name in files))
 
 
-def scale_checks():
+def scale_checks(gpus):
     """What scale_check.sh found, each check as it was last run."""
-    data, rows = load("scale_check_h200_x4.json"), {}
+    name = f"scale_check_h200_x{gpus}.json"
+    data, rows = load(name), {}
     for run in data["runs"]:
         for c in run["checks"]:
             if c["result"] != "not run" or c["check"] not in rows:
@@ -267,7 +282,7 @@ def scale_checks():
                 said = ", ".join(f"{key} {value}" for key, value in figures.items()) if figures else c["detail"]
                 rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", said.replace("|", "\\|")]
     kept = [row for name, row in rows.items() if not name.startswith(("layer", "state", "model", "exchange")) or row[1] != "passed"]
-    return table(["check", "result", "s", "what it said"], kept, 4) + source(f"{link('scale_check_h200_x4.json')}, commit {data['commit']}, "
+    return table(["check", "result", "s", "what it said"], kept, 4) + source(f"{link(name)}, commit {data['commit']}, "
                                                                             f"{data['runs'][0]['date']}, `{data['runs'][0]['command']}`")
 
 
@@ -676,7 +691,7 @@ def upstream_counts():
 
 def exchange():
     rows = []
-    for gpus in (4, 2):
+    for gpus in (8, 4, 2):
         data = load(f"bench_exchange_h200_x{gpus}.json")
         for tokens in (4096, 8192, 16384):
             for op, words in (("dispatch", "wire=fp8"), ("dispatch", "wire=bf16"), ("combine", "part=whole order=rank dprob=no")):
@@ -688,18 +703,18 @@ def exchange():
                              f"{row['peer_us']:.0f}" if row["peer_us"] else "",
                              f"{plain[0]['peer_us'] / plain[0]['us']:.1f}x" if plain else ""])
     return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us", "against plain"], rows) +
-            source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (4, 2))))
+            source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
 
 
 def exchange_sms():
     sms = [8, 16, 24, 32, 64, 132]
     rows = []
-    for gpus in (4, 2):
+    for gpus in (8, 4, 2):
         data = load(f"bench_exchange_h200_x{gpus}.json")
         for op, words in (("dispatch", "wire=fp8"), ("combine", "part=whole dprob=no")):
             rows.append([f"{op}, {gpus} GPUs, us",
                          *(f"{the_row(data, op, f'T=4096 {words} sms={n} peer=none')['us']:.0f}" for n in sms)])
-    return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (4, 2))))
+    return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
 
 
 # ---- checks --------------------------------------------------------------------------------------------------------------------
@@ -741,6 +756,8 @@ WHAT = {
     "bench_exchange_h200_x2.txt": "the same as the program prints it",
     "bench_exchange_h200_x4.json": "dispatch and combine on four GPUs",
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
+    "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
+    "bench_exchange_h200_x8.txt": "the same as the program prints it",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
     "bench_model_h200.json": "every operation of four whole models at its shape",
     "compare_torch_families.txt": "MoE layers of every family that --hf-config reads, against transformers' blocks in float64",
@@ -754,9 +771,20 @@ WHAT = {
     "profile_deepseek_v3_4gpu_state_dtypes.json": "the same, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
     "profile_deepseek_v3_4gpu_beside.json": "the schedules with squares in FP32; weight gradients begin once combine is on the wire",
     "profile_deepseek_v3_4gpu_beside_micro_batches.json": "the same with eight micro-batches a step",
+    "profile_deepseek_v3_8gpu_schedules.json": "DeepSeek-V3 layer, 8 GPUs (EP 8), schedules side by side",
+    "profile_deepseek_v3_4gpu_beside_8gpu.json": "the layer on four of those GPUs (EP 4), in the same call",
+    "profile_deepseek_v3_8gpu_micro_batches.json": "EP 8 with eight micro-batches a step",
+    "profile_deepseek_v3_8gpu_8192_schedules.json": "EP 8 with 8192 tokens a GPU",
+    "profile_deepseek_v3_8gpu_state_dtypes.json": "EP 8, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
+    "profile_deepseek_v3_8gpu_hosts_inside.json": "eight GPUs as two hosts of four: EP 4 inside a host, DP 2 over NCCL",
+    "profile_deepseek_v3_8gpu_hosts_across.json": "eight GPUs as two hosts of four: EP 8 across them, over NCCL",
+    "profile_100m_8gpu_state_whole.json": "configs/h200_100m.yaml, EP 4 x DP 2 on eight GPUs, whole state",
+    "profile_100m_8gpu_state_divided.json": "the same, masters and moments divided over the ranks",
+    "profile_100m_8gpu_state_divided_overlapped.json": "the same, the wire of the divided state beside the layers",
     "profile_100m_4gpu_state_whole.json": "configs/h200_100m.yaml, EP 2 x DP 2 on four GPUs, whole state",
     "profile_100m_4gpu_state_divided.json": "the same, masters and moments divided over the ranks",
     "profile_100m_4gpu_state_divided_overlapped.json": "the same, the wire of the divided state beside the layers",
+    "scale_check_h200_x8.json": "scripts/scale_check.sh on eight GPUs: layers, wire, bits, whole model, divided state, hosts; records failures",
     "scale_check_h200_x4.json": "scripts/scale_check.sh on four GPUs: layers, wire, bits, whole model, divided state, faults; records failures",
     "faults_h200_x4.json": "a rank killed, stopped and throwing, four GPUs; four cases not run for lack of time",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
@@ -990,7 +1018,8 @@ def transposed():
 TABLES = {
     "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
-    "schedules_4gpu": schedules_4gpu, "scale_checks": scale_checks,
+    "schedules_4gpu": lambda: schedules_of(FOUR_GPUS), "scale_checks": lambda: scale_checks(4),
+    "schedules_8gpu": lambda: schedules_of(EIGHT_GPUS), "scale_checks_8gpu": lambda: scale_checks(8),
     "graphs": graphs, "state_dtypes": state_dtypes, "memory_keys": memory_keys, "distributed_optimizer": distributed_optimizer, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),

@@ -21,8 +21,9 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // 256-byte aligned, uninitialised. `category` groups bytes in reports ("norm", "fc1", ...); a string
-    // literal.
+    static constexpr int64_t kAlignment = 256;  // bytes
+    // Aligned, uninitialised; one after the other but for where a chunk ends. `category` groups bytes in
+    // reports ("norm", "fc1", ...); a string literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
                      const char* category, int64_t groups = 0);

@@ -30,6 +30,9 @@ std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
         return "3c92b6c changed attention and small optimizer tensors";
     if (record.commit == "c1dcd43" && arm.config.training.use_distributed_optimizer)
         return "gradients and copies of divided state cross the wire once since, not twice";
+    if ((record.commit == "5ad78da" || record.commit == "de9fc6b") &&
+        arm.config.training.use_distributed_optimizer)
+        return "plain copies of divided state are gathered together since";
     // expert gradients that no other rank adds to
     if (record.commit == "5ad78da" && arm.config.parallel.expert_model_parallel_size == record.ranks)
         return "weight gradients square what they write in FP32 since, not in double";
@@ -43,6 +46,8 @@ std::string reason_apart(const ProfileRecord& record, const MeasuredArm& arm, co
     if (arm.clock <= 0) return "states no clock";
     if (arm.config.schedule.cuda_graph_impl != CudaGraphImpl::none) return "launches of a graph cost less";
     if (arm.config.schedule.overlap_param_gather) return "what a gather takes from the layer beside it";
+    // NVLink stands for the network that a prediction counts between hosts
+    if (arm.config.parallel.hosts > 1) return "hosts of one machine";
     return changed_since(record, arm);
 }
 

@@ -176,8 +176,7 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
 void Optimizer::gather_copies(Context& ctx, ParameterStore& store) {
     if (!training_.use_distributed_optimizer) return;
     auto timed = ctx.part("parameter gather");
-    for (Parameter& p : store.all())
-        if (p.is_sharded()) store.gather_copies(ctx.exchange, p, ctx.launch);
+    store.gather_copies(ctx.exchange, 0, store.all().size(), ctx.launch);
 }
 
 }  // namespace fp8flow

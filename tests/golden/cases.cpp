@@ -218,12 +218,16 @@ std::string Case::name() const {
 }
 
 Config Case::config() const {
+    const int batch = std::max(8, ranks * micro_batches);
     std::vector<std::string> overrides = {
         fmt::format("precision.recipe={}", recipe),
         fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
         fmt::format("parallel.moe_token_dispatcher_type={}", dispatcher),
-        fmt::format("training.micro_batch_size={}", 8 / (ranks * micro_batches)),
+        fmt::format("training.global_batch_size={}", batch),
+        fmt::format("training.micro_batch_size={}", batch / (ranks * micro_batches)),
     };
+    // more ranks than the file has experts: one of its own for each
+    if (ranks > 4) overrides.push_back(fmt::format("moe.num_experts={}", ranks));
     if (hosts > 1) overrides.push_back(fmt::format("parallel.hosts={}x{}", hosts, ranks / hosts));
     if (recompute == "full") overrides.emplace_back("recompute.recompute_granularity=full");
     if (recompute != "full" && recompute != "none") {

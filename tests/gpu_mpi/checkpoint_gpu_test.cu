@@ -36,6 +36,8 @@ TEST_P(GpuCheckpoint, TwoHalvesAreTheWholeBitForBit) {
     if (world_->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
     Config config = test_config(
         GetParam(), {fmt::format("parallel.expert_model_parallel_size={}", world_->size()),
+                     fmt::format("moe.num_experts={}", std::max(4, world_->size())),
+                     fmt::format("training.global_batch_size={}", std::max(8, 2 * world_->size())),
                      "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
                      "training.train_iters=20", "checkpoint.save_interval=10"});
     Config plain = config;

@@ -154,7 +154,7 @@ TEST(Golden, TwoLevelsChangeNoBit) {
                 golden::Case c{.recipe = recipe,
                                .expert_ranks = world->size(),
                                .ranks = world->size(),
-                               .micro_batches = world->size() <= 4 ? 2 : 1,
+                               .micro_batches = 2,
                                .variant = variant};
                 const golden::Hashes one = golden::run_case(c, *world, backend);
                 c.dispatcher = "hierarchical";
@@ -179,10 +179,7 @@ TEST(Golden, InvariantOrderChangesNoBit) {
     if (hopper::built_with_nccl()) dispatchers.push_back("alltoall");
     for (const std::string recipe : kFp8AndBf16) {
         if (recipe == "fp8_tensorwise") continue;  // refused
-        golden::Case c{.recipe = recipe,
-                       .ranks = world->size(),
-                       .micro_batches = world->size() <= 4 ? 2 : 1,
-                       .variant = "invariant"};
+        golden::Case c{.recipe = recipe, .ranks = world->size(), .micro_batches = 2, .variant = "invariant"};
         const golden::Hashes apart = golden::run_case(c, *world, backend, nullptr, kLongRun);
         const int most = std::min(world->size(), static_cast<int>(c.config().moe.num_experts));
         for (c.expert_ranks = 2; c.expert_ranks <= most; c.expert_ranks *= 2)
