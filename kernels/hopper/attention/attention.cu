@@ -151,6 +151,100 @@ struct ForwardShared {
     float row_sum[kTile];
 };
 
+// A tile of queries of one head. Keys and values are those of the head's group.
+struct QueryTile {
+    int64_t tile, head, start, first;  // start: of the sequence; first: query, within the sequence
+    HeadRows keys, values;
+
+    __device__ __forceinline__ QueryTile(const ForwardArgs& args, int64_t task) {
+        const Shape& shape = args.shape;
+        tile = shape.tiles - 1 - task / (shape.sequences * shape.heads);  // the longest tiles first
+        head = task % shape.heads, start = task / shape.heads % shape.sequences * shape.length;
+        first = tile * kTile;
+        const int64_t group = shape.heads / shape.kv_heads;
+        keys = {args.k, shape.kv_heads, head / group};
+        values = {args.v, shape.kv_heads, head / group};
+    }
+};
+
+// The first pass: loads the queries, and finds the largest score of every row, for the threads that have the
+// row and in row_max.
+__device__ __forceinline__ void find_row_max(const ForwardArgs& args, const QueryTile& queries,
+                                             ForwardShared& shared, float (&largest)[4]) {
+    const Shape& shape = args.shape;
+    const Position at = position();
+    float s[4][4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) largest[i] = -INFINITY;
+    for (int64_t tile = 0; tile <= queries.tile; ++tile) {
+        __syncthreads();
+        if (tile == 0)
+            load_rows(shape, {args.q, shape.heads, queries.head}, queries.start, queries.first, shared.q);
+        load_rows(shape, queries.keys, queries.start, tile * kTile, shared.k);
+        __syncthreads();
+        dot_tiles(shared.q, shared.k, shape.depth, s);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                if (tile < queries.tile || key_of(at, j) <= row_of(at, i)) {
+                    const float score = s[i][j] * shape.scale;
+                    largest[i] = score > largest[i] ? score : largest[i];
+                }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int step = 8; step > 0; step /= 2) {
+            const float other = __shfl_xor_sync(kFullMask, largest[i], step);
+            largest[i] = other > largest[i] ? other : largest[i];
+        }
+        if (at.x == 0) shared.row_max[row_of(at, i)] = largest[i];
+    }
+}
+
+// The second pass: o before the division, and the row sums in row_sum. No barrier after these.
+__device__ __forceinline__ void add_values(const ForwardArgs& args, const QueryTile& queries,
+                                           const float (&largest)[4], ForwardShared& shared,
+                                           float (&o)[4][kCols]) {
+    const Shape& shape = args.shape;
+    const Position at = position();
+    // partial sum `thread % 8` of rows thread / 8 and 32 + thread / 8
+    const int lane = static_cast<int>(threadIdx.x) % kLanes,
+              lane_row = static_cast<int>(threadIdx.x) / kLanes;
+    float lane_sum[2] = {0.0f, 0.0f};
+    float s[4][4];
+    for (int64_t tile = 0; tile <= queries.tile; ++tile) {
+        const bool diagonal = tile == queries.tile;
+        const int num_keys = static_cast<int>(min(shape.length - tile * kTile, int64_t{kTile}));
+        __syncthreads();
+        load_rows(shape, queries.keys, queries.start, tile * kTile, shared.k);
+        load_rows(shape, queries.values, queries.start, tile * kTile, shared.v);
+        __syncthreads();
+        dot_tiles(shared.q, shared.k, shape.depth, s);
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+#pragma unroll
+            for (int j = 0; j < 4; ++j)
+                shared.p[row_of(at, i)][key_of(at, j)] = exp_float(s[i][j] * shape.scale - largest[i]);
+        __syncthreads();
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = lane_row + 32 * half;
+            for (int key = lane; key < num_keys; key += kLanes)
+                if (!diagonal || key <= row) lane_sum[half] += shared.p[row][key];
+        }
+        add_product(
+            shared.v, num_keys, [&](int row, int key) { return shared.p[row][key]; },
+            [&](int row, int key) { return !diagonal || key <= row; }, o);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const float sum = sum_lanes(lane_sum[half]);
+        if (lane == 0) shared.row_sum[lane_row + 32 * half] = sum;
+    }
+}
+
 // o = softmax(scale q k^T, causal) v, and lse; one pass for the maximum, one for sums and output.
 //
 // Floor: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3
@@ -169,85 +263,20 @@ __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, i
     ForwardShared& shared = *reinterpret_cast<ForwardShared*>(memory);
     const Shape& shape = args.shape;
     const Position at = position();
-    const int64_t group = shape.heads / shape.kv_heads;
     for (int64_t task = blockIdx.x; task < num_tasks; task += gridDim.x) {
-        // the longest tiles first
-        const int64_t query_tile = shape.tiles - 1 - task / (shape.sequences * shape.heads);
-        const int64_t head = task % shape.heads, start = task / shape.heads % shape.sequences * shape.length;
-        const int64_t first = query_tile * kTile;
-        const HeadRows keys{args.k, shape.kv_heads, head / group},
-            values{args.v, shape.kv_heads, head / group};
-        float s[4][4];
-
-        float largest[4] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY};
-        for (int64_t tile = 0; tile <= query_tile; ++tile) {
-            __syncthreads();
-            if (tile == 0) load_rows(shape, {args.q, shape.heads, head}, start, first, shared.q);
-            load_rows(shape, keys, start, tile * kTile, shared.k);
-            __syncthreads();
-            dot_tiles(shared.q, shared.k, shape.depth, s);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    if (tile < query_tile || key_of(at, j) <= row_of(at, i)) {
-                        const float score = s[i][j] * shape.scale;
-                        largest[i] = score > largest[i] ? score : largest[i];
-                    }
-        }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int step = 8; step > 0; step /= 2) {
-                const float other = __shfl_xor_sync(kFullMask, largest[i], step);
-                largest[i] = other > largest[i] ? other : largest[i];
-            }
-            if (at.x == 0) shared.row_max[row_of(at, i)] = largest[i];
-        }
-
-        // partial sum `thread % 8` of rows thread / 8 and 32 + thread / 8
-        const int lane = static_cast<int>(threadIdx.x) % kLanes,
-                  lane_row = static_cast<int>(threadIdx.x) / kLanes;
-        float lane_sum[2] = {0.0f, 0.0f};
-        float o[4][kCols] = {};
-        for (int64_t tile = 0; tile <= query_tile; ++tile) {
-            const bool diagonal = tile == query_tile;
-            const int num_keys = static_cast<int>(min(shape.length - tile * kTile, int64_t{kTile}));
-            __syncthreads();
-            load_rows(shape, keys, start, tile * kTile, shared.k);
-            load_rows(shape, values, start, tile * kTile, shared.v);
-            __syncthreads();
-            dot_tiles(shared.q, shared.k, shape.depth, s);
-#pragma unroll
-            for (int i = 0; i < 4; ++i)
-#pragma unroll
-                for (int j = 0; j < 4; ++j)
-                    shared.p[row_of(at, i)][key_of(at, j)] = exp_float(s[i][j] * shape.scale - largest[i]);
-            __syncthreads();
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = lane_row + 32 * half;
-                for (int key = lane; key < num_keys; key += kLanes)
-                    if (!diagonal || key <= row) lane_sum[half] += shared.p[row][key];
-            }
-            add_product(
-                shared.v, num_keys, [&](int row, int key) { return shared.p[row][key]; },
-                [&](int row, int key) { return !diagonal || key <= row; }, o);
-        }
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-            const float sum = sum_lanes(lane_sum[half]);
-            if (lane == 0) shared.row_sum[lane_row + 32 * half] = sum;
-        }
+        const QueryTile queries(args, task);
+        float largest[4], o[4][kCols] = {};
+        find_row_max(args, queries, shared, largest);
+        add_values(args, queries, largest, shared, o);
         __syncthreads();
 #pragma unroll
         for (int i = 0; i < 4; ++i)
 #pragma unroll
             for (int c = 0; c < kCols; ++c) o[i][c] = div_float(o[i][c], shared.row_sum[row_of(at, i)]);
-        store_rows(shape, args.o, shape.heads, head, start, first, o);
+        store_rows(shape, args.o, shape.heads, queries.head, queries.start, queries.first, o);
         const int row = static_cast<int>(threadIdx.x);
-        if (row < kTile && first + row < shape.length)
-            args.lse[(start + first + row) * shape.heads + head] =
+        if (row < kTile && queries.first + row < shape.length)
+            args.lse[(queries.start + queries.first + row) * shape.heads + queries.head] =
                 shared.row_max[row] + log_float(shared.row_sum[row]);
     }
 }

@@ -9,6 +9,7 @@
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/norm/backward.h"
 #include "kernels/hopper/norm/rows.h"
 
 namespace fp8flow::hopper::norm {
@@ -107,57 +108,128 @@ __device__ __forceinline__ void producer(const NormBackward& args, const RowPart
 // The units of gamma of a thread: from the slot that the producer filled, which is free afterwards, or from
 // memory.
 template <int kUnits, bool kFetched, int kTeams>
-__device__ __forceinline__ void load_gamma_units(const NormBackward& args, const RowPart& part,
-                                                 const uint8_t* slot, Shared<kTeams>& shared,
-                                                 float (&g)[kUnits][kUnit]) {
+__device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPart& part, const uint8_t* slot,
+                                           Shared<kTeams>& shared, float (&g)[kUnits][kUnit]) {
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads;
-    if constexpr (!kFetched) mbarrier_wait(&shared.gamma_full, 0);
+    if constexpr (kFetched) {
+        load_gamma_units<Rows::fetched>(args.gamma, 0.0f, part, thread, g);
+    } else {
+        mbarrier_wait(&shared.gamma_full, 0);
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kNormThreads;
-        if (unit >= part.units) continue;
-        if constexpr (kFetched) {
-            load_gamma(args.gamma, 0.0f, part.first + unit * kUnit, g[j]);
-        } else {
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            if (unit >= part.units) continue;
             const float4* const in = reinterpret_cast<const float4*>(slot) + 2 * unit;
             const float4 a = in[0], b = in[1];
             g[j][0] = a.x, g[j][1] = a.y, g[j][2] = a.z, g[j][3] = a.w;
             g[j][4] = b.x, g[j][5] = b.y, g[j][6] = b.z, g[j][7] = b.w;
         }
-    }
-    if constexpr (!kFetched) {
         __syncwarp();
         if (thread % kLanes == 0) mbarrier_arrive(&shared.gamma_empty);
     }
-    if (args.gamma_offset == 0.0f) return;
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j)
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+    add_offset(args.gamma_offset, g);
 }
 
-// The dgamma sums of a team, written to shared memory by one team and added by another.
-template <int kUnits>
-__device__ __forceinline__ void store_sums(const float (&sums)[kUnits][kUnit], int units, float4* to) {
+// A row whose dot product has been summed; its dx follows after the next row's.
+struct LoadedRow {
+    int row, slot;
+    float r;
+};
+
+// A team and the state of one of its threads.
+template <int kUnits, DType kType, Rows kRows> struct Team {
+    static constexpr int kTeams = teams_of(kUnits);
+    const NormBackward& args;
+    const RowPart& part;
+    Shared<kTeams>& shared;
+    uint8_t* memory;
+    int slot_size, inputs;  // of a row; a slot of the ring has all inputs of one
+    int all_rows, step;     // the rows of a part are every step-th
+    int thread, team, barrier;
+    RingPlace place;  // of the next row
+    int n = 0;        // rows of the team
+    float next_rstd = 0.0f;
+    float g[kUnits][kUnit] = {};
+
+    __device__ __forceinline__ uint8_t* slot_of(int slot) const { return memory + slot * inputs * slot_size; }
+
+    // Waits for the next row, or fetches it, and starts its sum: all its warp sums are there after a barrier.
+    __device__ __forceinline__ LoadedRow load(int row, float (&dgamma)[kUnits][kUnit]) {
+        LoadedRow loaded = {row, place.slot, next_rstd};
+        if (row + step < all_rows) next_rstd = args.rstd[row + step];  // in flight during this row
+        if constexpr (kRows == Rows::fetched) {
+            loaded.slot = 2 * team + n % 2;
+            uint8_t* const slot = slot_of(loaded.slot);
+            fetch_row(args.dy, row, part, slot, thread);
+            fetch_row(args.x, row, part, slot + slot_size, thread);
+            if (args.dresidual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
+            named_barrier_sync(barrier, kNormThreads);
+        } else {
+            mbarrier_wait(&shared.full[place.slot], place.parity);
+            place.advance(kTeams, args.depth);
+        }
+        const uint8_t* const slot = slot_of(loaded.slot);
+        float strand = 0.0f;
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = static_cast<int>(threadIdx.x) % kNormThreads + j * kNormThreads;
-        if (unit >= units) continue;
-        to[unit] = float4{sums[j][0], sums[j][1], sums[j][2], sums[j][3]};
-        to[units + unit] = float4{sums[j][4], sums[j][5], sums[j][6], sums[j][7]};
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            if (unit >= part.units) continue;
+            add_unit<kType>(unit_of(slot, unit), unit_of(slot + slot_size, unit), g[j], loaded.r, strand,
+                            dgamma[j]);
+        }
+        store_strand(strand, shared.warp_sums[n % 2]);
+        ++n;
+        return loaded;
     }
-}
-template <int kUnits>
-__device__ __forceinline__ void add_sums(const float4* from, int units, float (&sums)[kUnits][kUnit]) {
+
+    // Writes dx of a row, and frees its slot.
+    __device__ __forceinline__ void write_dx(const LoadedRow& loaded, float sum) const {
+        const uint8_t* const slot = slot_of(loaded.slot);
+        const float c = factor_of_x(args, loaded.r, sum);
 #pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = static_cast<int>(threadIdx.x) % kNormThreads + j * kNormThreads;
-        if (unit >= units) continue;
-        const float4 a = from[unit], b = from[units + unit];
-        const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) sums[j][i] += v[i];
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            if (unit >= part.units) continue;
+            write_dx_unit<kType, kRows>(args, loaded.row, part, unit, unit_of(slot, unit),
+                                        unit_of(slot + slot_size, unit), g[j], loaded.r, c,
+                                        slot + 2 * slot_size);
+        }
+        if constexpr (kRows == Rows::copied) {
+            __syncwarp();
+            if (thread % kLanes == 0) mbarrier_arrive(&shared.empty[loaded.slot]);
+        }
     }
+
+    // The rows of a part from `first` on: dx of each, and their sums for gamma.
+    __device__ __forceinline__ void run_part(int first, float (&dgamma)[kUnits][kUnit]) {
+        next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
+        if (first >= all_rows) return;
+        LoadedRow loaded = load(first, dgamma);
+        for (bool more = true; more;) {
+            named_barrier_sync(barrier, kNormThreads);
+            const int at = n - 1;
+            float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
+            if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
+            LoadedRow next = loaded;
+            more = loaded.row + step < all_rows;
+            if (more) next = load(loaded.row + step, dgamma);
+            if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
+            write_dx(loaded, sum);
+            loaded = next;
+        }
+    }
+};
+
+// The mbarriers of the kernel. One thread.
+template <int kTeams> __device__ __forceinline__ void prepare_barriers(Shared<kTeams>& shared, int depth) {
+    for (int slot = 0; slot < depth; ++slot) {
+        mbarrier_init(&shared.full[slot], 1);
+        mbarrier_init(&shared.empty[slot], kNormWarps);
+    }
+    mbarrier_init(&shared.gamma_full, 1);
+    mbarrier_init(&shared.gamma_empty, kTeams * kNormWarps);
+    prepare(shared.segment_sums);
+    fence_mbarrier_init();
 }
 
 // RMSNorm backward, dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
@@ -176,15 +248,14 @@ __device__ __forceinline__ void add_sums(const float4* from, int units, float (&
 // full, empty              mbarriers of a slot: TMA bytes; one arrival per warp of the team
 // gamma_full, gamma_empty  mbarriers of gamma in the last slot
 // 1 + team                 named barrier: the warp sums of a row (alternating between two places) are written
-// kJoin, kJoin + 1         named barriers: the teams have stored their dgamma sums; these have been added
+// join_barrier(), + 1      named barriers: the teams have stored their dgamma sums; these have been added
 // Deterministic: one writer a byte, sums in the order of the contract. dx may alias dy or dresidual: a row is
 // written after it was read, by the CTA that read it.
 // Measured in the bench, next to a streaming kernel with the same bytes: 104 us; before, 115.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits),
-                  kJoin = 1 + kTeams;  // a named barrier per team, then those of all teams
+    constexpr int kTeams = teams_of(kUnits);
     constexpr bool kFetched = kRows == Rows::fetched;
     pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
@@ -192,21 +263,8 @@ __global__ __launch_bounds__(bound_of(kUnits),
     const int thread = static_cast<int>(threadIdx.x) % kNormThreads,
               team = static_cast<int>(threadIdx.x) / kNormThreads, lane = thread % kLanes;
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
-    const int units = part.units, first_unit = part.first / kUnit, depth = args.depth;
-    const int slot_size = slot_bytes(args.segment_cols);
-    const bool with_residual = static_cast<bool>(args.dresidual);
-    const int inputs = with_residual ? 3 : 2;
-    const auto slot_of = [&](int slot) { return memory + slot * inputs * slot_size; };
-    if (threadIdx.x == 0) {
-        for (int slot = 0; slot < depth; ++slot) {
-            mbarrier_init(&shared.full[slot], 1);
-            mbarrier_init(&shared.empty[slot], kNormWarps);
-        }
-        mbarrier_init(&shared.gamma_full, 1);
-        mbarrier_init(&shared.gamma_empty, kTeams * kNormWarps);
-        prepare(shared.segment_sums);
-        fence_mbarrier_init();
-    }
+    const int depth = args.depth, slot_size = slot_bytes(args.segment_cols);
+    if (threadIdx.x == 0) prepare_barriers(shared, depth);
     if (team == kTeams && lane == 0) prefetch_first_rows(args, part, min(depth, kFirstRows * kTeams));
     __syncthreads();
     if (part.segments > 1) cluster_arrive();
@@ -221,120 +279,37 @@ __global__ __launch_bounds__(bound_of(kUnits),
         return;
     }
 
-    const int barrier = kTeams == 1 ? 1 : 1 + team;  // a constant where there is one team
-    float g[kUnits][kUnit] = {};
-    load_gamma_units<kUnits, kFetched>(args, part, slot_of(depth - 1), shared, g);
+    const int all_rows = static_cast<int>(args.rows), parts = min(args.parts, all_rows),
+              clusters = static_cast<int>(gridDim.x) / part.segments;
+    Team<kUnits, kType, kRows> rows = {.args = args,
+                                       .part = part,
+                                       .shared = shared,
+                                       .memory = memory,
+                                       .slot_size = slot_size,
+                                       .inputs = args.dresidual ? 3 : 2,
+                                       .all_rows = all_rows,
+                                       .step = kTeams * args.parts,
+                                       .thread = thread,
+                                       .team = team,
+                                       .barrier = kTeams == 1 ? 1 : 1 + team,  // one team: a constant
+                                       .place = {team, 0}};
+    take_gamma<kUnits, kFetched>(args, part, rows.slot_of(depth - 1), shared, rows.g);
     if (part.segments > 1) cluster_wait();
 
-    struct LoadedRow {
-        int row, slot;
-        float r;
+    const auto sums_of = [&](int team) {
+        return reinterpret_cast<float4*>(rows.slot_of(kFetched ? 2 * kTeams : depth)) +
+               (team - 1) * 2 * part.units;
     };
-    const int all_rows = static_cast<int>(args.rows), parts = min(args.parts, all_rows),
-              clusters = static_cast<int>(gridDim.x) / part.segments, step = kTeams * args.parts;
-    int n = 0, rows_before = 0;  // rows of the team; rows of the CTA before this part
-    RingPlace place = {team, 0};
+    int rows_before = 0;  // rows of the CTA before this part
     for (int sums = static_cast<int>(blockIdx.x) / part.segments; sums < parts; sums += clusters) {
         float dgamma[kUnits][kUnit] = {};
-        const int first = sums + team * args.parts;
-        float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
-        const auto load = [&](int row) {
-            LoadedRow loaded = {row, place.slot, next_rstd};
-            if (row + step < all_rows) next_rstd = args.rstd[row + step];  // in flight during this row
-            if constexpr (kFetched) {
-                loaded.slot = 2 * team + n % 2;
-                uint8_t* const slot = slot_of(loaded.slot);
-                fetch_row(args.dy, row, part, slot, thread);
-                fetch_row(args.x, row, part, slot + slot_size, thread);
-                if (with_residual) fetch_row(args.dresidual, row, part, slot + 2 * slot_size, thread);
-                named_barrier_sync(barrier, kNormThreads);
-            } else {
-                mbarrier_wait(&shared.full[place.slot], place.parity);
-                place.advance(kTeams, depth);
-            }
-            const uint8_t* const slot = slot_of(loaded.slot);
-            float strand = 0.0f;
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                float dy[kUnit], x[kUnit];
-                unpack_unit(unit_of(slot, unit), kType, dy);
-                unpack_unit(unit_of(slot + slot_size, unit), kType, x);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) {
-                    strand = fma_float(dy[i] * g[j][i], x[i], strand);
-                    dgamma[j][i] = fma_float(dy[i], x[i] * loaded.r, dgamma[j][i]);
-                }
-            }
-            store_strand(strand, shared.warp_sums[n % 2]);
-            ++n;
-            return loaded;
-        };
-        const auto write_dx = [&](const LoadedRow& loaded, float sum) {
-            const uint8_t* const slot = slot_of(loaded.slot);
-            const float c = loaded.r * loaded.r * div_float(sum, static_cast<float>(args.x.cols));
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                float dx[kUnit], x[kUnit];
-                unpack_unit(unit_of(slot, unit), kType, dx);
-                unpack_unit(unit_of(slot + slot_size, unit), kType, x);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = loaded.r * (dx[i] * g[j][i] - x[i] * c);
-                if (with_residual) {
-                    unpack_unit(unit_of(slot + 2 * slot_size, unit), kType, x);
-#pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
-                }
-                if constexpr (kFetched)
-                    store_unit(args.dx, loaded.row, (first_unit + unit) * kUnit, dx);
-                else
-                    *unit_of(args.dx, loaded.row, first_unit + unit) = pack_unit<kType>(dx);
-            }
-            if constexpr (!kFetched) {
-                __syncwarp();
-                if (lane == 0) mbarrier_arrive(&shared.empty[loaded.slot]);
-            }
-        };
-        if (first < all_rows) {
-            LoadedRow loaded = load(first);
-            for (bool more = true; more;) {
-                named_barrier_sync(barrier, kNormThreads);
-                const int at = n - 1;
-                float sum = row_sum(shared.warp_sums[at % 2] + team * kNormWarps);
-                if (part.segments > 1) send_sum(shared.segment_sums, at, part, sum, thread);
-                LoadedRow next = loaded;
-                more = loaded.row + step < all_rows;
-                if (more) next = load(loaded.row + step);
-                if (part.segments > 1) sum = await_sums(shared.segment_sums, at, part);
-                write_dx(loaded, sum);
-                loaded = next;
-            }
-        }
-        const auto sums_of = [&](int team) {
-            return reinterpret_cast<float4*>(slot_of(kFetched ? 2 * kTeams : depth)) + (team - 1) * 2 * units;
-        };
-        if (team > 0) {
-            store_sums(dgamma, units, sums_of(team));
-            named_barrier_arrive(kJoin, kTeams * kNormThreads);
-        } else {
-            if (kTeams > 1) named_barrier_sync(kJoin, kTeams * kNormThreads);
-#pragma unroll
-            for (int other = 1; other < kTeams; ++other) add_sums(sums_of(other), units, dgamma);
-            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, !kFetched};
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit < units) store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
-            }
-        }
+        rows.run_part(sums + team * args.parts, dgamma);
+        join_part<kTeams, kRows>(args, part, sums, team, thread, sums_of, dgamma);
         if (kTeams > 1 && sums + clusters < parts) {  // the sums of the other teams have been read
-            named_barrier_sync(kJoin + 1, kTeams * kNormThreads);
+            named_barrier_sync(join_barrier(kTeams) + 1, kTeams * kNormThreads);
             rows_before += (all_rows - sums + args.parts - 1) / args.parts;
             const int at = rows_before + team;
-            place = {at % depth, static_cast<uint32_t>(at / depth) & 1u};
+            rows.place = {at % depth, static_cast<uint32_t>(at / depth) & 1u};
         }
     }
     if (part.segments > 1) cluster_sync();  // all sums have arrived

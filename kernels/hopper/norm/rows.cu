@@ -47,8 +47,7 @@ __global__ __launch_bounds__(kNormThreads,
     __shared__ uint32_t largest_of_cta;
     const int thread = static_cast<int>(threadIdx.x);
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
-    const int units = part.units, first_unit = part.first / kUnit;
-    const int slot_size = slot_bytes(args.segment_cols);
+    const int units = part.units, slot_size = slot_bytes(args.segment_cols);
     const int64_t first_row = blockIdx.x / part.segments, step = gridDim.x / part.segments;
     const auto issue = [&](int64_t row, int slot) {
         mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(2 * kUnit * units));
@@ -70,15 +69,7 @@ __global__ __launch_bounds__(kNormThreads,
             if (!kFetched && first_row + slot * step < args.rows) issue(first_row + slot * step, slot);
     }
     float g[kUnits][kUnit] = {};
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kNormThreads;
-        if (unit >= units) continue;
-        if constexpr (kFetched)
-            load_gamma(args.gamma, args.gamma_offset, (first_unit + unit) * kUnit, g[j]);
-        else
-            load_wide_gamma(args.gamma, args.gamma_offset, first_unit + unit, g[j]);
-    }
+    load_gamma_units<kFetched ? Rows::fetched : Rows::copied>(args.gamma, args.gamma_offset, part, thread, g);
     const float multiplier = args.tensor_scale != nullptr ? div_float(1.0f, *args.tensor_scale) : 0.0f;
     uint32_t amax = 0;
     const auto gamma = [&](int, int j, float(&out)[kUnit]) {

@@ -193,6 +193,21 @@ __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offs
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
 }
 
+// The units of gamma of a thread.
+template <Rows kRows, int kUnits>
+__device__ __forceinline__ void load_gamma_units(const RowView& gamma, float offset, const RowPart& part,
+                                                 int thread, float (&g)[kUnits][kUnit]) {
+#pragma unroll
+    for (int j = 0; j < kUnits; ++j) {
+        const int unit = thread + j * kNormThreads;
+        if (unit >= part.units) continue;
+        if constexpr (kRows == Rows::fetched)
+            load_gamma(gamma, offset, part.first + unit * kUnit, g[j]);
+        else
+            load_wide_gamma(gamma, offset, part.first / kUnit + unit, g[j]);
+    }
+}
+
 // Exchange of the segment sums of a row between the CTAs of a cluster. Rows alternate between two places: a
 // CTA sends its sum after a barrier that all its threads reach after they read the row before, and no CTA
 // continues without that sum, so that a place is overwritten only when it has been read everywhere. Each CTA

@@ -9,6 +9,7 @@
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/norm/backward.h"
 #include "kernels/hopper/norm/rows.h"
 
 namespace fp8flow::hopper::norm {
@@ -21,6 +22,83 @@ constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
 static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
               op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
 
+// The rows of a team: their slots in shared memory and their loads, which one thread issues.
+template <int kUnits, DType kType, Rows kRows> struct TeamRows {
+    const NormBackward& args;
+    const RowPart& part;
+    uint8_t* slots;
+    Mbarrier *full, *full_residual;
+    int slot_size, all_rows, thread, barrier;  // barrier: the named barrier of the team
+
+    __device__ __forceinline__ uint8_t* dy(int slot) const { return slots + (2 * slot) * slot_size; }
+    __device__ __forceinline__ uint8_t* x(int slot) const { return slots + (2 * slot + 1) * slot_size; }
+    __device__ __forceinline__ uint8_t* residual(int slot) const { return slots + (4 + slot) * slot_size; }
+
+    // The first rows from `row` on, into L2.
+    __device__ __forceinline__ void prefetch(int row, int step) const {
+        for (int n = 0; n < kFirstRows && row + n * step < all_rows; ++n)
+            prefetch_inputs(args, row + n * step, part);
+    }
+    __device__ __forceinline__ void prepare_barriers() const {
+        for (int slot = 0; slot < 2; ++slot) {
+            mbarrier_init(&full[slot], 1);
+            mbarrier_init(&full_residual[slot], 1);
+        }
+    }
+    __device__ __forceinline__ void issue(int row, int slot) const {
+        if (kRows == Rows::fetched || row >= all_rows) return;
+        mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(4 * kUnit * part.units));
+        issue_row(args.dy, row, part, dy(slot), &full[slot]);
+        issue_row(args.x, row, part, x(slot), &full[slot]);
+    }
+    __device__ __forceinline__ void issue_residual(int row, int slot) const {
+        if (kRows == Rows::fetched || row >= all_rows || !args.dresidual) return;
+        mbarrier_arrive_expect_tx(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * part.units));
+        issue_row(args.dresidual, row, part, residual(slot), &full_residual[slot]);
+    }
+    // All threads: dy and x of a row are in the slot afterwards; fetched rows have their dresidual there too.
+    __device__ __forceinline__ void await(int row, int slot, uint32_t parity) const {
+        if constexpr (kRows == Rows::fetched) {
+            fetch_row(args.dy, row, part, dy(slot), thread);
+            fetch_row(args.x, row, part, x(slot), thread);
+            if (args.dresidual) fetch_row(args.dresidual, row, part, residual(slot), thread);
+            named_barrier_sync(barrier, kNormThreads);
+        } else {
+            mbarrier_wait(&full[slot], parity);
+        }
+    }
+    __device__ __forceinline__ void await_residual(int slot, uint32_t parity) const {
+        if (kRows == Rows::copied && args.dresidual) mbarrier_wait(&full_residual[slot], parity);
+    }
+
+    // Takes the thread's units of a row out of its slot; returns their strand.
+    __device__ __forceinline__ float take(int slot, const float (&g)[kUnits][kUnit], float r,
+                                          uint4 (&raw_dy)[kUnits], uint4 (&raw_x)[kUnits],
+                                          float (&dgamma)[kUnits][kUnit]) const {
+        float strand = 0.0f;
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            if (unit >= part.units) continue;
+            raw_dy[j] = unit_of(dy(slot), unit);
+            raw_x[j] = unit_of(x(slot), unit);
+            add_unit<kType>(raw_dy[j], raw_x[j], g[j], r, strand, dgamma[j]);
+        }
+        return strand;
+    }
+    __device__ __forceinline__ void write_dx(int row, int slot, const uint4 (&raw_dy)[kUnits],
+                                             const uint4 (&raw_x)[kUnits], const float (&g)[kUnits][kUnit],
+                                             float r, float c) const {
+#pragma unroll
+        for (int j = 0; j < kUnits; ++j) {
+            const int unit = thread + j * kNormThreads;
+            if (unit >= part.units) continue;
+            write_dx_unit<kType, kRows>(args, row, part, unit, raw_dy[j], raw_x[j], g[j], r, c,
+                                        residual(slot));
+        }
+    }
+};
+
 // RMSNorm backward, dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
 // Floor at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us.
 // A CTA per SM takes a part of dgamma, a chunk per team of 256 threads: neighbouring CTAs read neighbouring
@@ -32,8 +110,8 @@ static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
 // and so is refilled one row ahead. A kernel starts with one row a team in flight, so that gamma does not
 // queue after two.
 // Barriers: full and full_residual, mbarriers of the slots (TMA bytes). One named barrier of the team a row:
-// the row is in registers, the warp sums (alternating between two places) are written. kJoin: the teams have
-// stored their dgamma sums.
+// the row is in registers, the warp sums (alternating between two places) are written. join_barrier(): the
+// teams have stored their dgamma sums.
 // Deterministic: one writer a byte, sums in the order of the contract. dx may alias dy or dresidual: a row is
 // written after it was read, by the CTA that read it.
 // Tried: a chunk of consecutive rows per CTA. 1024 places in memory were read or written at a time, and 256
@@ -41,8 +119,7 @@ static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits),
-                  kJoin = 1 + kTeams;  // a named barrier per team, then one of all teams
+    constexpr int kTeams = teams_of(kUnits);
     pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Mbarrier full_of[kTeams][2], full_residual_of[kTeams][2];
@@ -50,169 +127,68 @@ __global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
     __shared__ SegmentSums segment_sums[kTeams];
     const int thread = static_cast<int>(threadIdx.x), team = static_cast<int>(threadIdx.y);
     const RowPart part = row_part<kUnits>(args.x.cols, args.segments, args.segment_cols);
-    const int units = part.units, first_unit = part.first / kUnit;
-    const int slot_size = slot_bytes(args.segment_cols);
+    const int slot_size = slot_bytes(args.segment_cols), all_rows = static_cast<int>(args.rows);
     const auto slots_of = [&](int team) { return memory + team * kTeamSlots * slot_size; };
-    uint8_t* const slots = slots_of(team);
-    Mbarrier *const full = full_of[team], *const full_residual = full_residual_of[team];
-    const bool with_residual = static_cast<bool>(args.dresidual);
-    const auto dy_slot = [&](int slot) { return slots + (2 * slot) * slot_size; };
-    const auto x_slot = [&](int slot) { return slots + (2 * slot + 1) * slot_size; };
-    const auto residual_slot = [&](int slot) { return slots + (4 + slot) * slot_size; };
-    const int all_rows = static_cast<int>(args.rows);
-    const auto issue = [&](int row, int slot) {
-        if (kRows == Rows::fetched || row >= all_rows) return;
-        mbarrier_arrive_expect_tx(&full[slot], static_cast<uint32_t>(4 * kUnit * units));
-        issue_row(args.dy, row, part, dy_slot(slot), &full[slot]);
-        issue_row(args.x, row, part, x_slot(slot), &full[slot]);
-    };
-    const auto issue_residual = [&](int row, int slot) {
-        if (kRows == Rows::fetched || row >= all_rows || !with_residual) return;
-        mbarrier_arrive_expect_tx(&full_residual[slot], static_cast<uint32_t>(2 * kUnit * units));
-        issue_row(args.dresidual, row, part, residual_slot(slot), &full_residual[slot]);
-    };
+    const TeamRows<kUnits, kType, kRows> rows = {
+        args,      part,     slots_of(team), full_of[team], full_residual_of[team],
+        slot_size, all_rows, thread,         1 + team};
     const int parts = min(args.parts, all_rows), clusters = static_cast<int>(gridDim.x) / part.segments;
     int sums = static_cast<int>(blockIdx.x) / part.segments;  // the part of dgamma: a row of `partials`
     const int step = kTeams * args.parts;
     const auto first_row = [&] { return sums + team * args.parts; };
-    if (thread == 0)
-        for (int n = 0; n < kFirstRows && first_row() + n * step < all_rows; ++n)
-            prefetch_inputs(args, first_row() + n * step, part);
+    if (thread == 0) rows.prefetch(first_row(), step);
     pdl_wait();
     if (thread == 0) {
-        for (int slot = 0; slot < 2; ++slot) {
-            mbarrier_init(&full[slot], 1);
-            mbarrier_init(&full_residual[slot], 1);
-        }
+        rows.prepare_barriers();
         prepare(segment_sums[team]);
         fence_mbarrier_init();
-        issue(first_row(), 0);
+        rows.issue(first_row(), 0);
     }
     float g[kUnits][kUnit] = {};
-#pragma unroll
-    for (int j = 0; j < kUnits; ++j) {
-        const int unit = thread + j * kNormThreads;
-        if (unit >= units) continue;
-        if constexpr (kRows == Rows::fetched)
-            load_gamma(args.gamma, 0.0f, (first_unit + unit) * kUnit, g[j]);
-        else
-            load_wide_gamma(args.gamma, 0.0f, first_unit + unit, g[j]);
-    }
+    load_gamma_units<kRows>(args.gamma, 0.0f, part, thread, g);
     // the mbarriers are initialised
     if (part.segments > 1)
         cluster_sync();
     else
         __syncthreads();
-    if (args.gamma_offset != 0.0f)
-#pragma unroll
-        for (int j = 0; j < kUnits; ++j)
-#pragma unroll
-            for (int i = 0; i < kUnit; ++i) g[j][i] = args.gamma_offset + g[j][i];
+    add_offset(args.gamma_offset, g);
 
     int n = 0;  // rows of the team
     for (; sums < parts; sums += clusters) {
         const int first = first_row();
         if (thread == 0) {
-            if (sums >= clusters) issue(first, n % 2);  // that of the first part has been issued
-            issue_residual(first, n % 2);
-            issue(first + step, (n + 1) % 2);
+            if (sums >= clusters) rows.issue(first, n % 2);  // that of the first part has been issued
+            rows.issue_residual(first, n % 2);
+            rows.issue(first + step, (n + 1) % 2);
         }
         float next_rstd = first < all_rows ? args.rstd[first] : 0.0f;
         float dgamma[kUnits][kUnit] = {};
         for (int row = first; row < all_rows; row += step, ++n) {
-            const int slot = n % 2;
+            const int slot = n % 2, next = row + step;
             const uint32_t parity = static_cast<uint32_t>(n / 2) & 1u;
-            const int next = row + step;
             const float r = next_rstd;
             if (next < all_rows) next_rstd = args.rstd[next];  // in flight during this row
-            if constexpr (kRows == Rows::fetched) {
-                fetch_row(args.dy, row, part, dy_slot(slot), thread);
-                fetch_row(args.x, row, part, x_slot(slot), thread);
-                if (with_residual) fetch_row(args.dresidual, row, part, residual_slot(slot), thread);
-                named_barrier_sync(1 + team, kNormThreads);
-            } else {
-                mbarrier_wait(&full[slot], parity);
-            }
+            rows.await(row, slot, parity);
             uint4 raw_dy[kUnits], raw_x[kUnits];
-            float strand = 0.0f;
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                raw_dy[j] = unit_of(dy_slot(slot), unit);
-                raw_x[j] = unit_of(x_slot(slot), unit);
-                float dy[kUnit], x[kUnit];
-                unpack_unit(raw_dy[j], kType, dy);
-                unpack_unit(raw_x[j], kType, x);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) {
-                    strand = fma_float(dy[i] * g[j][i], x[i], strand);
-                    dgamma[j][i] = fma_float(dy[i], x[i] * r, dgamma[j][i]);
-                }
-            }
-            store_strand(strand, warp_sums_of[team][slot]);
+            store_strand(rows.take(slot, g, r, raw_dy, raw_x, dgamma), warp_sums_of[team][slot]);
             named_barrier_sync(1 + team, kNormThreads);
             if (thread == 0) {
-                issue(next + step, slot);
-                issue_residual(next, slot ^ 1);
+                rows.issue(next + step, slot);
+                rows.issue_residual(next, slot ^ 1);
             }
             float sum = row_sum(warp_sums_of[team][slot]);
             if (part.segments > 1) {
                 send_sum(segment_sums[team], n, part, sum, thread);
                 sum = await_sums(segment_sums[team], n, part);
             }
-            const float c = r * r * div_float(sum, static_cast<float>(args.x.cols));
-            if (kRows == Rows::copied && with_residual) mbarrier_wait(&full_residual[slot], parity);
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                float dx[kUnit], x[kUnit];
-                unpack_unit(raw_dy[j], kType, dx);
-                unpack_unit(raw_x[j], kType, x);
-#pragma unroll
-                for (int i = 0; i < kUnit; ++i) dx[i] = r * (dx[i] * g[j][i] - x[i] * c);
-                if (with_residual) {
-                    unpack_unit(unit_of(residual_slot(slot), unit), kType, x);
-#pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dx[i] += x[i];
-                }
-                if constexpr (kRows == Rows::fetched)
-                    store_unit(args.dx, row, (first_unit + unit) * kUnit, dx);
-                else
-                    *unit_of(args.dx, row, first_unit + unit) = pack_unit<kType>(dx);
-            }
+            const float c = factor_of_x(args, r, sum);
+            rows.await_residual(slot, parity);
+            rows.write_dx(row, slot, raw_dy, raw_x, g, r, c);
         }
         // The sums of a team take the place of its first slot: no load to it is in flight, and its rows are
         // in registers.
         const auto sums_of = [&](int team) { return reinterpret_cast<float4*>(slots_of(team)); };
-        if (team > 0) {
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-                const float(&v)[kUnit] = dgamma[j];
-                sums_of(team)[unit] = float4{v[0], v[1], v[2], v[3]};
-                sums_of(team)[units + unit] = float4{v[4], v[5], v[6], v[7]};
-            }
-            named_barrier_arrive(kJoin, kTeams * kNormThreads);
-        } else {
-            named_barrier_sync(kJoin, kTeams * kNormThreads);
-            const RowView out = {args.partials, nullptr, args.x.cols, DType::f32, kRows == Rows::copied};
-#pragma unroll
-            for (int j = 0; j < kUnits; ++j) {
-                const int unit = thread + j * kNormThreads;
-                if (unit >= units) continue;
-#pragma unroll
-                for (int other = 1; other < kTeams; ++other) {
-                    const float4 a = sums_of(other)[unit], b = sums_of(other)[units + unit];
-                    const float v[kUnit] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
-#pragma unroll
-                    for (int i = 0; i < kUnit; ++i) dgamma[j][i] += v[i];
-                }
-                store_unit(out, sums, (first_unit + unit) * kUnit, dgamma[j]);
-            }
-        }
+        join_part<kTeams, kRows>(args, part, sums, team, thread, sums_of, dgamma);
         if (sums + clusters < parts) {  // the slots are free again, for TMA too
             fence_async_shared();
             __syncthreads();

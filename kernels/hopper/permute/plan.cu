@@ -211,6 +211,99 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
     }
 }
 
+// By one CTA: where the received rows of each rank begin, and how many rows go to each.
+__device__ __forceinline__ void count_ranks(const PlanArgs& args, const PlaceShared& shared) {
+    const int thread = static_cast<int>(threadIdx.x), columns = args.columns();
+    for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // a warp a rank
+        int received = 0;
+        for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
+            received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];
+        received = __reduce_add_sync(kFullMask, received);
+        if (thread % 32 != 0) continue;
+        args.recv_offsets[r] = received;
+        if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
+    }
+}
+
+// The lists of rows, as a thread writes them.
+struct RowLists {
+    int32_t* row_source;
+    float* row_prob;
+};
+
+// The rows of a received token, in ascending order of groups; `source`: its number among all tokens.
+__device__ __forceinline__ void place_token(const PlanArgs& args, const PlaceShared& shared,
+                                            const RowLists& lists, int64_t source, int source_rank) {
+    const uint32_t* const masks = shared.masks;
+    const int* const starts = shared.starts;
+    const int32_t* ids = args.ids + source * args.topk;
+    const int64_t received = starts[args.received_column()] + marked_before(masks, args.received_column());
+    args.recv_source[received] = static_cast<int32_t>(source);
+    int32_t* rows = args.recv_rows + received * args.topk;
+    int listed = 0;
+    for (int last = -1;;) {  // the token's next group above the last
+        int group = args.groups, chosen = 0;
+#pragma unroll 8
+        for (int k = 0; k < args.topk; ++k) {
+            const int candidate = args.group_of(ids[k], source_rank);
+            if (candidate > last && candidate < group) group = candidate, chosen = k;
+        }
+        if (group == args.groups) break;
+        last = group;
+        const int64_t place = starts[group] + marked_before(masks, group);
+        if (place >= shared.counts[group]) continue;  // cut by overflow
+        const int64_t row = shared.offsets[group] + place;
+        lists.row_source[row] = static_cast<int32_t>(received);
+        lists.row_prob[row] = args.probs[source * args.topk + chosen];
+        rows[listed++] = static_cast<int32_t>(row);
+    }
+    for (; listed < args.topk; ++listed) rows[listed] = -1;
+}
+
+// The tokens of a block, a thread each.
+__device__ __forceinline__ void place_block(const PlanArgs& args, const PlaceShared& shared,
+                                            const RowLists& lists, int block) {
+    const int thread = static_cast<int>(threadIdx.x), word = thread / 32;
+    const int source_rank = block / args.blocks_per_rank,
+              token = block % args.blocks_per_rank * kBlockTokens + thread;
+    const uint32_t bit = 1u << thread % 32;
+    if (thread >= kBlockTokens || token >= args.slots) return;
+    const auto is_marked = [&](int column) { return (shared.masks[column * kMaskWords + word] & bit) != 0; };
+    if (is_marked(args.received_column()))
+        place_token(args, shared, lists, static_cast<int64_t>(source_rank) * args.slots + token, source_rank);
+    if (source_rank != args.rank) return;
+    for (int to = 0; to < args.ranks; ++to) {
+        const int column = args.send_column(to);
+        if (!is_marked(column)) continue;
+        args.send_tokens[static_cast<int64_t>(to) * args.slots + shared.starts[column] +
+                         marked_before(shared.masks, column)] = token;
+    }
+}
+
+// By all CTAs together: what no token fills, pads and the ends of the lists.
+__device__ __forceinline__ void fill_rest(const PlanArgs& args, const PlaceShared& shared,
+                                          const RowLists& lists) {
+    const int thread = static_cast<int>(threadIdx.x);
+    for (int group = static_cast<int>(blockIdx.x); group < args.groups;
+         group += static_cast<int>(gridDim.x)) {
+        for (int64_t row = shared.offsets[group] + shared.counts[group] + thread;
+             row < shared.offsets[group + 1]; row += kThreads) {
+            lists.row_source[row] = -1;
+            lists.row_prob[row] = 0.0f;
+        }
+    }
+    const int64_t sources = static_cast<int64_t>(args.ranks) * args.slots;
+    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + thread;
+    const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
+    const int64_t received = shared.totals[args.received_column()];
+    for (int64_t i = received + first; i < sources; i += threads) args.recv_source[i] = -1;
+    for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads)
+        args.recv_rows[i] = -1;
+    for (int64_t i = first; i < sources; i += threads)
+        if (i % args.slots >= shared.totals[args.send_column(static_cast<int>(i / args.slots))])
+            args.send_tokens[i] = -1;
+}
+
 // Places the rows of all groups and writes every list of the plan.
 //
 // Bytes: ids and probs read once, every list written once, and the block counts (4.2 KB at T=4096, 32 experts
@@ -228,29 +321,18 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
 // Deterministic: integers, one writer a word.
 __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     extern __shared__ int64_t memory[];
-    const int columns = args.columns(), thread = static_cast<int>(threadIdx.x);
-    const PlaceShared shared(memory, args.groups, columns);
+    const PlaceShared shared(memory, args.groups, args.columns());
     const auto mark = [&](int block) {
         mark_tokens(args, block / args.blocks_per_rank, block % args.blocks_per_rank * kBlockTokens,
                     shared.masks);
     };
     if (static_cast<int>(blockIdx.x) < args.blocks) mark(static_cast<int>(blockIdx.x));
     pdl_wait();
-    int32_t* row_source = static_cast<int32_t*>(args.row_source.data) + args.row_source.base();
-    float* row_prob = static_cast<float*>(args.row_prob.data) + args.row_prob.base();
+    const RowLists lists = {static_cast<int32_t*>(args.row_source.data) + args.row_source.base(),
+                            static_cast<float*>(args.row_prob.data) + args.row_prob.base()};
     add_blocks(args, static_cast<int>(blockIdx.x), shared);
-    if (thread < 32) place_groups(args, shared, blockIdx.x == 0);
-    if (blockIdx.x == 0) {
-        for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // a warp a rank
-            int received = 0;
-            for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
-                received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];
-            received = __reduce_add_sync(kFullMask, received);
-            if (thread % 32 != 0) continue;
-            args.recv_offsets[r] = received;
-            if (r < args.ranks) args.send_counts[r] = shared.totals[args.send_column(r)];
-        }
-    }
+    if (threadIdx.x < 32) place_groups(args, shared, blockIdx.x == 0);
+    if (blockIdx.x == 0) count_ranks(args, shared);
     __syncthreads();  // offsets and counts of the groups are written
     for (int block = static_cast<int>(blockIdx.x); block < args.blocks;
          block += static_cast<int>(gridDim.x)) {
@@ -258,68 +340,10 @@ __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
             mark(block);
             add_blocks(args, block, shared);
         }
-        const int source_rank = block / args.blocks_per_rank,
-                  token = block % args.blocks_per_rank * kBlockTokens + thread;
-        const uint32_t* const masks = shared.masks;
-        const int* const starts = shared.starts;
-        const int word = thread / 32;
-        const uint32_t bit = 1u << thread % 32;
-        if (thread < kBlockTokens && token < args.slots) {
-            const int64_t source = static_cast<int64_t>(source_rank) * args.slots + token;
-            const int32_t* ids = args.ids + source * args.topk;
-            if ((masks[args.received_column() * kMaskWords + word] & bit) != 0) {
-                const int64_t received =
-                    starts[args.received_column()] + marked_before(masks, args.received_column());
-                args.recv_source[received] = static_cast<int32_t>(source);
-                int32_t* rows = args.recv_rows + received * args.topk;
-                int listed = 0;
-                for (int last = -1;;) {  // the token's next group above the last
-                    int group = args.groups, chosen = 0;
-#pragma unroll 8
-                    for (int k = 0; k < args.topk; ++k) {
-                        const int candidate = args.group_of(ids[k], source_rank);
-                        if (candidate > last && candidate < group) group = candidate, chosen = k;
-                    }
-                    if (group == args.groups) break;
-                    last = group;
-                    const int64_t place = starts[group] + marked_before(masks, group);
-                    if (place >= shared.counts[group]) continue;  // cut by overflow
-                    const int64_t row = shared.offsets[group] + place;
-                    row_source[row] = static_cast<int32_t>(received);
-                    row_prob[row] = args.probs[source * args.topk + chosen];
-                    rows[listed++] = static_cast<int32_t>(row);
-                }
-                for (; listed < args.topk; ++listed) rows[listed] = -1;
-            }
-            if (source_rank == args.rank) {
-                for (int to = 0; to < args.ranks; ++to) {
-                    const int column = args.send_column(to);
-                    if ((masks[column * kMaskWords + word] & bit) == 0) continue;
-                    args.send_tokens[static_cast<int64_t>(to) * args.slots + starts[column] +
-                                     marked_before(masks, column)] = token;
-                }
-            }
-        }
+        place_block(args, shared, lists, block);
         __syncthreads();  // the next block overwrites masks and starts
     }
-    for (int group = static_cast<int>(blockIdx.x); group < args.groups;
-         group += static_cast<int>(gridDim.x)) {
-        for (int64_t row = shared.offsets[group] + shared.counts[group] + thread;
-             row < shared.offsets[group + 1]; row += kThreads) {
-            row_source[row] = -1;
-            row_prob[row] = 0.0f;
-        }
-    }
-    const int64_t sources = static_cast<int64_t>(args.ranks) * args.slots;
-    const int64_t first = static_cast<int64_t>(blockIdx.x) * kThreads + thread;
-    const int64_t threads = static_cast<int64_t>(gridDim.x) * kThreads;
-    const int64_t received = shared.totals[args.received_column()];
-    for (int64_t i = received + first; i < sources; i += threads) args.recv_source[i] = -1;
-    for (int64_t i = received * args.topk + first; i < sources * args.topk; i += threads)
-        args.recv_rows[i] = -1;
-    for (int64_t i = first; i < sources; i += threads)
-        if (i % args.slots >= shared.totals[args.send_column(static_cast<int>(i / args.slots))])
-            args.send_tokens[i] = -1;
+    fill_rest(args, shared, lists);
 }
 
 }  // namespace

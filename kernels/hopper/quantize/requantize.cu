@@ -50,6 +50,74 @@ __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
 
+// This thread's 16 codes of eight rows, and the scales of these rows.
+__device__ __forceinline__ void load_tile(const RequantizeJob& job, const TilePlace& place, int count,
+                                          int64_t src_base, uint4 (&words)[kRows], float (&scales)[kRows]) {
+    const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
+              first_of_warp = octet * kRows % 32;
+    const uint8_t* in = static_cast<const uint8_t*>(job.src.data) +
+                        (src_base + place.row + octet * kRows) * job.cols + place.first_col() + part * kPiece;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k, in += job.cols) {
+        words[k] = uint4{0, 0, 0, 0};
+        if (octet * kRows + k < count) words[k] = load_and_neighbour(in);
+    }
+    float own = 0.0f;  // the scale of row `thread`, for this warp
+    if (thread < count)
+        own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + place.row + thread];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kFullMask, own, first_of_warp + k);
+}
+
+// The column maxima of this thread's eight rows.
+template <DType kSource>
+__device__ __forceinline__ void store_maxima(const uint4 (&words)[kRows], const float (&scales)[kRows],
+                                             uint4* pieces) {
+    const int octet = static_cast<int>(threadIdx.x) / kPieces, part = static_cast<int>(threadIdx.x) % kPieces;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        float largest[4] = {};  // fmaxf ignores a NaN
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            float v[4];
+            decode<kSource>(word_of(words[k], j), scales[k], v);
+#pragma unroll
+            for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(v[e]));
+        }
+        pieces[octet * (kTile / 4) + j * 8 + part] =
+            uint4{__float_as_uint(largest[0]), __float_as_uint(largest[1]), __float_as_uint(largest[2]),
+                  __float_as_uint(largest[3])};
+    }
+}
+
+// The new codes of this thread's values in the transposed tile.
+template <DType kSource, DType kCodes>
+__device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float (&scales)[kRows],
+                                                 const float4* multipliers, uint32_t* transposed) {
+    const int octet = static_cast<int>(threadIdx.x) / kPieces, part = static_cast<int>(threadIdx.x) % kPieces;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const float4 m = multipliers[j * 8 + part];
+        uint32_t squares[2][4];  // a word: four rows of a column
+#pragma unroll
+        for (int q = 0; q < 2; ++q) {
+            float v[4][4];
+#pragma unroll
+            for (int k = 0; k < 4; ++k)
+                decode<kSource>(word_of(words[4 * q + k], j), scales[4 * q + k], v[k]);
+            squares[q][0] = pack_fp8(v[0][0] * m.x, v[1][0] * m.x, v[2][0] * m.x, v[3][0] * m.x, kCodes);
+            squares[q][1] = pack_fp8(v[0][1] * m.y, v[1][1] * m.y, v[2][1] * m.y, v[3][1] * m.y, kCodes);
+            squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
+            squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
+        }
+        uint32_t* out = transposed + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
+                        j * 4 * kColumnWords;
+#pragma unroll
+        for (int c = 0; c < 4; ++c)
+            *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
+    }
+}
+
 // FP8 rows with 1x128 scales -> transposed FP8 with 128x1 scales along the routed rows.
 // Floor: every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
 // and 4.1 TB/s. About 10 instructions a code, of which an SM can issue 15 in that time.
@@ -69,8 +137,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
     __shared__ uint4 pieces[kTile * kPieces];  // first the maxima of every 8 rows, then the transposed tile
     __shared__ float4 multiplier_pieces[kTile / 4];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(pieces);
-    const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
-              first_of_warp = octet * kRows % 32;
+    const int thread = static_cast<int>(threadIdx.x);
     pdl_wait();
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     const int64_t end = job.groups.counts != nullptr ? job.groups.total() : job.extent;
@@ -81,68 +148,22 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
         if (tile != blockIdx.x) __syncthreads();
         const AlignedTile rows = aligned_tile(job.groups, job.extent, row);
         uint4 words[kRows];
-        const uint8_t* in = static_cast<const uint8_t*>(job.src.data) +
-                            (src_base + row + octet * kRows) * job.cols + place.first_col() + part * kPiece;
-#pragma unroll
-        for (int k = 0; k < kRows; ++k, in += job.cols) {
-            words[k] = uint4{0, 0, 0, 0};
-            if (octet * kRows + k < rows.count) words[k] = load_and_neighbour(in);
-        }
-        float own = 0.0f;  // the scale of row `thread`, for this warp
-        if (thread < rows.count)
-            own = job.block_scales[place.col_tile * job.block_scale_stride + src_base + row + thread];
         float scales[kRows];
-#pragma unroll
-        for (int k = 0; k < kRows; ++k) scales[k] = __shfl_sync(kFullMask, own, first_of_warp + k);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            float largest[4] = {};  // fmaxf ignores a NaN
-#pragma unroll
-            for (int k = 0; k < kRows; ++k) {
-                float v[4];
-                decode<kSource>(word_of(words[k], j), scales[k], v);
-#pragma unroll
-                for (int e = 0; e < 4; ++e) largest[e] = fmaxf(largest[e], fabsf(v[e]));
-            }
-            pieces[octet * (kTile / 4) + j * 8 + part] =
-                uint4{__float_as_uint(largest[0]), __float_as_uint(largest[1]), __float_as_uint(largest[2]),
-                      __float_as_uint(largest[3])};
-        }
+        load_tile(job, place, rows.count, src_base, words, scales);
+        store_maxima<kSource>(words, scales, pieces);
 #pragma unroll
         for (int k = 0; k < kRows; ++k) opaque(words[k]);
         __syncthreads();
-        {
-            uint32_t amax = 0;
+        uint32_t amax = 0;
 #pragma unroll
-            for (int i = 0; i < kOctets; ++i) amax = max(amax, transposed[i * kTile + thread]);
-            BlockScale scale = {0.0f, 0.0f, 0};
-            if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
-            reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
-            job.column_scales[(dst_base + row) / kTile * job.cols + place.first_col() + column_at(thread)] =
-                scale.dequant;
-        }
+        for (int i = 0; i < kOctets; ++i) amax = max(amax, transposed[i * kTile + thread]);
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
+        reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
+        job.column_scales[(dst_base + row) / kTile * job.cols + place.first_col() + column_at(thread)] =
+            scale.dequant;
         __syncthreads();
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float4 m = multiplier_pieces[j * 8 + part];
-            uint32_t squares[2][4];  // a word: four rows of a column
-#pragma unroll
-            for (int q = 0; q < 2; ++q) {
-                float v[4][4];
-#pragma unroll
-                for (int k = 0; k < 4; ++k)
-                    decode<kSource>(word_of(words[4 * q + k], j), scales[4 * q + k], v[k]);
-                squares[q][0] = pack_fp8(v[0][0] * m.x, v[1][0] * m.x, v[2][0] * m.x, v[3][0] * m.x, kCodes);
-                squares[q][1] = pack_fp8(v[0][1] * m.y, v[1][1] * m.y, v[2][1] * m.y, v[3][1] * m.y, kCodes);
-                squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
-                squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
-            }
-            uint32_t* out = transposed + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
-                            j * 4 * kColumnWords;
-#pragma unroll
-            for (int c = 0; c < 4; ++c)
-                *reinterpret_cast<uint2*>(out + c * kColumnWords) = uint2{squares[0][c], squares[1][c]};
-        }
+        transpose_values<kSource, kCodes>(words, scales, multiplier_pieces, transposed);
         __syncthreads();
         store_tile_columns<kThreads, kPiece>(job.columns, transposed, dst_base + row, rows.rows,
                                              place.col_tile);

@@ -110,6 +110,121 @@ struct TileJob {
     QuantizeRule rule;
 };
 
+constexpr bool is_per_block(Share share) { return share == Share::block || share == Share::mx; }
+
+// From the column maxima of every 8 rows: multipliers and scales of the columns, or the amax of the tile by
+// four warps.
+__device__ __forceinline__ void reduce_columns(const TileJob& job, const RowTile& tile, int64_t col0,
+                                               const uint32_t (&part)[kWarps][kTile],
+                                               float (&multipliers)[kSubTiles][kTile],
+                                               uint32_t (&tile_amax)[kTile / 32]) {
+    const TileOutput& columns = job.columns;
+    const int thread = static_cast<int>(threadIdx.x), c = thread % kTile, sub = thread / kTile;
+    const bool has_column = col0 + c < job.shape.cols;
+    if (columns.share == Share::mx) {
+        const int first = sub * static_cast<int>(kMxBlock);
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (first < tile.count)
+            scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.data.dtype, true,
+                                job.rule);
+        multipliers[sub][c] = scale.multiplier;
+        if (has_column && first < tile.rows)
+            static_cast<uint8_t*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                                       (columns.data.base() + tile.row + first) / kMxBlock *
+                                                           columns.scales.block_stride +
+                                                       col0 + c] = scale.e8m0;
+        return;
+    }
+    if (sub != 0) return;
+    uint32_t column_amax = over_warps(part, c, 0, kWarps);
+    if (columns.share == Share::block) {
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (tile.count > 0) scale = block_scale(column_amax, columns.data.dtype, false, job.rule);
+        multipliers[0][c] = scale.multiplier;
+        if (has_column)
+            static_cast<float*>(
+                columns.scales.data)[tile.batch * columns.scale_batch_stride +
+                                     (columns.data.base() + tile.row) / kTile * columns.scales.block_stride +
+                                     col0 + c] = scale.dequant;
+    } else {
+        for (int step = 16; step > 0; step /= 2)
+            column_amax = max(column_amax, __shfl_xor_sync(kFullMask, column_amax, step));
+        if (thread % 32 == 0) tile_amax[thread / 32] = column_amax;
+    }
+}
+
+// Share::tile: stores the scale of the tile and returns its multiplier.
+__device__ __forceinline__ float scale_tile(const TileJob& job, const RowTile& tile, int64_t col_tile,
+                                            const uint32_t (&tile_amax)[kTile / 32]) {
+    const TileOutput &rows = job.rows, &columns = job.columns;
+    const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
+    const DType dtype = rows.share == Share::tile ? rows.data.dtype : columns.data.dtype;
+    const BlockScale scale = block_scale(amax, dtype, false, job.rule);
+    if (threadIdx.x == 0) {
+        const auto store = [&](const TileOutput& output) {
+            static_cast<float*>(output.scales.data)[tile.batch * output.scale_batch_stride +
+                                                    output.scales.index(tile.row / kTile, col_tile)] =
+                scale.dequant;
+        };
+        if (rows.share == Share::tile) store(rows);
+        if (columns.share == Share::tile) store(columns);
+    }
+    return scale.multiplier;
+}
+
+// The codes by rows, with their scales where blocks have them; otherwise with one multiplier.
+__device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& tile, int64_t col0,
+                                           const TileThread& at, const float (&v)[kRows][kUnit],
+                                           float multiplier) {
+    const TileOutput& rows = job.rows;
+    RowView codes = rows.data;
+    RowScales scales = rows.scales;
+    codes.data = static_cast<uint8_t*>(codes.data) + tile.batch * rows.batch_stride;
+    const int64_t scale_shift = tile.batch * rows.scale_batch_stride;
+    scales.data = static_cast<uint8_t*>(scales.data) + scale_shift * size_of(scales.dtype);
+    const int col = static_cast<int>(col0) + at.col;
+    const int64_t base = codes.base() + tile.row + at.first_row;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+        const int r = at.first_row + k;
+        // without groups the transposed copy alone has pads
+        const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count),
+                   valid = r < tile.count;
+        if (is_per_block(rows.share)) {
+            // a half-warp owns the row: all of it is inside or none
+            if (inside) quantize_unit(v[k], valid, codes, scales, base + k, col, job.rule);
+        } else if (inside && col < job.shape.cols) {
+            store_codes(codes, base + k, col,
+                        valid ? encode_unit(v[k], multiplier, codes.dtype) : uint2{0, 0});
+        }
+    }
+}
+
+// The codes of this thread's values in the transposed tile, a word for four rows of a column; pads are 0.
+__device__ __forceinline__ void transpose_values(const TileJob& job, const RowTile& tile, int64_t col0,
+                                                 const TileThread& at, const float (&v)[kRows][kUnit],
+                                                 const float (&multipliers)[kSubTiles][kTile],
+                                                 float shared_multiplier, uint32_t* transposed) {
+    const TileOutput& columns = job.columns;
+    const int cols = job.shape.cols;
+    const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
+    const uint32_t valid_bytes = tile.count - at.first_row >= kRows ? 0xFFFFFFFFu
+                                 : tile.count <= at.first_row
+                                     ? 0u
+                                     : (1u << (8 * (tile.count - at.first_row))) - 1u;
+    uint32_t* const words = transposed + transposed_word(at.col, at.group);  // the same for all eight columns
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+        float m = shared_multiplier;
+        if (is_per_block(columns.share))
+            m = multipliers[sub][at.col + i];
+        else if (columns.share == Share::table && col0 + at.col + i < cols)
+            m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
+        words[i * (kTile / 4)] =
+            pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.data.dtype) & valid_bytes;
+    }
+}
+
 // Any source (TileSource) -> FP8 codes by rows, transposed, or both, plus scales.
 // Floor: a tile of values in, its codes out once or twice, plus scales.
 // A CTA takes tiles grid-stride, columns fastest; a thread keeps 4 rows x 8 columns in registers.
@@ -126,7 +241,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
     __shared__ uint32_t tile_amax[kTile / 32];
     __shared__ alignas(16) uint32_t transposed[kTransposedWords];
     const TileThread at = tile_thread();
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, cols = job.shape.cols;
+    const int cols = job.shape.cols;
     const int64_t col_tiles = (cols + kTile - 1) / kTile;
     const TileOutput &rows = job.rows, &columns = job.columns;
     TileWalker walker(job.shape.groups, job.shape.extent, job.shape.batches);
@@ -136,116 +251,29 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         float v[kRows][kUnit];
         load_values(job.source, tile, col0, at, v);
 
-        // multipliers of the columns, or of the tile
-        const bool from_tile = columns.share == Share::block || columns.share == Share::mx ||
-                               columns.share == Share::tile || rows.share == Share::tile;
-        if (from_tile) {
+        const bool of_tile = columns.share == Share::tile || rows.share == Share::tile;
+        if (is_per_block(columns.share) || of_tile) {
             uint32_t amax[kUnit];
             column_magnitudes(v, amax);
             store_magnitudes(amax, part, at);
             __syncthreads();
-            const int c = thread % kTile, sub = thread / kTile;
-            const bool has_column = col0 + c < cols;
-            if (columns.share == Share::mx) {
-                const int first = sub * static_cast<int>(kMxBlock);
-                BlockScale scale = {0.0f, 0.0f, 0};
-                if (first < tile.count)
-                    scale = block_scale(over_warps(part, c, sub * kSubWarps, kSubWarps), columns.data.dtype,
-                                        true, job.rule);
-                multipliers[sub][c] = scale.multiplier;
-                if (has_column && first < tile.rows)
-                    static_cast<uint8_t*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                               (columns.data.base() + tile.row + first) /
-                                                                   kMxBlock * columns.scales.block_stride +
-                                                               col0 + c] = scale.e8m0;
-            } else if (sub == 0) {
-                uint32_t column_amax = over_warps(part, c, 0, kWarps);
-                if (columns.share == Share::block) {
-                    BlockScale scale = {0.0f, 0.0f, 0};
-                    if (tile.count > 0) scale = block_scale(column_amax, columns.data.dtype, false, job.rule);
-                    multipliers[0][c] = scale.multiplier;
-                    if (has_column)
-                        static_cast<float*>(columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                                                 (columns.data.base() + tile.row) / kTile *
-                                                                     columns.scales.block_stride +
-                                                                 col0 + c] = scale.dequant;
-                } else {
-                    for (int step = 16; step > 0; step /= 2)
-                        column_amax = max(column_amax, __shfl_xor_sync(kFullMask, column_amax, step));
-                    if (thread % 32 == 0) tile_amax[warp] = column_amax;
-                }
-            }
+            reduce_columns(job, tile, col0, part, multipliers, tile_amax);
             __syncthreads();
         }
         float shared_multiplier = 0.0f;  // for Share::tile and Share::word
-        if (columns.share == Share::tile || rows.share == Share::tile) {
-            const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
-            const DType dtype = rows.share == Share::tile ? rows.data.dtype : columns.data.dtype;
-            const BlockScale scale = block_scale(amax, dtype, false, job.rule);
-            shared_multiplier = scale.multiplier;
-            if (thread == 0) {
-                if (rows.share == Share::tile)
-                    static_cast<float*>(rows.scales.data)[tile.batch * rows.scale_batch_stride +
-                                                          rows.scales.index(tile.row / kTile, col_tile)] =
-                        scale.dequant;
-                if (columns.share == Share::tile)
-                    static_cast<float*>(
-                        columns.scales.data)[tile.batch * columns.scale_batch_stride +
-                                             columns.scales.index(tile.row / kTile, col_tile)] =
-                        scale.dequant;
-            }
-        }
+        if (of_tile) shared_multiplier = scale_tile(job, tile, col_tile, tile_amax);
         if (rows.share == Share::word || columns.share == Share::word) {
             const TileOutput& output = rows.share == Share::word ? rows : columns;
             shared_multiplier = output.multipliers_are_scales ? div_float(1.0f, output.multipliers[0])
                                                               : output.multipliers[0];
         }
 
-        if (rows.share != Share::none) {
-            RowView codes = rows.data;
-            RowScales scales = rows.scales;
-            codes.data = static_cast<uint8_t*>(codes.data) + tile.batch * rows.batch_stride;
-            const int64_t scale_shift = tile.batch * rows.scale_batch_stride;
-            scales.data = static_cast<uint8_t*>(scales.data) + scale_shift * size_of(scales.dtype);
-            const int col = static_cast<int>(col0) + at.col;
-            const int64_t base = codes.base() + tile.row + at.first_row;
-#pragma unroll
-            for (int k = 0; k < kRows; ++k) {
-                const int r = at.first_row + k;
-                // without groups the transposed copy alone has pads
-                const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count),
-                           valid = r < tile.count;
-                if (rows.share == Share::block || rows.share == Share::mx) {
-                    // a half-warp owns the row: all of it is inside or none
-                    if (inside) quantize_unit(v[k], valid, codes, scales, base + k, col, job.rule);
-                } else if (inside && col < cols) {
-                    store_codes(codes, base + k, col,
-                                valid ? encode_unit(v[k], shared_multiplier, codes.dtype) : uint2{0, 0});
-                }
-            }
-        }
+        if (rows.share != Share::none) write_rows(job, tile, col0, at, v, shared_multiplier);
         if (columns.share == Share::none) {
             __syncthreads();  // tile_amax may be overwritten
             continue;
         }
-        const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
-        const uint32_t valid_bytes = tile.count - at.first_row >= kRows ? 0xFFFFFFFFu
-                                     : tile.count <= at.first_row
-                                         ? 0u
-                                         : (1u << (8 * (tile.count - at.first_row))) - 1u;
-        uint32_t* const words =
-            transposed + transposed_word(at.col, at.group);  // the same for all eight columns
-#pragma unroll
-        for (int i = 0; i < kUnit; ++i) {
-            float m = shared_multiplier;
-            if (columns.share == Share::block || columns.share == Share::mx)
-                m = multipliers[sub][at.col + i];
-            else if (columns.share == Share::table && col0 + at.col + i < cols)
-                m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
-            words[i * (kTile / 4)] =
-                pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.data.dtype) &
-                valid_bytes;
-        }
+        transpose_values(job, tile, col0, at, v, multipliers, shared_multiplier, transposed);
         __syncthreads();
         uint8_t* out = static_cast<uint8_t*>(columns.data.data) + tile.batch * columns.batch_stride +
                        col0 * columns.data.cols + columns.data.base() + tile.row;

@@ -63,6 +63,60 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
     }
 }
 
+// The scales of the quarter of its columns that this thread computes, from the maximum `own` of their word,
+// and the codes of all its values in the transposed tile.
+template <DType kSource, DType kCodes>
+__device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_t own, MxRounding rounding,
+                                            uint8_t* scales, uint32_t* transposed) {
+    constexpr int kCols = kUnitCols<kSource>;
+    const int octet = static_cast<int>(threadIdx.x) / kUnits, unit = static_cast<int>(threadIdx.x) % kUnits,
+              quarter = octet % 4;
+    if constexpr (kSource == DType::f32) {
+        const MxScale scale = mx_scale(__uint_as_float(own), kCodes, rounding);
+        scales[quarter] = scale.code;
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float m = __shfl_sync(kFullMask, scale.multiplier, j * kUnits + unit);
+            uint32_t codes[2];
+#pragma unroll
+            for (int q = 0; q < 2; ++q)
+                codes[q] = pack_fp8(__uint_as_float(word_of(words[4 * q], j)) * m,
+                                    __uint_as_float(word_of(words[4 * q + 1], j)) * m,
+                                    __uint_as_float(word_of(words[4 * q + 2], j)) * m,
+                                    __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
+            *reinterpret_cast<uint2*>(transposed + transposed_index<kCols>(unit * kCols + j, octet / 2) +
+                                      octet % 2 * 2) = uint2{codes[0], codes[1]};
+        }
+    } else {
+        const MxScale low = mx_scale(__uint_as_float(low_magnitude(own)), kCodes, rounding),
+                      high = mx_scale(__uint_as_float(high_magnitude(own)), kCodes, rounding);
+        *reinterpret_cast<uint16_t*>(scales + 2 * quarter) =
+            static_cast<uint16_t>(low.code | uint32_t{high.code} << 8);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+            const float m_low = __shfl_sync(kFullMask, low.multiplier, j * kUnits + unit),
+                        m_high = __shfl_sync(kFullMask, high.multiplier, j * kUnits + unit);
+            uint32_t codes_low[2], codes_high[2];
+#pragma unroll
+            for (int q = 0; q < 2; ++q) {
+                float a[4], b[4];
+#pragma unroll
+                for (int k = 0; k < 4; ++k) {
+                    const uint32_t pair = word_of(words[4 * q + k], j);
+                    a[k] = __uint_as_float(pair << 16) * m_low;
+                    b[k] = __uint_as_float(pair & 0xFFFF0000u) * m_high;
+                }
+                codes_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
+                codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
+            }
+            uint32_t* out =
+                transposed + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
+            *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
+            *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
+        }
+    }
+}
+
 // Weights [E, N, K] -> transposed FP8 [E, K, N] with one E8M0 scale per 32 values along N.
 // Floor: 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms
 // at 4.1 TB/s. About 5 instructions a weight, of which an SM can issue 20 in that time.
@@ -80,7 +134,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
     __shared__ uint4 transposed_pieces[kWidth * kPieces];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kUnits, unit = thread % kUnits,
-              quarter = octet % 4, warp = thread / 32;
+              warp = thread / 32;
     const int64_t rows = int64_t{job.row_tiles} * kTileRows, cols = int64_t{job.col_tiles} * kWidth;
     for (int tile = static_cast<int>(blockIdx.x); tile < job.tiles; tile += static_cast<int>(gridDim.x)) {
         if (tile != static_cast<int>(blockIdx.x)) __syncthreads();
@@ -98,51 +152,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
         uint8_t* const scales = job.scales + batch * job.scale_batch_stride +
                                 (int64_t{row_tile} * (kTileRows / 32) + warp) * job.scale_stride + col0 +
                                 unit * kCols;
-        const uint32_t own = pick(largest, quarter);
-        if constexpr (kSource == DType::f32) {
-            const MxScale scale = mx_scale(__uint_as_float(own), kCodes, job.rounding);
-            scales[quarter] = scale.code;
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float m = __shfl_sync(kFullMask, scale.multiplier, j * kUnits + unit);
-                uint32_t codes[2];
-#pragma unroll
-                for (int q = 0; q < 2; ++q)
-                    codes[q] = pack_fp8(__uint_as_float(word_of(words[4 * q], j)) * m,
-                                        __uint_as_float(word_of(words[4 * q + 1], j)) * m,
-                                        __uint_as_float(word_of(words[4 * q + 2], j)) * m,
-                                        __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
-                *reinterpret_cast<uint2*>(transposed + transposed_index<kCols>(unit * kCols + j, octet / 2) +
-                                          octet % 2 * 2) = uint2{codes[0], codes[1]};
-            }
-        } else {
-            const MxScale low = mx_scale(__uint_as_float(low_magnitude(own)), kCodes, job.rounding),
-                          high = mx_scale(__uint_as_float(high_magnitude(own)), kCodes, job.rounding);
-            *reinterpret_cast<uint16_t*>(scales + 2 * quarter) =
-                static_cast<uint16_t>(low.code | uint32_t{high.code} << 8);
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                const float m_low = __shfl_sync(kFullMask, low.multiplier, j * kUnits + unit),
-                            m_high = __shfl_sync(kFullMask, high.multiplier, j * kUnits + unit);
-                uint32_t codes_low[2], codes_high[2];
-#pragma unroll
-                for (int q = 0; q < 2; ++q) {
-                    float a[4], b[4];
-#pragma unroll
-                    for (int k = 0; k < 4; ++k) {
-                        const uint32_t pair = word_of(words[4 * q + k], j);
-                        a[k] = __uint_as_float(pair << 16) * m_low;
-                        b[k] = __uint_as_float(pair & 0xFFFF0000u) * m_high;
-                    }
-                    codes_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-                    codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
-                }
-                uint32_t* out =
-                    transposed + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
-                *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
-                *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
-            }
-        }
+        encode_tile<kSource, kCodes>(words, pick(largest, octet % 4), job.rounding, scales, transposed);
         __syncthreads();
         const int piece = thread % kPieces;
         int col = thread / kPieces;

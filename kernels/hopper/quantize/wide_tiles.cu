@@ -97,6 +97,69 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     }
 }
 
+// The column maxima of this warp's eight rows, as pairs of BF16.
+__device__ __forceinline__ void store_maxima(const uint4 (&words)[kRows], uint4* part_pieces) {
+    const int thread = static_cast<int>(threadIdx.x), part = thread % kThreadsOfRow;
+    uint32_t largest[4];
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        largest[j] = abs_bf16x2(word_of(words[0], j));
+#pragma unroll
+        for (int k = 1; k < kRows; ++k) largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(words[k], j)));
+        largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kFullMask, largest[j], kThreadsOfRow));
+    }
+    if (thread % 32 < kThreadsOfRow)
+        part_pieces[thread / 32 * (kPartWords / 4) + part] =
+            uint4{largest[0], largest[1], largest[2], largest[3]};
+}
+
+// From the maxima of all warps: multipliers and scales of a pair of columns, by one thread each.
+template <DType kCodes>
+__device__ __forceinline__ void scale_columns(const WideJob& job, const RowTile& tile, int col_tile,
+                                              int64_t dst_base, const uint4* part_pieces,
+                                              float* multipliers) {
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread >= kPartWords) return;
+    const uint32_t* parts = reinterpret_cast<const uint32_t*>(part_pieces) + thread;
+    uint32_t largest = 0;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) largest = max_bf16x2(largest, parts[i * kPartWords]);
+    float* scales =
+        job.column_scales + (dst_base + tile.row) / kTile * job.cols + col_tile * kTile + 2 * thread;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        BlockScale scale = {0.0f, 0.0f, 0};
+        if (tile.count > 0)
+            scale = block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kCodes, false,
+                                job.rule);
+        multipliers[pair_index(thread) * 2 + i] = scale.multiplier;
+        scales[i] = scale.dequant;
+    }
+}
+
+// The codes of this thread's values in the transposed tile, a word for four rows of a column.
+template <DType kCodes>
+__device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float* multipliers,
+                                                 uint32_t* transposed) {
+    const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
+              part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
+    // pads hold 0, and 0 encodes to 0
+#pragma unroll
+    for (int j = 0; j < 4; ++j) {
+        const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_index(part * 4 + j)];
+        float low[kRows], high[kRows];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+            const uint32_t pair = word_of(words[k], j);
+            low[k] = __uint_as_float(pair << 16) * m.x;
+            high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
+        }
+        uint32_t* out = transposed + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
+        out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
+        out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
+    }
+}
+
 // BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales (or with multipliers known before), with kBoth also
 // FP8 [M, K] with 1x128 scales.
 // Floor: a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB,
@@ -119,8 +182,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
     __shared__ uint4 transposed_pieces[kTransposedWords / 4];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
     float* const multipliers = reinterpret_cast<float*>(multiplier_pieces);
-    const int thread = static_cast<int>(threadIdx.x), quad = thread / kThreadsOfRow,
-              part = thread % kThreadsOfRow;
+    const int thread = static_cast<int>(threadIdx.x);
     const int64_t src_base = job.src.base(), dst_base = job.columns.base();
     int row_tile = static_cast<int>(blockIdx.x) / job.col_tiles,
         col_tile = static_cast<int>(blockIdx.x) % job.col_tiles;
@@ -136,18 +198,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
                 multipliers[pair_index(thread / 2) * 2 + thread % 2] =
                     job.multipliers[tile.group * job.cols + col_tile * kTile + thread];
         } else {
-            uint32_t largest[4];
-#pragma unroll
-            for (int j = 0; j < 4; ++j) {
-                largest[j] = abs_bf16x2(word_of(words[0], j));
-#pragma unroll
-                for (int k = 1; k < kRows; ++k)
-                    largest[j] = max_bf16x2(largest[j], abs_bf16x2(word_of(words[k], j)));
-                largest[j] = max_bf16x2(largest[j], __shfl_xor_sync(kFullMask, largest[j], kThreadsOfRow));
-            }
-            if (thread % 32 < kThreadsOfRow)
-                part_pieces[thread / 32 * (kPartWords / 4) + part] =
-                    uint4{largest[0], largest[1], largest[2], largest[3]};
+            store_maxima(words, part_pieces);
         }
         if constexpr (kBoth) {
             write_rows<kCodes>(job, words, tile, col_tile);
@@ -156,41 +207,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
         }
         __syncthreads();
         if (!known) {
-            if (thread < kPartWords) {
-                const uint32_t* parts = reinterpret_cast<const uint32_t*>(part_pieces) + thread;
-                uint32_t largest = 0;
-#pragma unroll
-                for (int i = 0; i < kParts; ++i) largest = max_bf16x2(largest, parts[i * kPartWords]);
-                float* scales = job.column_scales + (dst_base + tile.row) / kTile * job.cols +
-                                col_tile * kTile + 2 * thread;
-#pragma unroll
-                for (int i = 0; i < 2; ++i) {
-                    BlockScale scale = {0.0f, 0.0f, 0};
-                    if (tile.count > 0)
-                        scale = block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kCodes,
-                                            false, job.rule);
-                    multipliers[pair_index(thread) * 2 + i] = scale.multiplier;
-                    scales[i] = scale.dequant;
-                }
-            }
+            scale_columns<kCodes>(job, tile, col_tile, dst_base, part_pieces, multipliers);
             __syncthreads();
         }
-
-        // pads hold 0, and 0 encodes to 0
-#pragma unroll
-        for (int j = 0; j < 4; ++j) {
-            const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_index(part * 4 + j)];
-            float low[kRows], high[kRows];
-#pragma unroll
-            for (int k = 0; k < kRows; ++k) {
-                const uint32_t pair = word_of(words[k], j);
-                low[k] = __uint_as_float(pair << 16) * m.x;
-                high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
-            }
-            uint32_t* out = transposed + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
-            out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
-            out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
-        }
+        transpose_values<kCodes>(words, multipliers, transposed);
 
         const RowTile done = tile;
         const int done_col = col_tile;

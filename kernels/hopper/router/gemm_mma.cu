@@ -139,6 +139,93 @@ __device__ __forceinline__ void write_floats(const GemmArgs& job, int64_t at, in
     }
 }
 
+// A tile of outputs.
+struct OutputTile {
+    int64_t first_row, first_col;
+};
+template <class T> __device__ __forceinline__ OutputTile tile_of(const GemmArgs& job, int64_t item) {
+    // neighbouring CTAs share the operand with the long lines: x, or the tokens of dx
+    const bool down = T::kKind == Kind::weight;
+    const int64_t row_tile = down ? item % job.row_tiles : item / job.col_tiles;
+    const int64_t col_tile = down ? item / job.row_tiles : item % job.col_tiles;
+    return {row_tile * T::kRows, col_tile * T::kCols};
+}
+
+// Issues the copies of one stage of a tile.
+template <class T>
+__device__ __forceinline__ void start_stage(const GemmArgs& job, const OutputTile& tile, uint16_t* shared,
+                                            int stage) {
+    uint16_t* to = shared + stage % T::kStages * T::kStageElements;
+    const int64_t term = static_cast<int64_t>(stage) * T::kDepth;
+#pragma unroll
+    for (int part = 0; part < T::kParts; ++part)
+        start_tile<T, T::kAlongA, T::kRows, T::kLineA>(to + part * T::kElementsA, job.a + part * job.a_part,
+                                                       job.a_line, tile.first_row, job.rows, term, job.terms);
+    start_tile<T, T::kAlongB, T::kCols, T::kLineB>(to + T::kParts * T::kElementsA, job.b, job.b_line,
+                                                   tile.first_col, job.cols, term, job.terms);
+}
+
+// The pieces of eight outputs of a thread in the epilogue, and dx_in of them.
+template <class T> constexpr int kOutPieces = T::kRows* T::kCols / kPiece / T::kThreads;
+template <class T> constexpr int kPerRow = T::kCols / kPiece;
+template <class T>
+__device__ __forceinline__ void load_addend(const GemmArgs& job, const OutputTile& tile,
+                                            uint4 (&more)[kOutPieces<T>]) {
+    if (job.addend == nullptr) return;
+#pragma unroll
+    for (int i = 0; i < kOutPieces<T>; ++i) {
+        const int piece = static_cast<int>(threadIdx.x) + i * T::kThreads;
+        const int64_t row = tile.first_row + piece / kPerRow<T>,
+                      col = tile.first_col + piece % kPerRow<T> * kPiece;
+        if (row < job.rows && col < job.cols)
+            more[i] = *reinterpret_cast<const uint4*>(job.addend + row * job.cols + col);
+    }
+}
+
+// The sums of a warp, in the finished tile.
+template <class T>
+__device__ __forceinline__ void store_sums(const float (&sum)[T::kWarpRows / 16][T::kWarpCols / 8][4],
+                                           int row0, int col0, float* finished) {
+    const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+#pragma unroll
+    for (int i = 0; i < T::kWarpRows / 16; ++i)
+#pragma unroll
+        for (int j = 0; j < T::kWarpCols / 8; ++j) {
+            const float(&v)[4] = sum[i][j];
+            float* to = finished + (row0 + 16 * i + lane / 4) * T::kOutLine + col0 + 8 * j + lane % 4 * 2;
+            *reinterpret_cast<float2*>(to) = float2{v[0], v[1]};
+            *reinterpret_cast<float2*>(to + 8 * T::kOutLine) = float2{v[2], v[3]};
+        }
+}
+
+// Writes the finished tile.
+template <class T>
+__device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile& tile, const float* finished,
+                                           const uint4 (&more)[kOutPieces<T>]) {
+#pragma unroll
+    for (int i = 0; i < kOutPieces<T>; ++i) {
+        const int piece = static_cast<int>(threadIdx.x) + i * T::kThreads;
+        const int row_in = piece / kPerRow<T>, col_in = piece % kPerRow<T> * kPiece;
+        const int64_t row = tile.first_row + row_in, col = tile.first_col + col_in;
+        if (row >= job.rows || col >= job.cols) continue;
+        const float4* from = reinterpret_cast<const float4*>(finished + row_in * T::kOutLine + col_in);
+        const float4 low = from[0], high = from[1];
+        float v[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        if (T::kKind == Kind::input) {
+            if (job.addend != nullptr) {
+                float add[kPiece];
+                unpack_unit(more[i], DType::bf16, add);
+#pragma unroll
+                for (int n = 0; n < kPiece; ++n) v[n] += add[n];
+            }
+            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) = uint4{
+                pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+        } else {
+            write_floats(job, row * job.cols + col, job.cols - col, v);
+        }
+    }
+}
+
 // Logits, dx or dweight, by T::kKind. Floor at T=4096, H=7168, E=32, bound by bytes: x is 58.7 MB for logits
 // and for dweight, 14 us each; dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits
 // and 264 us for the gradients: 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.) CTA: kRows x kCols outputs
@@ -154,48 +241,24 @@ template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const GemmArgs job) {
     extern __shared__ __align__(16) uint16_t shared[];
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
-    constexpr int kOutPieces = T::kRows * T::kCols / kPiece / T::kThreads, kPerRow = T::kCols / kPiece;
-    const int thread = static_cast<int>(threadIdx.x), lane = thread % kWarpSize, warp = thread / kWarpSize;
+    const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
     const int stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
     for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles; item += gridDim.x) {
-        // neighbouring CTAs share the operand with the long lines: x, or the tokens of dx
-        const bool down = T::kKind == Kind::weight;
-        const int64_t row_tile = down ? item % job.row_tiles : item / job.col_tiles;
-        const int64_t col_tile = down ? item / job.row_tiles : item % job.col_tiles;
-        const int64_t first_row = row_tile * T::kRows, first_col = col_tile * T::kCols;
-        const auto start = [&](int stage) {
-            uint16_t* tile = shared + stage % T::kStages * T::kStageElements;
-            const int64_t term = static_cast<int64_t>(stage) * T::kDepth;
-#pragma unroll
-            for (int part = 0; part < T::kParts; ++part)
-                start_tile<T, T::kAlongA, T::kRows, T::kLineA>(tile + part * T::kElementsA,
-                                                               job.a + part * job.a_part, job.a_line,
-                                                               first_row, job.rows, term, job.terms);
-            start_tile<T, T::kAlongB, T::kCols, T::kLineB>(tile + T::kParts * T::kElementsA, job.b,
-                                                           job.b_line, first_col, job.cols, term, job.terms);
-        };
+        const OutputTile tile = tile_of<T>(job, item);
 #pragma unroll
         for (int stage = 0; stage < T::kStages - 1; ++stage) {
-            if (stage < stages) start(stage);
+            if (stage < stages) start_stage<T>(job, tile, shared, stage);
             __pipeline_commit();
         }
-        uint4 more[kOutPieces] = {};  // dx_in
-        if (T::kKind == Kind::input && job.addend != nullptr) {
-#pragma unroll
-            for (int i = 0; i < kOutPieces; ++i) {
-                const int piece = thread + i * T::kThreads;
-                const int64_t row = first_row + piece / kPerRow, col = first_col + piece % kPerRow * kPiece;
-                if (row < job.rows && col < job.cols)
-                    more[i] = *reinterpret_cast<const uint4*>(job.addend + row * job.cols + col);
-            }
-        }
+        uint4 more[kOutPieces<T>] = {};  // dx_in
+        if constexpr (T::kKind == Kind::input) load_addend<T>(job, tile, more);
 
         float sum[kRowTiles][kColTiles][4] = {}, total[kRowTiles][kColTiles][4] = {};
         for (int stage = 0; stage < stages; ++stage) {
             __pipeline_wait_prior(T::kStages - 2);
             __syncthreads();
-            if (stage + T::kStages - 1 < stages) start(stage + T::kStages - 1);
+            if (stage + T::kStages - 1 < stages) start_stage<T>(job, tile, shared, stage + T::kStages - 1);
             __pipeline_commit();
             multiply_stage<T>(shared + stage % T::kStages * T::kStageElements, row0, col0, sum);
             if (!T::kBlocks) continue;
@@ -215,39 +278,9 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
         __syncthreads();  // all have computed the last stage
 
         float* const finished = reinterpret_cast<float*>(shared);
-#pragma unroll
-        for (int i = 0; i < kRowTiles; ++i)
-#pragma unroll
-            for (int j = 0; j < kColTiles; ++j) {
-                const float(&v)[4] = T::kBlocks ? total[i][j] : sum[i][j];
-                float* to = finished + (row0 + 16 * i + lane / 4) * T::kOutLine + col0 + 8 * j + lane % 4 * 2;
-                *reinterpret_cast<float2*>(to) = float2{v[0], v[1]};
-                *reinterpret_cast<float2*>(to + 8 * T::kOutLine) = float2{v[2], v[3]};
-            }
+        store_sums<T>(T::kBlocks ? total : sum, row0, col0, finished);
         __syncthreads();
-#pragma unroll
-        for (int i = 0; i < kOutPieces; ++i) {
-            const int piece = thread + i * T::kThreads;
-            const int row_in = piece / kPerRow, col_in = piece % kPerRow * kPiece;
-            const int64_t row = first_row + row_in, col = first_col + col_in;
-            if (row >= job.rows || col >= job.cols) continue;
-            const float4* from = reinterpret_cast<const float4*>(finished + row_in * T::kOutLine + col_in);
-            const float4 low = from[0], high = from[1];
-            float v[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-            if (T::kKind == Kind::input) {
-                if (job.addend != nullptr) {
-                    float add[kPiece];
-                    unpack_unit(more[i], DType::bf16, add);
-#pragma unroll
-                    for (int n = 0; n < kPiece; ++n) v[n] += add[n];
-                }
-                *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) =
-                    uint4{pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]),
-                          pack_bf16(v[6], v[7])};
-            } else {
-                write_floats(job, row * job.cols + col, job.cols - col, v);
-            }
-        }
+        write_tile<T>(job, tile, finished, more);
         __syncthreads();  // the tile has been read from shared memory
     }
 }

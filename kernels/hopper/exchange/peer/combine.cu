@@ -262,6 +262,43 @@ __global__ __launch_bounds__(kPeerThreads) void copy_probs_kernel(const CombineA
 
 constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all SMs busy
 
+enum class Weights { none, merging };
+
+// Rows, or sums of them, to their owners.
+void launch_push(const WeightedArgs& args, Weights weights, Access access, const Launch& launch) {
+    const cudaStream_t stream = stream_of(launch);
+    const CombineArgs& unweighted = args;
+    const unsigned grid = peer_grid(args.group.size * args.slots, launch);
+    if (args.order == CombineOrder::invariant)
+        push_choices_kernel<<<grid, kPeerThreads, 0, stream>>>(unweighted);
+    else if (weights == Weights::none)
+        push_sums_kernel<Access::any><<<grid, kPeerThreads, 0, stream>>>(unweighted);
+    else if (access == Access::bf16_vectors)
+        push_sums_kernel<Access::bf16_vectors><<<grid, kPeerThreads, 0, stream>>>(args);
+    else
+        push_sums_kernel<Access::any><<<grid, kPeerThreads, 0, stream>>>(args);
+    check_launch("returning rows to peers");
+}
+
+// The owner's sums. Order rank: they were weighted where they were made.
+void launch_add(const WeightedArgs& args, Weights weights, Access access, const Launch& launch) {
+    const cudaStream_t stream = stream_of(launch);
+    const CombineArgs& unweighted = args;
+    const unsigned grid = peer_grid(args.tokens * args.slabs, launch);
+    if (args.order == CombineOrder::rank || weights == Weights::none) {
+        const auto add = access == Access::bf16_vectors
+                             ? add_returned_kernel<Access::bf16_vectors, CombineArgs>
+                             : add_returned_kernel<Access::any, CombineArgs>;
+        add<<<grid, kPeerThreads, 0, stream>>>(unweighted);
+    } else {
+        const auto add = access == Access::bf16_vectors
+                             ? add_returned_kernel<Access::bf16_vectors, WeightedArgs>
+                             : add_returned_kernel<Access::any, WeightedArgs>;
+        add<<<grid, kPeerThreads, 0, stream>>>(args);
+    }
+    check_launch("adding returned rows");
+}
+
 }  // namespace
 
 void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
@@ -318,28 +355,11 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         WeightedArgs weighted{kernel_args, device_view(args.row_prob), nullptr};
         if (args.row_prob && !by_rank)
             weighted.weights = weights_in_expert_order(plan, rank(), scratch, launch).as<float>();
-        const unsigned push_grid = peer_grid(received, launch),
-                       add_grid = peer_grid(tokens * kernel_args.slabs, launch);
-        if (!by_rank)
-            push_choices_kernel<<<push_grid, kPeerThreads, 0, stream>>>(kernel_args);
-        else if (!args.row_prob)
-            push_sums_kernel<Access::any><<<push_grid, kPeerThreads, 0, stream>>>(kernel_args);
-        else if (fast)
-            push_sums_kernel<Access::bf16_vectors><<<push_grid, kPeerThreads, 0, stream>>>(weighted);
-        else
-            push_sums_kernel<Access::any><<<push_grid, kPeerThreads, 0, stream>>>(weighted);
-        check_launch("returning rows to peers");
+        const Weights weights = args.row_prob ? Weights::merging : Weights::none;
+        const Access access = fast ? Access::bf16_vectors : Access::any;
+        launch_push(weighted, weights, access, launch);
         synchronize(kExpertParallel, PeerOperation::combine, launch);
-        if (by_rank || !args.row_prob) {
-            const auto add = fast ? add_returned_kernel<Access::bf16_vectors, CombineArgs>
-                                  : add_returned_kernel<Access::any, CombineArgs>;
-            add<<<add_grid, kPeerThreads, 0, stream>>>(kernel_args);
-        } else {
-            const auto add = fast ? add_returned_kernel<Access::bf16_vectors, WeightedArgs>
-                                  : add_returned_kernel<Access::any, WeightedArgs>;
-            add<<<add_grid, kPeerThreads, 0, stream>>>(weighted);
-        }
-        check_launch("adding returned rows");
+        launch_add(weighted, weights, access, launch);
     }
     if (!args.dprob) return;
     copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads, 0, stream>>>(

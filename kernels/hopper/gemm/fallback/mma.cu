@@ -167,6 +167,91 @@ __device__ __forceinline__ void write_pair(const GemmProblem& problem, int64_t r
 // Order of the contraction, 32 at a time; scaled operands always ascending.
 enum class ChunkOrder { ascending, descending };
 
+// What a thread loads ahead for the tile: its pieces of a stage of both operands, and, where a scale block
+// begins, the scale of row `thread` of A or of column `thread - kTile` of B.
+template <bool kScaled, bool kAlongA, bool kAlongB> struct Loader {
+    const GemmProblem& problem;
+    const Tile& tile;
+    ChunkOrder order;
+    int64_t cols, depth, block;  // columns of the tile; terms; terms that share a scale, 0: all
+    int64_t a_first, b_first;
+    uint4 raw_a[kOcts], raw_b[kOcts];
+    float scale = 0.0f;
+
+    __device__ __forceinline__ Loader(const GemmProblem& of, const Tile& at, ChunkOrder in, int64_t block_of)
+        : problem(of),
+          tile(at),
+          order(in),
+          cols(min(of.n - at.b_output, int64_t{kTile})),
+          depth(at.valid > 0 ? at.k : 0),
+          block(block_of),
+          a_first(first_of(of.a, at.group, at.a_output, at.a_k)),
+          b_first(first_of(of.b, at.group, at.b_output, at.b_k)) {}
+    static __device__ __forceinline__ int64_t first_of(const GemmOperand& operand, int64_t group,
+                                                       int64_t output, int64_t k) {
+        return group * operand.group_stride + output * operand.output_stride + k * operand.k_stride;
+    }
+    __device__ __forceinline__ bool starts_block(int64_t k) const {
+        return k == 0 || (block != 0 && k % block == 0);
+    }
+    __device__ __forceinline__ void read(int64_t k0) {
+        const int64_t at =
+            !kScaled && order == ChunkOrder::descending ? (depth - 1) / kChunk * kChunk - k0 : k0;
+        fetch<kAlongA>(problem.a, a_first + at * problem.a.k_stride, tile.valid, depth - at, raw_a);
+        fetch<kAlongB>(problem.b, b_first + at * problem.b.k_stride, cols, depth - at, raw_b);
+        if (!kScaled || !starts_block(k0)) return;
+        const int thread = static_cast<int>(threadIdx.x);
+        if (thread < kTile) {
+            if (thread < tile.valid)
+                scale = load_scale(problem.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
+        } else if (thread - kTile < cols) {
+            scale = load_scale(problem.b.scale, tile.group, tile.b_output + thread - kTile, tile.b_k + k0);
+        }
+    }
+};
+
+// sum += partial * scale of the row * scale of the column, and partial = 0; at the end of a scale block.
+__device__ __forceinline__ void promote(const float (&scale_a)[kTile], const float (&scale_b)[kTile],
+                                        int row0, int col0, float (&partial)[4][4][4],
+                                        float (&sum)[4][4][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+#pragma unroll
+            for (int e = 0; e < 4; ++e) {
+                const float factor = scale_a[row0 + 16 * i + lane / 4 + e / 2 * 8] *
+                                     scale_b[col0 + 8 * j + lane % 4 * 2 + e % 2];
+                sum[i][j][e] = fma_float(partial[i][j][e], factor, sum[i][j][e]);
+                partial[i][j][e] = 0.0f;
+            }
+        }
+    }
+}
+
+// Writes this warp's part of the tile; pads get 0.
+__device__ __forceinline__ void write_tile(const GemmProblem& problem, const Tile& tile, int64_t cols,
+                                           int row0, int col0, const float (&sum)[4][4][4]) {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const int row = row0 + 16 * i + lane / 4 + 8 * half;
+            if (row >= tile.rows) continue;
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+                const float* result = sum[i][j] + 2 * half;
+                const int col = col0 + 8 * j + lane % 4 * 2;
+                const bool pad = row >= tile.valid;
+                write_pair(problem, tile.d_row + row, tile.b_output + col, cols - col, pad ? 0.0f : result[0],
+                           pad ? 0.0f : result[1]);
+            }
+        }
+    }
+}
+
 // D(i, j) (+)= sum over k of A(i, k) B(j, k). Bytes: each operand tile once per tile of D across it (A n/128
 // times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs. CTA: tiles of 128 x 128 of D, one after the
 // other, 8 warps of 64 x 32; the next stage of 32 is loaded into registers while tensor cores work on the
@@ -178,10 +263,9 @@ template <bool kScaled, bool kAlongA, bool kAlongB>
 __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
     mma_kernel(GemmProblem problem, int64_t num_tiles, ChunkOrder order) {
     __shared__ Shared shared;
-    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32;
     const int row0 = warp / 4 * 64, col0 = warp % 4 * 32;
     const int64_t block = promotion_block(problem);
-    const auto starts_block = [block](int64_t k) { return k == 0 || (block != 0 && k % block == 0); };
     for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
         __syncthreads();
         if (thread == 0) shared.tile = find_tile(problem, index, kTile, kTile);
@@ -189,78 +273,27 @@ __global__ void __launch_bounds__(kThreads, kScaled ? 1 : 2)
         const Tile tile = shared.tile;
         if (tile.past_end) return;
         if (tile.rows <= 0) continue;
-        const int64_t cols = min(problem.n - tile.b_output, int64_t{kTile});
-        const int64_t depth = tile.valid > 0 ? tile.k : 0;
-        const int64_t a_first = tile.group * problem.a.group_stride +
-                                tile.a_output * problem.a.output_stride + tile.a_k * problem.a.k_stride;
-        const int64_t b_first = tile.group * problem.b.group_stride +
-                                tile.b_output * problem.b.output_stride + tile.b_k * problem.b.k_stride;
-        uint4 raw_a[kOcts], raw_b[kOcts];
-        float scale = 0.0f;  // of row `thread` of A, or of column `thread - kTile` of B
-        const auto read = [&](int64_t k0) {
-            const int64_t at =
-                !kScaled && order == ChunkOrder::descending ? (depth - 1) / kChunk * kChunk - k0 : k0;
-            fetch<kAlongA>(problem.a, a_first + at * problem.a.k_stride, tile.valid, depth - at, raw_a);
-            fetch<kAlongB>(problem.b, b_first + at * problem.b.k_stride, cols, depth - at, raw_b);
-            if (kScaled && starts_block(k0)) {
-                if (thread < kTile) {
-                    if (thread < tile.valid)
-                        scale =
-                            load_scale(problem.a.scale, tile.group, tile.a_output + thread, tile.a_k + k0);
-                } else if (thread - kTile < cols) {
-                    scale = load_scale(problem.b.scale, tile.group, tile.b_output + thread - kTile,
-                                       tile.b_k + k0);
-                }
-            }
-        };
+        Loader<kScaled, kAlongA, kAlongB> next(problem, tile, order, block);
         float sum[4][4][4] = {}, partial[4][4][4] = {};
         int stage = 0, scales = 0;
-        if (depth > 0) read(0);
-        for (int64_t k0 = 0; k0 < depth; k0 += kChunk) {
-            put<kAlongA>(raw_a, problem.a.dtype, shared.a[stage]);
-            put<kAlongB>(raw_b, problem.b.dtype, shared.b[stage]);
-            if (kScaled && starts_block(k0)) {
+        if (next.depth > 0) next.read(0);
+        for (int64_t k0 = 0; k0 < next.depth; k0 += kChunk) {
+            put<kAlongA>(next.raw_a, problem.a.dtype, shared.a[stage]);
+            put<kAlongB>(next.raw_b, problem.b.dtype, shared.b[stage]);
+            if (kScaled && next.starts_block(k0)) {
                 scales ^= 1;
-                (thread < kTile ? shared.scale_a[scales] : shared.scale_b[scales])[thread % kTile] = scale;
+                (thread < kTile ? shared.scale_a[scales] : shared.scale_b[scales])[thread % kTile] =
+                    next.scale;
             }
             __syncthreads();
-            if (k0 + kChunk < depth) read(k0 + kChunk);
+            const int64_t done = k0 + kChunk;
+            if (done < next.depth) next.read(done);
             multiply_stage<kAlongA, kAlongB>(shared.a[stage], shared.b[stage], row0, col0, partial);
             stage ^= 1;
-            const int64_t done = k0 + kChunk;
-            if (kScaled && (done >= depth || starts_block(done))) {
-#pragma unroll
-                for (int i = 0; i < 4; ++i) {
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) {
-#pragma unroll
-                        for (int e = 0; e < 4; ++e) {
-                            const float factor =
-                                shared.scale_a[scales][row0 + 16 * i + lane / 4 + e / 2 * 8] *
-                                shared.scale_b[scales][col0 + 8 * j + lane % 4 * 2 + e % 2];
-                            sum[i][j][e] = fma_float(partial[i][j][e], factor, sum[i][j][e]);
-                            partial[i][j][e] = 0.0f;
-                        }
-                    }
-                }
-            }
+            if (kScaled && (done >= next.depth || next.starts_block(done)))
+                promote(shared.scale_a[scales], shared.scale_b[scales], row0, col0, partial, sum);
         }
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half) {
-                const int row = row0 + 16 * i + lane / 4 + 8 * half;
-                if (row >= tile.rows) continue;
-#pragma unroll
-                for (int j = 0; j < 4; ++j) {
-                    const float* result = (kScaled ? sum[i][j] : partial[i][j]) + 2 * half;
-                    const int col = col0 + 8 * j + lane % 4 * 2;
-                    const bool pad = row >= tile.valid;
-                    write_pair(problem, tile.d_row + row, tile.b_output + col, cols - col,
-                               pad ? 0.0f : result[0], pad ? 0.0f : result[1]);
-                }
-            }
-        }
+        write_tile(problem, tile, next.cols, row0, col0, kScaled ? sum : partial);
     }
 }
 

@@ -15,6 +15,65 @@
 
 namespace fp8flow::hopper::gemm {
 
+// The scales of a step, held by a thread: of its rows, and of the columns of its chains. A's come from the
+// stage. Of B's, lane l holds those of step l % kHeld, for the current and the following kHeld steps; and the
+// next tile's.
+template <Owned kOwned> struct StepScales {
+    static constexpr bool kRowsOwned = kOwned == Owned::rows;
+    static constexpr int kRows = kRowsOwned ? 2 : 4, kCols = kRowsOwned ? 2 : 1, kHeld = 32 / kCols;
+    const GemmProblem& p;
+    int warpgroup, steps;
+    const float *at_b, *next_at_b = nullptr;
+    float held[2], next_held[2];
+    float of_row[kRows], of_columns[kCols];  // of the current step
+
+    __device__ __forceinline__ StepScales(const GemmProblem& problem, int of_warpgroup, int steps_of_tile,
+                                          const WorkTile& tile)
+        : p(problem),
+          warpgroup(of_warpgroup),
+          steps(steps_of_tile),
+          at_b(first_of(tile)),
+          held{read(at_b, 0), read(at_b, kHeld)} {}
+
+    __device__ __forceinline__ const float* first_of(const WorkTile& t) const {
+        static_assert(kWarpgroupCols == kFp8StageK, "a scale covers the columns of a chain");
+        const int lane = static_cast<int>(threadIdx.x) % 32;
+        const int64_t column = kRowsOwned ? min(t.b_output / 2, p.n / 2 - 1) + lane / kHeld * (p.n / 2)
+                                          : min(t.b_output + warpgroup * kWarpgroupCols, p.n - 1);
+        return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
+               static_cast<int>(column) / kWarpgroupCols * p.b.scale.output_stride;
+    }
+    __device__ __forceinline__ float read(const float* at, int step) const {
+        step += static_cast<int>(threadIdx.x) % 32 % kHeld;
+        return step < steps ? at[step * p.b.scale.block_stride] : 0.0f;
+    }
+    // The scales of a step, whose stage has arrived, from `rows` of it.
+    __device__ __forceinline__ void read_step(int step, const float (&rows)[kTileRows], int row0) {
+#pragma unroll
+        for (int i = 0; i < kCols; ++i)
+            of_columns[i] = __shfl_sync(kFullMask, held[0], step % kHeld + i * kHeld);
+#pragma unroll
+        for (int i = 0; i < kRows; ++i) of_row[i] = rows[row0 + 64 * (i / 2) + 8 * (i % 2)];
+    }
+    // Of this thread's upper and lower row in the first chain, then in the second.
+    __device__ __forceinline__ float factor(int i) const {
+        return of_row[i % kRows] * of_columns[i / 2 % kCols];
+    }
+    __device__ __forceinline__ void end_step(int step) {
+        if ((step + 1) % kHeld != 0) return;
+        held[0] = held[1];
+        held[1] = read(at_b, step + 1 + kHeld);
+    }
+    __device__ __forceinline__ void prefetch(const WorkTile& next) {
+        next_at_b = first_of(next);
+        for (int i = 0; i < 2; ++i) next_held[i] = read(next_at_b, kHeld * i);
+    }
+    __device__ __forceinline__ void start_next_tile() {
+        at_b = next_at_b;
+        for (int i = 0; i < 2; ++i) held[i] = next_held[i];
+    }
+};
+
 // One consumer warpgroup. A step is two wgmma batches, one for each chain. During the first: release of the
 // stage before, factors of this step. During the second: wait for the next stage, read its scales. The
 // epilogue of a tile overlaps with its own last batch and with the first two of the next tile, which has been
@@ -33,84 +92,62 @@ namespace fp8flow::hopper::gemm {
 // of a wgmma reads its own 16 rows of A, and has waited for it). That stage is released one step later, after
 // wait_read(). Such a contraction has at least kMinStepsHoldingStage steps.
 constexpr int kMinStepsHoldingStage = 3;
-template <class Wgmma, class Shared, class Epilogue>
-__device__ void overlapped_mainloop(const GemmProblem& p, Shared& shared, int warpgroup, Epilogue epilogue) {
-    constexpr bool kRowsOwned = Epilogue::kOwned == Owned::rows, kHoldsStage = Epilogue::kHoldsStage;
-    // scales that a thread needs in a step: of its rows, and of the columns of its chains
-    constexpr int kRowScales = kRowsOwned ? 2 : 4, kColScales = kRowsOwned ? 2 : 1, kHeld = 32 / kColScales;
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int row0 = first_row<Epilogue::kOwned>(warpgroup);
-    const int steps = static_cast<int>((p.k + kFp8StageK - 1) / kFp8StageK);  // of every tile
-    const uint32_t other_empty = cluster_address(shared.empty, cluster_rank() ^ 1);
+template <class Wgmma, class Shared, class Epilogue> struct OverlappedMainloop {
+    static constexpr bool kRowsOwned = Epilogue::kOwned == Owned::rows, kHoldsStage = Epilogue::kHoldsStage;
+    Shared& shared;
+    Epilogue epilogue;
+    int row0, steps;  // steps: of every tile
+    uint32_t other_empty;
+    uint64_t a, b;  // descriptors of the current stage, so that the next batch can be issued at once
     RingPosition<kStages> stage;
     RingPosition<kTileSlots> ring;  // slot of the next tile
-    const auto wait_for_tile = [&] {
+    int tile = 0, done = 0;         // slots: of the current tile, of the one before it
+    bool first = true, more = true;
+
+    __device__ __forceinline__ OverlappedMainloop(const GemmProblem& p, Shared& of, int warpgroup,
+                                                  const Epilogue& by)
+        : shared(of),
+          epilogue(by),
+          row0(first_row<Epilogue::kOwned>(warpgroup)),
+          steps(static_cast<int>((p.k + kFp8StageK - 1) / kFp8StageK)),
+          other_empty(cluster_address(of.empty, cluster_rank() ^ 1)),
+          a(k_major_descriptor(of.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8StageK)),
+          b(k_major_descriptor(of.stages[0] +
+                               (kTileRows + (kRowsOwned ? 0 : warpgroup * kWarpgroupCols)) * kFp8StageK)) {}
+
+    __device__ __forceinline__ bool wait_for_tile() const {
         mbarrier_wait(&shared.tile_full[ring.index], ring.parity);
         __syncwarp();  // wgmma is issued by whole warps
         return warp_uniform(shared.tiles[ring.index].past_end) == 0;
-    };
-    if (!wait_for_tile()) return;
-    int tile = 0, done = 0;  // slots: of the current tile, of the one before it
-    ring.advance();
-    bool first = true, more = true;
-
-    // B's scales: lane l holds those of step l % kHeld, for the current and the following kHeld steps; and
-    // the next tile's
-    const auto scales_of = [&](const WorkTile& t) {
-        static_assert(kWarpgroupCols == kFp8StageK, "a scale covers the columns of a chain");
-        const int64_t column = kRowsOwned ? min(t.b_output / 2, p.n / 2 - 1) + lane / kHeld * (p.n / 2)
-                                          : min(t.b_output + warpgroup * kWarpgroupCols, p.n - 1);
-        return static_cast<const float*>(p.b.scale.scales) + t.group * p.b.scale.group_stride +
-               static_cast<int>(column) / kWarpgroupCols * p.b.scale.output_stride;
-    };
-    const auto read_scales = [&](const float* at, int step) {
-        step += lane % kHeld;
-        return step < steps ? at[step * p.b.scale.block_stride] : 0.0f;
-    };
-    const float *at_b = scales_of(shared.tiles[tile]), *next_at_b = nullptr;
-    float scales[2] = {read_scales(at_b, 0), read_scales(at_b, kHeld)}, next_scales[2];
-    // the scales of a step, read during the last wgmma batch of the step before
-    float of_row[kRowScales], of_columns[kColScales];
-    const auto read_step = [&](int step) {
-#pragma unroll
-        for (int i = 0; i < kColScales; ++i)
-            of_columns[i] = __shfl_sync(kFullMask, scales[0], step % kHeld + i * kHeld);
-#pragma unroll
-        for (int i = 0; i < kRowScales; ++i)
-            of_row[i] = shared.row_scales[stage.index][row0 + 64 * (i / 2) + 8 * (i % 2)];
-    };
-    const auto prefetch_next_tile = [&] {
-        more = wait_for_tile();
-        if (!more) return;
-        next_at_b = scales_of(shared.tiles[ring.index]);
-        for (int i = 0; i < 2; ++i) next_scales[i] = read_scales(next_at_b, kHeld * i);
-    };
-
-    // descriptors of the current stage, advanced during wgmma so that the next batch can be issued at once
-    uint64_t a = k_major_descriptor(shared.stages[0] + (kRowsOwned ? warpgroup * 64 : 0) * kFp8StageK),
-             b = k_major_descriptor(shared.stages[0] +
-                                    (kTileRows + (kRowsOwned ? 0 : warpgroup * kWarpgroupCols)) * kFp8StageK);
-    const auto next_stage = [&] {
+    }
+    __device__ __forceinline__ void next_stage() {
         stage.advance();
         const int bytes = static_cast<int>(kStageBytes) * (stage.index == 0 ? 1 - kStages : 1);
         a = advance_descriptor(a, bytes);
         b = advance_descriptor(b, bytes);
-    };
-    const auto before = [](int index) { return (index == 0 ? kStages : index) - 1; };
-    const auto release = [&](int index) {
+    }
+    static __device__ __forceinline__ int before(int index) { return (index == 0 ? kStages : index) - 1; }
+    __device__ __forceinline__ void release(int index) const {
+        const int lane = static_cast<int>(threadIdx.x) % 32;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&shared.empty[index]);
         if (lane == 1) mbarrier_arrive_remote(other_empty + index * sizeof(Mbarrier));
-    };
-    const auto last_rows = [&]() -> uint8_t* {
+    }
+    __device__ __forceinline__ uint8_t* last_rows() const {
         return kHoldsStage ? shared.stages[before(stage.index)] + warp_uniform(row0) * kStageRowBytes
                            : nullptr;
-    };
+    }
+    template <class Scales> __device__ __forceinline__ void prefetch_next_tile(Scales& scales) {
+        more = wait_for_tile();
+        if (more) scales.prefetch(shared.tiles[ring.index]);
+    }
+    template <class Scales> __device__ __forceinline__ void read_step(Scales& scales, int step) const {
+        scales.read_step(step, shared.row_scales[stage.index], row0);
+    }
 
-    float sum[2][64];
-#pragma unroll
-    for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
-    const auto run_step = [&]<Step kStep>(int step) {
+    // A step: during the first batch the stage before is released, during the second the next is awaited.
+    template <Step kStep, class Scales>
+    __device__ __forceinline__ void run_step(int step, Scales& scales, float (&sum)[2][64]) {
         constexpr bool kFirst = kStep == Step::first || kStep == Step::only,
                        kLast = kStep == Step::last || kStep == Step::only;
         float partial[64], factor[4];
@@ -126,7 +163,7 @@ __device__ void overlapped_mainloop(const GemmProblem& p, Shared& shared, int wa
             epilogue.template overlap<0>(shared.tiles[done], sum, rows);
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) factor[i] = of_row[i % kRowScales] * of_columns[i / 2 % kColScales];
+        for (int i = 0; i < 4; ++i) factor[i] = scales.factor(i);
         wait_mma(partial);
         promote<kFirst>(partial, sum[0], factor[0], factor[1]);
 
@@ -136,46 +173,56 @@ __device__ void overlapped_mainloop(const GemmProblem& p, Shared& shared, int wa
             epilogue.template overlap<1>(shared.tiles[done], sum, rows);
             mbarrier_arrive(&shared.tile_empty[done]);
         }
-        if (kStep == Step::only) prefetch_next_tile();
+        if (kStep == Step::only) prefetch_next_tile(scales);
         if (kLast) epilogue.begin(shared.tiles[tile], sum);
         next_stage();
         if (!kLast || more) mbarrier_wait(&shared.full[stage.index], stage.parity);
         if (!kLast) {
-            if ((step + 1) % kHeld == 0) {
-                scales[0] = scales[1];
-                scales[1] = read_scales(at_b, step + 1 + kHeld);
-            }
-            read_step(step + 1);
+            scales.end_step(step);
+            read_step(scales, step + 1);
         } else if (more) {
-            at_b = next_at_b;
-            for (int i = 0; i < 2; ++i) scales[i] = next_scales[i];
-            read_step(0);
+            scales.start_next_tile();
+            read_step(scales, 0);
         }
         wait_mma(partial);
         promote<kFirst>(partial, sum[1], factor[2], factor[3]);
-    };
-
-    mbarrier_wait(&shared.full[stage.index], stage.parity);
-    read_step(0);
-    while (more) {
-        if (!kHoldsStage && steps == 1) {
-            run_step.template operator()<Step::only>(0);
-        } else {
-            run_step.template operator()<Step::first>(0);
-            if constexpr (kHoldsStage) run_step.template operator()<Step::second>(1);
-            for (int step = kHoldsStage ? 2 : 1; step + 1 < steps; ++step)
-                run_step.template operator()<Step::between>(step);
-            prefetch_next_tile();
-            run_step.template operator()<Step::last>(steps - 1);
-        }
-        first = false;
-        done = tile;
-        tile = ring.index;
-        ring.advance();
     }
-    epilogue.template overlap<0>(shared.tiles[done], sum, last_rows());
-    epilogue.template overlap<1>(shared.tiles[done], sum, last_rows());
-    epilogue.end();
+
+    template <class Scales> __device__ __forceinline__ void run_tile(Scales& scales, float (&sum)[2][64]) {
+        if (!kHoldsStage && steps == 1) {
+            run_step<Step::only>(0, scales, sum);
+            return;
+        }
+        run_step<Step::first>(0, scales, sum);
+        if constexpr (kHoldsStage) run_step<Step::second>(1, scales, sum);
+        for (int step = kHoldsStage ? 2 : 1; step + 1 < steps; ++step)
+            run_step<Step::between>(step, scales, sum);
+        prefetch_next_tile(scales);
+        run_step<Step::last>(steps - 1, scales, sum);
+    }
+};
+
+template <class Wgmma, class Shared, class Epilogue>
+__device__ void overlapped_mainloop(const GemmProblem& p, Shared& shared, int warpgroup, Epilogue epilogue) {
+    OverlappedMainloop<Wgmma, Shared, Epilogue> loop(p, shared, warpgroup, epilogue);
+    if (!loop.wait_for_tile()) return;
+    loop.ring.advance();
+    StepScales<Epilogue::kOwned> scales(p, warpgroup, loop.steps, shared.tiles[loop.tile]);
+    float sum[2][64];
+#pragma unroll
+    for (int i = 0; i < 64; ++i) sum[0][i] = sum[1][i] = 0.0f;
+    mbarrier_wait(&shared.full[loop.stage.index], loop.stage.parity);
+    loop.read_step(scales, 0);
+    while (loop.more) {
+        loop.run_tile(scales, sum);
+        loop.first = false;
+        loop.done = loop.tile;
+        loop.tile = loop.ring.index;
+        loop.ring.advance();
+    }
+    loop.epilogue.template overlap<0>(shared.tiles[loop.done], sum, loop.last_rows());
+    loop.epilogue.template overlap<1>(shared.tiles[loop.done], sum, loop.last_rows());
+    loop.epilogue.end();
 }
 
 }  // namespace fp8flow::hopper::gemm
