@@ -202,7 +202,7 @@ private:
     }
     __device__ __forceinline__ void zero_k_tail(int step) {  // past the group, in a tile's last stage
         if (const int rest = depth_ - step * kStageK; rest < kStageK)
-            zero_stage_rows(stages_.data_a(), stages_.data_b(), max(rest, 0), warpgroup_);
+            zero_stage_rows(shared_.a[stages_.index_a()], shared_.b[warpgroup_][stages_.index_b()], max(rest, 0), warpgroup_);
     }
 
     // ---- steps

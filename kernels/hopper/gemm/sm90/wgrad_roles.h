@@ -98,13 +98,6 @@ template <int kStageK, Sets kSets, Squares kSquares> __device__ void clear_tiles
 }
 
 // ---- shared memory
-//
-// The pipeline of one operand: A's, which both consumer warpgroups read, or B's of one of them.
-template <class Policy> struct OperandRing {
-    uint8_t (*data)[Policy::kOperandStageBytes];
-    Mbarrier *full, *empty;
-};
-
 template <class Policy> struct WgradStorage {
     alignas(1024) uint8_t a[Policy::kStagesA][Policy::kOperandStageBytes];
     alignas(1024) uint8_t b[kConsumerWarpgroups][Policy::kStagesB][Policy::kOperandStageBytes];
@@ -116,11 +109,15 @@ template <class Policy> struct WgradStorage {
     Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     Mbarrier d_full[kConsumerWarps];
 
-    template <Multicast kOperand> __device__ __forceinline__ OperandRing<Policy> ring(int warpgroup) {
-        if constexpr (kOperand == Multicast::a)
-            return {a, a_full, a_empty};
-        else
-            return {b[warpgroup], b_full[warpgroup], b_empty[warpgroup]};
+    // The pipeline of one operand: of A, which both consumer warpgroups read, or of B of one of them.
+    template <Multicast kOperand> __device__ __forceinline__ uint8_t* data(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? a[stage] : b[warpgroup][stage];
+    }
+    template <Multicast kOperand> __device__ __forceinline__ Mbarrier* full(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? &a_full[stage] : &b_full[warpgroup][stage];
+    }
+    template <Multicast kOperand> __device__ __forceinline__ Mbarrier* empty(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? &a_empty[stage] : &b_empty[warpgroup][stage];
     }
     __device__ void init_barriers() {
         init_ring(a_full, a_empty, kConsumerWarps * kClusterCtas);
@@ -187,17 +184,17 @@ private:
     }
     template <Multicast kOperand, class Position>
     __device__ __forceinline__ void load_tile(const Tile& tile, int warpgroup, Position& stage) const {
-        const OperandRing<Policy> ring = shared.template ring<kOperand>(warpgroup);
         const int64_t output =
             kOperand == Multicast::a ? tile.a_output : tile.b_output + warpgroup * kWarpgroupCols;
 #pragma unroll 1
         for (int step = 0; step < Policy::steps(tile); ++step) {
-            Mbarrier* full = &ring.full[stage.index];
+            Mbarrier* full = shared.template full<kOperand>(warpgroup, stage.index);
             const StepSource from = source<kOperand>(tile, step);
-            mbarrier_wait(&ring.empty[stage.index], stage.parity ^ 1);  // consumers of both CTAs
+            mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
+                          stage.parity ^ 1);  // consumers of both CTAs
             mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
             Policy::load(tile.multicast == kOperand ? Load::multicast : Load::own, from, output, full,
-                         ring.data[stage.index]);
+                         shared.template data<kOperand>(warpgroup, stage.index));
             Policy::template load_scales<kOperand>(p, from, output, full, shared.scales,
                                                    {warpgroup, stage.index});
             stage.advance();
@@ -213,20 +210,16 @@ public:
     uint64_t a, b;
 
     __device__ __forceinline__ ConsumerStages(WgradStorage<Policy>& shared, int warpgroup)
-        : a(Policy::descriptor(shared.a[0])), b(Policy::descriptor(shared.b[warpgroup][0])),
-          ring_a_(shared.template ring<Multicast::a>(warpgroup)),
-          ring_b_(shared.template ring<Multicast::b>(warpgroup)),
-          other_a_(cluster_address(ring_a_.empty, cluster_rank() ^ 1)),
-          other_b_(cluster_address(ring_b_.empty, cluster_rank() ^ 1)) {}
+        : a(Policy::descriptor(shared.a[0])), b(Policy::descriptor(shared.b[warpgroup][0])), shared_(shared),
+          warpgroup_(warpgroup), other_a_(cluster_address(shared.a_empty, cluster_rank() ^ 1)),
+          other_b_(cluster_address(shared.b_empty[warpgroup], cluster_rank() ^ 1)) {}
 
     __device__ __forceinline__ int index_a() const { return at_a_.index; }
     __device__ __forceinline__ int index_b() const { return at_b_.index; }
-    __device__ __forceinline__ uint8_t* data_a() const { return ring_a_.data[at_a_.index]; }
-    __device__ __forceinline__ uint8_t* data_b() const { return ring_b_.data[at_b_.index]; }
 
     __device__ __forceinline__ void wait() const {
-        mbarrier_wait(&ring_a_.full[at_a_.index], at_a_.parity);
-        mbarrier_wait(&ring_b_.full[at_b_.index], at_b_.parity);
+        mbarrier_wait(&shared_.a_full[at_a_.index], at_a_.parity);
+        mbarrier_wait(&shared_.b_full[warpgroup_][at_b_.index], at_b_.parity);
     }
     __device__ __forceinline__ void next() {
         constexpr int kBytes = static_cast<int>(Policy::kOperandStageBytes);
@@ -243,8 +236,8 @@ public:
                   last_b = (at_b_.index == 0 ? Policy::kStagesB : at_b_.index) - 1;
         const int lane = static_cast<int>(threadIdx.x % kWarpSize);
         if (lane == 0) {
-            mbarrier_arrive(&ring_a_.empty[last_a]);
-            mbarrier_arrive(&ring_b_.empty[last_b]);
+            mbarrier_arrive(&shared_.a_empty[last_a]);
+            mbarrier_arrive(&shared_.b_empty[warpgroup_][last_b]);
         }
         if (lane == 1) {
             mbarrier_arrive_remote(other_a_ + last_a * sizeof(Mbarrier));
@@ -253,8 +246,9 @@ public:
     }
 
 private:
-    OperandRing<Policy> ring_a_, ring_b_;
-    uint32_t other_a_, other_b_;  // barriers `empty` of the other CTA
+    WgradStorage<Policy>& shared_;
+    const int warpgroup_;
+    const uint32_t other_a_, other_b_;  // barriers `empty` of the other CTA
     RingPosition<Policy::kStagesA> at_a_{};
     RingPosition<Policy::kStagesB> at_b_{};
 };
