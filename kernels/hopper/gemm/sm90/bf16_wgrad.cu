@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
 // group, both operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h,
-// wgrad.h (epilogue), fp8_wgrad.cu; what was tried: docs/worklogs/gemm.md.
+// wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h; what was tried: docs/worklogs/gemm.md.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
 // 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
 // overlap.
 //
-// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast.
-// Four producer warps: one thread for A and the tile ring, one for the B of each consumer warpgroup; the
-// fourth warp zeroes the tiles of groups without rows, which the consumers never see. A consumer warpgroup
-// owns 128 x 128 as two blocks of 64 rows: 128 sums a thread. A stage is 32 of the contraction, 256 cycles of
+// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast. A
+// consumer thread has 128 sums. A stage is 32 of the contraction, 256 cycles of
 // MMA a warpgroup; the wgmma of the next stage are issued before the last ones are waited for, so that one
 // warpgroup alone keeps the tensor cores busy while the other does something else. Raster: bands of 4096
 // rows; a group's operands (23 MB at the shape above) are read from memory once and stay in L2. Contraction
@@ -35,19 +33,12 @@
 //
 // Shared memory: an operand of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled
 // (8 KiB); 8 stages of A and 2 x 6 of B (160 KiB); 8 KiB of staging boxes a warp (64 KiB); tile ring;
-// barriers.
+// barriers. Named barriers, besides those of wgrad_roles.h:
 //
-//   barrier                    arrivals of a phase                            waited for by
-//   a_full[s], b_full[w][s]    1 producer + 8 KiB                             warps that read the stage
-//   a_empty[s], b_empty[w][s]  1 a warp, of both CTAs, that reads the stage   producer that writes there
-//   tile_full[r]               1 A's producer                                 consumer threads
-//   tile_empty[r]              1 a consumer thread                            A's producer
-//   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
-//   named kBegin               once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
-//   named 3, 4                 all threads of one warpgroup have zeroed the group's tail
+//   kBegin   once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
+//   3, 4     all threads of one warpgroup have zeroed the group's tail
 //
 // Lane 0 of a warp issues its copies from and to D and waits until the boxes may be written again.
-// cluster_sync before the first copy and before exit.
 //
 // Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever
 // the other groups hold.
@@ -126,8 +117,11 @@ public:
 
     __device__ __forceinline__ Consumer(const GemmProblem& p, Shared& shared, const CUtensorMap* map_d,
                                         int warpgroup)
-        : shared_(shared), warpgroup_(warpgroup), warp_(consumer_warp()),
-          d_{p, map_d, shared.staging[warp_], &shared.d_full[warp_]}, stages_(shared, warpgroup) {
+        : shared_(shared),
+          warpgroup_(warpgroup),
+          warp_(consumer_warp()),
+          d_{p, map_d, shared.staging[warp_], &shared.d_full[warp_]},
+          stages_(shared, warpgroup) {
 #pragma unroll
         for (int i = 0; i < 64; ++i) waiting_[i] = 0.0f;
     }
@@ -202,7 +196,8 @@ private:
     }
     __device__ __forceinline__ void zero_k_tail(int step) {  // past the group, in a tile's last stage
         if (const int rest = depth_ - step * kStageK; rest < kStageK)
-            zero_stage_rows(shared_.a[stages_.index_a()], shared_.b[warpgroup_][stages_.index_b()], max(rest, 0), warpgroup_);
+            zero_stage_rows(shared_.a[stages_.index_a()], shared_.b[warpgroup_][stages_.index_b()],
+                            max(rest, 0), warpgroup_);
     }
 
     // ---- steps
@@ -281,7 +276,8 @@ private:
 
 template <DType kOutput, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
-    wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ WgradMaps<Sets::one> maps) {
+    wgrad_kernel(const __grid_constant__ GemmProblem problem,
+                 const __grid_constant__ WgradMaps<Sets::one> maps) {
     run_wgrad_roles<Bf16Policy, kSquares>(
         problem, maps, [&]<Gradient kMode>(WgradStorage<Bf16Policy>& shared, int warpgroup) {
             Consumer<kMode, kOutput, kSquares>(problem, shared, &maps.d, warpgroup).run();
@@ -296,8 +292,9 @@ CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape) {
 
 void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
-    launch_wgrad<Bf16Policy>(p, launch, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)},
-                             [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
+    launch_wgrad<Bf16Policy>(
+        p, launch, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)},
+        [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
 }
 
 }  // namespace fp8flow::hopper::gemm

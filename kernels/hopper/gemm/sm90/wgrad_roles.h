@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The skeleton of the weight gradients (fp8_wgrad.cu, bf16_wgrad.cu): raster order of tiles, shared memory and
-// barriers, producers, the consumers' side of the pipeline, roles of the warps, launch. A `Policy` states the
-// operands of a kernel:
+// The skeleton of the weight gradients (fp8_wgrad.cu, bf16_wgrad.cu): raster order of tiles, shared memory
+// and barriers, producers, the consumers' side of the pipeline, roles of the warps, launch. A `Policy` states
+// the operands of a kernel:
 //
 //   kSets                           sets of operands
 //   kStageK, kStagesA, kStagesB     contraction elements of a stage; stages of A, and of B for each warpgroup
@@ -210,8 +210,11 @@ public:
     uint64_t a, b;
 
     __device__ __forceinline__ ConsumerStages(WgradStorage<Policy>& shared, int warpgroup)
-        : a(Policy::descriptor(shared.a[0])), b(Policy::descriptor(shared.b[warpgroup][0])), shared_(shared),
-          warpgroup_(warpgroup), other_a_(cluster_address(shared.a_empty, cluster_rank() ^ 1)),
+        : a(Policy::descriptor(shared.a[0])),
+          b(Policy::descriptor(shared.b[warpgroup][0])),
+          shared_(shared),
+          warpgroup_(warpgroup),
+          other_a_(cluster_address(shared.a_empty, cluster_rank() ^ 1)),
           other_b_(cluster_address(shared.b_empty[warpgroup], cluster_rank() ^ 1)) {}
 
     __device__ __forceinline__ int index_a() const { return at_a_.index; }
