@@ -13,7 +13,7 @@ namespace fp8flow::op {
 
 // Entry (g, r, c, w) of [G, ceil(N/128), ceil(K/128), 4] f64 is the sum of a patch: of group g the rows 128 r
 // + 64 b + 16 w + {0..15}, b = 0, 1, and the columns 128 c + {0..127}; what is past N or K counts as 0. A
-// patch is what a warp of the Hopper kernels holds of a tile (kernels/hopper/gemm/sm90/wgrad.h).
+// patch is what a warp of the Hopper kernels holds of a tile (kernels/hopper/gemm/sm90/wgrad_epilogue.h).
 constexpr int64_t kSquaresTile = 128, kSquaresPatches = 4, kSquaresRows = 16;
 constexpr std::array<int64_t, 4> squares_shape(int64_t groups, int64_t n, int64_t k) {
     return {groups, ceil_div(n, kSquaresTile), ceil_div(k, kSquaresTile), kSquaresPatches};

@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: MIT
 // Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
 // group, both operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h,
-// wgrad.h (epilogue), fp8_wgrad.cu; what was tried: docs/worklogs/gemm.md.
+// wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h; what was tried: docs/worklogs/gemm.md.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
 // 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
 // overlap.
 //
-// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast.
-// Four producer warps: one thread for A and the tile ring, one for the B of each consumer warpgroup; the
-// fourth warp zeroes the tiles of groups without rows, which the consumers never see. A consumer warpgroup
-// owns 128 x 128 as two blocks of 64 rows: 128 sums a thread. A stage is 32 of the contraction, 256 cycles of
+// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast. A
+// consumer thread has 128 sums. A stage is 32 of the contraction, 256 cycles of
 // MMA a warpgroup; the wgmma of the next stage are issued before the last ones are waited for, so that one
 // warpgroup alone keeps the tensor cores busy while the other does something else. Raster: bands of 4096
 // rows; a group's operands (23 MB at the shape above) are read from memory once and stay in L2. Contraction
@@ -35,30 +33,21 @@
 //
 // Shared memory: an operand of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled
 // (8 KiB); 8 stages of A and 2 x 6 of B (160 KiB); 8 KiB of staging boxes a warp (64 KiB); tile ring;
-// barriers.
+// barriers. Named barriers, besides those of wgrad_roles.h:
 //
-//   barrier                    arrivals of a phase                            waited for by
-//   a_full[s], b_full[w][s]    1 producer + 8 KiB                             warps that read the stage
-//   a_empty[s], b_empty[w][s]  1 a warp, of both CTAs, that reads the stage   producer that writes there
-//   tile_full[r]               1 A's producer                                 consumer threads
-//   tile_empty[r]              1 a consumer thread                            A's producer
-//   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
-//   named kBegin               once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
-//   named 3, 4                 all threads of one warpgroup have zeroed the group's tail
+//   kBegin   once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
+//   3, 4     all threads of one warpgroup have zeroed the group's tail
 //
 // Lane 0 of a warp issues its copies from and to D and waits until the boxes may be written again.
-// cluster_sync before the first copy and before exit.
 //
 // Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever
 // the other groups hold.
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/device/wgmma.h"
-#include "kernels/hopper/gemm/sm90/wgrad.h"
+#include "kernels/hopper/gemm/sm90/wgrad_roles.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -67,82 +56,38 @@ namespace {
 constexpr int kStageK = 32;  // contraction elements of a stage
 constexpr int kPanel = 64;   // outputs of an MN-major panel
 constexpr int kPanelBytes = kStageK * kStageRowBytes;
-constexpr int kOperandPanels = 2;  // 128 outputs: the rows of a tile, or a warpgroup's columns
-constexpr uint32_t kOperandStageBytes = kOperandPanels * kPanelBytes;
-constexpr int kStagesA = 256 / kStageK, kStagesB = 192 / kStageK;
+constexpr int kOperandPanels = 2;             // 128 outputs: the rows of a tile, or a warpgroup's columns
 constexpr int kLead = 96 / kStageK;           // stages by which warpgroup 0 is ahead
 constexpr int kSpreadSteps = 1024 / kStageK;  // at most so many steps of a tile share its accesses to D
 static_assert(kTileRows == kOperandPanels * kPanel && kWarpgroupCols == kOperandPanels * kPanel);
 
-struct WgradStorage {
-    alignas(1024) uint8_t a[kStagesA][kOperandStageBytes];
-    alignas(1024) uint8_t b[kConsumerWarpgroups][kStagesB][kOperandStageBytes];
-    alignas(1024) Staging staging[kConsumerWarps];
-    WorkTile tiles[kTileSlots];
-    Mbarrier a_full[kStagesA], a_empty[kStagesA];
-    Mbarrier b_full[kConsumerWarpgroups][kStagesB], b_empty[kConsumerWarpgroups][kStagesB];
-    Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
-    Mbarrier d_full[kConsumerWarps];
+// Both operands as stored: a stage is two panels of each.
+struct Bf16Policy {
+    static constexpr Sets kSets = Sets::one;
+    static constexpr int kStageK = gemm::kStageK, kStagesA = 256 / kStageK, kStagesB = 192 / kStageK;
+    static constexpr uint32_t kOperandStageBytes = kOperandPanels * kPanelBytes;
+    template <Multicast> static constexpr uint32_t kLoadBytes = kOperandStageBytes;
+    struct Scales {};
+
+    // At least two, so that a tile's first step and its last are never the same; the second of a short tile
+    // is zeroed like everything past the group.
+    static __device__ __forceinline__ int steps(const WorkTile& tile) {
+        return tile.steps == 1 ? 2 : tile.steps;
+    }
+    static __device__ __forceinline__ uint64_t descriptor(const uint8_t* stage) {
+        return mn_major_descriptor<kStageK>(stage);
+    }
+    static __device__ __forceinline__ void load(Load load, const StepSource& from, int64_t output,
+                                                Mbarrier* full, uint8_t* to) {
+        const int x = static_cast<int>(output), y = static_cast<int>(from.k);
+        load_operand<kOperandPanels>(load, static_cast<int>(cluster_rank()), from.map, full, to, kPanelBytes,
+                                     [&](int i) { return make_int2(x + i * kPanel, y); });
+    }
+    template <Multicast>
+    static __device__ __forceinline__ void load_scales(const GemmProblem&, const StepSource&, int64_t,
+                                                       Mbarrier*, Scales&, const StageOf&) {}
 };
-constexpr size_t kWgradStorageBytes = sizeof(WgradStorage) + 1024;
-static_assert(kWgradStorageBytes <= kMaxSharedBytes);
 
-// ---- producers: one thread for A and the tile ring (groups with rows only), one for the B of each consumer
-// warpgroup
-//
-// At least two steps, so that a tile's first step and its last are never the same; the second of a short tile
-// is zeroed like everything past the group.
-__device__ __forceinline__ int steps_of(const WorkTile& tile) { return tile.steps == 1 ? 2 : tile.steps; }
-
-// Loads one operand of a stage, from contraction row k and output `first` on; multicast: half of it, for both
-// CTAs.
-__device__ __forceinline__ void load_operand_stage(bool multicast, const CUtensorMap* map, Mbarrier* full,
-                                                   uint8_t* to, int64_t k, int64_t first) {
-    const int x = static_cast<int>(first), y = static_cast<int>(k);
-    load_operand<kOperandPanels>(multicast ? Load::multicast : Load::own, static_cast<int>(cluster_rank()),
-                                 map, full, to, kPanelBytes,
-                                 [&](int i) { return make_int2(x + i * kPanel, y); });
-}
-
-__device__ void produce_a(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map) {
-    RingPosition<kStagesA> stage;
-    RingPosition<kTileSlots> ring;
-    for_each_tile<kStageK>(p, [&](const WorkTile& tile) {
-        if (tile.steps == 0 && !tile.past_end) return;
-        mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
-        shared.tiles[ring.index] = tile;
-        mbarrier_arrive(&shared.tile_full[ring.index]);
-        ring.advance();
-#pragma unroll 1
-        for (int step = 0; step < steps_of(tile); ++step) {
-            Mbarrier* full = &shared.a_full[stage.index];
-            mbarrier_wait(&shared.a_empty[stage.index], stage.parity ^ 1);  // consumers of both CTAs
-            mbarrier_arrive_expect_tx(full, kOperandStageBytes);
-            load_operand_stage(tile.multicast == Multicast::a, map, full, shared.a[stage.index],
-                               tile.a_k + step * kStageK, tile.a_output);
-            stage.advance();
-        }
-    });
-}
-
-__device__ void produce_b(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map, int warpgroup) {
-    RingPosition<kStagesB> stage;
-    for_each_tile<kStageK>(p, [&](const WorkTile& tile) {
-#pragma unroll 1
-        for (int step = 0; step < steps_of(tile); ++step) {
-            Mbarrier* full = &shared.b_full[warpgroup][stage.index];
-            mbarrier_wait(&shared.b_empty[warpgroup][stage.index],
-                          stage.parity ^ 1);  // consumers of both CTAs
-            mbarrier_arrive_expect_tx(full, kOperandStageBytes);
-            load_operand_stage(tile.multicast == Multicast::b, map, full, shared.b[warpgroup][stage.index],
-                               tile.b_k + step * kStageK, tile.b_output + warpgroup * kWarpgroupCols);
-            stage.advance();
-        }
-    });
-}
-
-// ---- consumer: one warpgroup
-//
 // Where in a tile, in sixteenths of its first kSpreadSteps steps: old D of block 1 of the tile before is
 // loaded; that block is stored, the second half one sixteenth later; old D of block 0 is loaded.
 constexpr int kFetchSecond = 3, kStoreSecond = 7, kFetchFirst = 10;
@@ -166,241 +111,190 @@ __device__ void zero_stage_rows(uint8_t* a, uint8_t* b, int first, int warpgroup
 // One consumer warpgroup. Between two stages: a release and two waits. The accesses to D are between loops of
 // stages, not inside them. The compiler keeps wgmma in flight over all of this as long as it can count them:
 // sums are read in straight-line code after their wgmma.
-template <Gradient kMode, DType kOutput, Squares kSquares>
-__device__ void mainloop(const GemmProblem& p, WgradStorage& shared, const CUtensorMap* map_d,
-                         int warpgroup) {
-    constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
-    constexpr StoreD kStore = kAdds ? StoreD::add_boxes : StoreD::overwrite;
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int warp = warp_uniform(static_cast<int>(threadIdx.x) / 32) - kWarpgroup / 32;
-    Staging& staging = shared.staging[warp];
-    Mbarrier* const d_full = &shared.d_full[warp];
-    RingPosition<kStagesA> a_stage;
-    RingPosition<kStagesB> b_stage;
-    RingPosition<kTileSlots> ring;
-    int steps = 0, depth = 0;
-    // of block 0, and of the block 1 that is in `waiting`, at first of none
-    BlockOrigin origin{}, second{0, kNoRow, 0};
-    PatchSquares<kSquares> squares;
-    uint32_t d_parity = 0;
-    float sum[2][64], waiting[64];
-#pragma unroll
-    for (int i = 0; i < 64; ++i) waiting[i] = 0.0f;
+template <Gradient kMode, DType kOutput, Squares kSquares> class Consumer {
+public:
+    using Shared = WgradStorage<Bf16Policy>;
 
-    const auto next_work = [&] {
+    __device__ __forceinline__ Consumer(const GemmProblem& p, Shared& shared, const CUtensorMap* map_d,
+                                        int warpgroup)
+        : shared_(shared),
+          warpgroup_(warpgroup),
+          warp_(consumer_warp()),
+          d_{p, map_d, shared.staging[warp_], &shared.d_full[warp_]},
+          stages_(shared, warpgroup) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) waiting_[i] = 0.0f;
+    }
+
+    __device__ __forceinline__ void run() {
+        if (!next_work()) return;
+        if (warpgroup_ == 1) named_barrier_sync(kBegin, kConsumerThreads);
+        for (bool first = true, more = true; more; first = false) {
+            first_step();
+            step_ = 1;
+            if (first && warpgroup_ == 0) {
+                run_to(min(kLead, steps_ - 1));
+                named_barrier_arrive(kBegin, kConsumerThreads);
+            }
+            finish_tile_before();
+            if (kAdds) {
+                run_to(sixteenths(kFetchFirst));
+                d_.fetch(origin_);
+            }
+            run_to(steps_ - 1);
+            last_step();
+            take_sums();
+            more = next_work();
+        }
+        if (kAdds && !kBf16) {
+            d_.fetch(second_);
+            d_.wait_for_fetched();
+        }
+        store_second(0);
+        store_second(1);
+        if (threadIdx.x % kWarpSize == 0) bulk_wait_all();
+    }
+
+private:
+    static constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
+    static constexpr StoreD kStore = kAdds ? StoreD::add_boxes : StoreD::overwrite;
+
+    __device__ __forceinline__ bool next_work() {
         WorkTile tile;
-        if (!next_tile(shared, ring, tile)) return false;
-        steps = steps_of(tile);
-        depth = warp_uniform(tile.depth);
-        origin = {static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols,
-                  static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
+        if (!next_tile(shared_, ring_, tile)) return false;
+        steps_ = Bf16Policy::steps(tile);
+        depth_ = warp_uniform(tile.depth);
+        origin_ = first_block(tile, warpgroup_, warp_);
         return true;
-    };
-    // descriptors of the current stage
-    uint64_t a = mn_major_descriptor<kStageK>(shared.a[0]),
-             b = mn_major_descriptor<kStageK>(shared.b[warpgroup][0]);
-    const auto wait_for_stage = [&] {
-        mbarrier_wait(&shared.a_full[a_stage.index], a_stage.parity);
-        mbarrier_wait(&shared.b_full[warpgroup][b_stage.index], b_stage.parity);
-    };
-    const auto next_stage = [&] {
-        a_stage.advance();
-        b_stage.advance();
-        a = advance_descriptor(
-            a, static_cast<int>(kOperandStageBytes) * (a_stage.index == 0 ? 1 - kStagesA : 1));
-        b = advance_descriptor(
-            b, static_cast<int>(kOperandStageBytes) * (b_stage.index == 0 ? 1 - kStagesB : 1));
-    };
-    const auto release_previous_stage = [&] {
-        const int last_a = (a_stage.index == 0 ? kStagesA : a_stage.index) - 1,
-                  last_b = (b_stage.index == 0 ? kStagesB : b_stage.index) - 1;
-        release_stages(&shared.a_empty[last_a], &shared.b_empty[warpgroup][last_b]);
-    };
-    const auto zero_k_tail = [&](int step) {  // past the group, in a tile's last stage
-        if (const int rest = depth - step * kStageK; rest < kStageK)
-            zero_stage_rows(shared.a[a_stage.index], shared.b[warpgroup][b_stage.index], max(rest, 0),
-                            warpgroup);
-    };
-    // wgmma of a block over 16 of the contraction
-    const auto mma = [&](int block, int k, int add) {
+    }
+
+    // ---- wgmma
+    //
+    // Of a block over 16 of the contraction.
+    __device__ __forceinline__ void mma(int block, int k, int add) {
         constexpr int kBytes = 16 * kStageRowBytes;
-        wgmma_bf16<1, 1>(sum[block], advance_descriptor(a, block * kPanelBytes + k * kBytes),
-                         advance_descriptor(b, k * kBytes), add);
-    };
-    const auto start_block = [&](int block) {
+        wgmma_bf16<1, 1>(sum_[block], advance_descriptor(stages_.a, block * kPanelBytes + k * kBytes),
+                         advance_descriptor(stages_.b, k * kBytes), add);
+    }
+    __device__ __forceinline__ void start_block(int block) {
         wgmma_fence();
-        wgmma_fence_operand(sum[block]);
+        wgmma_fence_operand(sum_[block]);
 #pragma unroll
         for (int k = 0; k < kStageK / 16; ++k) mma(block, k, 1);
         wgmma_commit();
-    };
-    const auto start_both = [&]<bool kOver>() {
+    }
+    template <bool kOver> __device__ __forceinline__ void start_both() {
         wgmma_fence();
-        wgmma_fence_operand(sum[0]);
-        wgmma_fence_operand(sum[1]);
+        wgmma_fence_operand(sum_[0]);
+        wgmma_fence_operand(sum_[1]);
 #pragma unroll
         for (int k = 0; k < kStageK / 16; ++k) {
             mma(0, k, !kOver || k > 0);
             mma(1, k, !kOver || k > 0);
         }
         wgmma_commit();
-    };
-    const auto first_step = [&] {  // overwrites the accumulators of the tile before
-        wait_for_stage();
+    }
+    __device__ __forceinline__ void zero_k_tail(int step) {  // past the group, in a tile's last stage
+        if (const int rest = depth_ - step * kStageK; rest < kStageK)
+            zero_stage_rows(shared_.a[stages_.index_a()], shared_.b[warpgroup_][stages_.index_b()],
+                            max(rest, 0), warpgroup_);
+    }
+
+    // ---- steps
+    __device__ __forceinline__ void first_step() {  // overwrites the accumulators of the tile before
+        stages_.wait();
         zero_k_tail(0);
-        start_both.template operator()<true>();
-        next_stage();
-    };
-    const auto step_between = [&] {
-        wait_for_stage();
-        start_both.template operator()<false>();
+        start_both<true>();
+        stages_.next();
+    }
+    __device__ __forceinline__ void step_between() {
+        stages_.wait();
+        start_both<false>();
         wgmma_wait<1>();
-        release_previous_stage();
-        next_stage();
-    };
-    const auto last_step = [&] {  // block 0 completes before block 1
-        wait_for_stage();
-        zero_k_tail(steps - 1);
+        stages_.release_previous();
+        stages_.next();
+    }
+    __device__ __forceinline__ void last_step() {  // block 0 completes before block 1
+        stages_.wait();
+        zero_k_tail(steps_ - 1);
         start_block(0);
         start_block(1);
         wgmma_wait<2>();
-        release_previous_stage();
-        next_stage();
-    };
-    // old values: in FP32 of one block, in BF16 of both
-    const auto fetch_block = [&](const BlockOrigin& of) {
-        if (lane == 0) {
-            if constexpr (kBf16)
-                fetch_both_bf16(map_d, staging, d_full, of);
-            else
-                fetch_d(map_d, staging, d_full, of);
-        }
-        __syncwarp();
-    };
-    const auto wait_for_block = [&] {
-        mbarrier_wait(d_full, d_parity);
-        d_parity ^= 1;
-    };
-    const auto store_second = [&](int half) {
-        if constexpr (kBf16)
-            store_half_bf16<kMode, Order::store>(p, map_d, staging, second, waiting, 1, half, squares);
-        else
-            store_half<kStore, Order::store>(map_d, staging, second, waiting, half, squares);
-        if (half == 1) squares.finish(p, second);
-        __syncwarp();  // wgmma is issued by whole warps
-    };
-    const auto store_first = [&] {
-        if constexpr (kBf16) {
-#pragma unroll
-            for (int half = 0; half < 2; ++half)
-                store_half_bf16<kMode, Order::fragment>(p, map_d, staging, origin, sum[0], 0, half, squares);
-        } else {
-            store_block<kStore>(map_d, staging, origin, sum[0], squares);
-        }
-        __syncwarp();
-        second = {origin.column, origin.row + 64, origin.group};
-    };
-
-    if (!next_work()) return;
-    if (warpgroup == 1) named_barrier_sync(kBegin, kConsumerThreads);
-    for (bool first = true, more = true; more; first = false) {
-        first_step();
-        int step = 1;
-        const auto run_to = [&](int end) {
+        stages_.release_previous();
+        stages_.next();
+    }
+    __device__ __forceinline__ void run_to(int end) {
 #pragma unroll 1
-            for (; step < end; ++step) step_between();
-        };
-        const auto sixteenths = [&](int count) {
-            return min(min(steps, kSpreadSteps) * count / 16, steps - 1);
-        };
-        if (first && warpgroup == 0) {
-            run_to(min(kLead, steps - 1));
-            named_barrier_arrive(kBegin, kConsumerThreads);
-        }
+        for (; step_ < end; ++step_) step_between();
+    }
+    __device__ __forceinline__ int sixteenths(int count) const {
+        return min(min(steps_, kSpreadSteps) * count / 16, steps_ - 1);
+    }
+
+    // ---- D
+    __device__ __forceinline__ void store_second(int half) {
+        d_.template store_second<kStore, Order::store>(second_, waiting_, half);
+        if (half == 1) d_.squares.finish(d_.p, second_);
+        __syncwarp();  // wgmma is issued by whole warps
+    }
+    // Block 1 of the tile before, during steps of this one.
+    __device__ __forceinline__ void finish_tile_before() {
         if (kAdds && !kBf16) {
             run_to(sixteenths(kFetchSecond));
-            fetch_block(second);
+            d_.fetch(second_);
         }
         run_to(sixteenths(kStoreSecond));
-        if (kAdds && !kBf16) wait_for_block();
+        if (kAdds && !kBf16) d_.wait_for_fetched();
         store_second(0);
         run_to(sixteenths(kStoreSecond + 1));
         store_second(1);
-        if (kAdds) {
-            run_to(sixteenths(kFetchFirst));
-            fetch_block(origin);
-        }
-        run_to(steps - 1);
-        last_step();
-
-        if (kAdds) wait_for_block();
+    }
+    // Block 0 of a finished tile goes to D, block 1 to registers of its own.
+    __device__ __forceinline__ void take_sums() {
+        if (kAdds) d_.wait_for_fetched();
         wgmma_wait<1>();
-        wgmma_fence_operand(sum[0]);
-        store_first();
+        wgmma_fence_operand(sum_[0]);
+        d_.template store_first<kStore>(origin_, sum_[0]);
+        __syncwarp();
+        second_ = second_block(origin_);
         wgmma_wait<0>();
-        wgmma_fence_operand(sum[1]);
-        release_previous_stage();
-        copy_in_store_order(sum[1], waiting);
-        more = next_work();
+        wgmma_fence_operand(sum_[1]);
+        stages_.release_previous();
+        copy_in_store_order(sum_[1], waiting_);
     }
-    if (kAdds && !kBf16) {
-        fetch_block(second);
-        wait_for_block();
-    }
-    store_second(0);
-    store_second(1);
-    if (lane == 0) bulk_wait_all();
-}
 
-// ---- the CTA
+    Shared& shared_;
+    const int warpgroup_, warp_;
+    WarpGradient<kMode, kOutput, kSquares> d_;
+    ConsumerStages<Bf16Policy> stages_;
+    RingPosition<kTileSlots> ring_;
+    int steps_ = 0, depth_ = 0, step_ = 0;
+    // of block 0, and of the block 1 that is in `waiting_`, at first of none
+    BlockOrigin origin_{}, second_{0, kNoRow, 0};
+    float sum_[2][64], waiting_[64];
+};
+
 template <DType kOutput, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
-    wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
-                 const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_d) {
-    WgradStorage& shared = prepare_shared<WgradStorage>([](WgradStorage& s) {
-        init_ring(s.a_full, s.a_empty, kConsumerWarps * kClusterCtas);
-        for (int w = 0; w < kConsumerWarpgroups; ++w)
-            init_ring(s.b_full[w], s.b_empty[w], kConsumerWarps / kConsumerWarpgroups * kClusterCtas);
-        init_ring(s.tile_full, s.tile_empty, kConsumerThreads);
-        for (Mbarrier& full : s.d_full) mbarrier_init(&full, 1);
-    });
-    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
-    if (role == 0) {
-        release_registers<kProducerRegisters>();
-        const int warp = static_cast<int>(threadIdx.x) / 32;
-        if (warp > kConsumerWarpgroups) {
-            if (problem.mode == Gradient::overwrite) clear_tiles<kStageK, Sets::one, kSquares>(problem);
-            return;
-        }
-        if (threadIdx.x % 32 != 0) return;
-        if (warp == 0)
-            produce_a(problem, shared, &map_a);
-        else
-            produce_b(problem, shared, &map_b, warp - 1);
-        cluster_sync_unaligned();
-    } else {
-        acquire_registers<kConsumerRegisters>();
-        if (problem.mode == Gradient::accumulate)
-            mainloop<Gradient::accumulate, kOutput, kSquares>(problem, shared, &map_d, role - 1);
-        else
-            mainloop<Gradient::overwrite, kOutput, kSquares>(problem, shared, &map_d, role - 1);
-        cluster_sync();  // no CTA exits while the other may still write to it
-    }
+    wgrad_kernel(const __grid_constant__ GemmProblem problem,
+                 const __grid_constant__ WgradMaps<Sets::one> maps) {
+    run_wgrad_roles<Bf16Policy, kSquares>(
+        problem, maps, [&]<Gradient kMode>(WgradStorage<Bf16Policy>& shared, int warpgroup) {
+            Consumer<kMode, kOutput, kSquares>(problem, shared, &maps.d, warpgroup).run();
+        });
+}
+
+CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape) {
+    return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, kStageK);
 }
 
 }  // namespace
 
 void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
-    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kStageK),
-                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kStageK),
-                      map_d = tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
-    const auto run = [&]<Squares kSquares>() {
-        const auto kernel = p.d_dtype == DType::bf16 ? wgrad_kernel<DType::bf16, kSquares>
-                                                     : wgrad_kernel<DType::f32, kSquares>;
-        launch_persistent(kernel, p, launch, kWgradStorageBytes, map_a, map_b, map_d);
-    };
-    p.squares != nullptr ? run.template operator()<Squares::sum>() : run.template operator()<Squares::none>();
+    launch_wgrad<Bf16Policy>(
+        p, launch, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)},
+        [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The skeleton of the warp-specialised GEMMs in this folder: tile scheduler, pipeline stages, roles of
-// warpgroups, stores from registers, launch. The mainloops are in fp8.cu, fp8_mainloop.h, fp8_wgrad.cu,
-// bf16.cu and bf16_wgrad.cu. In CUTLASS's words: persistent, warp-specialised, cooperative (both consumer
-// warpgroups share a tile of 128 x 256), clusters of two CTAs with TMA multicast.
+// warpgroups, stores from registers, launch. The mainloops are in fp8.cu, fp8_mainloop.h,
+// fp8_wgrad_mainloop.h, bf16.cu and bf16_wgrad.cu; stages, producers and roles of the weight gradients, where
+// every operand has a pipeline of its own, in wgrad_roles.h. In CUTLASS's words: persistent,
+// warp-specialised, cooperative (both consumer warpgroups share a tile of 128 x 256), clusters of two CTAs
+// with TMA multicast.
 //
 //   warpgroup 0    producer: one thread runs the tile scheduler and issues the TMA loads
 //   warpgroup 1, 2 consumers: wgmma, promotion, epilogue
@@ -220,20 +222,6 @@ __device__ __forceinline__ void release_stage(SharedStorage& shared, int stage) 
     const uint32_t lane = threadIdx.x % 32;
     if (lane == 0) mbarrier_arrive(&shared.empty[stage]);
     if (lane == 1) mbarrier_arrive_cta(&shared.empty[stage], cluster_rank() ^ 1);
-}
-
-// The same where A and B have rings of their own.
-__device__ __forceinline__ void release_stages(Mbarrier* a_empty, Mbarrier* b_empty) {
-    __syncwarp();
-    const uint32_t lane = threadIdx.x % 32, other = cluster_rank() ^ 1;
-    if (lane == 0) {
-        mbarrier_arrive(a_empty);
-        mbarrier_arrive(b_empty);
-    }
-    if (lane == 1) {
-        mbarrier_arrive_cta(a_empty, other);
-        mbarrier_arrive_cta(b_empty, other);
-    }
 }
 
 // A consumer thread's next tile; false past the last.

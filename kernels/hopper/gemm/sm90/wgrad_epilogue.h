@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the weight gradients share (fp8_wgrad.cu, bf16_wgrad.cu): their raster order of tiles, and the
-// epilogue: D between registers and global memory through staging boxes in shared memory and TMA.
+// Epilogue of the weight gradients (fp8_wgrad.cu, bf16_wgrad.cu): D between registers and global memory
+// through staging boxes in shared memory and TMA; sums of the squares of what is stored.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -14,43 +14,6 @@
 
 namespace fp8flow::hopper::gemm {
 
-constexpr int kWgradRasterRows = 32;  // rasterisation: row tiles of a band
-
-// A tile whose contraction runs over one set of operands, or two: then `steps` counts both, and a_k, b_k of
-// WorkTile belong to the first set.
-template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
-template <Sets kSets> struct WgradTile : WorkTile {};
-template <> struct WgradTile<Sets::two> : WorkTile {
-    int32_t first_steps;             // steps of the first set
-    int64_t second_a_k, second_b_k;  // contraction index of step 0, extrapolated from the second set
-};
-
-template <int kStageK, Sets kSets = Sets::one, class Each>
-__device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
-    TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()));
-    int64_t group = -1, count = 0, offset = 0;  // of the second set
-    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
-        WgradTile<kSets> tile{};
-        tile.past_end = !scheduler.find(index, tile);
-        if constexpr (kSets == Sets::two) {
-            if (!tile.past_end) {
-                if (tile.group != group) {
-                    group = tile.group;
-                    count = p.second.groups.count(group);
-                    offset = p.second.groups.offset(group);
-                }
-                tile.first_steps = tile.steps;
-                tile.steps += static_cast<int32_t>((count + kStageK - 1) / kStageK);
-                const int64_t before = offset - tile.first_steps * kStageK;
-                tile.second_a_k = p.second.a.base() + before;
-                tile.second_b_k = p.second.b.base() + before;
-            }
-        }
-        each(tile);
-        if (tile.past_end) return;
-    }
-}
-
 // Whether a kernel also sums the squares of what it stores, patch by patch (kernels/ops/squares.h).
 enum class Squares { none, sum };
 static_assert(op::kSquaresTile == kTileRows && op::kSquaresTile == kWarpgroupCols);
@@ -62,26 +25,6 @@ __device__ __forceinline__ double* squares_of(const GemmProblem& p, int64_t grou
     return p.squares +
            ((group * tiles(p.m) + row / op::kSquaresTile) * tiles(p.n) + column / op::kSquaresTile) *
                op::kSquaresPatches;
-}
-
-// One warp: zeros in the tiles of groups without rows, 16 bytes a lane; and in their sums of squares.
-template <int kStageK, Sets kSets = Sets::one, Squares kSquares = Squares::none>
-__device__ void clear_tiles(const GemmProblem& p) {
-    const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
-    for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
-        if (tile.steps > 0 || tile.past_end) return;
-        const int64_t lane = threadIdx.x % 32,
-                      bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
-        uint8_t* row = static_cast<uint8_t*>(p.d) + (tile.d_row * p.n + tile.b_output) * width;
-        for (int i = 0; i < tile.rows; ++i, row += p.n * width)
-            for (int64_t at = 16 * lane; at < bytes; at += 16 * 32)
-                store_vector(reinterpret_cast<float4*>(row + at), float4{});
-        if constexpr (kSquares == Squares::sum) {
-            const int64_t column = tile.b_output + lane / op::kSquaresPatches * op::kSquaresTile;
-            if (column < min(tile.b_output + kTileCols, p.n))
-                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] = 0.0;
-        }
-    });
 }
 
 // Staging memory of a warp: boxes of 16 rows x 128 bytes, 128-byte swizzled. FP32: its part of one block (64
@@ -100,6 +43,9 @@ static_assert(2 * kBf16Boxes == kF32Boxes);
 struct BlockOrigin {
     int column, row, group;
 };
+__device__ __forceinline__ BlockOrigin second_block(const BlockOrigin& first) {
+    return {first.column, first.row + 64, first.group};
+}
 // The row of the block before the first: past every D, so that its store writes nothing.
 constexpr int kNoRow = 1 << 30;
 
@@ -207,15 +153,6 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& stag
         bulk_commit();
     }
 }
-// Both halves.
-template <StoreD kStore, Squares kSquares>
-__device__ __forceinline__ void store_block(const CUtensorMap* map, Staging& staging,
-                                            const BlockOrigin& origin, const float (&sum)[64],
-                                            PatchSquares<kSquares>& squares) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half)
-        store_half<kStore, Order::fragment>(map, staging, origin, sum, half, squares);
-}
 // Adds the staged old values of a warp's part of a block to its sums.
 __device__ __forceinline__ void add_staged(Staging& staging, float (&sum)[64]) {
     const bool swap = threadIdx.x / 4 % 2 == 1;
@@ -315,5 +252,50 @@ __device__ __forceinline__ void fetch_both_bf16(const CUtensorMap* map, Staging&
         tma_load(map, full, staging.boxes[box], origin.column + box % kBf16Boxes * kBf16BoxCols,
                  origin.row + box / kBf16Boxes * 64, origin.group);
 }
+
+// D of one consumer warp: old values in, results out. `full`: its barrier for loads of old values.
+template <Gradient kMode, DType kOutput, Squares kSquares> struct WarpGradient {
+    static constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
+    const GemmProblem& p;
+    const CUtensorMap* map;
+    Staging& staging;
+    Mbarrier* full;
+    uint32_t parity = 0;
+    PatchSquares<kSquares> squares{};
+
+    // Starts to load old values: in FP32 of the block at `origin`, in BF16 of both, `origin` of block 0.
+    __device__ __forceinline__ void fetch(const BlockOrigin& origin) {
+        if (threadIdx.x % kWarpSize == 0) {
+            if constexpr (kBf16)
+                fetch_both_bf16(map, staging, full, origin);
+            else
+                fetch_d(map, staging, full, origin);
+        }
+        __syncwarp();
+    }
+    __device__ __forceinline__ void wait_for_fetched() {
+        mbarrier_wait(full, parity);
+        parity ^= 1;
+    }
+    // Stores half of the columns of block 1. kStore, reduce: of D in FP32.
+    template <StoreD kStore, Order kOrder>
+    __device__ __forceinline__ void store_second(const BlockOrigin& origin, const float (&sum)[64], int half,
+                                                 bool reduce = false) {
+        if constexpr (kBf16)
+            store_half_bf16<kMode, kOrder>(p, map, staging, origin, sum, 1, half, squares);
+        else
+            store_half<kStore, kOrder>(map, staging, origin, sum, half, squares, reduce);
+    }
+    // Stores block 0.
+    template <StoreD kStore>
+    __device__ __forceinline__ void store_first(const BlockOrigin& origin, const float (&sum)[64]) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half)
+            if constexpr (kBf16)
+                store_half_bf16<kMode, Order::fragment>(p, map, staging, origin, sum, 0, half, squares);
+            else
+                store_half<kStore, Order::fragment>(map, staging, origin, sum, half, squares);
+    }
+};
 
 }  // namespace fp8flow::hopper::gemm

@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: MIT
+// The skeleton of the weight gradients (fp8_wgrad.cu, bf16_wgrad.cu): raster order of tiles, shared memory
+// and barriers, producers, the consumers' side of the pipeline, roles of the warps, launch. A `Policy` states
+// the operands of a kernel:
+//
+//   kSets                           sets of operands
+//   kStageK, kStagesA, kStagesB     contraction elements of a stage; stages of A, and of B for each warpgroup
+//   kOperandStageBytes              of one operand: 128 rows or columns of a tile
+//   Scales                          what else the stages hold in shared memory
+//   kLoadBytes<kOperand>            that arrive at the barrier of a stage
+//   steps(tile)                     stages of a tile that has any
+//   descriptor(stage)               of the operand of a stage, for wgmma
+//   load(multicast, from, output, full, to)   issues the copies of an operand, from index `output` on
+//   load_scales<kOperand>(p, from, output, full, scales, at)   and of its scales
+//
+// Warps of the producer warpgroup: one thread for A and the tile ring, one for the B of each consumer
+// warpgroup; the fourth warp zeroes the tiles of groups without rows, which the consumers never see. A
+// consumer warpgroup owns 128 x 128 of a tile: two blocks of 64 rows.
+//
+//   barrier                    arrivals of a phase                            waited for by
+//   a_full[s], b_full[w][s]    1 producer + kLoadBytes                        warps that read the stage
+//   a_empty[s], b_empty[w][s]  1 a warp, of both CTAs, that reads the stage   producer that writes there
+//   tile_full[r]               1 A's producer                                 consumer threads
+//   tile_empty[r]              1 a consumer thread                            A's producer
+//   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
+//
+// cluster_sync before the first copy and before exit.
+#pragma once
+
+#include "kernels/hopper/device/cluster.h"
+#include "kernels/hopper/device/mbarrier.h"
+#include "kernels/hopper/device/memory.h"
+#include "kernels/hopper/device/tma.h"
+#include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
+#include "kernels/hopper/gemm/sm90/pipeline.h"
+#include "kernels/hopper/gemm/sm90/wgrad_epilogue.h"
+
+namespace fp8flow::hopper::gemm {
+
+constexpr int kWgradRasterRows = 32;  // rasterisation: row tiles of a band
+
+// ---- tiles
+//
+// A tile whose contraction runs over one set of operands, or two: then `steps` counts both, and a_k, b_k of
+// WorkTile belong to the first set.
+template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
+template <Sets kSets> struct WgradTile : WorkTile {};
+template <> struct WgradTile<Sets::two> : WorkTile {
+    int32_t first_steps;             // steps of the first set
+    int64_t second_a_k, second_b_k;  // contraction index of step 0, extrapolated from the second set
+};
+
+template <int kStageK, Sets kSets, class Each>
+__device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
+    TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()));
+    int64_t group = -1, count = 0, offset = 0;  // of the second set
+    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
+        WgradTile<kSets> tile{};
+        tile.past_end = !scheduler.find(index, tile);
+        if constexpr (kSets == Sets::two) {
+            if (!tile.past_end) {
+                if (tile.group != group) {
+                    group = tile.group;
+                    count = p.second.groups.count(group);
+                    offset = p.second.groups.offset(group);
+                }
+                tile.first_steps = tile.steps;
+                tile.steps += static_cast<int32_t>((count + kStageK - 1) / kStageK);
+                const int64_t before = offset - tile.first_steps * kStageK;
+                tile.second_a_k = p.second.a.base() + before;
+                tile.second_b_k = p.second.b.base() + before;
+            }
+        }
+        each(tile);
+        if (tile.past_end) return;
+    }
+}
+
+// One warp: zeros in the tiles of groups without rows, 16 bytes a lane; and in their sums of squares.
+template <int kStageK, Sets kSets, Squares kSquares> __device__ void clear_tiles(const GemmProblem& p) {
+    const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
+    for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
+        if (tile.steps > 0 || tile.past_end) return;
+        const int64_t lane = threadIdx.x % 32,
+                      bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
+        uint8_t* row = static_cast<uint8_t*>(p.d) + (tile.d_row * p.n + tile.b_output) * width;
+        for (int i = 0; i < tile.rows; ++i, row += p.n * width)
+            for (int64_t at = 16 * lane; at < bytes; at += 16 * 32)
+                store_vector(reinterpret_cast<float4*>(row + at), float4{});
+        if constexpr (kSquares == Squares::sum) {
+            const int64_t column = tile.b_output + lane / op::kSquaresPatches * op::kSquaresTile;
+            if (column < min(tile.b_output + kTileCols, p.n))
+                squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] = 0.0;
+        }
+    });
+}
+
+// ---- shared memory
+template <class Policy> struct WgradStorage {
+    alignas(1024) uint8_t a[Policy::kStagesA][Policy::kOperandStageBytes];
+    alignas(1024) uint8_t b[kConsumerWarpgroups][Policy::kStagesB][Policy::kOperandStageBytes];
+    alignas(1024) Staging staging[kConsumerWarps];
+    typename Policy::Scales scales;
+    WgradTile<Policy::kSets> tiles[kTileSlots];
+    Mbarrier a_full[Policy::kStagesA], a_empty[Policy::kStagesA];
+    Mbarrier b_full[kConsumerWarpgroups][Policy::kStagesB], b_empty[kConsumerWarpgroups][Policy::kStagesB];
+    Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
+    Mbarrier d_full[kConsumerWarps];
+
+    // The pipeline of one operand: of A, which both consumer warpgroups read, or of B of one of them.
+    template <Multicast kOperand> __device__ __forceinline__ uint8_t* data(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? a[stage] : b[warpgroup][stage];
+    }
+    template <Multicast kOperand> __device__ __forceinline__ Mbarrier* full(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? &a_full[stage] : &b_full[warpgroup][stage];
+    }
+    template <Multicast kOperand> __device__ __forceinline__ Mbarrier* empty(int warpgroup, int stage) {
+        return kOperand == Multicast::a ? &a_empty[stage] : &b_empty[warpgroup][stage];
+    }
+    __device__ void init_barriers() {
+        init_ring(a_full, a_empty, kConsumerWarps * kClusterCtas);
+        for (int w = 0; w < kConsumerWarpgroups; ++w)
+            init_ring(b_full[w], b_empty[w], kConsumerWarps / kConsumerWarpgroups * kClusterCtas);
+        init_ring(tile_full, tile_empty, kConsumerThreads);
+        for (Mbarrier& full : d_full) mbarrier_init(&full, 1);
+    }
+};
+template <class Policy> constexpr size_t kWgradStorageBytes = sizeof(WgradStorage<Policy>) + kSharedAlignment;
+
+// ---- producers
+//
+// Tensor maps of the operands of each set, and of D.
+template <Sets kSets> struct WgradMaps { CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d; };
+
+// Where the operand of a step is loaded from.
+struct StepSource {
+    const CUtensorMap* map;
+    const void* scales;
+    int64_t k;
+};
+// Where in the pipeline it goes.
+struct StageOf {
+    int warpgroup, index;  // warpgroup: of B
+};
+
+template <class Policy> struct WgradProducer {
+    using Tile = WgradTile<Policy::kSets>;
+    const GemmProblem& p;
+    WgradStorage<Policy>& shared;
+    const WgradMaps<Policy::kSets>& maps;
+
+    // One thread: all stages of A, and the tile ring; of groups with rows only.
+    __device__ __forceinline__ void produce_a() const {
+        RingPosition<Policy::kStagesA> stage;
+        RingPosition<kTileSlots> ring;
+        for_each_tile<Policy::kStageK, Policy::kSets>(p, [&](const Tile& tile) {
+            if (tile.steps == 0 && !tile.past_end) return;
+            mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+            shared.tiles[ring.index] = tile;
+            mbarrier_arrive(&shared.tile_full[ring.index]);
+            ring.advance();
+            load_tile<Multicast::a>(tile, 0, stage);
+        });
+    }
+    // One thread: all stages of B of a consumer warpgroup.
+    __device__ __forceinline__ void produce_b(int warpgroup) const {
+        RingPosition<Policy::kStagesB> stage;
+        for_each_tile<Policy::kStageK, Policy::kSets>(
+            p, [&](const Tile& tile) { load_tile<Multicast::b>(tile, warpgroup, stage); });
+    }
+
+private:
+    template <Multicast kOperand>
+    __device__ __forceinline__ StepSource source(const Tile& tile, int step) const {
+        constexpr bool kA = kOperand == Multicast::a;
+        const auto& map = kA ? maps.a : maps.b;
+        if constexpr (Policy::kSets == Sets::two)
+            if (step >= tile.first_steps)
+                return {&map[1], (kA ? p.second.a : p.second.b).scale.scales,
+                        (kA ? tile.second_a_k : tile.second_b_k) + step * Policy::kStageK};
+        return {&map[0], (kA ? p.a : p.b).scale.scales, (kA ? tile.a_k : tile.b_k) + step * Policy::kStageK};
+    }
+    template <Multicast kOperand, class Position>
+    __device__ __forceinline__ void load_tile(const Tile& tile, int warpgroup, Position& stage) const {
+        const int64_t output =
+            kOperand == Multicast::a ? tile.a_output : tile.b_output + warpgroup * kWarpgroupCols;
+#pragma unroll 1
+        for (int step = 0; step < Policy::steps(tile); ++step) {
+            Mbarrier* full = shared.template full<kOperand>(warpgroup, stage.index);
+            const StepSource from = source<kOperand>(tile, step);
+            mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
+                          stage.parity ^ 1);  // consumers of both CTAs
+            mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
+            Policy::load(tile.multicast == kOperand ? Load::multicast : Load::own, from, output, full,
+                         shared.template data<kOperand>(warpgroup, stage.index));
+            Policy::template load_scales<kOperand>(p, from, output, full, shared.scales,
+                                                   {warpgroup, stage.index});
+            stage.advance();
+        }
+    }
+};
+
+// ---- consumers
+//
+// A consumer warp's side of the pipeline. a, b: descriptors of the current stage, advanced during wgmma.
+template <class Policy> class ConsumerStages {
+public:
+    uint64_t a, b;
+
+    __device__ __forceinline__ ConsumerStages(WgradStorage<Policy>& shared, int warpgroup)
+        : a(Policy::descriptor(shared.a[0])),
+          b(Policy::descriptor(shared.b[warpgroup][0])),
+          shared_(shared),
+          warpgroup_(warpgroup),
+          other_a_(cluster_address(shared.a_empty, cluster_rank() ^ 1)),
+          other_b_(cluster_address(shared.b_empty[warpgroup], cluster_rank() ^ 1)) {}
+
+    __device__ __forceinline__ int index_a() const { return at_a_.index; }
+    __device__ __forceinline__ int index_b() const { return at_b_.index; }
+
+    __device__ __forceinline__ void wait() const {
+        mbarrier_wait(&shared_.a_full[at_a_.index], at_a_.parity);
+        mbarrier_wait(&shared_.b_full[warpgroup_][at_b_.index], at_b_.parity);
+    }
+    __device__ __forceinline__ void next() {
+        constexpr int kBytes = static_cast<int>(Policy::kOperandStageBytes);
+        at_a_.advance();
+        at_b_.advance();
+        a = advance_descriptor(a, kBytes * (at_a_.index == 0 ? 1 - Policy::kStagesA : 1));
+        b = advance_descriptor(b, kBytes * (at_b_.index == 0 ? 1 - Policy::kStagesB : 1));
+    }
+    // Releases the stage before the current one, to the producers of both CTAs, once all lanes are done with
+    // it.
+    __device__ __forceinline__ void release_previous() const {
+        __syncwarp();
+        const int last_a = (at_a_.index == 0 ? Policy::kStagesA : at_a_.index) - 1,
+                  last_b = (at_b_.index == 0 ? Policy::kStagesB : at_b_.index) - 1;
+        const int lane = static_cast<int>(threadIdx.x % kWarpSize);
+        if (lane == 0) {
+            mbarrier_arrive(&shared_.a_empty[last_a]);
+            mbarrier_arrive(&shared_.b_empty[warpgroup_][last_b]);
+        }
+        if (lane == 1) {
+            mbarrier_arrive_remote(other_a_ + last_a * sizeof(Mbarrier));
+            mbarrier_arrive_remote(other_b_ + last_b * sizeof(Mbarrier));
+        }
+    }
+
+private:
+    WgradStorage<Policy>& shared_;
+    const int warpgroup_;
+    const uint32_t other_a_, other_b_;  // barriers `empty` of the other CTA
+    RingPosition<Policy::kStagesA> at_a_{};
+    RingPosition<Policy::kStagesB> at_b_{};
+};
+
+// A consumer warp's index, and its part of block 0 of a tile.
+__device__ __forceinline__ int consumer_warp() {
+    return warp_uniform(static_cast<int>(threadIdx.x) / kWarpSize) - kWarpgroup / kWarpSize;
+}
+__device__ __forceinline__ BlockOrigin first_block(const WorkTile& tile, int warpgroup, int warp) {
+    return {static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols,
+            static_cast<int>(tile.a_output) + warp % 4 * kWarpRows, static_cast<int>(tile.group)};
+}
+
+// ---- the CTA
+//
+// consume<kMode>(shared, warpgroup): one consumer warpgroup, all tiles.
+template <class Policy, Squares kSquares, class Consume>
+__device__ __forceinline__ void run_wgrad_roles(const GemmProblem& p, const WgradMaps<Policy::kSets>& maps,
+                                                Consume consume) {
+    using Shared = WgradStorage<Policy>;
+    Shared& shared = prepare_shared<Shared>([](Shared& s) { s.init_barriers(); });
+    const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
+    if (role == 0) {
+        release_registers<kProducerRegisters>();
+        const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
+        if (warp > kConsumerWarpgroups) {
+            if (p.mode == Gradient::overwrite) clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p);
+            return;
+        }
+        if (threadIdx.x % kWarpSize != 0) return;
+        const WgradProducer<Policy> producer{p, shared, maps};
+        if (warp == 0)
+            producer.produce_a();
+        else
+            producer.produce_b(warp - 1);
+        cluster_sync_unaligned();
+    } else {
+        acquire_registers<kConsumerRegisters>();
+        if (p.mode == Gradient::accumulate)
+            consume.template operator()<Gradient::accumulate>(shared, role - 1);
+        else
+            consume.template operator()<Gradient::overwrite>(shared, role - 1);
+        cluster_sync();  // no CTA exits while the other may still write to it
+    }
+}
+
+inline CUtensorMap gradient_map(const GemmProblem& p) {
+    return tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
+}
+
+// Launches kernel_of<kOutput, kSquares>(), a kernel of the problem and its maps.
+template <class Policy, class KernelOf>
+void launch_wgrad(const GemmProblem& p, const Launch& how, const WgradMaps<Policy::kSets>& maps,
+                  KernelOf kernel_of) {
+    static_assert(kWgradStorageBytes<Policy> <= kMaxSharedBytes);
+    const auto run = [&]<Squares kSquares>() {
+        const auto kernel = p.d_dtype == DType::bf16 ? kernel_of.template operator()<DType::bf16, kSquares>()
+                                                     : kernel_of.template operator()<DType::f32, kSquares>();
+        launch_persistent(kernel, p, how, kWgradStorageBytes<Policy>, maps);
+    };
+    p.squares != nullptr ? run.template operator()<Squares::sum>() : run.template operator()<Squares::none>();
+}
+
+}  // namespace fp8flow::hopper::gemm
