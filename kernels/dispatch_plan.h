@@ -17,9 +17,14 @@ struct DispatchPlan {
     TensorView row_source, row_prob;  // [M cap]
     TensorView recv_rows, recv_offsets, recv_source;
     TensorView send_tokens, send_counts;
+    // [G*S, K] i32, optional: rows of drow_prob that combine returns for received row i, in the order of
+    // recv_rows, where they are others than those of src; drow_prob then has no row base.
+    TensorView prob_rows;
     int64_t num_local_experts = 0;
     int64_t num_tokens = 0;  // T of this rank
     int64_t topk = 0;
+
+    const TensorView& rows_of_probs() const { return prob_rows ? prob_rows : recv_rows; }
 };
 
 // Fills in the outputs of `args` that are absent, in their shapes, from allocate(dtype, {dims...}); all_ids,
@@ -55,6 +60,7 @@ inline DispatchPlan plan_of(const op::PlanDispatch& args, int64_t num_tokens) {
             .recv_source = args.recv_source,
             .send_tokens = args.send_tokens,
             .send_counts = args.send_counts,
+            .prob_rows = {},
             .num_local_experts = args.num_local_experts,
             .num_tokens = num_tokens,
             .topk = args.all_ids.dim(2)};

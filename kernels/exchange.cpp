@@ -35,6 +35,7 @@ void check_plan(const DispatchPlan& plan, int64_t ranks) {
     check_tensor(plan.recv_source, "recv_source", DType::i32, {ranks * slots});
     check_tensor(plan.send_tokens, "send_tokens", DType::i32, {ranks, slots});
     check_tensor(plan.send_counts, "send_counts", DType::i64, {ranks});
+    if (plan.prob_rows) check_tensor(plan.prob_rows, "prob_rows", DType::i32, {ranks * slots, plan.topk});
 }
 
 // Rows as they travel: plain, or FP8 codes with 1x128 scales.
@@ -148,8 +149,9 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
                       describe(args.row_prob));
         check_rows(args.row_prob, "row_prob", plan);
-        check_tensor(plan.all_probs, "all_probs", DType::f32,
-                     {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
+        if (plan.all_probs)  // read in order invariant
+            check_tensor(plan.all_probs, "all_probs", DType::f32,
+                         {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
     }
     FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
     check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});

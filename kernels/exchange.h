@@ -7,13 +7,13 @@
 // fans it out there: pure copies. Combine, order `rank`: every rank sums its rows of a token in fp32 in
 // ascending expert order, rounds to the row dtype, and the owner adds one row per rank in ascending rank
 // order in fp32. Over two levels (parallel.moe_token_dispatcher_type: hierarchical) a host's rank sums are
-// added in ascending rank order in fp32, rounded to the row dtype once where they cross to an owner on
-// another host, and the owner adds one sum per host in fp32, in ascending order of the hosts' lowest ranks,
-// its own host's unrounded: with one host, or one rank on each, the same bits. Order `invariant`: each
-// (token, k) row goes to the owner, which sums them in fp32 in ascending expert order: the same bits for
-// every number of ranks. Merging weights multiply each row by one fp32 fma as it is added: in order `rank` on
-// the rank that has the row, in order `invariant` on the owner, with its own probability of the (token, k),
-// which is the same float.
+// added in ascending rank order in fp32, every host's sum (its owner's host's too) is rounded to the row
+// dtype once, and the owner adds one sum per host in fp32, in ascending order of the hosts' lowest ranks:
+// with one rank on each host, where no sum is rounded twice, the same bits. Order `invariant`: each (token,
+// k) row goes to the owner, which sums them in fp32 in ascending expert order: the same bits for every number
+// of ranks. Merging weights multiply each row by one fp32 fma as it is added: in order `rank` on the rank
+// that has the row, in order `invariant` on the owner, with its own probability of the (token, k), which is
+// the same float.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -103,7 +103,9 @@ public:
     // dispatch, combine to host[0..2] (page-locked, Device::allocate_host), to be read after a wait for a
     // later event; where hosts are known, what crossed them to host[3]. Differences between two copies count,
     // since an exchange that counts on the device never resets its words; it overrides this with an
-    // asynchronous copy of them.
+    // asynchronous copy of them. An exchange made of others copies four words for each, at most
+    // kMostWireSets, which the reader adds up; words that nobody writes are zero before.
+    static constexpr int kWireWords = 4, kMostWireSets = 3;
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
         host[0] = static_cast<uint64_t>(wire_.routing);
         host[1] = static_cast<uint64_t>(wire_.dispatch);

@@ -5,6 +5,7 @@
 #include "kernels/comm/group_exchange.h"
 
 #include "kernels/comm/plan_messages.h"
+#include "kernels/core/error.h"
 
 #include <algorithm>
 #include <numeric>
@@ -113,7 +114,7 @@ TensorView GroupExchange::choice_rows(const TensorView& src, const DispatchPlan&
     const int64_t capacity = sizes.ranks * sizes.slots * std::min(sizes.topk, sizes.local_experts);
     const TensorView rows = scratch.tensor(src.dtype, {capacity, src.dim(1)}, "combine");
     const int64_t row_bytes = src.dim(1) * size_of(src.dtype), base = base_of(src);
-    for_each_choice(plan, rank(), [&](int64_t n, int64_t row) {
+    for_each_choice(plan, rank(), plan.recv_rows, [&](int64_t n, int64_t row) {
         uint8_t* to = rows.bytes_ptr() + n * row_bytes;
         if (row >= 0) {
             copy_bytes(to, src.bytes_ptr() + (base + row) * row_bytes, row_bytes);
@@ -143,7 +144,7 @@ void GroupExchange::return_dprobs(const Combine& args, const DispatchPlan& plan,
     const TensorView outbox = scratch.tensor(DType::f32, {num_sent}, "combine"),
                      inbox = scratch.tensor(DType::f32, {plan.num_tokens * sizes.topk}, "combine");
     const float* drow_prob = args.drow_prob.as<float>() + base_of(args.drow_prob);
-    for_each_choice(plan, rank(), [&](int64_t n, int64_t row) {
+    for_each_choice(plan, rank(), plan.rows_of_probs(), [&](int64_t n, int64_t row) {
         outbox.as<float>()[n] = row >= 0 ? drow_prob[row] : 0.0f;
     });
     const Parts send_parts = packed_parts(sent, sizeof(float)),
@@ -182,6 +183,7 @@ void GroupExchange::combine_rank_sums(const Combine& args, const DispatchPlan& p
 
 void GroupExchange::combine_choices(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                                     const Launch& launch) {
+    FP8FLOW_CHECK(!args.row_prob || plan.all_probs, "a plan without all_probs");
     const int64_t row_bytes = args.src.dim(1) * size_of(args.src.dtype);
     const TensorView sent = choice_rows(args.src, plan, scratch),
                      returned = scratch.tensor(args.src.dtype, {plan.num_tokens * plan.topk, args.src.dim(1)},

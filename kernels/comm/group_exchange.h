@@ -13,7 +13,7 @@
 
 namespace fp8flow {
 
-class GroupExchange : public Exchange {
+class GroupExchange final : public Exchange {
 public:
     // `ops` must work on host memory; both outlive the exchange.
     GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order);
@@ -45,28 +45,24 @@ protected:
     void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
                        const Launch& launch) override;
 
-    // Order `rank`: one row per (token, rank), the sum over its experts, to the owner, who adds them.
-    virtual void combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                                   const Launch& launch);
-    // What this rank sends back then: one sum per received row, in their order.
-    TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
+private:
+    ProcessGroup& group_of(Ranks ranks) const;  // of several ranks
     // Into this rank's part of all_ids and all_probs.
     void place_own_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs) const;
     void count_sent(double& leg, const std::vector<ProcessGroup::Part>& parts);  // by rank
-
-    ProcessGroup& group_;
-    Ops& ops_;
-    HostLayout hosts_;
-
-private:
-    ProcessGroup& group_of(Ranks ranks) const;  // of several ranks
+    void combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                           const Launch& launch);
+    TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
     void combine_choices(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);
     TensorView choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch);
     void add_returned_rows(const Combine& args, const DispatchPlan& plan, const TensorView& returned,
                            const std::vector<ProcessGroup::Part>& parts, const Launch& launch);
     void return_dprobs(const Combine& args, const DispatchPlan& plan, Arena& scratch);
 
+    ProcessGroup& group_;
+    Ops& ops_;
+    HostLayout hosts_;
     ProcessGroup* world_ = nullptr;
     ProcessGroup* expert_replicas_ = nullptr;
     CombineOrder order_;

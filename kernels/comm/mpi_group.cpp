@@ -67,7 +67,7 @@ public:
           tag_(tag) {}
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(members_.size()); }
-    std::unique_ptr<ProcessGroup> split(int color) override;
+    std::unique_ptr<ProcessGroup> split(int color, int order) override;
     std::vector<int> hosts() override;
 
     void duplicate_world();
@@ -178,19 +178,23 @@ void MpiGroup::transfer(const char* operation, const void* send, std::span<const
     wait(operation);
 }
 
-std::unique_ptr<ProcessGroup> MpiGroup::split(int color) {
+std::unique_ptr<ProcessGroup> MpiGroup::split(int color, int order) {
     struct Vote {
-        int color, next_tag;
+        Seat seat;
+        int next_tag;
     };
-    const Vote mine{color, world_->next_tag};
+    const Vote mine{{color, order}, world_->next_tag};
     std::vector<Vote> votes(members_.size());
     all_gather(&mine, sizeof mine, votes.data());
+    std::vector<Seat> seats;
+    int tag = 0;  // unused by all members; disjoint groups of one split may share it
+    for (const Vote& vote : votes) {
+        seats.push_back(vote.seat);
+        tag = std::max(tag, vote.next_tag);
+    }
     std::vector<int> members;
-    int rank = 0, tag = 0;
-    for (std::size_t r = 0; r < votes.size(); ++r) {
-        tag = std::max(
-            tag, votes[r].next_tag);  // unused by all members; disjoint groups of one split may share it
-        if (votes[r].color != color) continue;
+    int rank = 0;
+    for (const std::size_t r : members_of(color, seats)) {
         if (r == static_cast<std::size_t>(rank_)) rank = static_cast<int>(members.size());
         members.push_back(members_[r]);
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the exchanges in host memory share: messages whose sizes and order follow from a plan on both sides,
+// What kernels/comm shares of a plan: messages whose sizes and order follow from it on both sides,
 // and sums of rows. Private to kernels/comm.
 #pragma once
 
@@ -51,13 +51,14 @@ std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t rank);
 void sort_choices(const int32_t* ids, int64_t topk, std::vector<int64_t>& order);
 
 // Calls visit(n, row) for the n-th (token, expert) choice that `rank` hosts, in order (source rank,
-// token, expert); row is the M-row of that choice, -1 where an overflow cut it off (the step is then redone,
-// but counts must still agree).
-template <class Visit> void for_each_choice(const DispatchPlan& plan, int64_t rank, Visit visit) {
+// token, expert); row is that of the choice in `rows_of` (the plan's recv_rows, or its rows of
+// probabilities), -1 where an overflow cut it off (the step is then redone, but counts must still agree).
+template <class Visit>
+void for_each_choice(const DispatchPlan& plan, int64_t rank, const TensorView& rows_of, Visit visit) {
     const Sizes sizes(plan);
     const int32_t* ids = plan.all_ids.as<int32_t>();
     const int32_t* source = plan.recv_source.as<int32_t>();
-    const int32_t* rows = plan.recv_rows.as<int32_t>();
+    const int32_t* rows = rows_of.as<int32_t>();
     const int64_t received = plan.recv_offsets.as<int64_t>()[sizes.ranks];
     int64_t n = 0;
     for (int64_t i = 0; i < received; ++i) {

@@ -83,6 +83,15 @@ RoundLimits limits_of(std::size_t ranks, std::size_t element) {
 
 }  // namespace
 
+std::vector<std::size_t> ProcessGroup::members_of(int color, std::span<const Seat> seats) {
+    std::vector<std::size_t> members;
+    for (std::size_t r = 0; r < seats.size(); ++r)
+        if (seats[r].color == color) members.push_back(r);
+    std::stable_sort(members.begin(), members.end(),
+                     [&](std::size_t a, std::size_t b) { return seats[a].order < seats[b].order; });
+    return members;
+}
+
 void ProcessGroup::barrier() {
     std::vector<std::byte> sent(1), received(static_cast<std::size_t>(size()));
     transfer("barrier", sent.data(), equal_parts(size(), 0, 1), received.data(), equal_parts(size(), 1, 1));

@@ -40,8 +40,9 @@ public:
                     std::span<const Part> recv_parts);
     void broadcast(void* data, std::size_t bytes, int root);
     void broadcast(std::string& text, int root);  // of any length
-    // A new group of the ranks with the same color, ordered by rank.
-    virtual std::unique_ptr<ProcessGroup> split(int color) = 0;
+    // A new group of the ranks with the same color, in ascending order of `order`, equal ones by rank.
+    virtual std::unique_ptr<ProcessGroup> split(int color, int order) = 0;
+    std::unique_ptr<ProcessGroup> split(int color) { return split(color, 0); }
 
     // The host of every rank, by any number; for set-up. Collective over all ranks of the job.
     virtual std::vector<int> hosts() { return std::vector<int>(static_cast<std::size_t>(size()), 0); }
@@ -64,6 +65,12 @@ public:
 protected:
     explicit ProcessGroup(std::shared_ptr<std::string> activity) : activity_(std::move(activity)) {}
     const std::shared_ptr<std::string>& shared_activity() const { return activity_; }
+
+    // For split: what every rank of a group says, and the ranks of a color in their new order.
+    struct Seat {
+        int color = 0, order = 0;
+    };
+    static std::vector<std::size_t> members_of(int color, std::span<const Seat> seats);
 
     // The one operation of a transport: all_to_all under the name of the collective it is part of. Returns
     // when everything has arrived and `send` may be reused; throws Error(peer) past the deadline, and where a

@@ -60,6 +60,7 @@ DispatchPlan StagedExchange::host_plan(const DispatchPlan& plan, const Launch& l
     host.recv_source = copy_out(plan.recv_source, launch);
     host.send_tokens = copy_out(plan.send_tokens, launch);
     host.send_counts = copy_out(plan.send_counts, launch);
+    host.prob_rows = copy_out(plan.prob_rows, launch);
     return host;
 }
 
@@ -129,7 +130,7 @@ void StagedExchange::do_combine(const Combine& args, const DispatchPlan& plan, A
                  .row_prob = copy_out(args.row_prob, launch, rows),
                  .residual = copy_out(args.residual, launch),
                  .addend = copy_out(args.addend, launch),
-                 .drow_prob = copy_out(args.drow_prob, launch, rows),
+                 .drow_prob = copy_out(args.drow_prob, launch, plan.prob_rows ? -1 : rows),
                  .y = mirror(args.y),
                  .dprob = mirror(args.dprob)};
     host_->combine(host, host_plan(plan, launch), arena_);

@@ -2,7 +2,7 @@
 // StagedExchange: the exchange between ranks whose tensors live on a device, staged through host memory: rows
 // are copied out, exchanged by a reference exchange, and copied back. Correct on any number of GPUs and
 // nodes, and slow: every call synchronises with the host. It is the fallback of builds without NCCL where
-// GPUs cannot reach each other's memory, and two levels on GPUs.
+// GPUs cannot reach each other's memory.
 #pragma once
 
 #include "kernels/exchange.h"

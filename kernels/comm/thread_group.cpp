@@ -78,7 +78,7 @@ public:
     }
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(team_->members.size()); }
-    std::unique_ptr<ProcessGroup> split(int color) override;
+    std::unique_ptr<ProcessGroup> split(int color, int order) override;
     const std::shared_ptr<Job>& job() const { return team_->job; }
 
 protected:
@@ -178,15 +178,15 @@ void ThreadGroup::transfer(const char* operation, const void* send, std::span<co
     fail_here(operation, mismatch);
 }
 
-std::unique_ptr<ProcessGroup> ThreadGroup::split(int color) {
-    std::vector<int> colors(team_->members.size());
-    all_gather(&color, sizeof color, colors.data());
+std::unique_ptr<ProcessGroup> ThreadGroup::split(int color, int order) {
+    const Seat own{color, order};
+    std::vector<Seat> seats(team_->members.size());
+    all_gather(&own, sizeof own, seats.data());
+    const std::vector<std::size_t> ranks = members_of(color, seats);
+    const std::size_t leader = ranks[0];
     std::vector<int> members;
-    std::size_t leader = self_;
     int rank = 0;
-    for (std::size_t r = 0; r < colors.size(); ++r) {
-        if (colors[r] != color) continue;
-        if (members.empty()) leader = r;
+    for (const std::size_t r : ranks) {
         if (r == self_) rank = static_cast<int>(members.size());
         members.push_back(team_->members[r]);
     }

@@ -3,6 +3,7 @@
 // Callers need no CUDA header.
 #pragma once
 
+#include "kernels/comm/levels/level_plans.h"
 #include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
@@ -32,7 +33,8 @@ struct ExchangeGroups {
     ProcessGroup& world;
     ProcessGroup& expert_parallel;
     ProcessGroup& expert_replicas;
-    int job_rank = -1;  // names this rank in messages; -1: its rank in `world`
+    int job_rank = -1;      // names this rank in messages; -1: its rank in `world`
+    HostLayout hosts = {};  // of expert_parallel, to count what crosses them; default: one host
     int rank_of_job() const { return job_rank < 0 ? world.rank() : job_rank; }
 };
 
@@ -69,6 +71,8 @@ enum class MessageSizes { own, fixed };
 bool built_with_nccl();
 std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order,
                                              MessageSizes sizes, double deadline_seconds);
+// The plans of two levels of exchange (kernels/comm/levels), on the GPU, without a wait of the host.
+DeriveLevelPlans derive_level_plans;
 // Plain messages between the ranks' GPUs over NCCL. Collective, deadline and throws as above; `ops` and the
 // world outlive them.
 std::unique_ptr<Messages> make_nccl_messages(Ops& ops, ProcessGroup& world, double deadline_seconds);

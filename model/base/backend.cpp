@@ -4,7 +4,7 @@
 #include "model/base/backend.h"
 
 #include "kernels/comm/group_exchange.h"
-#include "kernels/comm/hierarchical_exchange.h"
+#include "kernels/comm/levels/hierarchical_exchange.h"
 #include "kernels/comm/split_exchange.h"
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/core/error.h"
@@ -184,55 +184,40 @@ SharingHosts sharing_hosts(const RankGroups& groups, const ParallelSpec& paralle
     return hosts;
 }
 
-// Of rows in host memory, two levels where they are configured and the group is on several hosts; sums over
-// the groups.
-std::unique_ptr<Exchange> make_host_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
-                                             const Config& config, const HostLayout& hosts) {
-    const CombineOrder order = config.moe.moe_combine_order;
-    const bool two_levels =
-        hosts.num_hosts() > 1 && config.parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
-    std::unique_ptr<GroupExchange> exchange;
-    if (two_levels)
-        exchange = std::make_unique<HierarchicalExchange>(sharing, ops, order, hosts);
-    else
-        exchange = std::make_unique<GroupExchange>(sharing, ops, order);
-    exchange->set_groups(*groups.world, *groups.expert_replicas);
-    exchange->set_hosts(hosts);
+std::unique_ptr<GroupExchange> make_group_exchange(const ExchangeGroups& ranks, Ops& ops,
+                                                   CombineOrder order) {
+    auto exchange = std::make_unique<GroupExchange>(ranks.expert_parallel, ops, order);
+    exchange->set_groups(ranks.world, ranks.expert_replicas);
+    exchange->set_hosts(ranks.hosts);
     return exchange;
 }
 
-// Which wire rows and sums take over two levels.
-std::string two_levels_note(const Config& config, const HostLayout& hosts) {
-    return fmt::format("rows once per (token, host) between {} hosts of {} rank{}, fanned out inside; {}",
+// Which way rows and sums take over two levels; how they travel between hosts and inside, where that is said.
+std::string two_levels_note(const Config& config, const HostLayout& hosts, const std::string& between = "",
+                            const std::string& inside = "") {
+    return fmt::format("rows once per (token, host) between {} hosts of {} rank{}{}, fanned out inside{}; {}",
                        hosts.num_hosts(), hosts.ranks(0).size(), hosts.ranks(0).size() == 1 ? "" : "s",
+                       between, inside,
                        config.moe.moe_combine_order == CombineOrder::rank
                            ? "sums inside a host first, then one row per (token, host)"
                            : "for sums one row per (token, expert), directly to its owner "
                              "(moe.moe_combine_order is invariant)");
 }
 
-std::unique_ptr<Exchange> make_staged_exchange(ProcessGroup& sharing, const RankGroups& groups, Ops& ops,
-                                               const Config& config, const HostLayout& hosts) {
-    auto host_ops = std::make_unique<ReferenceOps>();
-    auto host = make_host_exchange(sharing, groups, *host_ops, config, hosts);
-    return std::make_unique<StagedExchange>(ops.device(), std::move(host_ops), std::move(host));
-}
-
-std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, Ops& ops, const Config& config,
+std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, const ExchangeLimits& limits,
+                                             CombineOrder order, Ops& ops, const Config& config,
                                              std::string& way, std::string& why) {
     return by_first_mapping(
         config.parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
             way = name_of(mapping);
-            return hopper::make_peer_exchange(ops, ranks, exchange_limits(config),
-                                              config.moe.moe_combine_order,
+            return hopper::make_peer_exchange(ops, ranks, limits, order,
                                               config.parallel.peer_deadline_seconds, mapping, reason);
         });
 }
 
 // NCCL, else staged through host memory.
-ExchangeChoice make_message_exchange(const RankGroups& groups, const ExchangeGroups& ranks, Ops& ops,
+ExchangeChoice make_message_exchange(const ExchangeGroups& ranks, CombineOrder order, Ops& ops,
                                      const Config& config) {
-    const CombineOrder order = config.moe.moe_combine_order;
     if (hopper::built_with_nccl()) {
         const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration;
         const auto sizes = captured ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
@@ -240,8 +225,17 @@ ExchangeChoice make_message_exchange(const RankGroups& groups, const ExchangeGro
                 captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
                          : "NCCL send and receive"};
     }
-    return {make_staged_exchange(ranks.expert_parallel, groups, ops, config, {}),
+    auto host_ops = std::make_unique<ReferenceOps>();
+    auto host = make_group_exchange(ranks, *host_ops, order);
+    return {std::make_unique<StagedExchange>(ops.device(), std::move(host_ops), std::move(host)),
             "staged through host memory, slow (built without NCCL)"};
+}
+
+// True where each rank of the job says so.
+bool on_all_ranks(ProcessGroup& world, bool here) {
+    int64_t without = here ? 0 : 1;
+    world.all_reduce_max(std::span<int64_t>(&without, 1));
+    return without == 0;
 }
 
 // Peer memory inside each group of ranks that share the experts, messages for the sums over all. Nothing, on
@@ -249,16 +243,15 @@ ExchangeChoice make_message_exchange(const RankGroups& groups, const ExchangeGro
 ExchangeChoice make_split_exchange(const RankGroups& groups, Ops& ops, const Config& config,
                                    std::string& why) {
     ProcessGroup& sharing = *groups.expert_parallel;
+    const CombineOrder order = config.moe.moe_combine_order;
     std::string way = "on each GPU";
     std::unique_ptr<Exchange> rows =
-        sharing.size() == 1 ? hopper::make_local_exchange(ops, config.moe.moe_combine_order)
-                            : make_peer_exchange({sharing, sharing, *groups.alone, groups.world->rank()}, ops,
-                                                 config, way, why);
-    int64_t without = rows ? 0 : 1;
-    groups.world->all_reduce_max(std::span<int64_t>(&without, 1));
-    if (without != 0) return {};
+        sharing.size() == 1 ? hopper::make_local_exchange(ops, order)
+                            : make_peer_exchange({sharing, sharing, *groups.alone, groups.world->rank()},
+                                                 exchange_limits(config), order, ops, config, way, why);
+    if (!on_all_ranks(*groups.world, rows != nullptr)) return {};
     ExchangeChoice sums =
-        make_message_exchange(groups, {*groups.world, *groups.alone, *groups.expert_replicas}, ops, config);
+        make_message_exchange({*groups.world, *groups.alone, *groups.expert_replicas}, order, ops, config);
     return {std::make_unique<SplitExchange>(std::move(rows), std::move(sums.exchange)),
             fmt::format(
                 "exchange: rows {}, sums over {} hosts by {}",
@@ -271,13 +264,15 @@ ExchangeChoice make_split_exchange(const RankGroups& groups, Ops& ops, const Con
 // Peer memory, at least in each group of ranks that share the experts, else messages; `why` collects the
 // reasons.
 ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                                 const Config& config) {
-    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas};
+                                 const Config& config, const HostLayout& hosts) {
+    const ExchangeGroups ranks{*groups.world, *groups.expert_parallel, *groups.expert_replicas,
+                               groups.world->rank(), hosts};
+    const CombineOrder order = config.moe.moe_combine_order;
     std::string why, way;
     if (config.parallel.moe_token_dispatcher_type == TokenDispatcher::alltoall) {
         why = "parallel.moe_token_dispatcher_type is alltoall";
     } else if (on_one_host(choice, config.parallel)) {
-        if (auto exchange = make_peer_exchange(ranks, ops, config, way, why))
+        if (auto exchange = make_peer_exchange(ranks, exchange_limits(config), order, ops, config, way, why))
             return {std::move(exchange),
                     fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
     } else if (!shares_within_hosts(config.parallel)) {
@@ -287,9 +282,47 @@ ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& 
             return split;
         why = "ranks on several hosts" + (why.empty() ? "" : ": " + why);
     }
-    ExchangeChoice messages = make_message_exchange(groups, ranks, ops, config);
+    ExchangeChoice messages = make_message_exchange(ranks, order, ops, config);
     messages.note = fmt::format("exchange: {} ({})", messages.note, why);
     return messages;
+}
+
+// Messages over the rails, and inside each host peer memory, or messages where one of the hosts has none.
+ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config& config,
+                               const HostLayout& hosts) {
+    const CombineOrder order = config.moe.moe_combine_order;
+    ProcessGroup& sharing = *groups.expert_parallel;
+    const int job_rank = groups.world->rank();
+    HierarchicalExchange::Parts parts{make_level_groups(sharing, hosts), {}, {}, {}};
+    ProcessGroup &rail = *parts.groups.rail, &inside = *parts.groups.inside;
+
+    ExchangeChoice between = make_message_exchange(
+        {rail, rail, *groups.alone, job_rank, HostLayout::consecutive(0, hosts.num_hosts(), 1)},
+        CombineOrder::rank, ops, config);
+    parts.rail = std::move(between.exchange);
+
+    const ExchangeGroups on_host{inside, inside, *groups.alone, job_rank};
+    ExchangeLimits limits = exchange_limits(config);
+    limits.tokens_per_rank *= hosts.num_hosts();
+    std::string way, why, inside_note;
+    if (inside.size() == 1) {
+        parts.inside = hopper::make_local_exchange(ops, CombineOrder::rank);
+    } else {
+        parts.inside = make_peer_exchange(on_host, limits, CombineOrder::rank, ops, config, way, why);
+        inside_note = fmt::format(" over peer memory ({})", way);
+        if (!on_all_ranks(*groups.world, parts.inside != nullptr)) {
+            ExchangeChoice messages = make_message_exchange(on_host, CombineOrder::rank, ops, config);
+            parts.inside = std::move(messages.exchange);
+            inside_note = fmt::format(" by {} ({})", messages.note, why);
+        }
+    }
+    parts.flat = make_message_exchange({*groups.world, sharing, *groups.expert_replicas, job_rank, hosts},
+                                       order, ops, config)
+                     .exchange;
+    return {std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts),
+                                                   hopper::derive_level_plans),
+            fmt::format("exchange: {}",
+                        two_levels_note(config, hosts, fmt::format(" by {}", between.note), inside_note))};
 }
 
 }  // namespace
@@ -301,20 +334,21 @@ ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& grou
     const ParallelSpec& parallel = config.parallel;
     const auto [hosts, spanned] = sharing_hosts(groups, parallel);
     const bool two_levels = spanned && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
-    if (choice.kind == BackendKind::hopper) {
-        if (!two_levels) return make_gpu_exchange(choice, groups, ops, config);
-        return {
-            make_staged_exchange(*groups.expert_parallel, groups, ops, config, hosts),
-            fmt::format("exchange: staged through host memory, slow ({})", two_levels_note(config, hosts))};
-    }
-    auto exchange = make_host_exchange(*groups.expert_parallel, groups, ops, config, hosts);
+    if (choice.kind == BackendKind::hopper)
+        return two_levels ? make_gpu_levels(groups, ops, config, hosts)
+                          : make_gpu_exchange(choice, groups, ops, config, hosts);
+    const CombineOrder order = config.moe.moe_combine_order;
     if (two_levels)
-        return {std::move(exchange),
+        return {make_host_levels(*groups.expert_parallel, *groups.world, *groups.expert_replicas, ops, order,
+                                 hosts),
                 fmt::format("exchange: messages between processes (the reference backend): {}",
                             two_levels_note(config, hosts))};
+    auto exchange = make_group_exchange(
+        {*groups.world, *groups.expert_parallel, *groups.expert_replicas, -1, hosts}, ops, order);
     if (parallel.hosts > 1 && shares_within_hosts(parallel))
-        return {std::make_unique<SplitExchange>(std::move(exchange),
-                                                make_host_exchange(*groups.alone, groups, ops, config, {})),
+        return {std::make_unique<SplitExchange>(
+                    std::move(exchange),
+                    make_group_exchange({*groups.world, *groups.alone, *groups.expert_replicas}, ops, order)),
                 "exchange: messages between processes (the reference backend), sums apart"};
     return {std::move(exchange),
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};

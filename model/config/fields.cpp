@@ -326,7 +326,7 @@ void add_parallel(std::vector<ConfigField>& fields) {
         s, "moe_token_dispatcher_type", AT(parallel.moe_token_dispatcher_type),
         {"alltoall", "flex", "hierarchical"},
         "GPUs: NCCL send and receive; rows written directly to peer memory over NVLink; or two levels: "
-        "a row crosses to another host once and is fanned out there, on GPUs staged through host memory"));
+        "a row crosses to another host once and is fanned out there, over peer memory on GPUs"));
     fields.push_back(choice(s, "moe_flex_dispatcher_backend", AT(parallel.moe_flex_dispatcher_backend),
                             {"nvlink", "cuda_ipc", "nccl_window"},
                             "how flex maps peers' memory; nvlink: the first of the others that works"));

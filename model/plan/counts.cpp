@@ -159,10 +159,11 @@ struct WireRows {
         double all = 0, between_hosts = 0;
     };
     Sent routing, rows, choices;
+    Sent values;  // of choices, with the sums of combine order `rank`
 };
 
 // Over two levels a row goes once to each other host, and inside a host from the source's rail to the ranks
-// that are not on it.
+// that are not on it; the values of choices take the same way back.
 WireRows wire_rows(const MoeSpec& moe, const ParallelSpec& parallel) {
     const int64_t ep = parallel.expert_model_parallel_size;
     const bool spread =
@@ -172,11 +173,12 @@ WireRows wire_rows(const MoeSpec& moe, const ParallelSpec& parallel) {
     const double each = expected_distinct_ranks(moe, ep);
     WireRows sent{.routing = {static_cast<double>(ep - 1), static_cast<double>(ep - on_host)},
                   .rows = {others(ep) * each, others(hosts) * each},
-                  .choices = {others(ep), others(hosts)}};
+                  .choices = {others(ep), others(hosts)},
+                  .values = {others(ep), others(hosts)}};
     if (spread && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical) {
-        sent.routing.between_hosts = static_cast<double>(hosts - 1);
         sent.rows.between_hosts = others(hosts) * expected_distinct_ranks(moe, hosts);
         sent.rows.all = sent.rows.between_hosts + others(on_host) * each;
+        sent.values.all = sent.values.between_hosts + others(on_host);
     }
     return sent;
 }
@@ -209,7 +211,7 @@ std::vector<WireItem> wire_bytes(const Config& config) {
             leg("dispatch", tokens, dispatched, 1, again ? 2 : 1, rows.rows),
             sums ? leg("combine", tokens, 2 * hidden, 1, 1, rows.rows)
                  : leg("combine", copies, 2 * hidden, 1, 1, rows.choices),
-            leg("prob gradients", copies, 4, 0, 1, rows.choices)};
+            leg("prob gradients", copies, 4, 0, 1, sums ? rows.values : rows.choices)};
 }
 
 }  // namespace fp8flow::plan

@@ -175,8 +175,9 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
     if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
         out += fmt::format(
             "Experts on several hosts: {}. 'step, per host' assumes\none row for each (token, host), fanned "
-            "out over NVLink; moe_token_dispatcher_type hierarchical sends it, on GPUs staged\nthrough host "
-            "memory, slower. {:.0f} GB/s of network a GPU are assumed, nothing there is measured.\n",
+            "out over NVLink, as moe_token_dispatcher_type hierarchical sends it. {:.0f} GB/s of\nnetwork a "
+            "GPU "
+            "are assumed, nothing there is measured.\n",
             crossing_of(choices.front().config) == Crossing::per_rank
                 ? "the program sends one row for each (token, rank) through NCCL"
                 : "'step ms' too is per host",
@@ -219,9 +220,8 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     out += fmt::format(" of them wire {} ms\n", step_text(c.time.wire));
     if (c.per_host)
         out += fmt::format(
-            "  with one row for each (token, host), fanned out over NVLink, not staged through host memory "
-            "as "
-            "hierarchical is: step {} ms; {:.0f} GB/s of network a GPU assumed\n",
+            "  with one row for each (token, host), fanned out over NVLink (hierarchical): step {} ms; "
+            "{:.0f} GB/s of network a GPU assumed\n",
             step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
     if (c.fit.fits())
         return out + fmt::format("  fits: {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),

@@ -11,8 +11,8 @@
 namespace fp8flow::predict {
 
 // How rows cross hosts. per_rank: flex and alltoall, one row for each (token, rank) through NCCL, the host
-// stopping twice. per_host: hierarchical, one row for each (token, host), as if NVLink fanned it out; on GPUs
-// it is staged through host memory today, which takes longer.
+// stopping twice. per_host: hierarchical, one row for each (token, host), which NVLink fans out; the plans of
+// two levels and the copies between them are not counted.
 enum class Crossing : uint8_t { per_rank, per_host };
 Crossing crossing_of(const Config& config);
 

@@ -37,7 +37,10 @@ void StepRecord::end(const Words& words, Exchange& exchange, const Launch& launc
 
 WireBytes StepRecord::wire() const {
     const auto sent = [this](int leg) {
-        return static_cast<double>(head()->wire_after[leg] - head()->wire_before[leg]);
+        uint64_t bytes = 0;
+        for (int word = leg; word < Head::kWire; word += Exchange::kWireWords)
+            bytes += head()->wire_after[word] - head()->wire_before[word];
+        return static_cast<double>(bytes);
     };
     return {.routing = sent(0), .dispatch = sent(1), .combine = sent(2), .between_hosts = sent(3)};
 }

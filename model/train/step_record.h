@@ -42,7 +42,9 @@ private:
     struct Head {
         int32_t status;
         float sums[2], grad_norm;
-        uint64_t wire_before[4], wire_after[4];  // Exchange::copy_wire_counters
+        // Exchange::copy_wire_counters
+        static constexpr int kWire = Exchange::kMostWireSets * Exchange::kWireWords;
+        uint64_t wire_before[kWire], wire_after[kWire];
     };
     Head* head() const { return memory_.at<Head>(0); }
 

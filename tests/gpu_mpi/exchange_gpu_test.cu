@@ -26,12 +26,14 @@ constexpr Wire kWires[] = {Wire::fp8, Wire::fp8_free_scales, Wire::plain};
 class GpuExchange : public testing::TestWithParam<Kind> {
 protected:
     // Skips, on all ranks alike, where this exchange cannot run: NCCL in builds without it, or with fewer
-    // GPUs than ranks; windows where NCCL makes none. Peer memory between the processes of one host has to
-    // work.
+    // GPUs than ranks; windows where NCCL makes none; two levels for three ranks. Peer memory between the
+    // processes of one host has to work.
     void SetUp() override {
+        if (has_two_levels(GetParam()) && ranks() % 2 != 0) GTEST_SKIP() << "two hosts of as many ranks";
         const Rig& rig = job->rig(GetParam(), CombineOrder::rank, ranks());
         if (rig.exchange) return;
-        if (GetParam() != Kind::staged && GetParam() != Kind::peer) GTEST_SKIP() << rig.reason;
+        if (GetParam() != Kind::staged && GetParam() != Kind::peer && GetParam() != Kind::levels)
+            GTEST_SKIP() << rig.reason;
         FAIL() << rig.reason;
     }
 
@@ -40,9 +42,8 @@ protected:
     Rig& rig(CombineOrder order, int expert_ranks = ranks()) {
         return job->rig(GetParam(), order, expert_ranks);
     }
-    void check(ExchangeCase c, int expert_ranks = ranks()) {
-        c.fixed_messages = GetParam() == Kind::nccl_fixed;
-        check_exchange(*rig(c.order, expert_ranks).on_device, unused_, c);
+    void check(const ExchangeCase& c, int expert_ranks = ranks()) {
+        check_exchange(*rig(c.order, expert_ranks).on_device, unused_, of_kind(GetParam(), c));
     }
 
 private:
@@ -211,12 +212,12 @@ TEST_P(GpuExchange, ReceivedRowsAreThoseOfTheReference) {
 TEST_P(GpuExchange, OverflowedPlan) {
     for (CombineOrder order : kOrders)
         for (Wire wire : {Wire::plain, Wire::fp8}) {
-            const ExchangeCase c{.tokens = on_every_rank(ranks(), 40),
-                                 .topk = 4,
-                                 .experts = 4 * ranks(),
-                                 .wire = wire,
-                                 .order = order,
-                                 .seed = 10};
+            const ExchangeCase c = of_kind(GetParam(), {.tokens = on_every_rank(ranks(), 40),
+                                                        .topk = 4,
+                                                        .experts = 4 * ranks(),
+                                                        .wire = wire,
+                                                        .order = order,
+                                                        .seed = 10});
             const Routing routing = make_routing(c);
             const PlanFixture cut(routing, rank(), 16, rank() == 0 ? 32 : -1);
             EXPECT_EQ(cut.overflow(0), rank() == 0 ? 1 : 0);
@@ -231,21 +232,23 @@ TEST_P(GpuExchange, OverflowedPlan) {
             HostTensor src(c.dtype, {capacity, c.hidden}), drow_prob(DType::f32, {capacity});
             fill_normal(src, 5);
             fill_normal(drow_prob, 6);
-            ExchangeRank reference(*rig(order).expert_parallel, order);
+            ReferenceOps host;
+            Arena scratch(host.device(), "scratch", true);
+            const auto reference = make_reference_exchange(*rig(order).expert_parallel, host, c);
             const auto run = [&](Exchange& exchange) {
                 HostScaled dst(wire == Wire::plain ? c.dtype : DType::e4m3, {capacity, c.hidden},
                                wire == Wire::plain ? ScaleLayout::none : ScaleLayout::vec128);
                 HostTensor y(c.dtype, {40, c.hidden}), dprob(DType::f32, {40, 4});
-                exchange.dispatch(layer.wire_rows(1, rank()), plan, dst, reference.scratch);
+                exchange.dispatch(layer.wire_rows(1, rank()), plan, dst, scratch);
                 exchange.combine({.src = src, .residual = {}, .drow_prob = drow_prob, .y = y, .dprob = dprob},
-                                 plan, reference.scratch);
+                                 plan, scratch);
                 std::vector<uint8_t> bytes;
                 for (const TensorView& view : {dst.data.view(), dst.scales.view(), y.view(), dprob.view()})
                     if (view.bytes() > 0)
                         bytes.insert(bytes.end(), view.bytes_ptr(), view.bytes_ptr() + view.bytes());
                 return bytes;
             };
-            EXPECT_TRUE(run(*rig(order).on_device) == run(reference.exchange)) << c.text();
+            EXPECT_TRUE(run(*rig(order).on_device) == run(*reference)) << c.text();
         }
 }
 
@@ -346,14 +349,16 @@ public:
         : device_(device), layer_(c, group.rank()) {
         DeviceTensors tensors(device, arena);
         plan_ = tensors.put(layer_.plan());
-        ExchangeRank reference(group, c.order);
+        ReferenceOps host;
+        Arena scratch(host.device(), "scratch", true);
+        const auto reference = make_reference_exchange(group, host, c);
         for (int leg = 0; leg < kLegs; ++leg) {
             const auto stream = static_cast<uint64_t>(1 + 2 * leg);
             Data& data = data_[leg];
             const HostScaled rows = layer_.wire_rows(stream, group.rank()), dst = layer_.rows_tensor();
             data.rows = tensors.put(rows);
             data.dst = tensors.put(dst);
-            reference.exchange.dispatch(rows, layer_.plan(), dst, reference.scratch);
+            reference->dispatch(rows, layer_.plan(), dst, scratch);
             data.want_dst = tensors.put(dst);
 
             const ExchangeLayer::CombineInputs in = layer_.combine_inputs(stream + 1);
@@ -364,9 +369,9 @@ public:
                          .drow_prob = tensors.put(in.drow_prob),
                          .y = tensors.put(y),
                          .dprob = tensors.put(dprob)};
-            reference.exchange.combine(
+            reference->combine(
                 {.src = in.src, .residual = in.residual, .drow_prob = in.drow_prob, .y = y, .dprob = dprob},
-                layer_.plan(), reference.scratch);
+                layer_.plan(), scratch);
             data.want_y = tensors.put(y);
             data.want_dprob = tensors.put(dprob);
         }
@@ -447,6 +452,7 @@ struct ResidentLayers {
         : arena(job->ops().device(), "copies"), scratch(job->ops().device(), "scratch", true) {
         uint64_t seed = 40;
         for (ExchangeCase& c : cases) {
+            c = of_kind(rig.kind, c);
             c.order = order;
             c.seed = seed++;
             layers.push_back(
@@ -555,7 +561,7 @@ TEST_P(GpuExchange, SmallCombinesInARow) {
 
 // Both legs, captured once as a graph: epochs are counted on the device.
 TEST_P(GpuExchange, ReplaysAsAGraph) {
-    if (GetParam() != Kind::peer && GetParam() != Kind::nccl_fixed)
+    if (GetParam() != Kind::peer && !has_fixed_messages(GetParam()))
         GTEST_SKIP() << "the host takes part in the others";
     constexpr int kReplays = 20;
     Rig& rig = this->rig(CombineOrder::rank);
@@ -639,7 +645,8 @@ TEST_P(GpuExchange, ALateRankIsWaitedFor) {
 
 TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
     if (ranks() == 1) GTEST_SKIP() << "one rank has no peers";
-    if (GetParam() == Kind::nccl_fixed) GTEST_SKIP() << "the watchdog finds it";
+    if (has_fixed_messages(GetParam())) GTEST_SKIP() << "the watchdog finds it";
+    if (GetParam() == Kind::levels && ranks() > 2) GTEST_SKIP() << "a rank may name one that waits itself";
     constexpr double kDeadline = 4.5;  // no digit of it is the lost rank's number
     for (const bool in_combine : {false, true}) {
         job->world().barrier();
@@ -673,7 +680,8 @@ TEST_P(GpuExchange, ALostRankIsNamedWithinTheDeadline) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, GpuExchange,
-                         testing::Values(Kind::staged, Kind::nccl, Kind::nccl_fixed, Kind::peer),
+                         testing::Values(Kind::staged, Kind::nccl, Kind::nccl_fixed, Kind::peer, Kind::levels,
+                                         Kind::levels_fixed),
                          [](const auto& info) { return name_of(info.param); });
 
 // The kernels are those of Kind::peer; only the mapping of addresses differs.

@@ -140,31 +140,36 @@ TEST(Golden, HostsChangeNoBit) {
             }
 }
 
-// Two levels, staged through host memory: with combine order invariant, and with order rank where each GPU is
-// a host, the bits of one level.
+// Two levels, NCCL between hosts and peer memory inside: with combine order invariant, and with order rank
+// where each GPU is a host, the bits of one level, in graphs too.
 TEST(Golden, TwoLevelsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank shares its experts with nobody";
     if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     for (const char* recipe : {"bf16", "fp8_flow"})
-        for (const char* variant : {"standard", "invariant"})
+        for (const std::string order : {"standard", "invariant"})
             for (const int hosts : {2, world->size()}) {
-                if (variant == std::string("standard") && hosts != world->size()) continue;
+                if (order == "standard" && hosts != world->size()) continue;
                 golden::Case c{.recipe = recipe,
                                .expert_ranks = world->size(),
                                .ranks = world->size(),
                                .micro_batches = 2,
-                               .variant = variant};
+                               .variant = order};
                 const golden::Hashes one = golden::run_case(c, *world, backend);
                 c.dispatcher = "hierarchical";
                 c.hosts = hosts;
-                std::string note;
-                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, &note), one), "")
-                    << c.name() << " on " << hosts << " hosts";
-                EXPECT_NE(note.find("staged through host memory, slow (rows once per (token, host)"),
-                          std::string::npos)
-                    << note;
+                std::vector<std::string> variants = {order};
+                if (hopper::built_with_nccl())
+                    variants.push_back(order == "standard" ? "graph" : "graph_invariant");
+                for (const std::string& variant : variants) {
+                    c.variant = variant;
+                    std::string note;
+                    EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, &note), one), "")
+                        << c.name() << " on " << hosts << " hosts";
+                    EXPECT_NE(note.find("rows once per (token, host) between"), std::string::npos) << note;
+                    EXPECT_EQ(note.find("peer memory") != std::string::npos, hosts != world->size()) << note;
+                }
             }
 }
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
-#include "kernels/comm/hierarchical_exchange.h"
+#include "kernels/comm/levels/hierarchical_exchange.h"
 #include "kernels/comm/staged_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
@@ -157,10 +157,9 @@ public:
         EXPECT_TRUE(same_bytes(all_ids, routing_.ids)) << c_.text();
         EXPECT_TRUE(same_bytes(all_probs, routing_.probs)) << c_.text();
         EXPECT_TRUE(all_ids.guards_intact() && all_probs.guards_intact());
-        // one part of the routing for each other rank, over one level to all of them, over two to the rail
+        // one part of the routing for each other rank
         int64_t elsewhere = 0;
-        for (int64_t g = 0; g < c_.ranks(); ++g)
-            elsewhere += crosses(g) && (c_.levels == Levels::one || c_.place(g) == c_.place(rank_));
+        for (int64_t g = 0; g < c_.ranks(); ++g) elsewhere += crosses(g);
         const int64_t part = c_.slots() * c_.topk * 8;
         const WireBytes now = exchange.wire_bytes();
         EXPECT_EQ(now.routing - before.routing, static_cast<double>((c_.ranks() - 1) * part));
@@ -261,8 +260,9 @@ public:
         EXPECT_TRUE(y.guards_intact() && dprob.guards_intact());
 
         if (c_.fixed_messages) return y;
-        const Sent choices = choices_returned();
-        const Sent rows = c_.order == CombineOrder::rank ? sums_returned() : choices;
+        const bool by_rank = c_.order == CombineOrder::rank;
+        const Sent choices = by_rank ? values_returned() : choices_returned();
+        const Sent rows = by_rank ? sums_returned() : choices;
         const int64_t row_bytes = c_.hidden * size_of(c_.dtype);
         const WireBytes now = exchange.wire_bytes();
         EXPECT_EQ(now.combine - before.combine,
@@ -383,7 +383,22 @@ private:
             }
         return sent;
     }
-    Sent choices_returned() const {  // directly to the owner, over one level and two
+    // Gradients of probabilities, in order `rank`: with the sums.
+    Sent values_returned() const {
+        if (c_.levels == Levels::one) return choices_returned();
+        Sent sent;
+        for (int64_t g = 0; g < c_.ranks(); ++g)
+            for (int64_t t = 0; t < tokens_of(g); ++t) {
+                if (c_.place(g) != c_.place(rank_)) {
+                    sent.add(num_choices(g, t, rank_), false);
+                } else if (crosses(g)) {
+                    for (int64_t r = 0; r < c_.ranks(); ++r)
+                        sent.add(crosses(r) ? 0 : num_choices(g, t, r), true);
+                }
+            }
+        return sent;
+    }
+    Sent choices_returned() const {  // directly to the owner
         Sent sent;
         for (int64_t g = 0; g < c_.ranks(); ++g)
             for (int64_t t = 0; t < tokens_of(g); ++t)
@@ -445,7 +460,7 @@ private:
                 float of_host = 0.0f;
                 for (int64_t rank = 0; rank < c_.ranks(); ++rank)
                     if (c_.host(rank) == host) of_host += rank_sum(rank);
-                total += host == c_.host(rank_) ? of_host : round(of_host);
+                total += round(of_host);
             }
         }
         return total + residual;
@@ -468,13 +483,19 @@ struct ExchangeRank {
 };
 
 // Over the levels and hosts of the case.
-inline std::unique_ptr<GroupExchange> make_reference_exchange(ProcessGroup& group, Ops& ops,
-                                                              const ExchangeCase& c) {
+inline std::unique_ptr<Exchange> make_reference_exchange(ProcessGroup& group, ProcessGroup& world,
+                                                         ProcessGroup& expert_replicas, Ops& ops,
+                                                         const ExchangeCase& c) {
     const HostLayout hosts(c.host_of);
-    if (c.levels == Levels::two) return std::make_unique<HierarchicalExchange>(group, ops, c.order, hosts);
+    if (c.levels == Levels::two) return make_host_levels(group, world, expert_replicas, ops, c.order, hosts);
     auto exchange = std::make_unique<GroupExchange>(group, ops, c.order);
+    exchange->set_groups(world, expert_replicas);
     exchange->set_hosts(hosts);
     return exchange;
+}
+inline std::unique_ptr<Exchange> make_reference_exchange(ProcessGroup& group, Ops& ops,
+                                                         const ExchangeCase& c) {
+    return make_reference_exchange(group, group, group, ops, c);
 }
 
 // Its rows staged through host memory.
@@ -482,8 +503,7 @@ inline std::unique_ptr<Exchange> make_staged_exchange(ProcessGroup& group, Proce
                                                       ProcessGroup& expert_replicas, Device& device,
                                                       const ExchangeCase& c) {
     auto host_ops = std::make_unique<ReferenceOps>();
-    auto host = make_reference_exchange(group, *host_ops, c);
-    host->set_groups(world, expert_replicas);
+    auto host = make_reference_exchange(group, world, expert_replicas, *host_ops, c);
     return std::make_unique<StagedExchange>(device, std::move(host_ops), std::move(host));
 }
 

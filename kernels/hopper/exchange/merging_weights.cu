@@ -2,6 +2,7 @@
 // Merging weights in ascending expert order: the order in which an owner adds the rows of a token.
 #include "kernels/hopper/exchange/merging_weights.h"
 
+#include "kernels/core/error.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper {
@@ -41,6 +42,7 @@ __global__ __launch_bounds__(kThreads) void weights_kernel(const int32_t* ids, c
 
 TensorView weights_in_expert_order(const DispatchPlan& plan, int64_t rank, Arena& scratch,
                                    const Launch& launch) {
+    FP8FLOW_CHECK(plan.all_probs, "a plan without all_probs");
     const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), topk = plan.topk,
                   values = plan.num_tokens * topk, own = rank * slots * topk;
     const TensorView weights = scratch.tensor(DType::f32, {plan.num_tokens, topk}, "combine");

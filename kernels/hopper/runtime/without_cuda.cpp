@@ -44,5 +44,8 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops&, const ExchangeGroups&, const 
                                              double, PeerMapping, std::string&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
+void derive_level_plans(const DispatchPlan&, const LevelMap&, const LevelPlans&, Arena&, const Launch&) {
+    fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
+}
 
 }  // namespace fp8flow::hopper

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The exchange of a job of one rank, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the
+// The exchange of one rank alone, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the
 // residual (one kernel where rows are BF16), with the roundings of the ordering contract
 // (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
 #include "kernels/core/error.h"
@@ -57,7 +57,7 @@ protected:
         device.copy(all_probs.data, probs.data, static_cast<std::size_t>(probs.bytes()), launch.stream);
     }
 
-    // Every token has an expert here, so received row t is token t.
+    // Tokens without an expert here come last (two levels), so received row t is token t.
     void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
                      const Launch& launch) override {
         const op::PermutePad moves{.src = rows,
@@ -111,8 +111,8 @@ protected:
         if (!args.dprob || tokens == 0) return;
         launch_pdl(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,
                    launch, "returning the gradients of the probabilities", plan.all_ids.as<int32_t>(),
-                   plan.recv_rows.as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(), tokens,
-                   plan.topk);
+                   plan.rows_of_probs().as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(),
+                   tokens, plan.topk);
     }
 
     void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank

@@ -43,11 +43,11 @@ public:
     NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, MessageSizes sizes,
                  double deadline_seconds)
         : ops_(ops), groups_(groups), order_(order), sizes_(sizes) {
-        const int world_rank = groups.world.rank();
+        const int own_rank = groups.rank_of_job();
         const auto comm_of = [&](ProcessGroup& group) {
             if (group.size() == 1) return std::shared_ptr<NcclComm>();
             if (world_ != nullptr && group.size() == world_->size()) return world_;
-            return std::make_shared<NcclComm>(group, world_rank, deadline_seconds);
+            return std::make_shared<NcclComm>(group, own_rank, deadline_seconds);
         };
         world_ = comm_of(groups.world);
         expert_parallel_ = comm_of(groups.expert_parallel);
@@ -98,13 +98,16 @@ private:
     void wait(NcclComm* comm, const char* operation, const Launch& launch) {
         if (comm != nullptr && sizes_ == MessageSizes::own) comm->wait(operation, stream_of(launch));
     }
-    // Sends consecutive segments by rank from `sent` to `returned`; this rank's own is copied. Returns the
-    // bytes sent to others.
-    double return_segments(const char* operation, const TensorView& sent, const std::vector<int64_t>& sends,
-                           const TensorView& returned, const std::vector<int64_t>& receives,
-                           int64_t item_bytes, const Launch& launch);
+    // Sends consecutive segments of a combine by rank from `sent` to `returned`; this rank's own is copied.
+    void return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
+                         const TensorView& returned, const std::vector<int64_t>& receives, int64_t item_bytes,
+                         const Launch& launch);
     void add_returned_dprob(const Combine& args, const DispatchPlan& plan, const Positions& positions,
                             const Counts& counts, Arena& scratch, const Launch& launch);
+    void count_sent(double& leg, int to, int64_t bytes) {
+        leg += static_cast<double>(bytes);
+        if (!groups_.hosts.same_host(to, rank())) wire_.between_hosts += static_cast<double>(bytes);
+    }
     void copy(void* to, const void* from, int64_t bytes, const Launch& launch) {
         ops_.device().copy(to, from, static_cast<std::size_t>(bytes), launch.stream);
     }
@@ -152,7 +155,8 @@ void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
     device.fill(own_ids + present, 0xFF, static_cast<std::size_t>(own - present), launch.stream);  // -1
     copy(own_probs, probs.data, present, launch);
     device.fill(own_probs + present, 0, static_cast<std::size_t>(own - present), launch.stream);
-    wire_.routing += static_cast<double>(size() - 1) * 2.0 * static_cast<double>(own);
+    for (int r = 0; r < size(); ++r)
+        if (r != rank()) count_sent(wire_.routing, r, 2 * own);
     if (expert_parallel_ == nullptr) return;
     expert_parallel_->all_gather("gather_routing", all_ids.data, own, stream_of(launch));
     expert_parallel_->all_gather("gather_routing", all_probs.data, own, stream_of(launch));
@@ -202,7 +206,7 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
             if (r != rank()) {
                 sends.push_back({out.bytes_ptr() + sent, out_bytes, r});
                 receives.push_back({in.bytes_ptr() + arrived, in_bytes, r});
-                wire_.dispatch += static_cast<double>(out_bytes);
+                count_sent(wire_.dispatch, r, out_bytes);
             }
             sent += out_bytes;
             arrived += in_bytes;
@@ -222,14 +226,12 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
     close(received.scales, arrived_scales);
 }
 
-double NcclExchange::return_segments(const char* operation, const TensorView& sent,
-                                     const std::vector<int64_t>& sends, const TensorView& returned,
-                                     const std::vector<int64_t>& receives, int64_t item_bytes,
-                                     const Launch& launch) {
+void NcclExchange::return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
+                                   const TensorView& returned, const std::vector<int64_t>& receives,
+                                   int64_t item_bytes, const Launch& launch) {
     std::vector<NcclComm::Send> out;
     std::vector<NcclComm::Receive> in;
     int64_t from = 0, to = 0;
-    double bytes = 0;
     for (int r = 0; r < size(); ++r) {
         const auto peer = static_cast<std::size_t>(r);
         const int64_t out_bytes = sends[peer] * item_bytes, in_bytes = receives[peer] * item_bytes;
@@ -238,13 +240,12 @@ double NcclExchange::return_segments(const char* operation, const TensorView& se
         } else {
             out.push_back({sent.bytes_ptr() + from, out_bytes, r});
             in.push_back({returned.bytes_ptr() + to, in_bytes, r});
-            bytes += static_cast<double>(out_bytes);
+            count_sent(wire_.combine, r, out_bytes);
         }
         from += out_bytes;
         to += in_bytes;
     }
-    if (expert_parallel_ != nullptr) expert_parallel_->send_receive(operation, out, in, stream_of(launch));
-    return bytes;
+    if (expert_parallel_ != nullptr) expert_parallel_->send_receive("combine", out, in, stream_of(launch));
 }
 
 void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
@@ -279,7 +280,7 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         sent = spread;
     }
     const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
-    wire_.combine += return_segments("combine", sent, sends, returned, receives, row_bytes, launch);
+    return_segments(sent, sends, returned, receives, row_bytes, launch);
     TensorView weights;
     if (args.row_prob && !by_rank) weights = weights_in_expert_order(plan, rank(), scratch, launch);
     add_returned({.returned = returned,
@@ -300,8 +301,7 @@ void NcclExchange::add_returned_dprob(const Combine& args, const DispatchPlan& p
                      returned = scratch.tensor(DType::f32, {sum_of(counts.choices_returned)}, "combine");
     const int64_t choices = plan.topk * stride(plan);
     pack_choice_values(args.drow_prob, plan, positions, sent, choices, launch);
-    wire_.combine += return_segments("combine", sent, counts.choices_sent, returned, counts.choices_returned,
-                                     sizeof(float), launch);
+    return_segments(sent, counts.choices_sent, returned, counts.choices_returned, sizeof(float), launch);
     place_choice_values(returned, plan, positions, rank(), choices, args.dprob, launch);
 }
 

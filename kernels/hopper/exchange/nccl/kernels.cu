@@ -266,11 +266,11 @@ __global__ __launch_bounds__(kThreads) void pack_values_kernel(const ChoiceArgs 
     }
 }
 
-ChoiceArgs choice_args(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
-                       const TensorView& out, int64_t row_bytes, int64_t stride) {
+ChoiceArgs choice_args(const TensorView& src, const TensorView& rows, const DispatchPlan& plan,
+                       const Positions& positions, const TensorView& out, int64_t row_bytes, int64_t stride) {
     return {.src = device_view(src),
             .out = out.bytes_ptr(),
-            .recv_rows = plan.recv_rows.as<int32_t>(),
+            .recv_rows = rows.as<int32_t>(),
             .first_choice = positions.first_choice.as<int32_t>(),
             .recv_offsets = plan.recv_offsets.as<int64_t>(),
             .ranks = static_cast<int>(plan.all_ids.dim(0)),
@@ -478,7 +478,7 @@ void move_rows(const MoveRows& args, const DispatchPlan& plan, int64_t rank, con
 void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positions& positions,
                   const TensorView& out, int64_t stride, const Launch& launch) {
     const int64_t row_bytes = src.cols() * size_of(src.dtype);
-    const ChoiceArgs args = choice_args(src, plan, positions, out, row_bytes, stride);
+    const ChoiceArgs args = choice_args(src, plan.recv_rows, plan, positions, out, row_bytes, stride);
     pack_choices_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0,
                           stream_of(launch)>>>(args);
     check_launch("packing the rows of choices");
@@ -486,8 +486,8 @@ void pack_choices(const TensorView& src, const DispatchPlan& plan, const Positio
 
 void pack_choice_values(const TensorView& values, const DispatchPlan& plan, const Positions& positions,
                         const TensorView& out, int64_t stride, const Launch& launch) {
-    const ChoiceArgs args =
-        choice_args(values, plan, positions, out, static_cast<int64_t>(sizeof(float)), stride);
+    const ChoiceArgs args = choice_args(values, plan.rows_of_probs(), plan, positions, out,
+                                        static_cast<int64_t>(sizeof(float)), stride);
     pack_values_kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kThreads), launch), kThreads, 0,
                          stream_of(launch)>>>(args);
     check_launch("packing the values of choices");

@@ -343,8 +343,10 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const cudaStream_t stream = stream_of(launch);
     const int64_t received = size() * slots, tokens = plan.num_tokens;
     if (args.dprob) {
+        CombineArgs probs = kernel_args;
+        probs.recv_rows = plan.rows_of_probs().as<int32_t>();
         push_probs_kernel<<<peer_grid(ceil_div(received * topk, kWarpSize), launch), kPeerThreads, 0,
-                            stream>>>(kernel_args);
+                            stream>>>(probs);
         check_launch("returning the gradients of the probabilities");
     }
     if (by_rank && fast && !args.row_prob) {

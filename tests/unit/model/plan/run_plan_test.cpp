@@ -266,7 +266,9 @@ TEST(RunPlan, WireBytesBetweenHosts) {
     EXPECT_DOUBLE_EQ(two["dispatch"].forward, row * (hosts / 2 + ranks * 3 / 4));
     EXPECT_DOUBLE_EQ(two["dispatch"].between_hosts, 2 * row * hosts / 2);
     EXPECT_DOUBLE_EQ(two["combine"].between_hosts, two["dispatch"].between_hosts);
-    EXPECT_DOUBLE_EQ(two["routing"].between_hosts, 1.0 * 4096 * 8 * 8);
+    EXPECT_EQ(two["routing"].between_hosts, flat["routing"].between_hosts);
+    EXPECT_DOUBLE_EQ(two["prob gradients"].between_hosts, flat["prob gradients"].between_hosts);
+    EXPECT_DOUBLE_EQ(two["prob gradients"].backward, 4096.0 * 8 * 4 * (0.5 + 0.75));
     EXPECT_EQ(two["routing"].forward, flat["routing"].forward);
     config.moe.moe_combine_order = CombineOrder::invariant;
     EXPECT_DOUBLE_EQ(legs()["combine"].between_hosts, 2 * row * 8 / 2);

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: MIT
+// Two levels: a call of one level becomes one over the rail and one inside the host, with plans derived for
+// each call. Received rows end in the order of one level, so what follows has its bits.
+#include "kernels/comm/levels/hierarchical_exchange.h"
+
+#include "kernels/comm/group_exchange.h"
+#include "kernels/core/error.h"
+
+#include <utility>
+
+namespace fp8flow {
+
+LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts) {
+    FP8FLOW_CHECK(hosts.num_ranks() == group.size(), "hosts of {} ranks for {}", hosts.num_ranks(),
+                  group.size());
+    require(hosts.even(), ExitCode::usage,
+            "parallel.moe_token_dispatcher_type: hierarchical needs as many ranks of a group that shares the "
+            "experts on each of its hosts, but of {} ranks {} are on the host of rank 0, {} hosts in all; "
+            "choose parallel.expert_model_parallel_size, or flex or alltoall",
+            group.size(), hosts.ranks(0).size(), hosts.num_hosts());
+    const int host = hosts.host(group.rank());
+    return {.rail = group.split(hosts.place(group.rank()), host), .inside = group.split(host)};
+}
+
+HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
+                                           DeriveLevelPlans& derive)
+    : ops_(ops),
+      order_(order),
+      parts_(std::move(parts)),
+      tables_(ops.device(), "levels of exchange"),
+      map_(make_level_map(hosts, parts_.flat->rank(), ops.device(), tables_)),
+      derive_(derive) {
+    FP8FLOW_CHECK(parts_.rail->size() == map_.hosts && parts_.rail->rank() == map_.host &&
+                      parts_.inside->size() == map_.places && parts_.inside->rank() == map_.place,
+                  "rank {} of {} on the rail, {} of {} inside, for {} hosts of {}", parts_.rail->rank(),
+                  parts_.rail->size(), parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
+}
+
+void HierarchicalExchange::check_peers() {
+    parts_.flat->check_peers();
+    parts_.rail->check_peers();
+    parts_.inside->check_peers();
+}
+
+void HierarchicalExchange::require_capturable() const {
+    parts_.flat->require_capturable();
+    parts_.rail->require_capturable();
+    parts_.inside->require_capturable();
+}
+
+WireBytes HierarchicalExchange::wire_bytes() const {
+    WireBytes sum;
+    for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside}) {
+        const WireBytes sent = (*part)->wire_bytes();
+        sum.routing += sent.routing;
+        sum.dispatch += sent.dispatch;
+        sum.combine += sent.combine;
+        sum.between_hosts += sent.between_hosts;
+    }
+    return sum;
+}
+
+void HierarchicalExchange::copy_wire_counters(uint64_t* host, const Launch& launch) {
+    for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside}) {
+        (*part)->copy_wire_counters(host, launch);
+        host += kWireWords;
+    }
+}
+
+void HierarchicalExchange::reset_counts() {
+    Exchange::reset_counts();
+    parts_.flat->reset_counts();
+    parts_.rail->reset_counts();
+    parts_.inside->reset_counts();
+}
+
+void HierarchicalExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
+                                             const TensorView& all_ids, const TensorView& all_probs,
+                                             const Launch& launch) {
+    parts_.flat->gather_routing(ids, probs, all_ids, all_probs, launch);
+}
+
+LevelPlans HierarchicalExchange::plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
+    const LevelPlans levels = allocate_level_plans(plan, map_, scratch);
+    ArenaScope scope(scratch);
+    derive_(plan, map_, levels, scratch, launch);
+    return levels;
+}
+
+ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const LevelPlans& levels,
+                                               Arena& scratch, const Launch& launch) {
+    const int64_t most = levels.inside.num_tokens;
+    ScaledTensor landed{.data = scratch.tensor(rows.data.dtype, {most, rows.data.dim(1)}, "dispatch"),
+                        .scales = {},
+                        .layout = rows.layout};
+    if (rows.scales)
+        landed.scales = scratch.tensor(rows.scales.dtype, {most, rows.scales.dim(1)}, "dispatch");
+    parts_.rail->dispatch_rows(rows, levels.rail, landed, scratch, launch);
+    return landed;
+}
+
+void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan,
+                                       const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
+    ArenaScope scope(scratch);
+    const LevelPlans levels = plans_of(plan, scratch, launch);
+    parts_.inside->dispatch(cross_hosts(rows, levels, scratch, launch), levels.inside, dst, scratch, launch);
+}
+
+// Inside the host rows arrive in order (place, host, token); values and scales are then put in order (rank,
+// token), as plain rows.
+void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                            const ScaledTensor& received, Arena& scratch,
+                                            const Launch& launch) {
+    ArenaScope scope(scratch);
+    const LevelPlans levels = plans_of(plan, scratch, launch);
+    const ScaledTensor landed = cross_hosts(rows, levels, scratch, launch);
+    const auto like = [&](const TensorView& view) {
+        return view ? scratch.tensor(view.dtype, {view.dim(0), view.dim(1)}, "dispatch") : view;
+    };
+    const ScaledTensor arrived{
+        .data = like(received.data), .scales = like(received.scales), .layout = received.layout};
+    parts_.inside->dispatch_rows(landed, levels.inside, arrived, scratch, launch);
+    const auto reorder = [&](const TensorView& from, const TensorView& to) {
+        if (from)
+            ops_.permute_pad({.src = {.data = from, .scales = {}},
+                              .row_source = levels.arrival,
+                              .groups = levels.received,
+                              .dst = {.data = to, .scales = {}}},
+                             launch);
+    };
+    reorder(arrived.data, received.data);
+    reorder(arrived.scales, received.scales);
+}
+
+void HierarchicalExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                                      const Launch& launch) {
+    if (order_ == CombineOrder::invariant) return parts_.flat->combine(args, plan, scratch, launch);
+    ArenaScope scope(scratch);
+    const LevelPlans levels = plans_of(plan, scratch, launch);
+    const int64_t most = levels.inside.num_tokens;
+    const TensorView sums = scratch.tensor(args.src.dtype, {most, args.src.dim(1)}, "combine");
+    TensorView probs;
+    if (args.dprob) probs = scratch.tensor(DType::f32, {most, plan.topk}, "combine");
+    parts_.inside->combine(
+        {.src = args.src, .row_prob = args.row_prob, .drow_prob = args.drow_prob, .y = sums, .dprob = probs},
+        levels.inside, scratch, launch);
+    parts_.rail->combine({.src = sums,
+                          .residual = args.residual,
+                          .addend = args.addend,
+                          .drow_prob = probs ? probs.reshape({most * plan.topk}) : probs,
+                          .y = args.y,
+                          .dprob = args.dprob},
+                         levels.rail, scratch, launch);
+}
+
+void HierarchicalExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
+                                         const Launch& launch) {
+    parts_.flat->all_reduce(reduce, ranks, values, launch);
+}
+
+void HierarchicalExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                             const Launch& launch) {
+    parts_.flat->reduce_scatter(ranks, values, shares, launch);
+}
+
+void HierarchicalExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                         const Launch& launch) {
+    parts_.flat->all_gather(ranks, values, shares, launch);
+}
+
+std::unique_ptr<Exchange> make_host_levels(ProcessGroup& group, ProcessGroup& world,
+                                           ProcessGroup& expert_replicas, Ops& ops, CombineOrder order,
+                                           const HostLayout& hosts) {
+    HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
+    auto flat = std::make_unique<GroupExchange>(group, ops, order);
+    flat->set_groups(world, expert_replicas);
+    flat->set_hosts(hosts);
+    auto rail = std::make_unique<GroupExchange>(*parts.groups.rail, ops, CombineOrder::rank);
+    rail->set_hosts(HostLayout::consecutive(0, hosts.num_hosts(), 1));
+    parts.flat = std::move(flat);
+    parts.rail = std::move(rail);
+    parts.inside = std::make_unique<GroupExchange>(*parts.groups.inside, ops, CombineOrder::rank);
+    return std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts), derive_level_plans);
+}
+
+}  // namespace fp8flow

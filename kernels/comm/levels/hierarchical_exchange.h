@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+// HierarchicalExchange: two levels of exchange, for expert-parallel groups on several hosts with as many
+// ranks each, made of exchanges of one level. A rank's row crosses to another host once, over the rail: the
+// ranks with its place, one on every host. There it goes on, inside the host, to every rank that has one of
+// the token's experts. Sums and the gradients of probabilities go the same way back: inside the host first,
+// then one row per (token, host) over the rail. Orders of sums: kernels/exchange.h. With combine order
+// `invariant` each (token, k) row goes directly to the owner, over the exchange of the whole group, which
+// also gathers the routing and reduces: one row each crosses hosts by any way, and by the rail it would take
+// a second message inside the host. Where its memory is and how rows travel is up to the three exchanges.
+#pragma once
+
+#include "kernels/comm/levels/level_plans.h"
+#include "kernels/comm/process_group.h"
+#include "kernels/exchange.h"
+
+#include <memory>
+
+namespace fp8flow {
+
+// The two groups that a rank is in: its rail, in the order of hosts, and its host.
+struct LevelGroups {
+    std::unique_ptr<ProcessGroup> rail, inside;
+};
+// Collective over `group`. Throws Error(usage) where its hosts have different numbers of its ranks.
+LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts);
+
+class HierarchicalExchange final : public Exchange {
+public:
+    // rail and inside: of these groups, combine order `rank`, for N * S tokens a rank inside. flat: of the
+    // whole group, in the order of this exchange. Their tensors are where those of `ops` are.
+    struct Parts {
+        LevelGroups groups;
+        std::unique_ptr<Exchange> flat, rail, inside;
+    };
+    HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
+                         DeriveLevelPlans& derive);
+    int rank() const override { return parts_.flat->rank(); }
+    int size() const override { return parts_.flat->size(); }
+    int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
+    int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
+    void check_peers() override;
+    void require_capturable() const override;
+    WireBytes wire_bytes() const override;
+    void copy_wire_counters(uint64_t* host, const Launch& launch) override;
+    void reset_counts() override;
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override;
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                     Arena& scratch, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
+                          Arena& scratch, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
+                    const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
+
+private:
+    LevelPlans plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch);
+    // The rows that land here over the rail.
+    ScaledTensor cross_hosts(const ScaledTensor& rows, const LevelPlans& levels, Arena& scratch,
+                             const Launch& launch);
+
+    Ops& ops_;
+    CombineOrder order_;
+    Parts parts_;
+    Arena tables_;  // of the map
+    LevelMap map_;
+    DeriveLevelPlans& derive_;
+};
+
+// In host memory: `ops` work on it, and all groups outlive the exchange. Collective over `group`.
+std::unique_ptr<Exchange> make_host_levels(ProcessGroup& group, ProcessGroup& world,
+                                           ProcessGroup& expert_replicas, Ops& ops, CombineOrder order,
+                                           const HostLayout& hosts);
+
+}  // namespace fp8flow
