@@ -33,8 +33,9 @@ struct LevelPlans {
     // Their recv_rows are their own numbers: combine sends back row i of its source as it is; prob_rows:
     // value i * K + k of choice k. No row_source: for dispatch_rows and combine.
     DispatchPlan rail;
-    // Tokens: landed rows, N * S at most; the others choose nobody. Rank p: place p of this host. Received
-    // rows: those of the plan of one level, in order (place, host, token); they feed the same M-rows.
+    // Tokens: landed rows, N * S at most; the others choose nobody, and nobody reads their sums. Rank p:
+    // place p of this host. Received rows: those of the plan of one level, in order (place, host, token);
+    // they feed the same M-rows.
     DispatchPlan inside;
     TensorView arrival;  // [G * S] i32: by received row of the plan of one level, its number in `inside`
     RowGroups received;  // one group of that many rows, for a permutation of them
@@ -46,8 +47,8 @@ struct LevelPlans {
 // Uninitialised. Neither plan has all_probs, which combine order `rank` does not read.
 LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, Arena& scratch);
 
-// Fills in the plans of two levels from that of one, which begins at its row base. `scratch` for what it
-// needs meanwhile.
+// Fills in the plans of two levels from that of one, whose row_source begins at its row base. `scratch`: for
+// what it needs meanwhile.
 using DeriveLevelPlans = void(const DispatchPlan& plan, const LevelMap& map, const LevelPlans& levels,
                               Arena& scratch, const Launch& launch);
 // In host memory, by loops.

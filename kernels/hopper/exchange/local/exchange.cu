@@ -57,7 +57,8 @@ protected:
         device.copy(all_probs.data, probs.data, static_cast<std::size_t>(probs.bytes()), launch.stream);
     }
 
-    // Tokens without an expert here come last (two levels), so received row t is token t.
+    // Tokens without an expert here come last (two levels), so received row t is token t. Their rows of a
+    // combine stay unwritten where one kernel sums all: nobody reads them.
     void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
                      const Launch& launch) override {
         const op::PermutePad moves{.src = rows,

@@ -3,9 +3,7 @@
 // through staging boxes in shared memory and TMA; sums of the squares of what is stored.
 #pragma once
 
-#include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"

@@ -10,7 +10,7 @@
 //   kLoadBytes<kOperand>            that arrive at the barrier of a stage
 //   steps(tile)                     stages of a tile that has any
 //   descriptor(stage)               of the operand of a stage, for wgmma
-//   load(multicast, from, output, full, to)   issues the copies of an operand, from index `output` on
+//   load(how, from, output, full, to)   issues the copies of an operand, from index `output` on
 //   load_scales<kOperand>(p, from, output, full, scales, at)   and of its scales
 //
 // Warps of the producer warpgroup: one thread for A and the tile ring, one for the B of each consumer
