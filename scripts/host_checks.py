@@ -28,6 +28,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 from jobs import ROOT, commit, descendants, machine
@@ -145,8 +146,8 @@ class Results:
         return 0 if test.name in self.skipped else max(0, repeats - self.runs.get(test.name, 0))
 
 
-def run_queue(queue, jobs, budget, results):
-    """Runs tests side by side, as many as have a core each, in about this order, until the budget ends."""
+def run_queue(queue, jobs, budget, results, scratch):
+    """Runs tests side by side, as many as have a core each, in about this order, until the budget ends. scratch: a folder for their jobs."""
     queue, running, started = list(queue), [], 0
     while queue or running:
         for item in list(running):
@@ -169,8 +170,12 @@ def run_queue(queue, jobs, budget, results):
             started += 1
             log = f"{results.logs}/{test.name}_{started}.log"
             with open(log, "w") as output:
+                # jobs that share Open MPI's session folder can take it from under one another
+                sessions = os.path.join(scratch, str(started))
+                os.mkdir(sessions)
+                environment = dict(os.environ, OMPI_MCA_orte_tmpdir_base=sessions, **test.environment)
                 process = subprocess.Popen(test.command, cwd=test.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-                                           env=dict(os.environ, **test.environment))
+                                           env=environment)
             running.append((test, process, log, time.monotonic()))
             queue.remove(test)
         time.sleep(0.02)
@@ -265,7 +270,8 @@ def run_check(check, options, budget):
     os.makedirs(logs, exist_ok=True)
     results = Results(logs, before)
     queue = [test for turn in range(repeats) for test in tests if turn < results.left(test, repeats)]
-    run_queue(queue, options.jobs, budget, results)
+    with tempfile.TemporaryDirectory(prefix="fp8flow", ignore_cleanup_errors=True) as scratch:
+        run_queue(queue, options.jobs, budget, results, scratch)
     missing = {test.name: results.left(test, repeats) for test in tests if results.left(test, repeats) > 0}
     entry = {"check": check, "commit": options.commit, "date": datetime.date.today().isoformat(),
              "machine": " and ".join(dict.fromkeys([*filter(None, before["machine"].split(" and ")), machine()])),

@@ -28,6 +28,8 @@ constexpr double kLongestStop = 30;  // of steps of milliseconds, on a busy mach
 
 class Stop : public testing::Test {
 protected:
+    // What a shell starts in its background ignores SIGINT, and so would the runs below.
+    void SetUp() override { ::signal(SIGINT, SIG_DFL); }
     static Texts train(int ranks, const std::string& out, int64_t iterations, const Texts& more = {}) {
         Texts line = {"train",     config_file("test"),
                       "--backend", "reference",

@@ -11,6 +11,8 @@
 #include <chrono>
 #include <filesystem>
 #include <set>
+#include <string>
+#include <thread>
 
 namespace fp8flow {
 namespace {
@@ -28,6 +30,18 @@ std::set<std::string> shared_files() {
 }
 // Of jobs before these, all of whose ranks were killed in their first second, perhaps.
 const std::set<std::string> kLeftBefore = shared_files();
+
+// Those of jobs beside these go with their jobs.
+void expect_nothing_left() {
+    std::set<std::string> left = shared_files();
+    for (const std::string& name : kLeftBefore) left.erase(name);
+    const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+    while (!left.empty() && std::chrono::steady_clock::now() < until) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        std::erase_if(left, [](const std::string& name) { return !std::filesystem::exists(name); });
+    }
+    EXPECT_EQ(left, std::set<std::string>{});
+}
 
 // mpirun of a short run with a preloaded fault.
 std::vector<std::string> faulty(int ranks, const std::vector<std::string>& environment,
@@ -78,7 +92,7 @@ void lose(int ranks, int victim, int signal, const std::string& call,
     const std::vector<std::string> errors = error_lines(result.err);
     ASSERT_EQ(errors.size(), 1u) << result.err;
     expect_contains(errors[0], "rank " + std::to_string(victim) + " (process");
-    EXPECT_EQ(shared_files(), kLeftBefore);
+    expect_nothing_left();
 }
 
 TEST(Watchdog, StoppedRankIsNamedAtEveryStage) {
@@ -116,7 +130,7 @@ TEST(Watchdog, SlowExportIsWaitedFor) {
     EXPECT_EQ(result.status, 0) << result.err;
     EXPECT_GT(std::chrono::steady_clock::now() - started, std::chrono::duration<double>(1.5 * kDeadline));
     EXPECT_TRUE(std::filesystem::exists(folder.path("out") + "/hf/config.json"));
-    EXPECT_EQ(shared_files(), kLeftBefore);
+    expect_nothing_left();
 }
 
 TEST(Watchdog, RankThatNeverReachesMainIsNamed) {
@@ -129,7 +143,7 @@ TEST(Watchdog, RankThatNeverReachesMainIsNamed) {
     EXPECT_EQ(result.status, static_cast<int>(ExitCode::peer)) << result.err;
     ASSERT_EQ(error_lines(result.err).size(), 1u) << result.err;
     expect_contains(result.err, "number 1 of this host: it has not reached main");
-    EXPECT_EQ(shared_files(), kLeftBefore);
+    expect_nothing_left();
 }
 
 }  // namespace
