@@ -758,6 +758,7 @@ WHAT = {
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
     "bench_exchange_h200_x8.txt": "the same as the program prints it",
+    "bench_kernels_in_parts_h200.json": "norm, weight, plan and router kernels before and after their functions were split, alternating on one GPU",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
     "bench_model_h200.json": "every operation of four whole models at its shape",
     "compare_torch_families.txt": "MoE layers of every family that --hf-config reads, against transformers' blocks in float64",
