@@ -155,7 +155,8 @@ run_check() {
                 ;;
             *)
                 result=failed
-                detail=$(first_match 'Failure|[Ee]rror:|Invalid|Uninitialized|Barrier|hazard' "$log")
+                detail=$(first_match 'exception with description|Signal: ' "$log")
+                detail=${detail:-$(first_match 'Failure|[Ee]rror:|Invalid|Uninitialized|Barrier|hazard' "$log")}
                 detail="exit status $status: ${detail:-$(last_match . "$log")}"
                 ;;
         esac

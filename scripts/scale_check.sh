@@ -129,7 +129,7 @@ if [[ -z $rehearsal ]]; then
     add --gpus "$gpus" --limit 200 --detail 'written|failed' 'train twice, validate' "$root/scripts/gpu_check.sh" \
         --only "^(train|train twice|validate) on $gpus\$" "$out/gpu_check"
     for test in exchange checkpoint; do
-        add --gpus "$gpus" --limit 240 --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
+        add --gpus "$gpus" --limit $((gpus == 8 ? 500 : 240)) --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
     done
 fi
 

@@ -40,15 +40,17 @@ TEST(CheckQueue, RowsSayWhatHappened) {
     const auto rows = rows_of(R"sh(
 add_check --detail two "two lines" printf 'one\ntwo \\ "2"\nthree\n'
 add_check "fails" bash -c 'echo "a.cu:12: Failure"; echo 1 FAILED TEST; exit 1'
+add_check "throws" bash -c 'echo "unknown file: Failure"; echo "C++ exception with description no room"; exit 1'
 add_check "skips" bash -c 'echo skipped: no device; exit 77'
 add_check "tool" bash -c 'echo Device not supported; exit 1'
 add_check --limit 1 "late" sleep 20
 add_check --patience 1 "slow tool" sleep 20
 )sh");
-    ASSERT_EQ(rows.size(), 6u);
+    ASSERT_EQ(rows.size(), 7u);
     const std::vector<std::pair<std::string, std::string>> wanted = {
         {"passed", "two  2"},
         {"failed", "exit status 1: a.cu:12: Failure"},
+        {"failed", "exit status 1: C++ exception with description no room"},
         {"not run", "skipped: no device"},
         {"not run", "Device not supported"},
         {"failed", "stopped after 1 s"},
