@@ -118,8 +118,8 @@ public:
     // A diagnosis, for what the rows' way costs: while `ops` is set, dispatch moves no rows, and combine
     // gives residual + addend, or zeros. Routing, plans and reductions are as ever. Null: rows move again.
     void skip_rows(Ops* ops) { without_rows_ = ops; }
-    // Told of every step from now on and of its bytes sent, 0 where the device counts them
-    // (copy_wire_counters); null: no observer.
+    // Told of every step from now on and of its bytes sent, 0 where the device or the exchanges that this one
+    // is made of count them (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:

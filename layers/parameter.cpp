@@ -82,10 +82,13 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     else if (here)
         allocate_whole(p);
     const WeightFormat& format = spec.format;
-    if (format.plain)
-        p.plain = spec.plain_dtype == DType::f32 && !p.is_sharded() && here
-                      ? p.master
-                      : shaped(spec, spec.plain_dtype, "copies", arena_of_plain_copy(p));
+    if (format.plain && spec.plain_dtype == DType::f32 && !p.is_sharded() && here) {
+        p.plain = p.master;
+    } else if (format.plain) {
+        Arena& arena = arena_of_plain_copy(p);
+        p.plain = shaped(spec, spec.plain_dtype, "copies", arena);
+        p.plain_chunk = arena.mark().chunk;
+    }
     if (format.fp8_layout != ScaleLayout::none) {
         FP8FLOW_CHECK(spec.rank == 3, "{} has rank {}", spec.name, spec.rank);
         const int64_t e = spec.shape[0], n = spec.shape[1], k = spec.shape[2];

@@ -84,6 +84,7 @@ struct Parameter {
     int64_t source_stride = 0;   // elements from the gradient of one source to that of the next
     TensorView squares;          // of main_grad, expert parameters: kernels/ops/squares.h; f64
     TensorView plain;            // working copy in the activation dtype; may be the master itself
+    size_t plain_chunk = 0;      // of memory, that it is in: of a shard, those of a kind lie together
     ScaledTensor fprop, dgrad;
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
@@ -174,7 +175,7 @@ private:
     void allocate_whole(Parameter& parameter);
     void allocate_shard(Parameter& parameter);
     void allocate_squares();
-    // Of a sharded parameter's plain copy: expert or dense, and dtype. Those of a kind lie together.
+    // Of a sharded parameter's plain copy: expert or dense, and dtype.
     using CopyKind = std::pair<bool, DType>;
     static CopyKind kind_of_copy(const ParameterSpec& spec) { return {spec.expert, spec.plain_dtype}; }
     Arena& arena_of_plain_copy(const Parameter& parameter);

@@ -106,21 +106,19 @@ void ParameterStore::gather_master(Exchange& exchange, const Parameter& p, const
 
 namespace {
 
-// Plain copies of one kind and dtype that lie one after the other, as one tensor: what a gather costs is its
-// waits, and there is one for all of them.
+// Plain copies of one kind and dtype in one chunk of memory, as one tensor: a gather costs its waits, and so
+// there are fewer. All ranks have the same copies in a chunk, at the same places.
 struct Run {
     Ranks ranks = Ranks::world;
-    TensorView values;  // [N], padding between the copies included
+    size_t chunk = 0;
+    TensorView values;  // [N], what lies between the copies included
     Shares shares;
 
-    bool goes_on_with(const Parameter& p) const {
-        const auto* const end = static_cast<const uint8_t*>(values.data) + values.bytes();
-        const auto* const next = static_cast<const uint8_t*>(p.plain.data);
-        return values && next >= end && next - end < Arena::kAlignment;
-    }
+    bool goes_on_with(const Parameter& p) const { return values && p.plain_chunk == chunk; }
     void add(const Parameter& p) {
         if (!values)
-            *this = {p.ranks(), make_view(p.plain.data, p.plain.dtype, {0}), Shares(p.shares.size())};
+            *this = {p.ranks(), p.plain_chunk, make_view(p.plain.data, p.plain.dtype, {0}),
+                     Shares(p.shares.size())};
         const int64_t begin = (p.plain.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
         values = make_view(values.data, values.dtype, {begin + p.numel()});
         for (size_t r = 0; r < shares.size(); ++r) {

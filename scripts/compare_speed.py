@@ -30,7 +30,11 @@ def bench(program, arguments, folder):
         print(f"{shlex.join(command)}: exit status {done.returncode}\n{done.stderr.strip()}", file=sys.stderr)
         sys.exit(done.returncode if done.returncode > 0 else 70)
     with open(os.path.join(folder, "bench.json")) as file:
-        return {f"{row['op']} {row['shape']}": row for row in json.load(file)}
+        rows = {f"{row['op']} {row['shape']}": row for row in json.load(file)}
+    if not rows:
+        print(f"{shlex.join(command)}: measured nothing", file=sys.stderr)
+        sys.exit(70)
+    return rows
 
 
 def compared(turns, most):
@@ -90,6 +94,9 @@ def main():
         print(f"{min(after) / min(before):9.3f}  {' '.join(f'{us:.2f}' for us in before):>20}  {' '.join(f'{us:.2f}' for us in after):>20}  "
               f"{name} {'' if regime == 'burst' else regime}{'  SLOWER' if slower else ''}")
     count = sum(row[4] for row in rows)
+    alone = set(report["runs"][0]["rows"]) ^ set(report["runs"][1]["rows"])
+    if alone:
+        print(f"{len(alone)} rows are of one program alone")
     print(f"{len(rows)} rows, {count} slower than {options.most} x and than the old turns differ")
     return 1 if count else 0
 

@@ -10,6 +10,7 @@
 namespace fp8flow {
 
 namespace {
+constexpr std::size_t kAlignment = 256;
 constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 }  // namespace
 
@@ -28,8 +29,7 @@ void Arena::release() {
 }
 
 void* Arena::allocate(std::size_t bytes, const char* category) {
-    constexpr auto kUnit = static_cast<std::size_t>(kAlignment);
-    bytes = std::max((bytes + kUnit - 1) / kUnit * kUnit, kUnit);
+    bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
     while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
         ++chunk_;
         used_ = 0;

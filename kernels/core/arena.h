@@ -21,9 +21,8 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    static constexpr int64_t kAlignment = 256;  // bytes
-    // Aligned, uninitialised; one after the other but for where a chunk ends. `category` groups bytes in
-    // reports ("norm", "fc1", ...); a string literal.
+    // 256-byte aligned, uninitialised, one after the other but for where a chunk ends. `category` groups
+    // bytes in reports ("norm", "fc1", ...); a string literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
                      const char* category, int64_t groups = 0);

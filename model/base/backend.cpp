@@ -305,16 +305,17 @@ ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config&
     ExchangeLimits limits = exchange_limits(config);
     limits.tokens_per_rank *= hosts.num_hosts();
     std::string way, why, inside_note;
-    if (inside.size() == 1) {
-        parts.inside = hopper::make_local_exchange(ops, CombineOrder::rank);
-    } else {
-        parts.inside = make_peer_exchange(on_host, limits, CombineOrder::rank, ops, config, way, why);
-        inside_note = fmt::format(" over peer memory ({})", way);
-        if (!on_all_ranks(*groups.world, parts.inside != nullptr)) {
-            ExchangeChoice messages = make_message_exchange(on_host, CombineOrder::rank, ops, config);
-            parts.inside = std::move(messages.exchange);
-            inside_note = fmt::format(" by {} ({})", messages.note, why);
-        }
+    parts.inside = inside.size() == 1
+                       ? hopper::make_local_exchange(ops, CombineOrder::rank)
+                       : make_peer_exchange(on_host, limits, CombineOrder::rank, ops, config, way, why);
+    // asked of every rank: other groups of the job may be spread over their hosts otherwise
+    const bool mapped = on_all_ranks(*groups.world, parts.inside != nullptr);
+    if (inside.size() > 1 && mapped) inside_note = fmt::format(" over peer memory ({})", way);
+    if (inside.size() > 1 && !mapped) {
+        ExchangeChoice messages = make_message_exchange(on_host, CombineOrder::rank, ops, config);
+        parts.inside = std::move(messages.exchange);
+        inside_note =
+            fmt::format(" by {} ({})", messages.note, why.empty() ? "no peer memory on another host" : why);
     }
     parts.flat = make_message_exchange({*groups.world, sharing, *groups.expert_replicas, job_rank, hosts},
                                        order, ops, config)

@@ -176,8 +176,7 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
         out += fmt::format(
             "Experts on several hosts: {}. 'step, per host' assumes\none row for each (token, host), fanned "
             "out over NVLink, as moe_token_dispatcher_type hierarchical sends it. {:.0f} GB/s of\nnetwork a "
-            "GPU "
-            "are assumed, nothing there is measured.\n",
+            "GPU are assumed, nothing there is measured.\n",
             crossing_of(choices.front().config) == Crossing::per_rank
                 ? "the program sends one row for each (token, rank) through NCCL"
                 : "'step ms' too is per host",

@@ -96,8 +96,8 @@ __device__ __forceinline__ void write_part(const NormBackward& args, const RowPa
     }
 }
 
-// The teams of a CTA end a part: the first one adds the sums of the others. Two named barriers are free for
-// this: join_barrier() and the next.
+// The teams of a CTA end a part: the first one adds the sums of the others. Its named barrier is
+// join_barrier(); the next one is free for the kernel.
 constexpr int join_barrier(int teams) { return 1 + teams; }
 template <int kTeams, Rows kRows, int kUnits, class SumsOf>
 __device__ __forceinline__ void join_part(const NormBackward& args, const RowPart& part, int sums, int team,

@@ -57,8 +57,8 @@ protected:
         device.copy(all_probs.data, probs.data, static_cast<std::size_t>(probs.bytes()), launch.stream);
     }
 
-    // Tokens without an expert here come last (two levels), so received row t is token t. Their rows of a
-    // combine stay unwritten where one kernel sums all: nobody reads them.
+    // Tokens without an expert here come last (two levels), so received row t is token t. What combine leaves
+    // in their rows nobody reads.
     void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
                      const Launch& launch) override {
         const op::PermutePad moves{.src = rows,
@@ -102,6 +102,8 @@ protected:
             ArenaScope scope(scratch);
             sums.dst =
                 scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
+            // rows of tokens without an expert here are read below, though nobody uses what comes of them
+            ops_.device().fill(sums.dst.data, 0, static_cast<std::size_t>(sums.dst.bytes()), launch.stream);
             ops_.unpermute_unpad(sums, launch);
             const TensorView residual = residual_with_addend(ops_, args, launch);
             if (residual)
