@@ -76,19 +76,18 @@ void lose(int ranks, int victim, int signal, const std::string& call,
     RunningCommand run(faulty(ranks, environment, folder.path("out")), "");
     const CommandResult result = run.wait(kDeadline + kSeconds);
     EXPECT_FALSE(result.timed_out) << result.err;
-    // mpirun hands on the status of the rank that ended first: the killed one's, and it kills the others; or
-    // the reporter's, and mpirun can fall itself when it ends (Open MPI 4.1, PMIx_server_finalize).
+    // mpirun hands on the status of the rank whose end it hears of first: the killed one's, and it kills the
+    // others; or the reporter's. And it can fall itself when it ends (Open MPI 4.1, PMIx_server_finalize).
+    const int peer = static_cast<int>(ExitCode::peer);
+    std::set<int> handed_on = {peer, 128 + SIGSEGV};
     if (signal == SIGSTOP) {
-        const std::string peer = std::to_string(static_cast<int>(ExitCode::peer));
         const std::vector<std::string> statuses = lines_of(read_whole(folder.path("statuses")));
         ASSERT_FALSE(statuses.empty()) << result.err;
-        EXPECT_EQ(statuses[0], peer);
-        if (result.status != 128 + SIGSEGV) {
-            EXPECT_EQ(std::to_string(result.status), peer) << result.err;
-        }
+        EXPECT_EQ(statuses[0], std::to_string(peer));
     } else {
-        EXPECT_EQ(result.status, 128 + signal) << result.err;
+        handed_on.insert(128 + signal);
     }
+    EXPECT_TRUE(handed_on.contains(result.status)) << result.status << "\n" << result.err;
     const std::vector<std::string> errors = error_lines(result.err);
     ASSERT_EQ(errors.size(), 1u) << result.err;
     expect_contains(errors[0], "rank " + std::to_string(victim) + " (process");
