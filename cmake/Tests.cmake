@@ -166,7 +166,8 @@ foreach(name mpi_exchange_test mpi_training_test)
     set_tests_properties(${name}_two_hosts PROPERTIES LABELS mpi TIMEOUT 600 PROCESSORS 4 ENVIRONMENT "${environment}")
 endforeach()
 
-file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp ${PROJECT_SOURCE_DIR}/tests/cli/scripts/*_test.cpp)
+file(GLOB cli_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/cli/*_test.cpp
+     ${PROJECT_SOURCE_DIR}/tests/cli/scripts/*_test.cpp)
 if(TARGET fp8flow)
     add_library(fp8flow_command STATIC ${PROJECT_SOURCE_DIR}/tests/cli/command.cpp)
     fp8flow_test_flags(fp8flow_command)

@@ -110,15 +110,12 @@ namespace {
 // there are fewer. All ranks have the same copies in a chunk, at the same places.
 struct Run {
     Ranks ranks = Ranks::world;
-    size_t chunk = 0;
     TensorView values;  // [N], what lies between the copies included
     Shares shares;
 
-    bool goes_on_with(const Parameter& p) const { return values && p.plain_chunk == chunk; }
     void add(const Parameter& p) {
         if (!values)
-            *this = {p.ranks(), p.plain_chunk, make_view(p.plain.data, p.plain.dtype, {0}),
-                     Shares(p.shares.size())};
+            *this = {p.ranks(), make_view(p.plain.data, p.plain.dtype, {0}), Shares(p.shares.size())};
         const int64_t begin = (p.plain.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
         values = make_view(values.data, values.dtype, {begin + p.numel()});
         for (size_t r = 0; r < shares.size(); ++r) {
@@ -126,16 +123,12 @@ struct Run {
             if (slice.count > 0) shares[r].push_back({begin + slice.first, slice.count});
         }
     }
-    void gather(Exchange& exchange, const Launch& launch) {
-        if (values) exchange.all_gather(ranks, values, shares, launch);
-        *this = {};
-    }
 };
 
 }  // namespace
 
 void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
-    std::map<CopyKind, Run> runs;
+    std::map<std::pair<CopyKind, size_t>, Run> runs;
     for (size_t i = first; i < last; ++i) {
         const Parameter& p = parameters_[i];
         if (!p.is_sharded()) continue;
@@ -145,12 +138,10 @@ void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last
             gather_master(exchange, p, master, launch);
             write_copies(p, master, launch);
         } else if (p.plain) {
-            Run& run = runs[kind_of_copy(p.spec)];
-            if (!run.goes_on_with(p)) run.gather(exchange, launch);
-            run.add(p);
+            runs[{kind_of_copy(p.spec), p.plain_chunk}].add(p);
         }
     }
-    for (auto& [kind, run] : runs) run.gather(exchange, launch);
+    for (const auto& [place, run] : runs) exchange.all_gather(run.ranks, run.values, run.shares, launch);
 }
 
 void ParameterStore::write_all_copies(Exchange& exchange) {

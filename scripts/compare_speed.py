@@ -41,8 +41,6 @@ def compared(turns, most):
     """[(row, regime, [us of old turns], [us of new turns], slower)], the largest ratio first."""
     old, new = ([turn["rows"] for turn in turns if turn["program"] == which] for which in ("old", "new"))
     found = []
-    if not old or not new:
-        return found
     for name in old[0]:
         for regime in TIMES:
             before, after = ([rows[name][regime] for rows in side if rows.get(name, {}).get(regime)] for side in (old, new))

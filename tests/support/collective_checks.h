@@ -150,7 +150,7 @@ inline void check_split(ProcessGroup& group) {
         EXPECT_EQ(sum_of(group, int64_t{1} << rank), (int64_t{1} << size) - 1);
     }
     const auto alone = pairs->split(pairs->rank());
-    EXPECT_EQ(group.split(0, -rank)->rank(), size - 1 - rank) << "in the order asked for";
+    EXPECT_EQ(group.split(0, -rank)->rank(), size - 1 - rank) << "in the given order";
     EXPECT_EQ(alone->size(), 1);
     EXPECT_EQ(sum_of(*alone, rank), rank);
     check_all_reduce(*parity, 3000);
