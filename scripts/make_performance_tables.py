@@ -337,11 +337,12 @@ def memory_keys():
 
 def distributed_optimizer():
     """State divided over two ranks: bytes of a rank, optimizer, gather and step."""
-    names, rows = {f"profile_distributed_optimizer_{key}_h100_x2.json": key for key in ("false", "true")}, []
+    names, rows = {f"profile_distributed_optimizer_{key}_h100_x2.json": label for key, label in {
+        "false": "false", "true": "true", "overlapped": "true, wire beside the layers"}.items()}, []
     for name, label in names.items():
         r = load(name)["recipes"][0]
         held = r["parameter bytes"]
-        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] == "update"}
+        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"]}
         rows.append([label, f"{(held['master'] + held['moments']) / 2**20:.0f}",
                      f"{(held['master'] + held['moments'] + held['main_grad'] + held.get('gathered master', 0)) / 2**20:.0f}",
                      f"{seconds['optimizer']:.2f}", f"{seconds['parameter gather']:.2f}" if "parameter gather" in seconds else "",
@@ -758,6 +759,7 @@ WHAT = {
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
     "bench_exchange_h200_x8.txt": "the same as the program prints it",
+    "bench_gemm_skeleton_h100.json": "grouped GEMMs before and after the weight gradients got one skeleton, alternating on one GPU",
     "bench_kernels_in_parts_h200.json": "norm, weight, plan and router kernels before and after their functions were split, alternating on one GPU",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
     "bench_model_h200.json": "every operation of four whole models at its shape",
@@ -808,6 +810,7 @@ WHAT = {
     "profile_saved_rows_none_h100_x2.json": "rows dispatched again in the backward",
     "profile_distributed_optimizer_false_h100_x2.json": "configs/h200_100m.yaml, data parallel 2, whole state, in the same call as the next",
     "profile_distributed_optimizer_true_h100_x2.json": "the same, masters and moments divided over the ranks",
+    "profile_distributed_optimizer_overlapped_h100_x2.json": "the same, the wire of the divided state beside the layers",
     "validate_state_dtypes_seeds_h100_x2.txt": "the same comparison with seeds 2 and 3, as the program prints it",
     "validate_state_dtypes_h100_x2.json": "1,000 steps of configs/h200_100m.yaml: gradients and moments in BF16 against FP32, one seed",
     "faults_h100_x2.json": "a rank killed, stopped and throwing at ten stages, two GPUs",
