@@ -94,6 +94,7 @@ CheckSummary summary_of(const std::vector<CheckRow>& rows) {
     for (const CheckRow& row : rows) {
         if (!row.apart.empty()) continue;
         ++summary.runs;
+        summary.gpus = std::max(summary.gpus, row.ranks);
         const double layer = std::abs(row.layer_error()), step = std::abs(row.step_error());
         summary.worst_layer = std::max(summary.worst_layer, layer);
         summary.worst_step = std::max(summary.worst_step, step);

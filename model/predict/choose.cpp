@@ -13,7 +13,6 @@ namespace {
 
 constexpr int64_t kLargestExpertParallel = 64;  // beyond, rows cross more hosts than memory is saved
 constexpr int64_t kLargestMicroBatch = 8;
-constexpr int64_t kMeasuredGpus = 4;  // of profiles that predictions were checked on
 
 bool states(const Config& config, const char* key) { return config.origin.contains(key); }
 
@@ -53,7 +52,8 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
 const char* Choice::basis(const Gpu& gpu) const {
     if (!gpu.calibrated) return "uncalibrated";
     if (gpus > gpu.sheet.gpus_per_host) return "extrapolation";
-    return gpus > kMeasuredGpus ? "one host" : "checked range";
+    const auto& check = gpu.calibration.check;
+    return check && gpus <= check->gpus ? "checked range" : "one host";
 }
 
 Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes) {

@@ -80,7 +80,8 @@ CheckSummary parse_check(const json& from, const std::string& name) {
             .worst_layer = number(from, "worst layer error", name),
             .mean_step = number(from, "mean step error", name),
             .worst_step = number(from, "worst step error", name),
-            .runs = count_of(from, "runs", name)};
+            .runs = count_of(from, "runs", name),
+            .gpus = from.contains("gpus") ? count_of(from, "gpus", name) : 1};
 }
 
 Calibration calibration_of(const json& from, const std::string& name) {
@@ -231,7 +232,8 @@ ordered_json json_of(const Calibration& calibration) {
                            {"worst layer error", rounded(check.worst_layer)},
                            {"mean step error", rounded(check.mean_step)},
                            {"worst step error", rounded(check.worst_step)},
-                           {"runs", check.runs}};
+                           {"runs", check.runs},
+                           {"gpus", check.gpus}};
     }
     return result;
 }

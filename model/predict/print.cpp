@@ -161,9 +161,9 @@ std::string statement(const Gpu& gpu) {
     if (!c.check) return out + "How far it errs is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
     return out +
            fmt::format(
-               "On {} measured runs of 1 to 4 GPUs its mean error is {} of a layer (worst {}), {} of a step "
+               "On {} measured runs of 1 to {} GPUs its mean error is {} of a layer (worst {}), {} of a step "
                "(worst {}).\n",
-               c.check->runs, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
+               c.check->runs, c.check->gpus, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
                format_percent(c.check->mean_step, 1), format_percent(c.check->worst_step, 1));
 }
 
