@@ -51,14 +51,21 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
 void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
     begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
-    const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
-                                      ScaleLayout::vec128, "dispatch");                  // [M, H]
+    const bool again = !saved.x;
+    if (again)
+        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, ScaleLayout::vec128, "dispatch");
+    const ScaledTensor dh = gradient_of_h(ctx, io.weights, saved);              // [M, 2F]
+    const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");  // [M] f32
+    {
+        const HalfScope fc2_alone(ctx, saved);
+        const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
+                                          ScaleLayout::vec128, "dispatch");  // [M, H]
+        receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
+        if (again) receive_again(ctx, io, saved);
+        fc2_backward(ctx, io.weights, saved, dye, dh, drow_prob);
+    }
     const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
-    const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");           // [M] f32
-
-    receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
-    if (!saved.x) saved.x = received_again(ctx, io, saved);
-    experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
+    fc1_backward(ctx, io.weights, saved, dh, dxe);
     await(ctx, io.dx_in_ready);
     combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
             io.plan);
@@ -84,33 +91,36 @@ void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved
     if (drop_a) saved.a = {};
 }
 
-// ---- dye [M, H] FP8 -> da [M, F] bf16 -> dh [M, 2F] FP8 -> dxe [M, H] bf16
-void Fp8Flow::experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
-                               const ScaledTensor& dye, const TensorView& drow_prob,
-                               const TensorView& dxe) const {
+// ---- dye [M, H] FP8 -> da [M, F] bf16 -> dh [M, 2F] FP8
+void Fp8Flow::fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
+                           const ScaledTensor& dh, const TensorView& drow_prob) const {
     rebuild(ctx, w, saved);
-    const int64_t ffn = w.w2->spec.shape[2];
-    const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");  // [M, F] bf16
-    const ScaledTensor dh = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * ffn,
-                                     ScaleLayout::vec128, "swiglu");  // [M, 2F]
-
     aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
+    const TensorView da =
+        rows(ctx, saved, Life::call, ctx.activation, w.w2->spec.shape[2], "fc2");  // [M, F] bf16
     data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
     swiglu_backward(ctx, saved, da, dh, drow_prob);
+}
+
+// ---- dh [M, 2F] FP8 -> dxe [M, H] bf16
+void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dh,
+                           const TensorView& dxe) const {
     aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 
-// The expert-sorted rows again [M, H], of rows that were kept once or not at all (saved_rows).
-ScaledTensor Fp8Flow::received_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const {
+ScaledTensor Fp8Flow::gradient_of_h(Context& ctx, const ExpertWeights& w, const ExpertsSaved& saved) const {
+    return fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * w.w2->spec.shape[2],
+                    ScaleLayout::vec128, "swiglu");
+}
+
+// The expert-sorted rows saved.x [M, H] again, of rows that were kept once or not at all (saved_rows).
+void Fp8Flow::receive_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const {
     const RecomputeScope again(ctx);
-    const ScaledTensor x =
-        fp8_rows(ctx, saved, Life::call, DType::e4m3, io.dx.cols(), ScaleLayout::vec128, "dispatch");
     if (saved.received)
-        fan_out(ctx, saved.received, io.plan, x);
+        fan_out(ctx, saved.received, io.plan, saved.x);
     else
-        receive(ctx, Received::x, io.x, io.plan, saved, x);
-    return x;
+        receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
 }
 
 // What the forward did not keep (recompute moe_act, moe_expert; merging weights), from the received rows.
@@ -145,8 +155,13 @@ void Fp8Flow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows& 
         const RecomputeScope again(ctx);
         saved.x = local_rows(ctx, Received::x, x, saved);
     }
-    const ScaledTensor dye = local_rows(ctx, Received::dy, dy, saved);
-    experts_backward(ctx, weights, saved, dye, {}, dx);
+    const ScaledTensor dh = gradient_of_h(ctx, weights, saved);
+    {
+        const HalfScope fc2_alone(ctx, saved);
+        const ScaledTensor dye = local_rows(ctx, Received::dy, dy, saved);
+        fc2_backward(ctx, weights, saved, dye, dh, {});
+    }
+    fc1_backward(ctx, weights, saved, dh, dx);
 }
 
 // ---- the steps

@@ -55,11 +55,15 @@ protected:
     steps::PermutePadding padding_ = steps::PermutePadding::fused;
 
 private:
-    ScaledTensor received_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const;
+    void receive_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;
-    void experts_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
-                          const TensorView& drow_prob, const TensorView& dxe) const;
+    // fc2_backward makes h and a again where they were not kept, in scratch that fc1_backward does not read.
+    void fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
+                      const ScaledTensor& dh, const TensorView& drow_prob) const;
+    void fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dh,
+                      const TensorView& dxe) const;
+    ScaledTensor gradient_of_h(Context& ctx, const ExpertWeights& w, const ExpertsSaved& saved) const;
     void rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const;
 };
 

@@ -6,6 +6,8 @@
 #include "layers/flows/flow.h"
 #include "layers/schedule/wire_lane.h"
 
+#include <optional>
+
 namespace fp8flow::steps {
 
 // backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next:
@@ -41,11 +43,25 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 void await(Context& ctx, Event ready);
 // Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane,
 // otherwise here.
+inline bool runs_beside(const Context& ctx, const ExpertsSaved& saved) {
+    return saved.routed && ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
+}
 template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&& work) {
-    if (!saved.routed || ctx.side == nullptr || !ctx.side->schedule().delay_wgrad_compute) return work(ctx);
+    if (!runs_beside(ctx, saved)) return work(ctx);
     Context lane = ctx.side->begin(ctx);
     work(lane);
 }
+// Scratch of one half of a backward, which the other half takes over. What aside() runs beside may still read
+// it: then it stays to the end of the call.
+class HalfScope {
+public:
+    HalfScope(Context& ctx, const ExpertsSaved& saved) {
+        if (!runs_beside(ctx, saved)) scope_.emplace(ctx.scratch);
+    }
+
+private:
+    std::optional<ArenaScope> scope_;
+};
 
 // Tokens to their experts. Fused: permute and pad are part of the exchange; otherwise receive, permute, pad
 // as three steps.

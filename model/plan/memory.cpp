@@ -102,24 +102,31 @@ double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidde
 
 // Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
 // copies of dY and dh (the flow has them in FP8 alone, and transposes h's gradient and X for the weight
-// gradient); and what the backward makes again.
+// gradient); and what the backward makes again. Half by half the flow needs less: dX and the copies of fc1's
+// weight gradient take the memory of dY, dA, h and a, unless weight gradients run beside.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const auto flow = make_flow(config.precision, {});
     const double operand = flow->operand_bytes(), plain = 2;
-    double bytes = plain * (width + hidden);  // dA, dX
-    if (config.precision.recipe == Recipe::fp8_flow) {
-        bytes += operand * (hidden + 2 * width) + operand * (2 * width + hidden);
-    } else {
-        bytes += plain * (hidden + 2 * width);
-        if (!flow->weight_format().plain)
-            bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
-    }
     const int64_t layer = first_moe_layer(config);
     Config keeps_all = config;
     keeps_all.precision.moe_apply_probs_in = ProbsIn::swiglu;
-    return bytes + saved_activation_bytes(keeps_all, layer, {}).per_row -
-           saved_activation_bytes(config, layer, config.recompute).per_row;
+    const double again = saved_activation_bytes(keeps_all, layer, {}).per_row -
+                         saved_activation_bytes(config, layer, config.recompute).per_row;
+    if (config.precision.recipe == Recipe::fp8_flow) {
+        const double dh = operand * 2 * width, dy = operand * hidden, da = plain * width, dx = plain * hidden;
+        const double fc2_copies = operand * (hidden + width), fc1_copies = operand * (2 * width + hidden);
+        if (config.schedule.delay_wgrad_compute) return dh + dy + da + dx + fc1_copies + again;
+        // of what is made again, what both halves read: x; or all, where the layer runs forward again
+        const RecomputeSpec& r = config.recompute;
+        const bool whole = r.recompute_granularity == RecomputeGranularity::full || r.moe;
+        const double both = whole ? again : r.saved_rows == SavedRows::sorted ? 0 : operand * hidden;
+        return both + dh + std::max(dy + again - both + std::max(da, fc2_copies), dx + fc1_copies);
+    }
+    double bytes = plain * (width + hidden) + plain * (hidden + 2 * width);
+    if (!flow->weight_format().plain)
+        bytes += (config.precision.fp8_wgrad ? 2 : 1) * operand * (hidden + 2 * width);
+    return bytes + again;
 }
 
 // Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H]
