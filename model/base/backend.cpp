@@ -161,27 +161,26 @@ bool shares_within_hosts(const ParallelSpec& parallel) {
     return parallel.hosts == 0 || parallel.ranks_per_host % parallel.expert_model_parallel_size == 0;
 }
 
-// Hosts of the ranks that share the experts with this one, and whether any group of such ranks spans hosts;
-// as launched only where the exchange depends on it.
-struct SharingHosts {
-    HostLayout layout;
-    bool spanned = false;  // the same on every rank
-};
-SharingHosts sharing_hosts(const RankGroups& groups, const ParallelSpec& parallel) {
-    SharingHosts hosts;
-    const int ranks = groups.expert_parallel->size(), first = groups.world->rank() / ranks * ranks;
-    if (parallel.hosts > 0) {
-        hosts.layout = HostLayout::consecutive(first, ranks, static_cast<int>(parallel.ranks_per_host));
-        hosts.spanned = !shares_within_hosts(parallel);
-    } else if (parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical) {
-        const std::vector<int> launched = groups.world->hosts();
-        hosts.layout =
-            HostLayout(std::span(launched).subspan(static_cast<size_t>(first), static_cast<size_t>(ranks)));
-        int64_t spanned = hosts.layout.num_hosts() > 1 ? 1 : 0;
-        groups.world->all_reduce_max(std::span<int64_t>(&spanned, 1));
-        hosts.spanned = spanned != 0;
-    }
-    return hosts;
+// Of all ranks of the job.
+HostLayout hosts_of_job(ProcessGroup& world, const ParallelSpec& parallel) {
+    if (parallel.hosts > 0)
+        return HostLayout::consecutive(0, world.size(), static_cast<int>(parallel.ranks_per_host));
+    return HostLayout(world.hosts());
+}
+
+// Of the ranks that share the experts with `rank`.
+HostLayout hosts_that_share(const HostLayout& job, const ParallelSpec& parallel, int rank) {
+    const int ranks = static_cast<int>(parallel.expert_model_parallel_size), first = rank / ranks * ranks;
+    std::vector<int> hosts;
+    for (int r = first; r < first + ranks; ++r) hosts.push_back(job.host(r));
+    return HostLayout(hosts);
+}
+
+// Whether any group of ranks that share the experts is on several hosts.
+bool any_group_spans_hosts(const HostLayout& job, const ParallelSpec& parallel) {
+    for (int r = 0; r < job.num_ranks(); r += static_cast<int>(parallel.expert_model_parallel_size))
+        if (hosts_that_share(job, parallel, r).num_hosts() > 1) return true;
+    return false;
 }
 
 std::unique_ptr<GroupExchange> make_group_exchange(const ExchangeGroups& ranks, Ops& ops,
@@ -328,12 +327,19 @@ ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config&
 
 }  // namespace
 
+JobHosts job_hosts(ProcessGroup& world, const ParallelSpec& parallel) {
+    const HostLayout job = hosts_of_job(world, parallel);
+    return {.num_hosts = job.num_hosts(), .spanned = any_group_spans_hosts(job, parallel)};
+}
+
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config) {
     if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
         return {hopper::make_local_exchange(ops, config.moe.moe_combine_order), ""};
     const ParallelSpec& parallel = config.parallel;
-    const auto [hosts, spanned] = sharing_hosts(groups, parallel);
+    const HostLayout job = hosts_of_job(*groups.world, parallel),
+                     hosts = hosts_that_share(job, parallel, groups.world->rank());
+    const bool spanned = any_group_spans_hosts(job, parallel);
     const bool two_levels = spanned && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
     if (choice.kind == BackendKind::hopper)
         return two_levels ? make_gpu_levels(groups, ops, config, hosts)

@@ -37,6 +37,13 @@ HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const H
 }
 
 void HierarchicalExchange::check_peers() {
+void HierarchicalExchange::skip_rows(SkippedRows rows, Ops& ops) {
+    Exchange::skip_rows(rows, ops);
+    parts_.flat->skip_rows(rows, ops);
+    parts_.rail->skip_rows(rows, ops);
+    parts_.inside->skip_rows(rows, ops);
+}
+
     parts_.flat->check_peers();
     parts_.rail->check_peers();
     parts_.inside->check_peers();

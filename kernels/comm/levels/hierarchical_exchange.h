@@ -39,6 +39,8 @@ public:
     int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
     void check_peers() override;
+    bool spans_hosts() const override { return map_.hosts > 1; }
+    void skip_rows(SkippedRows rows, Ops& ops) override;
     void require_capturable() const override;
     WireBytes wire_bytes() const override;
     void copy_wire_counters(uint64_t* host, const Launch& launch) override;
