@@ -259,6 +259,62 @@ TEST(HierarchicalExchange, RowsOfOneHostAreAllRows) {
     });
 }
 
+// Derivations are counted on rank 0.
+int derivations = 0;
+void count_derivations(const DispatchPlan& plan, const LevelMap& map, const LevelPlans& levels,
+                       Arena& scratch, const Launch& launch) {
+    if (map.rank == 0) ++derivations;
+    derive_level_plans(plan, map, levels, scratch, launch);
+}
+
+TEST(HierarchicalExchange, PlansAreDerivedOnceForEachRouting) {
+    const ExchangeCase c{.tokens = {9, 5},
+                         .topk = 2,
+                         .experts = 4,
+                         .wire = Wire::fp8,
+                         .seed = 31,
+                         .host_of = {0, 1},
+                         .levels = Levels::two};
+    ExchangeCase other = c;
+    other.seed = 32;
+    run_thread_ranks(2, 60, [&](ProcessGroup& group) {
+        ReferenceOps ops;
+        Arena scratch(ops.device(), "scratch", true);
+        const HostLayout hosts(c.host_of);
+        HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
+        ExchangeCase one = c;
+        one.levels = Levels::one;
+        parts.flat = test::make_reference_exchange(group, ops, one);
+        parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, one);
+        one.host_of = {};
+        parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
+        HierarchicalExchange exchange(ops, c.order, hosts, std::move(parts), count_derivations);
+        const test::ExchangeLayer first(c, group.rank()), second(other, group.rank());
+        const auto pass = [&](const test::ExchangeLayer& layer, uint64_t leg) {
+            layer.dispatch(exchange, scratch, leg);
+            layer.combine(exchange, scratch, leg + 1, true, true);
+        };
+        const auto expect = [&](int wanted) {
+            group.barrier();
+            EXPECT_EQ(derivations, wanted);
+            group.barrier();
+        };
+        if (group.rank() == 0) derivations = 0;
+        first.gather(exchange);
+        pass(first, 1);
+        second.gather(exchange);
+        pass(second, 3);
+        expect(2);
+        pass(second, 5);  // the backward of the last layer
+        expect(2);
+        pass(first, 7);
+        expect(3);
+        first.gather(exchange);  // another step, other contents in the same memory
+        pass(first, 9);
+        expect(4);
+    });
+}
+
 TEST(HierarchicalExchange, TwoLayersInFlightUseScratchThatGrowsOnce) {
     for (CombineOrder order : kOrders) {
         const ExchangeCase a{.tokens = {9, 0, 31, 4},
