@@ -220,10 +220,12 @@ std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, const 
 ExchangeChoice make_message_exchange(const ExchangeGroups& ranks, CombineOrder order, Ops& ops,
                                      const Config& config) {
     if (hopper::built_with_nccl()) {
-        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration;
-        const auto sizes = captured ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
+        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration,
+                   fixed = captured || config.parallel.moe_message_sizes == MessageSizesKey::fixed;
+        const auto sizes = fixed ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
         return {hopper::make_nccl_exchange(ops, ranks, order, sizes, config.parallel.peer_deadline_seconds),
                 captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
+                : fixed  ? "NCCL send and receive, messages of a fixed size"
                          : "NCCL send and receive"};
     }
     auto host_ops = std::make_unique<ReferenceOps>();
