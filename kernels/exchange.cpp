@@ -118,7 +118,7 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
                   name_of(rows.layout), describe(dst.data), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
     ++num_dispatches_;
-    if (without_rows_ != nullptr) return;
+    if (skipped_ == SkippedRows::all) return;
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
     observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
              [&] { do_dispatch(rows, plan, dst, scratch, launch); });
@@ -135,7 +135,7 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   name_of(rows.layout), describe(rows.scales), describe(received.data),
                   name_of(received.layout), describe(received.scales));
     ++num_dispatches_;
-    if (without_rows_ != nullptr) return;
+    if (skipped_ == SkippedRows::all) return;
     const double moved = bytes_of({rows.data, rows.scales});
     observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
              [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
@@ -169,7 +169,7 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    if (without_rows_ != nullptr) return combine_without_rows(args, launch);
+    if (skipped_ == SkippedRows::all) return combine_without_rows(args, launch);
     const double row =
         row_bytes({.data = args.src, .scales = {}}) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
@@ -179,11 +179,19 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
              [&] { do_combine(args, plan, scratch, launch); });
 }
 
+void Exchange::skip_rows(SkippedRows rows, Ops& ops) {
+    skip_ops_ = &ops;
+    skipped_ = rows;
+    if (spans_hosts()) return;
+    if (rows == SkippedRows::between_hosts) skipped_ = SkippedRows::none;
+    if (rows == SkippedRows::inside_hosts) skipped_ = SkippedRows::all;
+}
+
 void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
-    Device& device = without_rows_->device();
+    Device& device = skip_ops_->device();
     const auto bytes = static_cast<size_t>(args.y.bytes());
     if (args.addend)
-        without_rows_->add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
+        skip_ops_->add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
     else if (!args.residual)
         device.fill(args.y.data, 0, bytes, launch.stream);
     else if (args.residual.data != args.y.data)

@@ -32,12 +32,17 @@ enum class Reduce : uint8_t { sum, max };
 // parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
 
+// Rows that stay home, for a diagnosis of what their way costs: those for ranks on other hosts, those for
+// other ranks of the own host, or all.
+enum class SkippedRows : uint8_t { none, between_hosts, inside_hosts, all };
+
 // Bytes that left this rank (to other ranks only), by leg, since the last reset.
 struct WireBytes {
     double routing = 0, dispatch = 0, combine = 0;
     // Of them, to ranks on other hosts; counted where the exchange knows the hosts, else 0.
     double between_hosts = 0;
     double total() const { return routing + dispatch + combine; }
+    double inside_hosts() const { return total() - between_hosts; }
 };
 
 class Exchange {
@@ -115,9 +120,13 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
-    // A diagnosis, for what the rows' way costs: while `ops` is set, dispatch moves no rows, and combine
-    // gives residual + addend, or zeros. Routing, plans and reductions are as ever. Null: rows move again.
-    void skip_rows(Ops* ops) { without_rows_ = ops; }
+    // Whether rows go to ranks on other hosts, where the exchange knows the hosts.
+    virtual bool spans_hosts() const { return false; }
+    // Without all rows dispatch moves none, and combine gives residual + addend, or zeros. Without those of
+    // one level the messages of that level are not sent: what they would have brought is whatever memory
+    // holds. Where all ranks are on one host, inside_hosts is all. Routing, plans and reductions are as ever.
+    // `ops` outlive this.
+    virtual void skip_rows(SkippedRows rows, Ops& ops);
     // Told of every step from now on and of its bytes sent, 0 where the device or the exchanges that this one
     // is made of count them (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
@@ -144,6 +153,10 @@ protected:
                                const ScaledTensor& dst, Arena& scratch, const Launch& launch);
     // The residual of a combine with its addend in it, made in y; for backends whose kernels add one tensor.
     static TensorView residual_with_addend(Ops& ops, const Combine& args, const Launch& launch);
+    // Whether rows to another rank of the group are left out.
+    bool stays_home(bool same_host) const {
+        return skipped_ == (same_host ? SkippedRows::inside_hosts : SkippedRows::between_hosts);
+    }
     WireBytes wire_;  // backends add what they send
 
 private:
@@ -153,7 +166,8 @@ private:
 
     int64_t num_dispatches_ = 0, num_combines_ = 0;
     OpObserver* observer_ = nullptr;
-    Ops* without_rows_ = nullptr;
+    SkippedRows skipped_ = SkippedRows::none;
+    Ops* skip_ops_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -27,6 +27,15 @@ void GroupExchange::count_sent(double& leg, const std::vector<ProcessGroup::Part
     }
 }
 
+void GroupExchange::exchange_rows(double& leg, const TensorView& outbox, Parts send_parts,
+                                  const TensorView& inbox, Parts recv_parts) {
+    for (int r = 0; r < size(); ++r)
+        if (r != rank() && stays_home(hosts_.same_host(r, rank())))
+            send_parts[static_cast<std::size_t>(r)].bytes = recv_parts[static_cast<std::size_t>(r)].bytes = 0;
+    group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
+    count_sent(leg, send_parts);
+}
+
 void GroupExchange::place_own_routing(const TensorView& ids, const TensorView& probs,
                                       const TensorView& all_ids, const TensorView& all_probs) const {
     const int64_t own_slots = all_ids.dim(1) * all_ids.dim(2), present = ids.numel();
@@ -80,8 +89,7 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
     const bool plain = shape.scale_bytes == 0;
     const TensorView inbox =
         plain ? received.data : byte_buffer(scratch, received.data.dim(0) * shape.total(), "dispatch");
-    group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
-    count_sent(wire_.dispatch, send_parts);
+    exchange_rows(wire_.dispatch, outbox, send_parts, inbox, recv_parts);
     if (plain) return;
     for (int64_t r = 0; r < sizes.ranks; ++r) {
         const int64_t first = plan.recv_offsets.as<int64_t>()[r],
@@ -149,8 +157,7 @@ void GroupExchange::return_dprobs(const Combine& args, const DispatchPlan& plan,
     });
     const Parts send_parts = packed_parts(sent, sizeof(float)),
                 recv_parts = packed_parts(returned, sizeof(float));
-    group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
-    count_sent(wire_.combine, send_parts);
+    exchange_rows(wire_.combine, outbox, send_parts, inbox, recv_parts);
 
     std::vector<const float*> next;  // by rank
     for (const auto& part : recv_parts) next.push_back(inbox.as<float>() + part.offset / sizeof(float));
@@ -176,8 +183,7 @@ void GroupExchange::combine_rank_sums(const Combine& args, const DispatchPlan& p
                          {plan.num_tokens * std::min(sizes.ranks, sizes.topk), args.src.dim(1)}, "combine");
     const Parts send_parts = packed_parts(received_counts(plan), row_bytes),
                 recv_parts = packed_parts(sent_counts(plan), row_bytes);
-    group_.all_to_all(sent.data, send_parts, returned.data, recv_parts);
-    count_sent(wire_.combine, send_parts);
+    exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
     add_returned_rows(args, plan, returned, recv_parts, launch);
 }
 
@@ -190,8 +196,7 @@ void GroupExchange::combine_choices(const Combine& args, const DispatchPlan& pla
                                                "combine");
     const Parts send_parts = packed_parts(choices_for(plan, rank()), row_bytes),
                 recv_parts = packed_parts(choices_of(plan, rank()), row_bytes);
-    group_.all_to_all(sent.data, send_parts, returned.data, recv_parts);
-    count_sent(wire_.combine, send_parts);
+    exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
     add_returned_rows(args, plan, returned, recv_parts, launch);
 }
 

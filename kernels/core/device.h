@@ -83,8 +83,11 @@ public:
     virtual void enter_thread() {}
 
     // Calls so far that stop the host until the device has caught up, or may (allocate, free, copy_in,
-    // copy_out, synchronize), and waits for events: what a test of a warm step looks at.
+    // copy_out, synchronize, and what else the backend counts), and waits for events: what a test of a warm
+    // step looks at.
     int64_t num_synchronisations() const { return num_synchronisations_; }
+    // The host was stopped by another call than those above.
+    void count_synchronisation() { ++num_synchronisations_; }
     int64_t num_waits() const { return num_waits_; }
 
 protected:

@@ -47,9 +47,9 @@ std::string cudnn_problem();
 // Probe of the GPU that `ops` run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(Ops& ops);
 // Collective over `world`, as is its destruction; null on every rank, with the same `reason`, where GPUs
-// cannot reach each other's memory.
+// cannot reach each other's memory. region_bytes: of each rank, divided by the ranks that store there.
 std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
-                                           std::string& reason);
+                                           int64_t region_bytes, std::string& reason);
 // The exchange of a job of one rank: it hosts every expert, so dispatch and combine are kernels that move
 // rows on its GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);

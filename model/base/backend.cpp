@@ -13,6 +13,7 @@
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/reference/host_probe.h"
 #include "kernels/reference/reference_ops.h"
+#include "model/base/wire_speed.h"
 
 #include <unistd.h>
 
@@ -126,9 +127,10 @@ auto by_first_mapping(FlexBackend wanted, std::string& why, Make make) -> declty
 
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason) {
+    constexpr int64_t kRegionBytes = int64_t{256} << 20;  // far larger than L2
     if (choice.kind == BackendKind::hopper)
         return by_first_mapping(FlexBackend::nvlink, reason, [&](PeerMapping mapping, std::string& why) {
-            return hopper::make_peer_probe(ops, world, mapping, why);
+            return hopper::make_peer_probe(ops, world, mapping, kRegionBytes, why);
         });
     reason = "no GPUs";
     return nullptr;
@@ -161,27 +163,26 @@ bool shares_within_hosts(const ParallelSpec& parallel) {
     return parallel.hosts == 0 || parallel.ranks_per_host % parallel.expert_model_parallel_size == 0;
 }
 
-// Hosts of the ranks that share the experts with this one, and whether any group of such ranks spans hosts;
-// as launched only where the exchange depends on it.
-struct SharingHosts {
-    HostLayout layout;
-    bool spanned = false;  // the same on every rank
-};
-SharingHosts sharing_hosts(const RankGroups& groups, const ParallelSpec& parallel) {
-    SharingHosts hosts;
-    const int ranks = groups.expert_parallel->size(), first = groups.world->rank() / ranks * ranks;
-    if (parallel.hosts > 0) {
-        hosts.layout = HostLayout::consecutive(first, ranks, static_cast<int>(parallel.ranks_per_host));
-        hosts.spanned = !shares_within_hosts(parallel);
-    } else if (parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical) {
-        const std::vector<int> launched = groups.world->hosts();
-        hosts.layout =
-            HostLayout(std::span(launched).subspan(static_cast<size_t>(first), static_cast<size_t>(ranks)));
-        int64_t spanned = hosts.layout.num_hosts() > 1 ? 1 : 0;
-        groups.world->all_reduce_max(std::span<int64_t>(&spanned, 1));
-        hosts.spanned = spanned != 0;
-    }
-    return hosts;
+// Of all ranks of the job.
+HostLayout hosts_of_job(ProcessGroup& world, const ParallelSpec& parallel) {
+    if (parallel.hosts > 0)
+        return HostLayout::consecutive(0, world.size(), static_cast<int>(parallel.ranks_per_host));
+    return HostLayout(world.hosts());
+}
+
+// Of the ranks that share the experts with `rank`.
+HostLayout hosts_that_share(const HostLayout& job, const ParallelSpec& parallel, int rank) {
+    const int ranks = static_cast<int>(parallel.expert_model_parallel_size), first = rank / ranks * ranks;
+    std::vector<int> hosts;
+    for (int r = first; r < first + ranks; ++r) hosts.push_back(job.host(r));
+    return HostLayout(hosts);
+}
+
+// Whether any group of ranks that share the experts is on several hosts.
+bool any_group_spans_hosts(const HostLayout& job, const ParallelSpec& parallel) {
+    for (int r = 0; r < job.num_ranks(); r += static_cast<int>(parallel.expert_model_parallel_size))
+        if (hosts_that_share(job, parallel, r).num_hosts() > 1) return true;
+    return false;
 }
 
 std::unique_ptr<GroupExchange> make_group_exchange(const ExchangeGroups& ranks, Ops& ops,
@@ -219,10 +220,12 @@ std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, const 
 ExchangeChoice make_message_exchange(const ExchangeGroups& ranks, CombineOrder order, Ops& ops,
                                      const Config& config) {
     if (hopper::built_with_nccl()) {
-        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration;
-        const auto sizes = captured ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
+        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration,
+                   fixed = captured || config.parallel.moe_message_sizes == MessageSizesKey::fixed;
+        const auto sizes = fixed ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
         return {hopper::make_nccl_exchange(ops, ranks, order, sizes, config.parallel.peer_deadline_seconds),
                 captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
+                : fixed  ? "NCCL send and receive, messages of a fixed size"
                          : "NCCL send and receive"};
     }
     auto host_ops = std::make_unique<ReferenceOps>();
@@ -326,14 +329,13 @@ ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config&
                         two_levels_note(config, hosts, fmt::format(" by {}", between.note), inside_note))};
 }
 
-}  // namespace
-
-ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
-                             const Config& config) {
+ExchangeChoice choose_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                               const Config& config, const HostLayout& job) {
     if (choice.kind == BackendKind::hopper && groups.world->size() == 1)
         return {hopper::make_local_exchange(ops, config.moe.moe_combine_order), ""};
     const ParallelSpec& parallel = config.parallel;
-    const auto [hosts, spanned] = sharing_hosts(groups, parallel);
+    const HostLayout hosts = hosts_that_share(job, parallel, groups.world->rank());
+    const bool spanned = any_group_spans_hosts(job, parallel);
     const bool two_levels = spanned && parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
     if (choice.kind == BackendKind::hopper)
         return two_levels ? make_gpu_levels(groups, ops, config, hosts)
@@ -353,6 +355,78 @@ ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& grou
                 "exchange: messages between processes (the reference backend), sums apart"};
     return {std::move(exchange),
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};
+}
+
+// What carries the bytes of one level, and what it is called. Collective over `world` and `level`.
+struct LevelTraffic {
+    std::unique_ptr<Ops> host_ops;  // of messages in host memory
+    std::unique_ptr<Messages> messages;
+    std::unique_ptr<PairTraffic> pairs;
+    std::string way;
+};
+LevelTraffic make_level_traffic(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
+                                ProcessGroup& level, const ParallelSpec& parallel, bool peer_memory) {
+    constexpr int64_t kStoredBytes = int64_t{4} << 20;  // to each rank
+    if (choice.kind == BackendKind::hopper && peer_memory) {
+        std::string way = "on each GPU", why;
+        auto probe = by_first_mapping(
+            parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
+                way = name_of(mapping);
+                return hopper::make_peer_probe(ops, level, mapping, kStoredBytes * level.size(), reason);
+            });
+        if (on_all_ranks(world, probe != nullptr || level.size() == 1))
+            return {.pairs = probe ? make_store_traffic(std::move(probe)) : nullptr,
+                    .way = fmt::format("peer memory, {}", way)};
+    }
+    LevelTraffic made;
+    const bool nccl = choice.kind == BackendKind::hopper && hopper::built_with_nccl();
+    made.way = nccl ? "NCCL" : "messages between processes";
+    if (level.size() == 1) return made;
+    if (!nccl) made.host_ops = std::make_unique<ReferenceOps>();
+    made.messages = nccl ? hopper::make_nccl_messages(ops, level, parallel.peer_deadline_seconds)
+                         : make_host_messages(level);
+    made.pairs = make_message_traffic(*made.messages, level, nccl ? ops.device() : made.host_ops->device());
+    return made;
+}
+
+// parallel.wire_self_test: a line a level, each after a line break. Collective.
+std::string wire_self_test(const BackendChoice& choice, ProcessGroup& world, Ops& ops,
+                           const ParallelSpec& parallel, const HostLayout& job) {
+    world.set_activity("parallel.wire_self_test");
+    const TokenDispatcher dispatcher = parallel.moe_token_dispatcher_type;
+    const bool peer_memory = dispatcher == TokenDispatcher::hierarchical ||
+                             (dispatcher == TokenDispatcher::flex &&
+                              (on_one_host(choice, parallel) || !any_group_spans_hosts(job, parallel)));
+    const WireSpeedLimits limits{.deadline_seconds = parallel.peer_deadline_seconds};
+    const std::vector<std::string> names = names_of_ranks(world, job);
+    const int rank = world.rank();
+    std::string text;
+    const auto test = [&](const char* name, ProcessGroup& level, bool by_peer_memory) {
+        const LevelTraffic traffic = make_level_traffic(choice, ops, world, level, parallel, by_peer_memory);
+        std::vector<double> speeds(1, 0.0);
+        if (traffic.pairs) speeds = measure_pairs(*traffic.pairs, level, ops.device(), limits);
+        text += "\n" + wire_speed_text(fmt::format("{} ({})", name, traffic.way),
+                                       gather_pairs(speeds, level, world), names);
+    };
+    if (job.num_hosts() > 1) test("between hosts", *world.split(job.place(rank), job.host(rank)), false);
+    if (job.num_hosts() < world.size()) test("inside hosts", *world.split(job.host(rank)), peer_memory);
+    return text;
+}
+
+}  // namespace
+
+JobHosts job_hosts(ProcessGroup& world, const ParallelSpec& parallel) {
+    const HostLayout job = hosts_of_job(world, parallel);
+    return {.num_hosts = job.num_hosts(), .spanned = any_group_spans_hosts(job, parallel)};
+}
+
+ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
+                             const Config& config) {
+    const HostLayout job = hosts_of_job(*groups.world, config.parallel);
+    ExchangeChoice chosen = choose_exchange(choice, groups, ops, config, job);
+    if (config.parallel.wire_self_test && groups.world->size() > 1)
+        chosen.note += wire_self_test(choice, *groups.world, ops, config.parallel, job);
+    return chosen;
 }
 
 std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,

@@ -37,6 +37,12 @@ constexpr const char* kLegend =
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer\n"
     "  exposed ms  of the layer, gone in the same steps without rows on the wire; MHz without: the clock "
     "then\n"
+    "              between hosts, inside: gone without the rows of that level alone; a level may hide the "
+    "other\n"
+    "  slowest rank  and how much more its own work in a layer takes than the median rank's: all stages but "
+    "plan,\n"
+    "              dispatch and combine, where ranks wait for each other\n"
+    "  host stops  waits of the host for the GPU while it launches one step; -: the host is the device\n"
     "  J/step      energy of all GPUs over steps of at least profile.energy_seconds; -: not counted here\n"
     "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
     "use at their peak\n"
@@ -52,7 +58,8 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           plugin_(options.plugin),
-          eta_(profiled_steps(config_.profile, world.size()) * static_cast<int64_t>(arms_.size())),
+          hosts_(job_hosts(world, config_.parallel)),
+          eta_(profiled_steps(config_.profile, world.size(), hosts_) * static_cast<int64_t>(arms_.size())),
           log_(world.rank(), options.terminal) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
@@ -83,14 +90,16 @@ public:
         log_.line(fmt::format(
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole{}, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps,
-            profile_.ranks > 1 ? ", as many without rows on the wire" : ""));
+            profile_.ranks == 1 ? ""
+            : hosts_.spanned    ? ", as many without rows on the wire, between hosts and inside them"
+                                : ", as many without rows on the wire"));
         world_.set_activity("measuring the machine");
         ProfileCeilings ceilings(backend_, world_);
         profile_.machine = ceilings.rates();
         report_machine();
         for (const Arm& arm : arms_) {
             profile_.arms.push_back(
-                profile_arm(arm, world_, backend_, data_, ceilings,
+                profile_arm(arm, world_, backend_, data_, hosts_, ceilings,
                             [&](const char* phase, int64_t step, int64_t of, double seconds) {
                                 eta_.step_done(seconds);
                                 progress(arm.name, phase, step, of);
@@ -197,6 +206,7 @@ private:
     BackendChoice backend_;
     std::vector<Arm> arms_;
     std::string plugin_;
+    JobHosts hosts_;
     EtaEstimator eta_;
     std::chrono::steady_clock::time_point last_progress_;
     std::optional<RunFolder> run_folder_;

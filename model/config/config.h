@@ -32,15 +32,20 @@ enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 enum class TokenDispatcher : uint8_t { alltoall, flex, hierarchical };
 // How flex maps peers' memory. nvlink: the first of the others that works.
 enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
+// Of messages between GPUs: what the routing makes them, which the host reads first; or a fixed size, with
+// which the host waits for nothing.
+enum class MessageSizesKey : uint8_t { routed, fixed };
 
 // The world size comes from mpirun; data parallel size = world size; groups of EP ranks share the experts.
 struct ParallelSpec {
     int64_t expert_model_parallel_size = 1;
     TokenDispatcher moe_token_dispatcher_type = TokenDispatcher::flex;
     FlexBackend moe_flex_dispatcher_backend = FlexBackend::nvlink;
+    MessageSizesKey moe_message_sizes = MessageSizesKey::routed;
     // As if the job ran on so many hosts, with consecutive ranks on each; 0: on those that the launcher
     // names.
     int64_t hosts = 0, ranks_per_host = 0;
+    bool wire_self_test = false;  // measure the bandwidth between ranks at the start, level by level
     double peer_deadline_seconds =
         60.0;  // longest wait for another rank before the job is ended with a report
 };

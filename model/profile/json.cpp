@@ -35,6 +35,12 @@ json json_of(const ProfileRow& row) {
     return result;
 }
 
+json without_rows_json(const LayerTimes& times) {
+    return {{"layer seconds", json_of(times.layer)},
+            {"layer clock hertz", json_of(times.clock)},
+            {"passes seconds", json_of(times.passes)}};
+}
+
 }  // namespace
 
 std::string profile_json(const Profile& profile, const Config& config) {
@@ -68,6 +74,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer clock hertz by step", arm.whole.clock_by_step},
             {"step seconds", arm.step_seconds},
             {"host seconds", arm.host_seconds},
+            {"host stops per step", arm.host_stops ? json(*arm.host_stops) : json()},
             {"joules per step", nullptr},
             {"joules per token", nullptr},
             {"tokens per second per gpu", arm.tokens_per_second()},
@@ -78,6 +85,9 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"wire bytes",
              {{"routing", arm.wire.routing}, {"dispatch", arm.wire.dispatch}, {"combine", arm.wire.combine}}},
             {"wire seconds", arm.wire_seconds},
+            {"work seconds by rank", json::array()},
+            {"wire seconds by rank", json::array()},
+            {"slowest rank", nullptr},
             {"exposed wire seconds", nullptr},
             {"expert load max over mean", arm.expert_load},
             {"rank load max over mean", arm.rank_load},
@@ -92,12 +102,27 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
-        if (arm.wire.between_hosts > 0) one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
+        for (const RankSeconds& rank : arm.by_rank) {
+            one["work seconds by rank"].push_back(rank.work);
+            one["wire seconds by rank"].push_back(rank.wire);
+        }
+        if (const auto slowest = slowest_of(arm.by_rank))
+            one["slowest rank"] = {{"rank", slowest->rank}, {"over median", slowest->over_median}};
+        if (arm.num_hosts > 1) {
+            one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
+            one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
+        }
         if (arm.without_rows) {
             one["exposed wire seconds"] = *arm.exposed_wire_seconds();
-            one["without rows"] = {{"layer seconds", json_of(arm.without_rows->layer)},
-                                   {"layer clock hertz", json_of(arm.without_rows->clock)},
-                                   {"passes seconds", json_of(arm.without_rows->passes)}};
+            one["without rows"] = without_rows_json(*arm.without_rows);
+        }
+        if (const auto levels = arm.exposed_by_level()) {
+            one["exposed wire seconds between hosts"] = levels->between_hosts;
+            one["exposed wire seconds inside hosts"] = levels->inside_hosts;
+        }
+        if (arm.without_rows_between_hosts) {
+            one["without rows between hosts"] = without_rows_json(*arm.without_rows_between_hosts);
+            one["without rows inside hosts"] = without_rows_json(*arm.without_rows_inside_hosts);
         }
         if (arm.joules_per_step) {
             one["joules per step"] = *arm.joules_per_step;

@@ -80,6 +80,12 @@ std::string profile_page(const Profile& profile, const Config& config) {
                                        arm.step_seconds * 1e3, format_si(arm.tokens_per_second()));
         if (const auto exposed = arm.exposed_wire_seconds())
             text += fmt::format(", exposed wire {:.3f} ms", *exposed * 1e3);
+        if (const auto levels = arm.exposed_by_level())
+            text += fmt::format(" ({:.3f} ms between hosts, {:.3f} ms inside)", levels->between_hosts * 1e3,
+                                levels->inside_hosts * 1e3);
+        if (const auto slowest = slowest_of(arm.by_rank))
+            text += fmt::format(", slowest rank {} ({} over the median)", slowest->rank,
+                                format_percent(slowest->over_median, 1));
         page.fact(arm.name, text);
     }
     for (size_t c = 0; c < kPalette.size(); ++c) page.color(name_of_category(c), kPalette[c]);

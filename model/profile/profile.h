@@ -64,6 +64,8 @@ void add_ceilings(const IdealSeconds& ideal, RowSamples& samples);
 // The rows of all ranks in one: times over steps and ranks, mean counts, highest memory; shares of each part.
 // Collective.
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world);
+// Plan, dispatch and combine of one MoE layer, both directions.
+double wire_seconds(const std::vector<ProfileRow>& rows);
 // Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not
 // known). passes: forward and backward of the whole step over the number of those, whatever runs beside what.
 struct LayerSeconds {
@@ -78,6 +80,20 @@ struct LayerTimes {
     std::vector<double> layer_by_step, clock_by_step;
 };
 
+// Where a rank is slow, all that share the experts wait for it in the stages that cross ranks; its own work,
+// which no rank waits in, is where it shows. Of one MoE layer and micro-batch, both directions; medians over
+// the steps timed by stage.
+struct RankSeconds {
+    double work = 0, wire = 0;  // all stages but plan, dispatch and combine; those
+};
+RankSeconds rank_seconds(const RowSamples& samples);
+// The rank with most work, and by which share that is more than the median's; absent: one rank.
+struct SlowestRank {
+    int rank = 0;
+    double over_median = 0;
+};
+std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks);
+
 struct ArmProfile {
     std::string name, recipe;
     std::vector<ProfileRow> rows;
@@ -85,8 +101,13 @@ struct ArmProfile {
     // The whole step, nothing timed inside it: from end to end, and what the host needs to launch it.
     // Medians, host clock, this rank's.
     double step_seconds = 0, host_seconds = 0;
-    // The same where no rows move between ranks (Trainer::skip_rows); absent: one rank.
-    std::optional<LayerTimes> without_rows;
+    // How often the host waited for the device while it launched such a step: the most of all steps and
+    // ranks; absent: the host is the device.
+    std::optional<int64_t> host_stops;
+    // The same where no rows move between ranks (Trainer::skip_rows); absent: one rank. Where those of one
+    // level stay home; absent: no rows cross hosts.
+    std::optional<LayerTimes> without_rows, without_rows_between_hosts, without_rows_inside_hosts;
+    int num_hosts = 1;  // of the job
     // of a step, all ranks' devices; absent: not measured, or a device does not count
     std::optional<double> joules_per_step;
     double step_tokens = 0;   // of a step, all ranks
@@ -95,6 +116,7 @@ struct ArmProfile {
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
     double wire_seconds = 0;                // plan, dispatch and combine of one layer, hidden or not
+    std::vector<RankSeconds> by_rank;       // of one layer
     double casts = 0;                       // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
     int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
@@ -112,6 +134,17 @@ struct ArmProfile {
     std::optional<double> exposed_wire_seconds() const {
         if (!without_rows) return std::nullopt;
         return whole.passes.median - without_rows->passes.median;
+    }
+    // What is gone without the rows of one level. No sum of parts: a level may hide the other, and what a
+    // rank does with its own rows is in neither.
+    struct ByLevel {
+        double between_hosts = 0, inside_hosts = 0;
+    };
+    std::optional<ByLevel> exposed_by_level() const {
+        if (num_hosts < 2 || !without_rows) return std::nullopt;
+        if (!without_rows_between_hosts) return ByLevel{0, *exposed_wire_seconds()};
+        return ByLevel{whole.passes.median - without_rows_between_hosts->passes.median,
+                       whole.passes.median - without_rows_inside_hosts->passes.median};
     }
 };
 

@@ -83,6 +83,44 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     samples.seconds.push_back(std::move(seconds));
 }
 
+namespace {
+
+bool crosses_ranks(const ProfileRow& row) {
+    return row.stage == "plan" || row.stage == "dispatch" || row.stage == "combine";
+}
+
+}  // namespace
+
+double wire_seconds(const std::vector<ProfileRow>& rows) {
+    double seconds = 0;
+    for (const ProfileRow& row : rows)
+        if (row.part == kMoeLayer && crosses_ranks(row)) seconds += row.seconds.median;
+    return seconds;
+}
+
+RankSeconds rank_seconds(const RowSamples& samples) {
+    std::vector<double> work, wire;
+    for (const std::vector<double>& step : samples.seconds) {
+        work.push_back(0);
+        wire.push_back(0);
+        for (size_t r = 0; r < step.size(); ++r)
+            if (samples.rows[r].part == kMoeLayer)
+                (crosses_ranks(samples.rows[r]) ? wire : work).back() += step[r];
+    }
+    return {.work = spread_of(work).median, .wire = spread_of(wire).median};
+}
+
+std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {
+    if (ranks.size() < 2) return std::nullopt;
+    const auto slowest = std::max_element(ranks.begin(), ranks.end(),
+                                          [](const auto& a, const auto& b) { return a.work < b.work; });
+    std::vector<double> work;
+    for (const RankSeconds& rank : ranks) work.push_back(rank.work);
+    const double median = spread_of(work).median;
+    return SlowestRank{.rank = static_cast<int>(slowest - ranks.begin()),
+                       .over_median = median > 0 ? slowest->work / median - 1 : 0};
+}
+
 void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples) {
     struct Leg {
         double total;

@@ -44,14 +44,16 @@ bool has_wire(int ranks) { return ranks > 1; }
 class ArmRun {
 public:
     ArmRun(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-           const std::shared_ptr<const TokenSource>& data, const OnStep& on_step)
+           const std::shared_ptr<const TokenSource>& data, JobHosts hosts, const OnStep& on_step)
         : config_(arm.config),
           world_(world),
           backend_(backend),
+          hosts_(hosts),
           trainer_(std::make_unique<Trainer>(arm.config, world, backend, arm.arithmetic, data)),
           on_step_(on_step) {
         result_.name = arm.name;
         result_.recipe = recipe_name(arm.config.precision);
+        result_.num_hosts = hosts.num_hosts;
         result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);
         result_.step_tokens =
@@ -91,18 +93,24 @@ public:
     // As training runs them, in graphs where the schedule says so.
     void time_steps() {
         std::vector<double> steps, host;
+        int64_t stops = 0;
         run_steps("steps", measured_steps(), [&](const StepResult& step) {
             steps.push_back(step.seconds);
             host.push_back(step.host_seconds);
+            stops = std::max(stops, step.host_stops);
         });
+        world_.all_reduce_max(std::span<int64_t>(&stops, 1));
+        if (backend_.kind == BackendKind::hopper) result_.host_stops = stops;
         result_.step_seconds = spread_of(steps).median;
         result_.host_seconds = spread_of(host).median;
     }
 
     // What the rows' way costs in this schedule: the same steps without it. The last thing a trainer does.
     void time_layer_without_rows() {
-        trainer_->skip_rows();
-        result_.without_rows = time_whole("no rows");
+        result_.without_rows = time_without(SkippedRows::all, "no rows");
+        if (!hosts_.spanned) return;
+        result_.without_rows_between_hosts = time_without(SkippedRows::between_hosts, "between");
+        result_.without_rows_inside_hosts = time_without(SkippedRows::inside_hosts, "inside");
     }
 
     // Whole steps for at least the window, from and to an idle device; the sum over all ranks' devices.
@@ -130,16 +138,21 @@ public:
         add_ceilings([&](const OpCall& call, double wire) { return ceilings.seconds_of(call, wire); },
                      samples_);
         result_.rows = merge_rows(samples_, world_);
-        for (const ProfileRow& row : result_.rows) {
-            if (row.part != kMoeLayer) continue;
-            result_.casts += row.casts;
-            if (row.stage == "plan" || row.stage == "dispatch" || row.stage == "combine")
-                result_.wire_seconds += row.seconds.median;
-        }
+        for (const ProfileRow& row : result_.rows)
+            if (row.part == kMoeLayer) result_.casts += row.casts;
+        result_.wire_seconds = wire_seconds(result_.rows);
+        const RankSeconds mine = rank_seconds(samples_);
+        result_.by_rank.resize(static_cast<size_t>(world_.size()));
+        world_.all_gather(&mine, sizeof mine, result_.by_rank.data());
         return std::move(result_);
     }
 
 private:
+    LayerTimes time_without(SkippedRows rows, const char* phase) {
+        trainer_->skip_rows(rows);
+        return time_whole(phase);
+    }
+
     // Without marks between stages.
     LayerTimes time_whole(const char* phase) {
         trainer_->time_stages(TimerDetail::parts);
@@ -223,6 +236,7 @@ private:
     Config config_;
     ProcessGroup& world_;
     BackendChoice backend_;
+    JobHosts hosts_;
     std::unique_ptr<Trainer> trainer_;
     const OnStep& on_step_;
     RowSamples samples_;
@@ -245,15 +259,15 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     return result;
 }
 
-int64_t profiled_steps(const ProfileSpec& spec, int ranks) {
-    const int passes = has_wire(ranks) ? 4 : 3;
+int64_t profiled_steps(const ProfileSpec& spec, int ranks, const JobHosts& hosts) {
+    const int without_rows = hosts.spanned ? 3 : has_wire(ranks) ? 1 : 0, passes = 3 + without_rows;
     return spec.profile_step_start + passes * (spec.profile_step_end - spec.profile_step_start);
 }
 
 ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const TokenSource>& data, ProfileCeilings& ceilings,
-                       const OnStep& on_step) {
-    ArmRun run(arm, world, backend, data, on_step);
+                       const std::shared_ptr<const TokenSource>& data, const JobHosts& hosts,
+                       ProfileCeilings& ceilings, const OnStep& on_step) {
+    ArmRun run(arm, world, backend, data, hosts, on_step);
     run.warm_up();
     run.time_stages();
     run.time_layer();

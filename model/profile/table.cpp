@@ -39,6 +39,28 @@ bool same_stage(const ProfileRow& a, const ProfileRow& b) {
     return a.part == b.part && a.stage == b.stage && a.direction == b.direction;
 }
 
+std::string wire_text(const ArmProfile& arm) {
+    const std::string all = format_bytes(arm.wire.total());
+    if (arm.num_hosts < 2) return all;
+    return fmt::format("{}: {} between hosts, {} inside", all, format_bytes(arm.wire.between_hosts),
+                       format_bytes(arm.wire.inside_hosts()));
+}
+
+std::string slowest_text(const ArmProfile& arm) {
+    const auto slowest = slowest_of(arm.by_rank);
+    if (!slowest) return "-";
+    return fmt::format("{}, +{}", slowest->rank, format_percent(slowest->over_median, 1));
+}
+
+std::string exposed_text(const ArmProfile& arm) {
+    const auto levels = arm.exposed_by_level();
+    if (!arm.without_rows) return "-";
+    const std::string all = milliseconds(*arm.exposed_wire_seconds());
+    if (!levels) return all;
+    return fmt::format("{}: {} between hosts, {} inside", all, milliseconds(levels->between_hosts),
+                       milliseconds(levels->inside_hosts));
+}
+
 }  // namespace
 
 std::string arm_table(const ArmProfile& arm) {
@@ -138,9 +160,11 @@ std::string summary_table(const Profile& profile) {
                  {"wire ms"},
                  {"exposed ms"},
                  {"MHz without"},
+                 {"slowest rank"},
                  {"saved"},
                  {"step ms"},
                  {"host ms"},
+                 {"host stops"},
                  {"J/step"},
                  {"mJ/token"},
                  {"load max/mean"}});
@@ -160,18 +184,17 @@ std::string summary_table(const Profile& profile) {
              tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),
              or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
              format_fixed(arm.casts, 0),
-             format_bytes(arm.wire.total()) +
-                 (arm.wire.between_hosts > 0
-                      ? fmt::format(", {} between hosts", format_bytes(arm.wire.between_hosts))
-                      : ""),
+             wire_text(arm),
              milliseconds(arm.wire_seconds),
-             arm.without_rows ? milliseconds(*arm.exposed_wire_seconds()) : "-",
+             exposed_text(arm),
              arm.without_rows && arm.without_rows->clock.median > 0
                  ? format_fixed(arm.without_rows->clock.median * 1e-6, 0)
                  : "-",
+             slowest_text(arm),
              format_bytes(saved),
              milliseconds(arm.step_seconds),
              milliseconds(arm.host_seconds),
+             arm.host_stops ? std::to_string(*arm.host_stops) : "-",
              arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-",
              arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3) : "-",
              fmt::format("{:.2f} expert, {:.2f} rank", arm.expert_load, arm.rank_load)});

@@ -171,11 +171,11 @@ Trainer::~Trainer() {
     if (stream_.handle != nullptr) ops_->device().free_stream(stream_);
 }
 
-void Trainer::skip_rows() {
+void Trainer::skip_rows(SkippedRows rows) {
     FP8FLOW_CHECK(flights_.empty(), "{} steps in flight still move rows", flights_.size());
     skips_rows_ = true;
     if (captured_) captured_->forget();
-    exchange_->skip_rows(ops_.get());
+    exchange_->skip_rows(rows, *ops_);
 }
 
 void Trainer::time_stages(TimerDetail detail) {
@@ -362,6 +362,7 @@ void Trainer::launch(Flight& flight) {
         flight.tensor_stats->begin_iteration(flight.step + 1);
     }
     const Clock::time_point begin = Clock::now();
+    const int64_t stops = ops_->device().num_synchronisations();
     inputs_->write(static_cast<int64_t>(slot_of(flight.step)), inputs_of(flight));
     if (captured_)
         for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)
@@ -376,6 +377,7 @@ void Trainer::launch(Flight& flight) {
     StepRecord& record = record_of(flight);
     record.mark(stream_);
     flight.host_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
+    flight.host_stops = ops_->device().num_synchronisations() - stops;
     // Steps that the device finished while this one was launched: the host was the slower of the two, so a
     // step took what a launch takes.
     for (Flight& earlier : flights_)
@@ -436,6 +438,7 @@ StepResult Trainer::result_of(const Flight& flight) {
         .seconds =
             std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
         .host_seconds = flight.host_seconds,
+        .host_stops = flight.host_stops,
         .tokens = tokens_of_step(),
         .redone = flight.redone,
         .redo_seconds = flight.redo_seconds,

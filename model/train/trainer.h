@@ -54,6 +54,7 @@ struct StepResult {
     double seconds =
         0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
     double host_seconds = 0;  // the host was busy launching it
+    int64_t host_stops = 0;   // meanwhile it waited for the device so often (Device::num_synchronisations)
     int64_t tokens = 0;       // of the global batch
     int64_t redone =
         0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
@@ -110,9 +111,9 @@ public:
     void stop_when(std::function<bool()> asked) { stop_asked_ = std::move(asked); }
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
-    // A diagnosis: steps launched from now on move no rows between ranks (Exchange::skip_rows). Their numbers
+    // A diagnosis: steps launched from now on leave these rows at home (Exchange::skip_rows). Their numbers
     // mean nothing and are not judged, and neither is the model worth anything afterwards.
-    void skip_rows();
+    void skip_rows(SkippedRows rows);
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
@@ -159,6 +160,7 @@ private:
         double redo_seconds = 0;
         CapturedSteps::Known known;
         double host_seconds = 0;
+        int64_t host_stops = 0;
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
         TensorStats stats_before;  // what they go back to when the step is repeated

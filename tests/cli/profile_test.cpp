@@ -173,6 +173,34 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
     }
 }
 
+// Four ranks taken to be two hosts: the exposed wire by level, with one and with two levels of exchange.
+TEST(Profile, ExposedWireIsToldByLevel) {
+    for (const char* dispatcher : {"alltoall", "hierarchical"}) {
+        TemporaryFolder folder;
+        const std::string out = folder.path("out");
+        const CommandResult run = fp8flow_on_ranks(
+            4, profile(out, {"--recipes", "fp8_flow", "--set", "parallel.expert_model_parallel_size=4",
+                             "--set", "parallel.hosts=2x2", "--set",
+                             std::string("parallel.moe_token_dispatcher_type=") + dispatcher}));
+        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        const json recipe = recipes_of(out).at("fp8_flow");
+        const json& bytes = recipe.at("wire bytes");
+        EXPECT_GT(bytes.at("between hosts").get<double>(), 0);
+        EXPECT_GT(bytes.at("inside hosts").get<double>(), 0);
+        for (const char* level : {"between hosts", "inside hosts"}) {
+            const double without =
+                recipe.at(std::string("without rows ") + level).at("passes seconds").at("median");
+            EXPECT_GT(without, 0);
+            EXPECT_NEAR(recipe.at(std::string("exposed wire seconds ") + level).get<double>(),
+                        recipe.at("passes seconds").at("median").get<double>() - without, 1e-12);
+        }
+        EXPECT_EQ(recipe.at("work seconds by rank").size(), 4u);
+        EXPECT_GE(recipe.at("slowest rank").at("over median").get<double>(), 0);
+        expect_contains(run.out, "between hosts, ");
+        expect_contains(read_whole(out + "/report.html"), "ms between hosts");
+    }
+}
+
 TEST(Profile, AblationAddsTheSwitchesOfTheFlow) {
     TemporaryFolder folder;
     const CommandResult run =

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two levels: a call of one level becomes one over the rail and one inside the host, with plans derived for
-// each call. Received rows end in the order of one level, so what follows has its bits.
+// Two levels: a call of one level becomes one over the rail and one inside the host, with plans derived from
+// its own. Received rows end in the order of one level, so what follows has its bits.
 #include "kernels/comm/levels/hierarchical_exchange.h"
 
 #include "kernels/comm/group_exchange.h"
@@ -29,11 +29,19 @@ HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const H
       parts_(std::move(parts)),
       tables_(ops.device(), "levels of exchange"),
       map_(make_level_map(hosts, parts_.flat->rank(), ops.device(), tables_)),
-      derive_(derive) {
+      derive_(derive),
+      kept_(ops.device(), "plans of two levels") {
     FP8FLOW_CHECK(parts_.rail->size() == map_.hosts && parts_.rail->rank() == map_.host &&
                       parts_.inside->size() == map_.places && parts_.inside->rank() == map_.place,
                   "rank {} of {} on the rail, {} of {} inside, for {} hosts of {}", parts_.rail->rank(),
                   parts_.rail->size(), parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
+}
+
+void HierarchicalExchange::skip_rows(SkippedRows rows, Ops& ops) {
+    Exchange::skip_rows(rows, ops);
+    parts_.flat->skip_rows(rows, ops);
+    parts_.rail->skip_rows(rows, ops);
+    parts_.inside->skip_rows(rows, ops);
 }
 
 void HierarchicalExchange::check_peers() {
@@ -77,14 +85,31 @@ void HierarchicalExchange::reset_counts() {
 void HierarchicalExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
                                              const TensorView& all_ids, const TensorView& all_probs,
                                              const Launch& launch) {
+    key_.reset();
     parts_.flat->gather_routing(ids, probs, all_ids, all_probs, launch);
 }
 
-LevelPlans HierarchicalExchange::plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
-    const LevelPlans levels = allocate_level_plans(plan, map_, scratch);
+HierarchicalExchange::PlanKey HierarchicalExchange::key_of(const DispatchPlan& plan) {
+    return {.ids = plan.all_ids.data,
+            .rows = plan.recv_rows.data,
+            .source = plan.row_source.data,
+            .base = plan.row_source.row_base,
+            .offsets = plan.groups.offsets.as<int64_t>(),
+            .slots = plan.all_ids.dim(1),
+            .tokens = plan.num_tokens,
+            .capacity = plan.groups.row_capacity};
+}
+
+const LevelPlans& HierarchicalExchange::plans_of(const DispatchPlan& plan, Arena& scratch,
+                                                 const Launch& launch) {
+    if (key_ == key_of(plan)) return levels_;
+    key_.reset();  // in case there is no memory
+    kept_.rewind({});
+    levels_ = allocate_level_plans(plan, map_, kept_);
     ArenaScope scope(scratch);
-    derive_(plan, map_, levels, scratch, launch);
-    return levels;
+    derive_(plan, map_, levels_, scratch, launch);
+    key_ = key_of(plan);
+    return levels_;
 }
 
 ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const LevelPlans& levels,
@@ -102,7 +127,7 @@ ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const L
 void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan,
                                        const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
     ArenaScope scope(scratch);
-    const LevelPlans levels = plans_of(plan, scratch, launch);
+    const LevelPlans& levels = plans_of(plan, scratch, launch);
     parts_.inside->dispatch(cross_hosts(rows, levels, scratch, launch), levels.inside, dst, scratch, launch);
 }
 
@@ -112,7 +137,7 @@ void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const Disp
                                             const ScaledTensor& received, Arena& scratch,
                                             const Launch& launch) {
     ArenaScope scope(scratch);
-    const LevelPlans levels = plans_of(plan, scratch, launch);
+    const LevelPlans& levels = plans_of(plan, scratch, launch);
     const ScaledTensor landed = cross_hosts(rows, levels, scratch, launch);
     const auto like = [&](const TensorView& view) {
         return view ? scratch.tensor(view.dtype, {view.dim(0), view.dim(1)}, "dispatch") : view;
@@ -136,7 +161,7 @@ void HierarchicalExchange::do_combine(const Combine& args, const DispatchPlan& p
                                       const Launch& launch) {
     if (order_ == CombineOrder::invariant) return parts_.flat->combine(args, plan, scratch, launch);
     ArenaScope scope(scratch);
-    const LevelPlans levels = plans_of(plan, scratch, launch);
+    const LevelPlans& levels = plans_of(plan, scratch, launch);
     const int64_t most = levels.inside.num_tokens;
     const TensorView sums = scratch.tensor(args.src.dtype, {most, args.src.dim(1)}, "combine");
     TensorView probs;

@@ -14,6 +14,7 @@
 #include "kernels/exchange.h"
 
 #include <memory>
+#include <optional>
 
 namespace fp8flow {
 
@@ -38,6 +39,8 @@ public:
     int size() const override { return parts_.flat->size(); }
     int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
+    bool spans_hosts() const override { return map_.hosts > 1; }
+    void skip_rows(SkippedRows rows, Ops& ops) override;
     void check_peers() override;
     void require_capturable() const override;
     WireBytes wire_bytes() const override;
@@ -60,7 +63,19 @@ protected:
                        const Launch& launch) override;
 
 private:
-    LevelPlans plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch);
+    // What tells plans apart between two calls of gather_routing.
+    struct PlanKey {
+        const void *ids, *rows, *source;
+        const int64_t *base, *offsets;
+        int64_t slots, tokens, capacity;
+        bool operator==(const PlanKey&) const = default;
+    };
+    static PlanKey key_of(const DispatchPlan& plan);
+    // Derived once for each plan: kept until another one comes, or routing is gathered, which every plan
+    // follows. So dispatch and combine of a layer share them, and so do their backwards. Of one plan alone:
+    // kept for each layer until its backward they would double what plans take. Calls are in one order of
+    // streams, so nothing reads them any more when they are replaced.
+    const LevelPlans& plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch);
     // The rows that land here over the rail.
     ScaledTensor cross_hosts(const ScaledTensor& rows, const LevelPlans& levels, Arena& scratch,
                              const Launch& launch);
@@ -71,6 +86,9 @@ private:
     Arena tables_;  // of the map
     LevelMap map_;
     DeriveLevelPlans& derive_;
+    Arena kept_;
+    std::optional<PlanKey> key_;
+    LevelPlans levels_;  // of the key
 };
 
 // In host memory: `ops` work on it, and all groups outlive the exchange. Collective over `group`.

@@ -34,7 +34,7 @@ std::unique_ptr<Ops> make_ops(int, const KernelChoice&) {
 std::unique_ptr<Probe> make_probe(Ops&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
-std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, PeerMapping, std::string&) {
+std::unique_ptr<PeerProbe> make_peer_probe(Ops&, ProcessGroup&, PeerMapping, int64_t, std::string&) {
     fail(ExitCode::usage, "the Hopper backend is not in this program: {}", unavailable_reason());
 }
 std::unique_ptr<Exchange> make_local_exchange(Ops&, CombineOrder) {

@@ -208,7 +208,7 @@ TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
             for (int64_t i = 0; i < y.numel(); ++i) EXPECT_EQ(y(i), value(i));
             for (int64_t i = 0; i < dprob.numel() && args.dprob; ++i) EXPECT_EQ(dprob(i), 0);
         };
-        self.exchange.skip_rows(&self.ops);
+        self.exchange.skip_rows(SkippedRows::all, self.ops);
         self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
         EXPECT_EQ(rows(0), 7.0);
         expect({.src = rows, .drow_prob = drow_prob, .y = y, .dprob = dprob}, [](int64_t) { return 0.0; });
@@ -216,7 +216,7 @@ TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
         expect({.src = rows, .residual = x, .addend = one, .y = y},
                [](int64_t i) { return 2.0 + static_cast<double>(i); });
         EXPECT_EQ(self.exchange.wire_bytes().total(), 0);
-        self.exchange.skip_rows(nullptr);
+        self.exchange.skip_rows(SkippedRows::none, self.ops);
         self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
         EXPECT_NE(rows(0), 7.0);
     });

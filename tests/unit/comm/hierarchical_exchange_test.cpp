@@ -194,6 +194,127 @@ TEST(HierarchicalExchange, IsMadeOfAnyExchangesAndReduces) {
     }
 }
 
+// What each rank sends in a dispatch and a combine, checking neither what arrives.
+WireBytes sent_without(Exchange& exchange, Ops& ops, Arena& scratch, const ExchangeCase& c,
+                       SkippedRows rows) {
+    const test::ExchangeLayer layer(c, exchange.rank());
+    const DispatchPlan plan = layer.plan();
+    exchange.skip_rows(rows, ops);
+    exchange.reset_counts();
+    test::HostScaled dst = layer.rows_tensor();
+    exchange.dispatch(layer.wire_rows(1, exchange.rank()), plan, dst, scratch);
+    const auto in = layer.combine_inputs(2);
+    test::HostTensor y(c.dtype, {layer.num_tokens(), c.hidden}),
+        dprob(DType::f32, {layer.num_tokens(), c.topk});
+    exchange.combine({.src = in.src, .drow_prob = in.drow_prob, .y = y, .dprob = dprob}, plan, scratch);
+    EXPECT_TRUE(dst.guards_intact() && y.guards_intact() && dprob.guards_intact());
+    return exchange.wire_bytes();
+}
+
+TEST(HierarchicalExchange, RowsOfOneLevelStayHome) {
+    for (Levels levels : {Levels::one, Levels::two})
+        for (CombineOrder order : kOrders) {
+            const ExchangeCase c{.tokens = {20, 7, 8, 5},
+                                 .topk = 3,
+                                 .wire = Wire::fp8,
+                                 .order = order,
+                                 .seed = 21,
+                                 .host_of = {0, 0, 1, 1},
+                                 .levels = levels};
+            SCOPED_TRACE(c.text());
+            run_thread_ranks(4, 60, [&](ProcessGroup& group) {
+                ReferenceOps ops;
+                Arena scratch(ops.device(), "scratch", true);
+                const auto exchange = test::make_reference_exchange(group, ops, c);
+                EXPECT_TRUE(exchange->spans_hosts());
+                const auto sent = [&](SkippedRows rows) {
+                    return sent_without(*exchange, ops, scratch, c, rows);
+                };
+                const WireBytes all = sent(SkippedRows::none), between = sent(SkippedRows::between_hosts),
+                                inside = sent(SkippedRows::inside_hosts), none = sent(SkippedRows::all);
+                EXPECT_GT(all.between_hosts, 0);
+                EXPECT_GT(all.inside_hosts(), 0);
+                EXPECT_EQ(between.between_hosts, 0);
+                EXPECT_EQ(between.inside_hosts(), all.inside_hosts());
+                EXPECT_EQ(inside.between_hosts, all.between_hosts);
+                EXPECT_EQ(inside.inside_hosts(), 0);
+                EXPECT_EQ(none.total(), 0);
+                exchange->skip_rows(SkippedRows::none, ops);
+                test::check_exchange(*exchange, scratch, c);  // as ever
+            });
+        }
+}
+
+// All ranks on one host: its rows are all rows.
+TEST(HierarchicalExchange, RowsOfOneHostAreAllRows) {
+    const ExchangeCase c{.tokens = {6, 7}, .topk = 2, .experts = 4, .wire = Wire::plain, .seed = 3};
+    run_thread_ranks(2, 60, [&](ProcessGroup& group) {
+        test::ExchangeRank self(group, c.order);
+        const auto sent = [&](SkippedRows rows) {
+            return sent_without(self.exchange, self.ops, self.scratch, c, rows).total();
+        };
+        EXPECT_FALSE(self.exchange.spans_hosts());
+        EXPECT_GT(sent(SkippedRows::between_hosts), 0);
+        EXPECT_EQ(sent(SkippedRows::inside_hosts), 0);
+    });
+}
+
+// Derivations are counted on rank 0.
+int derivations = 0;
+void count_derivations(const DispatchPlan& plan, const LevelMap& map, const LevelPlans& levels,
+                       Arena& scratch, const Launch& launch) {
+    if (map.rank == 0) ++derivations;
+    derive_level_plans(plan, map, levels, scratch, launch);
+}
+
+TEST(HierarchicalExchange, PlansAreDerivedOnceForEachRouting) {
+    const ExchangeCase c{.tokens = {9, 5},
+                         .topk = 2,
+                         .experts = 4,
+                         .wire = Wire::fp8,
+                         .seed = 31,
+                         .host_of = {0, 1},
+                         .levels = Levels::two};
+    ExchangeCase other = c;
+    other.seed = 32;
+    run_thread_ranks(2, 60, [&](ProcessGroup& group) {
+        ReferenceOps ops;
+        Arena scratch(ops.device(), "scratch", true);
+        const HostLayout hosts(c.host_of);
+        HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
+        ExchangeCase one = c;
+        one.levels = Levels::one;
+        parts.flat = test::make_reference_exchange(group, ops, one);
+        parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, one);
+        one.host_of = {};
+        parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
+        HierarchicalExchange exchange(ops, c.order, hosts, std::move(parts), count_derivations);
+        const test::ExchangeLayer first(c, group.rank()), second(other, group.rank());
+        const auto pass = [&](const test::ExchangeLayer& layer, uint64_t leg) {
+            layer.dispatch(exchange, scratch, leg);
+            layer.combine(exchange, scratch, leg + 1, true, true);
+        };
+        const auto expect = [&](int wanted) {
+            group.barrier();
+            EXPECT_EQ(derivations, wanted);
+            group.barrier();
+        };
+        if (group.rank() == 0) derivations = 0;
+        first.gather(exchange);
+        pass(first, 1);
+        second.gather(exchange);
+        pass(second, 3);
+        expect(2);
+        pass(second, 5);  // the backward of the last layer
+        expect(2);
+        pass(first, 7);
+        expect(3);
+        first.gather(exchange);  // another step, other contents in the same memory
+        pass(first, 9);
+        expect(4);
+    });
+}
+
 TEST(HierarchicalExchange, TwoLayersInFlightUseScratchThatGrowsOnce) {
     for (CombineOrder order : kOrders) {
         const ExchangeCase a{.tokens = {9, 0, 31, 4},

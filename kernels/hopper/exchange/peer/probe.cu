@@ -14,7 +14,6 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kDepth = 4;  // 16-byte accesses in flight per thread
 constexpr int kCtasPerSm = 8;
-constexpr int64_t kRegionBytes = int64_t{256} << 20;  // of each rank; far larger than L2
 
 struct Regions {
     uint4* of[PeerMemory::kMaxRanks];
@@ -22,16 +21,15 @@ struct Regions {
 
 enum class Direction { load, store };
 
-// Bytes: 16 * words for each other rank, over the wire, and as many in that rank's memory. A rank owns the
-// rank-th part of `words` words in every region, so no two ranks touch the same bytes. A CTA serves one peer,
-// the blockIdx.x % (ranks-1)-th after this rank, so that all links are busy at once, and strides over its
-// part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread; loaded
-// words are combined by exclusive or, which could reach `sink`.
+// Bytes: 16 * words for each of `others` ranks, over the wire, and as many in that rank's memory. A rank owns
+// the rank-th part of `words` words in every region, so no two ranks touch the same bytes. A CTA serves one
+// peer, the blockIdx.x % others-th from `first_peer` on, so that all links are busy at once, and strides over
+// its part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread;
+// loaded words are combined by exclusive or, which could reach `sink`.
 template <Direction direction>
-__global__ void __launch_bounds__(kThreads)
-    peer_kernel(Regions regions, int rank, int ranks, int64_t words, uint4* sink) {
-    const int others = ranks - 1;
-    const int peer = (rank + 1 + static_cast<int>(blockIdx.x) % others) % ranks;
+__global__ void __launch_bounds__(kThreads) peer_kernel(Regions regions, int rank, int ranks, int first_peer,
+                                                        int others, int64_t words, uint4* sink) {
+    const int peer = (first_peer + static_cast<int>(blockIdx.x) % others) % ranks;
     uint4* part = regions.of[peer] + rank * words;
     const int64_t first = static_cast<int64_t>(blockIdx.x) / others * kThreads * kDepth + threadIdx.x;
     const int64_t stride = static_cast<int64_t>(gridDim.x) / others * kThreads * kDepth;
@@ -65,11 +63,12 @@ __global__ void __launch_bounds__(kThreads)
 
 class CudaPeerProbe final : public PeerProbe {
 public:
-    CudaPeerProbe(Device& device, ProcessGroup& world, std::unique_ptr<PeerMemory> memory)
+    CudaPeerProbe(Device& device, ProcessGroup& world, std::unique_ptr<PeerMemory> memory,
+                  int64_t region_bytes)
         : device_(device),
           rank_(world.rank()),
           ranks_(world.size()),
-          words_(kRegionBytes / static_cast<int64_t>(sizeof(uint4)) / world.size()),
+          words_(region_bytes / static_cast<int64_t>(sizeof(uint4)) / world.size()),
           memory_(std::move(memory)) {
         for (int r = 0; r < ranks_; ++r) regions_.of[r] = reinterpret_cast<uint4*>(memory_->of(r));
         sink_ = static_cast<uint4*>(device_.allocate(sizeof(uint4)));
@@ -78,16 +77,18 @@ public:
     CudaPeerProbe(const CudaPeerProbe&) = delete;
     CudaPeerProbe& operator=(const CudaPeerProbe&) = delete;
 
-    int64_t bytes() const override { return (ranks_ - 1) * words_ * static_cast<int64_t>(sizeof(uint4)); }
-    void load(const Launch& launch) override { run<Direction::load>(launch); }
-    void store(const Launch& launch) override { run<Direction::store>(launch); }
+    int64_t bytes() const override { return (ranks_ - 1) * bytes_to_one(); }
+    int64_t bytes_to_one() const override { return words_ * static_cast<int64_t>(sizeof(uint4)); }
+    void load(const Launch& launch) override { run<Direction::load>(next(), ranks_ - 1, launch); }
+    void store(const Launch& launch) override { run<Direction::store>(next(), ranks_ - 1, launch); }
+    void store_to(int peer, const Launch& launch) override { run<Direction::store>(peer, 1, launch); }
 
 private:
-    template <Direction direction> void run(const Launch& launch) {
-        const int others = ranks_ - 1;
+    int next() const { return (rank_ + 1) % ranks_; }
+    template <Direction direction> void run(int first_peer, int others, const Launch& launch) {
         const int ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // as many for each peer
-        peer_kernel<direction>
-            <<<ctas, kThreads, 0, stream_of(launch)>>>(regions_, rank_, ranks_, words_, sink_);
+        peer_kernel<direction><<<ctas, kThreads, 0, stream_of(launch)>>>(regions_, rank_, ranks_, first_peer,
+                                                                         others, words_, sink_);
         check_launch("peer traffic");
     }
 
@@ -106,14 +107,14 @@ private:
 namespace fp8flow::hopper {
 
 std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMapping mapping,
-                                           std::string& reason) {
+                                           int64_t region_bytes, std::string& reason) {
     if (world.size() < 2 || world.size() > peer::PeerMemory::kMaxRanks) {
         reason = fmt::format("{} ranks", world.size());
         return nullptr;
     }
-    auto memory = peer::PeerMemory::create(world, mapping, peer::kRegionBytes, reason);
+    auto memory = peer::PeerMemory::create(world, mapping, region_bytes, reason);
     if (memory == nullptr) return nullptr;
-    return std::make_unique<peer::CudaPeerProbe>(ops.device(), world, std::move(memory));
+    return std::make_unique<peer::CudaPeerProbe>(ops.device(), world, std::move(memory), region_bytes);
 }
 
 }  // namespace fp8flow::hopper

@@ -243,6 +243,7 @@ HostGroups CublasLt::read_groups(const GemmProblem& problem, cudaStream_t stream
         if (sources[i] != nullptr) read(bases + i, sources[i], 1);
     }
     check_cuda(cudaStreamSynchronize(stream), "waiting for group sizes");
+    device_.count_synchronisation();
     return {num_groups, counts, offsets, bases[0], bases[1], bases[2]};
 }
 

@@ -183,6 +183,31 @@ TEST(Profile, MergedRowsTakeTimesOverStepsAndRanksAndMeanCounts) {
     });
 }
 
+TEST(Profile, OwnWorkLeavesOutStagesThatCrossRanks) {
+    Played played(3);
+    const RankSeconds before = rank_seconds(played.samples);
+    EXPECT_GT(before.work, 0);
+    EXPECT_GT(before.wire, 0);
+    EXPECT_DOUBLE_EQ(before.work + before.wire, 10);  // of one layer, both directions
+    for (size_t r = 0; r < played.samples.rows.size(); ++r)
+        if (played.samples.rows[r].stage == "dispatch")
+            for (auto& step : played.samples.seconds) step[r] += 5;  // waits for another rank
+    EXPECT_DOUBLE_EQ(rank_seconds(played.samples).work, before.work);
+    EXPECT_DOUBLE_EQ(rank_seconds(played.samples).wire, before.wire + 5);
+    EXPECT_FALSE(slowest_of({before}).has_value());
+}
+
+// Hosts that no rows cross: nothing is exposed between them, without a measurement.
+TEST(Profile, RowsThatStayInsideHostsAreExposedThere) {
+    ArmProfile arm;
+    arm.whole.passes = {6, 6, 6};
+    arm.without_rows = {.passes = {5, 5, 5}};
+    EXPECT_FALSE(arm.exposed_by_level().has_value());
+    arm.num_hosts = 2;
+    EXPECT_EQ(arm.exposed_by_level()->between_hosts, 0);
+    EXPECT_EQ(arm.exposed_by_level()->inside_hosts, 1);
+}
+
 TEST(Profile, SpreadsAreMediansWithBothEnds) {
     EXPECT_EQ(spread_of({3, 1, 2}).median, 2);
     EXPECT_EQ(spread_of({4, 1, 2, 3}).median, 2.5);
@@ -308,6 +333,12 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     profile.arms[1].whole.layer = {5, 5, 5};
     profile.arms[1].whole.passes = {6, 6, 6};
     profile.arms[1].without_rows = {.layer = {4, 4, 4}, .passes = {5, 5, 5}};
+    profile.arms[1].num_hosts = 2;
+    profile.arms[1].host_stops = 0;
+    profile.arms[1].without_rows_between_hosts = {.layer = {4, 4, 4}, .passes = {5.25, 5, 6}};
+    profile.arms[1].without_rows_inside_hosts = {.layer = {4, 4, 4}, .passes = {5.5, 5, 6}};
+    profile.arms[1].wire = {.routing = 1, .dispatch = 2, .combine = 4, .between_hosts = 3};
+    profile.arms[1].by_rank = {{.work = 2, .wire = 3}, {.work = 3, .wire = 2}, {.work = 2, .wire = 4}};
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
     const std::string table = summary_table(profile);
@@ -319,6 +350,24 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     EXPECT_EQ(result.at("recipes")[1].at("speed-up"), 2.0);
     EXPECT_EQ(result.at("recipes")[0].at("exposed wire seconds"), nullptr);
     EXPECT_EQ(result.at("recipes")[1].at("exposed wire seconds"), 1.0);
+    const json &one = result.at("recipes")[0], &two = result.at("recipes")[1];
+    EXPECT_EQ(two.at("exposed wire seconds between hosts"), 0.75);
+    EXPECT_EQ(two.at("exposed wire seconds inside hosts"), 0.5);
+    EXPECT_EQ(two.at("without rows between hosts").at("passes seconds").at("median"), 5.25);
+    EXPECT_EQ(two.at("without rows inside hosts").at("passes seconds").at("median"), 5.5);
+    EXPECT_EQ(two.at("wire bytes").at("between hosts"), 3.0);
+    EXPECT_EQ(two.at("wire bytes").at("inside hosts"), 4.0);
+    EXPECT_EQ(two.at("slowest rank"), (json{{"rank", 1}, {"over median", 0.5}}));
+    EXPECT_EQ(two.at("work seconds by rank"), (json{2.0, 3.0, 2.0}));
+    EXPECT_EQ(two.at("wire seconds by rank"), (json{3.0, 2.0, 4.0}));
+    for (const char* key : {"exposed wire seconds between hosts", "without rows between hosts"})
+        EXPECT_FALSE(one.contains(key)) << key;
+    EXPECT_TRUE(one.at("slowest rank").is_null());
+    EXPECT_TRUE(one.at("host stops per step").is_null());
+    EXPECT_EQ(two.at("host stops per step"), 0);
+    EXPECT_FALSE(one.at("wire bytes").contains("between hosts"));
+    EXPECT_NE(table.find("1000.0: 750.0 between hosts, 500.0 inside"), std::string::npos) << table;
+    EXPECT_NE(table.find("1, +50.0%"), std::string::npos) << table;
     EXPECT_EQ(result.at("recipes")[0].at("flops per second per gpu"), 500.0);
     const std::string svg = profile_picture(profile);
     expect_well_formed(svg);
