@@ -72,16 +72,21 @@ private:
             const int column =
                 static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols + box * kBf16BoxCols;
             if (first + kWarpRows > warp_uniform(tile.rows))
-                for_box_pieces(staging.boxes[box], [&](int row, int piece, const uint4* from) {
-                    const int col = column + 8 * piece;
-                    Bf16* const to = static_cast<Bf16*>(p.d) + (tile.d_row + first + row) * p.n + col;
-                    if (first + row < tile.rows && col < p.n)
-                        store_vector(reinterpret_cast<uint4*>(to), *from);
-                });
+                store_partial_rows(tile, staging.boxes[box], first, column);
             else if (lane == 0)
                 tma_store(map, staging.boxes[box], column, static_cast<int>(tile.d_row) + first);
             if (lane == 0) bulk_commit();
         }
+    }
+    __device__ __forceinline__ void store_partial_rows(const WorkTile& tile, const uint8_t* box, int first,
+                                                       int column) const {
+        for_box_pieces([&](int row, int piece) {
+            const int col = column + 8 * piece;
+            if (first + row < tile.rows && col < p.n)
+                store_vector(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) +
+                                                      (tile.d_row + first + row) * p.n + col),
+                             piece_of(box, row, piece));
+        });
     }
 };
 

@@ -151,18 +151,24 @@ private:
         fence_async_shared();
         __syncwarp();
         const int first = warp_uniform(row0_);
-        if (first + kWarpRows <= warp_uniform(tile.rows)) {
-            if (lane == 0) tma_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
-        } else if (inside) {
-            for_box_pieces(rows, [&](int i, int piece, const uint4* from) {
-                uint8_t* const at = static_cast<uint8_t*>(out_.act.data) +
-                                    (tile.d_row + act_offset_ + first + i) * out_.act.cols + col0 +
-                                    16 * piece;
-                if (first + i < tile.rows) store_vector(reinterpret_cast<uint4*>(at), *from);
-            });
-            __syncwarp();
-        }
+        if (first + kWarpRows > warp_uniform(tile.rows))
+            store_partial_rows(tile, rows, first, static_cast<int>(col0));
+        else if (lane == 0)
+            tma_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
         if (lane == 0) bulk_commit();
+    }
+    __device__ __forceinline__ void store_partial_rows(const WorkTile& tile, const uint8_t* rows, int first,
+                                                       int col0) const {
+        if (col0 >= out_.act.cols) return;
+        for_box_pieces([&](int row, int piece) {
+            if (first + row < tile.rows)
+                store_vector(
+                    reinterpret_cast<uint4*>(static_cast<uint8_t*>(out_.act.data) +
+                                             (tile.d_row + act_offset_ + first + row) * out_.act.cols + col0 +
+                                             16 * piece),
+                    piece_of(rows, row, piece));
+        });
+        __syncwarp();
     }
 
     const SwigluOutput& out_;

@@ -428,15 +428,15 @@ __device__ __forceinline__ void store_rows(const GemmProblem& p, const WorkTile&
 
 // ---- epilogue through shared memory: of a warp's 16 rows, staged in a box
 //
-// Where they reach past the group: store(row, piece, value) for each 16 bytes, instead of TMA.
-template <class Store> __device__ __forceinline__ void for_box_pieces(const uint8_t* box, Store store) {
+// Where they reach past the group: store(row, piece) for each 16 bytes, instead of TMA.
+template <class Store> __device__ __forceinline__ void for_box_pieces(Store store) {
     constexpr int kPieces = kStageRowBytes / 16;
 #pragma unroll 1
-    for (int i = static_cast<int>(threadIdx.x) % 32; i < kWarpRows * kPieces; i += 32) {
-        const int row = i / kPieces, piece = i % kPieces;
-        store(row, piece,
-              reinterpret_cast<const uint4*>(box + row * kStageRowBytes + (piece ^ (row % 8)) * 16));
-    }
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < kWarpRows * kPieces; i += 32)
+        store(i / kPieces, i % kPieces);
+}
+__device__ __forceinline__ uint4 piece_of(const uint8_t* box, int row, int piece) {
+    return *reinterpret_cast<const uint4*>(box + row * kStageRowBytes + (piece ^ (row % 8)) * 16);
 }
 // Zeros in the sums of a chain that belong to pads. row: of the tile, this thread's upper one.
 __device__ __forceinline__ void zero_pads(const WorkTile& tile, int row, float (&sums)[64]) {
