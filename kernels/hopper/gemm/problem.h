@@ -42,6 +42,9 @@ struct GemmOperand {
     OperandScale scale;
 
     __device__ int64_t base() const { return row_base != nullptr ? *row_base : 0; }
+    __device__ __forceinline__ int64_t at(int64_t group, int64_t output, int64_t k) const {
+        return group * group_stride + output * output_stride + k * k_stride;
+    }
 };
 
 // Which axis the groups divide: the rows of A and D (a dense GEMM is one group), or the contraction (weight
@@ -70,7 +73,7 @@ struct GemmProblem {
     void* d = nullptr;
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
-    SecondOperands second;        // used by launch_wgmma_fp8_wgrad_two only
+    SecondOperands second;        // read by launch_wgmma_fp8_wgrad_two, and by adds_nothing
     StochasticRounding rounding;  // of weight gradients in BF16
     double* squares = nullptr;    // of weight gradients: sums of squares, kernels/ops/squares.h; null: none
 
@@ -82,6 +85,7 @@ struct GemmProblem {
     __device__ bool adds_nothing(int64_t group) const {
         return groups.count(group) == 0 && (second.groups.num_groups == 0 || second.groups.count(group) == 0);
     }
+    __host__ __device__ bool scaled() const { return a.scale.scales != nullptr || b.scale.scales != nullptr; }
 };
 
 // A tile of D of the fallback kernels (sm90/ has its own, WorkTile): `rows` rows are written, the first
@@ -190,30 +194,27 @@ __device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int
         store_float(p.d, p.d_dtype, at, sum);
 }
 
-// ---- operations as GEMM problems (fallback/simt.cu)
-GemmProblem problem_of(const op::Gemm& args);
-GemmProblem problem_of(const op::GroupedGemm& args);
-GemmProblem problem_of(const op::GroupedGemmWgrad& args);
+// An operation as a GEMM problem (problem.cu), and what the choice of a kernel also depends on. form of FP8
+// operands: nt, since those of weight gradients are the transposed copies.
+struct GemmCall {
+    GemmProblem problem;
+    op::GemmForm form = op::GemmForm::nt;
+    ScaledTensor a, b;            // as stored
+    int64_t group_alignment = 1;  // padded group sizes are multiples of it
+};
+GemmCall call_of(const op::Gemm& args);
+GemmCall call_of(const op::GroupedGemm& args);
+GemmCall call_of(const op::GroupedGemmWgrad& args);
 
 // Any GEMM, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const GemmProblem& problem, const Launch& launch);
 
-// FP8 weight gradients with scales per 128 of the contraction and rows of D that are multiples of 16 bytes:
-// sm90/fp8_wgrad.cu.
-inline bool is_blockwise_wgrad(const GemmProblem& p) {
-    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
-           p.n * size_of(p.d_dtype) % 16 == 0;
-}
-
-// Grouped and dense GEMMs on wgmma (sm90/dispatch.cu), of operands stored as a and b, where dtypes, layouts
-// and alignments allow. group_alignment: padded group sizes are multiples of it.
-bool wgmma_supports(const GemmProblem& problem, const TensorView& a, const TensorView& b,
-                    int64_t group_alignment);
+// Grouped and dense GEMMs on wgmma (sm90/dispatch.cu), where dtypes, layouts and alignments allow.
+bool wgmma_supports(const GemmCall& call);
 // The launch functions below return false, and do nothing, where the kernels do not support the GEMM.
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
 // problem.squares is written by weight gradients with writes_squares only.
-bool launch_wgmma(const GemmProblem& problem, const TensorView& a, const TensorView& b,
-                  int64_t group_alignment, const Launch& launch);
+bool launch_wgmma(const GemmCall& call, const Launch& launch);
 // Weight gradients whose kernels sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
 bool writes_squares(const GemmProblem& problem);
 // A weight gradient with a second set of operands, in one pass over D.

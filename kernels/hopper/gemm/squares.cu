@@ -11,7 +11,6 @@
 //
 // Deterministic: one writer a sum, fixed order, the same as in the epilogues.
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/widened.h"
 #include "kernels/hopper/gemm/problem.h"

@@ -140,7 +140,7 @@ struct InputStorage {
     alignas(1024) uint8_t stages[kInputStages][kInputStageBytes];
     Mbarrier dlogits_full[1], dlogits_empty[1], full[kInputStages], empty[kInputStages];
 };
-constexpr size_t kInputStorageBytes = sizeof(InputStorage) + 1024;
+constexpr size_t kInputStorageBytes = kSharedBytes<InputStorage>;
 static_assert(kInputStorageBytes <= kMaxSharedBytes);
 
 // Work items: a row tile by a chunk of its column tiles.
@@ -402,9 +402,10 @@ void launch_wgmma_logits(const LogitsGemm& job, float* sums, const Launch& on) {
                            .sums = sums};
     const CUtensorMap map_x = tensor_map(job.x, DType::bf16, job.tokens, job.hidden, kTileRows / 2),
                       map_w = tensor_map(job.weight, DType::bf16, job.experts, job.hidden, kTileCols / 2);
-    allow_shared_memory(logits_kernel, kSharedStorageBytes, kOp);
-    launch_clusters(logits_kernel, grid_for(tiles.pairs * kClusterCtas, on, 1), kSharedStorageBytes, on, kOp,
-                    tiles, map_x, map_w);
+    constexpr size_t kBytes = kSharedBytes<SharedStorage>;
+    allow_shared_memory(logits_kernel, kBytes, kOp);
+    launch_clusters(logits_kernel, grid_for(tiles.pairs * kClusterCtas, on, 1), kBytes, on, kOp, tiles, map_x,
+                    map_w);
 }
 
 bool wgmma_supports_input_gradient(const InputGradient& job) {

@@ -2,7 +2,6 @@
 // One GEMM on cuBLASLt with FP32 accumulation, BF16 or FP8: what it supports, descriptors, choice of
 // algorithms, and what calls share: workspaces, streams, scratch memory, group sizes on the host.
 #include "kernels/core/error.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 
 #include <utility>

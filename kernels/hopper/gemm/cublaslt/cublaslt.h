@@ -4,8 +4,6 @@
 // grouped.cu.
 #pragma once
 
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
 
 #include <cublasLt.h>
@@ -82,8 +80,7 @@ private:
         cublasLtMatmulAlgo_t algorithm{};
         bool usable = false;  // false: no algorithm for this shape
     };
-    // shapes and strides, form, dtypes and scale modes, limit of SMs
-    using Key = std::array<int64_t, 8>;
+    using Key = std::array<int64_t, 8>;  // shapes and strides; form, dtypes and scale modes
     struct Description;
     Plan choose(Description& description);
 
@@ -101,14 +98,8 @@ private:
 };
 
 // A dense or grouped operation on cuBLASLt, group by group; a group that cuBLASLt does not support runs on
-// the native kernel. `form` nt: FP8 operands and forward GEMMs; nn: data gradients on plain weights; tn:
-// plain weight gradients.
-struct CublasLtOp {
-    GemmProblem problem;
-    op::GemmForm form = op::GemmForm::nt;
-    ScaleLayout a_layout = ScaleLayout::none, b_layout = ScaleLayout::none;
-};
-void launch_cublaslt(CublasLt& lt, const CublasLtOp& op, const Launch& launch);
+// the native kernel.
+void launch_cublaslt(CublasLt& lt, const GemmCall& call, const Launch& launch);
 
 // ---- what cuBLASLt needs in another layout than this project stores it (repack.cu)
 

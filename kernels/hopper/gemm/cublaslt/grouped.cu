@@ -11,10 +11,7 @@
 //   fp8_rowwise     OUTER_VEC x OUTER_VEC             OUTER_VEC x OUTER_VEC, one vector a group
 //   fp8_tensorwise  SCALAR x SCALAR                   SCALAR x SCALAR
 //   mxfp8           decoded to BF16                   decoded to BF16
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
-#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -78,11 +75,14 @@ struct Extent {
 
 class CublasLtGroups {
 public:
-    CublasLtGroups(CublasLt& lt, const CublasLtOp& op, const HostGroups& sizes, const Launch& launch)
-        : lt_(lt), op_(op), p_(op.problem), sizes_(sizes), launch_(launch) {
-        by_rows_ = p_.grouped == Grouped::rows;
-        scaling_ = scaling_of(op.a_layout);
-    }
+    CublasLtGroups(CublasLt& lt, const GemmCall& call, const HostGroups& sizes, const Launch& launch)
+        : lt_(lt),
+          call_(call),
+          p_(call.problem),
+          sizes_(sizes),
+          launch_(launch),
+          by_rows_(p_.grouped == Grouped::rows),
+          scaling_(scaling_of(call.a.layout)) {}
 
     void run() {
         prepare();
@@ -124,11 +124,11 @@ private:
             if (by_rows_ || p_.mode == Gradient::overwrite) zero(d + d_row * row_bytes, e.m * row_bytes);
             return;
         }
-        CublasLtGemm gemm{.form = op_.form, .mode = p_.mode};
+        CublasLtGemm gemm{.form = call_.form, .mode = p_.mode};
         gemm.d = {
             .data = d + d_row * row_bytes, .dtype = p_.d_dtype, .rows = e.m, .cols = p_.n, .stride = p_.n};
-        const bool described = scaling_ == Scaling::mx ? decode(e, gemm) : describe(e, gemm);
-        if (described && lt_.run(gemm, stream_, lane_, launch_.sm_limit)) {
+        if ((scaling_ == Scaling::mx ? decode(e, gemm) : describe(e, gemm)) &&
+            lt_.run(gemm, stream_, lane_, launch_.sm_limit)) {
             ++lt_.counts.cublaslt;
             // the GEMM covered the pads too, so that its shapes repeat from step to step
             if (by_rows_) zero(d + (d_row + e.count) * row_bytes, (e.padded - e.count) * row_bytes);
@@ -157,7 +157,7 @@ private:
     CublasLtMatrix matrix_of(const Extent& e, bool is_a) const {
         const GemmOperand& operand = is_a ? p_.a : p_.b;
         const int64_t outputs = is_a ? e.m : p_.n;
-        const bool along = is_a ? op_.form != op::GemmForm::tn : op_.form == op::GemmForm::nt;
+        const bool along = is_a ? call_.form != op::GemmForm::tn : call_.form == op::GemmForm::nt;
         const int64_t stride = along ? operand.output_stride : operand.k_stride;
         const int64_t row = along ? output0(e, is_a) : k0(e, is_a),
                       col = along ? k0(e, is_a) : output0(e, is_a);
@@ -248,11 +248,11 @@ private:
         if (scaling_ == Scaling::outer)
             a_scales_.mode = b_scales_.mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
         if (scaling_ != Scaling::blocks) return;
-        const bool b_is_blocks = op_.b_layout == ScaleLayout::block128;
+        const bool b_is_blocks = call_.b.layout == ScaleLayout::block128;
         a_scales_.mode = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
         b_scales_.mode = b_is_blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F : a_scales_.mode;
-        a_scales_.packed = !is_vec128(op_.a_layout, p_.a, sizes_.num_groups == 1 ? sizes_.padded(0) : -1);
-        b_scales_.packed = !b_is_blocks && !is_vec128(op_.b_layout, p_.b, p_.n);
+        a_scales_.packed = !is_vec128(call_.a.layout, p_.a, sizes_.num_groups == 1 ? sizes_.padded(0) : -1);
+        b_scales_.packed = !b_is_blocks && !is_vec128(call_.b.layout, p_.b, p_.n);
         const int64_t a_bytes = a_scales_.packed ? packed_bytes(p_.m) : 0;
         const int64_t b_bytes = b_scales_.packed ? packed_bytes(p_.n) : 0;
         if (a_bytes + b_bytes == 0) return;
@@ -288,12 +288,12 @@ private:
     static constexpr int64_t kScratchAlignment = 256;
 
     CublasLt& lt_;
-    const CublasLtOp& op_;
+    const GemmCall& call_;
     const GemmProblem& p_;
     const HostGroups& sizes_;
     const Launch& launch_;
-    bool by_rows_ = true;
-    Scaling scaling_ = Scaling::plain;
+    const bool by_rows_;
+    const Scaling scaling_;
     StoredScales a_scales_, b_scales_;
     uint8_t* scratch_ = nullptr;
     int64_t lane_bytes_ = 0;
@@ -302,28 +302,28 @@ private:
 };
 
 // Kinds of operands that cuBLASLt supports; what depends on sizes and addresses is decided group by group.
-bool supports(const CublasLtOp& op) {
-    const GemmProblem& p = op.problem;
+bool supports(const GemmCall& call) {
+    const GemmProblem& p = call.problem;
     const auto known = [](DType dtype) { return dtype == DType::bf16 || is_fp8(dtype); };
-    return known(p.a.dtype) && known(p.b.dtype) && scaling_of(op.a_layout) == scaling_of(op.b_layout) &&
+    return known(p.a.dtype) && known(p.b.dtype) && scaling_of(call.a.layout) == scaling_of(call.b.layout) &&
            p.m > 0 && p.n > 0;
 }
 
 }  // namespace
 
-void launch_cublaslt(CublasLt& lt, const CublasLtOp& op, const Launch& launch) {
-    const GemmProblem& p = op.problem;
-    if (!supports(op)) {
+void launch_cublaslt(CublasLt& lt, const GemmCall& call, const Launch& launch) {
+    const GemmProblem& p = call.problem;
+    if (!supports(call)) {
         ++lt.counts.native;
         launch_fallback(p, GemmBackend::native, launch);
         return;
     }
     if (p.groups.counts == nullptr) {  // dense: the host knows the sizes
         const int64_t counts[1] = {p.m}, offsets[2] = {0, p.m};
-        CublasLtGroups(lt, op, {.num_groups = 1, .counts = counts, .offsets = offsets}, launch).run();
+        CublasLtGroups(lt, call, {.num_groups = 1, .counts = counts, .offsets = offsets}, launch).run();
         return;
     }
-    CublasLtGroups(lt, op, lt.read_groups(p, stream_of(launch)), launch).run();
+    CublasLtGroups(lt, call, lt.read_groups(p, stream_of(launch)), launch).run();
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Operands in cuBLASLt's layouts: block scales as its VEC128, MXFP8 (which Hopper's tensor cores do not
 // support) as BF16. This work is part of every GEMM of that backend and timed with it.
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
-#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::gemm {
 

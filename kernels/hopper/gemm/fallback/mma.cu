@@ -3,9 +3,7 @@
 // runs here. FP8 values are decoded to BF16 (exact) on their way into shared memory, so products are exact
 // and only the order of the FP32 additions differs from simt.cu. Group sizes are read on the device.
 #include "kernels/hopper/device/mma.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/problem.h"
-#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -185,12 +183,8 @@ template <bool kScaled, bool kAlongA, bool kAlongB> struct Loader {
           cols(min(of.n - at.b_output, int64_t{kTile})),
           depth(at.valid > 0 ? at.k : 0),
           block(block_of),
-          a_first(first_of(of.a, at.group, at.a_output, at.a_k)),
-          b_first(first_of(of.b, at.group, at.b_output, at.b_k)) {}
-    static __device__ __forceinline__ int64_t first_of(const GemmOperand& operand, int64_t group,
-                                                       int64_t output, int64_t k) {
-        return group * operand.group_stride + output * operand.output_stride + k * operand.k_stride;
-    }
+          a_first(of.a.at(at.group, at.a_output, at.a_k)),
+          b_first(of.b.at(at.group, at.b_output, at.b_k)) {}
     __device__ __forceinline__ bool starts_block(int64_t k) const {
         return k == 0 || (block != 0 && k % block == 0);
     }
@@ -308,7 +302,7 @@ void launch_fallback(const GemmProblem& problem, GemmBackend backend, const Laun
     }
     const int64_t tiles = row_tiles_bound(problem, kTile) * ceil_div(problem.n, kTile);
     if (tiles == 0) return;
-    const bool scaled = problem.a.scale.scales != nullptr || problem.b.scale.scales != nullptr;
+    const bool scaled = problem.scaled();
     // an operand of one output or one step is contiguous either way, so the strides do not always tell the
     // form
     const bool along_a = problem.a.k_stride == 1, along_b = problem.b.k_stride == 1;

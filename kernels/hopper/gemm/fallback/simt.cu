@@ -1,12 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Any GEMM on CUDA cores, in the reference's order of summation and therefore with its bits: all layouts,
 // forms and groupings. The baseline of the tensor-core kernels' tests, and what runs where they are not
-// supported (f32). Also: operations as GemmProblem.
-#include "kernels/core/scaled_tensor.h"
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
+// supported (f32).
 #include "kernels/hopper/gemm/problem.h"
-#include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -70,7 +66,7 @@ struct Shared {
 __global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int64_t num_tiles) {
     __shared__ Shared shared;
     const int thread = static_cast<int>(threadIdx.x), y = thread / 16, x = thread % 16;
-    const bool scaled = problem.a.scale.scales != nullptr || problem.b.scale.scales != nullptr;
+    const bool scaled = problem.scaled();
     const int64_t block = promotion_block(problem);
     for (int64_t index = blockIdx.x; index < num_tiles; index += gridDim.x) {
         __syncthreads();
@@ -81,10 +77,8 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int
         if (tile.rows <= 0) continue;
         const int64_t cols = min(problem.n - tile.b_output, int64_t{kTileN});
         const int64_t depth = tile.valid > 0 ? tile.k : 0;
-        const int64_t a_first = tile.group * problem.a.group_stride +
-                                tile.a_output * problem.a.output_stride + tile.a_k * problem.a.k_stride;
-        const int64_t b_first = tile.group * problem.b.group_stride +
-                                tile.b_output * problem.b.output_stride + tile.b_k * problem.b.k_stride;
+        const int64_t a_first = problem.a.at(tile.group, tile.a_output, tile.a_k),
+                      b_first = problem.b.at(tile.group, tile.b_output, tile.b_k);
         float sum[kFragment][kFragment] = {}, partial[kFragment][kFragment] = {};
         for (int64_t k0 = 0; k0 < depth; k0 += kChunk) {
             const int steps = static_cast<int>(min(depth - k0, int64_t{kChunk}));
@@ -145,123 +139,7 @@ __global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int
     }
 }
 
-// Scales of FP8 values stored [rows, contraction], counted from the first stored row and contraction element.
-OperandScale scale_of(const ScaledTensor& tensor) {
-    const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
-    OperandScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
-    switch (tensor.layout) {
-        case ScaleLayout::none: return {};
-        case ScaleLayout::tensor: break;
-        case ScaleLayout::row:
-        case ScaleLayout::group_row: scale.output_stride = 1; break;
-        case ScaleLayout::vec128_wire:
-            scale.output_stride = blocks;
-            scale.block = kBlock;
-            scale.block_stride = 1;
-            break;
-        case ScaleLayout::vec128:
-            scale.output_stride = 1;
-            scale.block = kBlock;
-            scale.block_stride = rows;
-            break;
-        case ScaleLayout::block128:
-            scale.outputs_per_scale = kBlock;
-            scale.output_stride = round_up(blocks, 4);
-            scale.block = kBlock;
-            scale.block_stride = 1;
-            break;
-        case ScaleLayout::tile128:
-            scale.outputs_per_scale = kBlock;
-            scale.output_stride = 1;
-            scale.block = kBlock;
-            scale.block_stride = ceil_div(rows, kBlock);
-            break;
-        case ScaleLayout::mx32:
-            scale.output_stride = 1;
-            scale.block = kMxBlock;
-            scale.block_stride = rows;
-            break;
-    }
-    return scale;
-}
-
-// Stored [rows, contraction].
-GemmOperand along_contraction(const ScaledTensor& tensor) {
-    return {.data = tensor.data.data,
-            .dtype = tensor.data.dtype,
-            .output_stride = tensor.data.dim(-1),
-            .k_stride = 1,
-            .row_base = tensor.data.row_base,
-            .scale = scale_of(tensor)};
-}
-
-// Stored [contraction, rows]; plain tensors only. Equal strides of 1 (one column) read as contiguous along
-// the contraction.
-GemmOperand across_contraction(const ScaledTensor& tensor) {
-    return {.data = tensor.data.data,
-            .dtype = tensor.data.dtype,
-            .output_stride = 1,
-            .k_stride = tensor.data.dim(-1),
-            .row_base = tensor.data.row_base};
-}
-
 }  // namespace
-
-GemmProblem problem_of(const op::Gemm& args) {
-    const bool a_across = args.form == op::GemmForm::tn, b_across = args.form != op::GemmForm::nt;
-    return {.groups = device_groups({}, args.d.dim(0)),
-            .m = args.d.dim(0),
-            .n = args.d.dim(1),
-            .k = args.a.data.dim(a_across ? 0 : 1),
-            .a = a_across ? across_contraction(args.a) : along_contraction(args.a),
-            .b = b_across ? across_contraction(args.b) : along_contraction(args.b),
-            .mode = args.mode,
-            .d = args.d.data,
-            .d_dtype = args.d.dtype};
-}
-
-GemmProblem problem_of(const op::GroupedGemm& args) {
-    GemmOperand b = args.form == op::GemmForm::nt ? along_contraction(args.b) : across_contraction(args.b);
-    b.group_stride = args.b.data.dim(1) * args.b.data.dim(2);
-    if (args.b.scales && args.b.layout != ScaleLayout::tensor)
-        b.scale.group_stride = args.b.scales.numel() / args.b.data.dim(0);
-    return {.groups = device_groups(args.groups, args.d.dim(0)),
-            .num_weights = args.b.data.dim(0),
-            .m = args.groups.row_capacity,
-            .n = args.d.dim(1),
-            .k = args.a.data.dim(1),
-            .a = along_contraction(args.a),
-            .b = b,
-            .d = args.d.data,
-            .d_dtype = args.d.dtype,
-            .d_row_base = args.d.row_base};
-}
-
-GemmProblem problem_of(const op::GroupedGemmWgrad& args) {
-    // FP8 operands are the transposed copies
-    const auto operand = [](const ScaledTensor& tensor) {
-        GemmOperand result =
-            is_fp8(tensor.data.dtype) ? along_contraction(tensor) : across_contraction(tensor);
-        if (tensor.layout == ScaleLayout::group_row) result.scale.group_stride = tensor.data.dim(0);
-        return result;
-    };
-    GemmProblem problem{.grouped = Grouped::contraction,
-                        .groups = device_groups(args.groups, 0),
-                        .m = args.dw.dim(1),
-                        .n = args.dw.dim(2),
-                        .k = args.groups.row_capacity,
-                        .a = operand(args.dy),
-                        .b = operand(args.x),
-                        .mode = args.mode,
-                        .d = args.dw.data,
-                        .d_dtype = args.dw.dtype,
-                        .rounding = args.rounding,
-                        .squares = args.squares ? args.squares.as<double>() : nullptr};
-    if (args.second)
-        problem.second = {device_groups(args.second.groups, 0), operand(args.second.dy),
-                          operand(args.second.x)};
-    return problem;
-}
 
 void launch_simt(const GemmProblem& problem, const Launch& launch) {
     const int64_t tiles = row_tiles_bound(problem, kTileM) * ceil_div(problem.n, kTileN);

@@ -12,12 +12,6 @@
 // of rows x 128 bytes; MN-major weights are panels of 64 outputs x 64 contraction rows.
 //
 // Deterministic: an element of D is one thread's sum over ascending k, written once.
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/memory.h"
-#include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 #include <utility>
@@ -35,9 +29,6 @@ struct FinishedTile {
     uint32_t words[64];
     int64_t row;
     int col, rows, valid;  // as in WorkTile
-    __device__ RowUse use(int at) const {
-        return at >= rows ? RowUse::skip : at >= valid ? RowUse::zero : RowUse::sums;
-    }
 };
 
 // A finished tile is stored in parts, each during a stage of the next one: all of it takes longer than the
@@ -118,8 +109,8 @@ template <int kAcrossB> __device__ void mainloop(const GemmProblem& p, SharedSto
         wgmma_fence_operand(sum);
         release_stage(shared, before);
         if (p.d_dtype == DType::f32) {
-            store_row_f32<0>(p, finished.row + row0, finished.col, sum, finished.use(row0));
-            store_row_f32<1>(p, finished.row + row0 + 8, finished.col, sum, finished.use(row0 + 8));
+            store_row_f32<0>(p, finished.row + row0, finished.col, sum, use_of(finished, row0));
+            store_row_f32<1>(p, finished.row + row0 + 8, finished.col, sum, use_of(finished, row0 + 8));
         }
         // unconditionally, so that the old words need no registers up to here
 #pragma unroll
@@ -145,20 +136,17 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                           b_k = static_cast<int>(tile.b_k) + step * kStageK;
                 const int a = static_cast<int>(tile.a_output), b = static_cast<int>(tile.b_output);
                 const int group = static_cast<int>(tile.group);
-                const auto load_of = [&](Multicast operand) {
-                    return multicast == operand ? Load::multicast : Load::own;
-                };
                 uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-                load_operand<2>(load_of(Multicast::a), rank, &map_a, full, to_a,
+                load_operand<2>(load_of(multicast, Multicast::a), rank, &map_a, full, to_a,
                                 kTileRows / 2 * kStageRowBytes,
                                 [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
                 if (kAcrossB) {
                     load_operand<kTileCols / kPanel>(
-                        load_of(Multicast::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
+                        load_of(multicast, Multicast::b), rank, &map_b, full, to_b, kPanelBytes, [&](int i) {
                             return make_int2(b + i * kPanel, group * static_cast<int>(problem.k) + b_k);
                         });
                 } else {
-                    load_operand<2>(load_of(Multicast::b), rank, &map_b, full, to_b,
+                    load_operand<2>(load_of(multicast, Multicast::b), rank, &map_b, full, to_b,
                                     kTileCols / 2 * kStageRowBytes, [&](int i) {
                                         return make_int2(
                                             b_k, group * static_cast<int>(problem.n) + b + i * kTileCols / 2);
@@ -182,16 +170,10 @@ bool wgmma_supports_bf16(const GemmProblem& p) {
 
 void launch_wgmma_bf16(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                        const Launch& launch) {
-    if (p.grouped == Grouped::contraction) {
-        launch_wgmma_bf16_wgrad(p, a, b, launch);
-        return;
-    }
     const bool along_b = p.b.k_stride == 1;
-    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kTileRows / 2),
-                      map_b =
-                          tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, along_b ? kTileCols / 2 : kPanel);
-    launch_persistent(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, launch, kSharedStorageBytes, map_a,
-                      map_b);
+    launch_persistent<SharedStorage>(along_b ? bf16_kernel<0> : bf16_kernel<1>, p, launch,
+                                     operand_map(p.a, a, kTileRows / 2),
+                                     operand_map(p.b, b, along_b ? kTileCols / 2 : kPanel));
 }
 
 }  // namespace fp8flow::hopper::gemm

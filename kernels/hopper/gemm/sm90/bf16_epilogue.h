@@ -3,30 +3,19 @@
 // other memory accesses of the SM do not queue after 64 KiB of stores. Used by fp8.cu with fp8_mainloop.h.
 #pragma once
 
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/mma.h"
-#include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
 namespace fp8flow::hopper::gemm {
 
-// Staging memory of a warp's part of a chain: 16 rows of 128 columns, as boxes of 64 columns, 128-byte
-// swizzled.
-constexpr int kBf16BoxRows = 16, kBf16BoxCols = kStageRowBytes / static_cast<int>(sizeof(Bf16)),
-              kBf16Boxes = kWarpgroupCols / kBf16BoxCols;
-constexpr uint32_t kBf16BoxBytes = kBf16BoxRows * kStageRowBytes;
+// Staging memory of a warp's part of a chain: 16 rows of 128 columns.
 struct Bf16Staging {
-    alignas(1024) uint8_t boxes[kBf16Boxes][kBf16BoxBytes];
+    alignas(1024) uint8_t boxes[kBf16Boxes][kBoxBytes];
 };
 inline CUtensorMap staging_map(const GemmProblem& p) {
     constexpr int64_t kAnyRows =
         INT32_MAX;  // D's base is known on the device only; rows past a group are never stored
-    return tensor_map(p.d, DType::bf16, kAnyRows, p.n, kBf16BoxRows);
+    return tensor_map(p.d, DType::bf16, kAnyRows, p.n, kWarpRows);
 }
 
 // Epilogue of overlapped_mainloop. A warpgroup owns all rows of its own 128 columns. The first chain is
@@ -57,12 +46,8 @@ private:
     template <int kChain>
     __device__ __forceinline__ void store_block(const WorkTile& tile, float (&sum)[64]) const {
         const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32 % 4;
-        const int first = 64 * kChain + kBf16BoxRows * warp;  // row of the tile
-        if (warp_uniform(tile.valid) < kTileRows) {
-#pragma unroll
-            for (int i = 0; i < 64; ++i)
-                if (first + lane / 4 + 8 * (i / 2 % 2) >= tile.valid) sum[i] = 0.0f;
-        }
+        const int first = 64 * kChain + kWarpRows * warp;  // row of the tile
+        zero_pads(tile, first + lane / 4, sum);
         // stmatrix: address of this lane's row of the first four matrices, upper and lower rows alternating
         const int matrix = lane / 8, row = lane % 8;
         uint32_t to = shared_address(staging.boxes) + (8 * (matrix % 2) + row) * kStageRowBytes +
@@ -80,32 +65,28 @@ private:
                     const int at = 4 * (8 * box + j + c / 2) + 2 * (c % 2);
                     words[c] = pack_bf16(sum[at], sum[at + 1]);
                 }
-                stmatrix_x4((to ^ (16 * j)) + box * kBf16BoxBytes, words);
+                stmatrix_x4((to ^ (16 * j)) + box * kBoxBytes, words);
             }
             fence_async_shared();
             __syncwarp();
             const int column =
                 static_cast<int>(tile.b_output) + warpgroup * kWarpgroupCols + box * kBf16BoxCols;
-            if (first + kBf16BoxRows > warp_uniform(tile.rows))
+            if (first + kWarpRows > warp_uniform(tile.rows))
                 store_partial_rows(tile, staging.boxes[box], first, column);
             else if (lane == 0)
                 tma_store(map, staging.boxes[box], column, static_cast<int>(tile.d_row) + first);
             if (lane == 0) bulk_commit();
         }
     }
-    // A box that reaches past the group: 16 bytes a lane instead of TMA.
     __device__ __forceinline__ void store_partial_rows(const WorkTile& tile, const uint8_t* box, int first,
                                                        int column) const {
-        constexpr int kPieces = kStageRowBytes / 16;
-#pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x) % 32; i < kBf16BoxRows * kPieces; i += 32) {
-            const int row = i / kPieces, piece = i % kPieces, col = column + 8 * piece;
+        for_box_pieces([&](int row, int piece) {
+            const int col = column + 8 * piece;
             if (first + row < tile.rows && col < p.n)
-                store_vector(
-                    reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + (tile.d_row + first + row) * p.n +
-                                             col),
-                    *reinterpret_cast<const uint4*>(box + row * kStageRowBytes + (piece ^ (row % 8)) * 16));
-        }
+                store_vector(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) +
+                                                      (tile.d_row + first + row) * p.n + col),
+                             piece_of(box, row, piece));
+        });
     }
 };
 

@@ -7,19 +7,16 @@
 // 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
 // overlap.
 //
-// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with A or B multicast. A
-// consumer thread has 128 sums. A stage is 32 of the contraction, 256 cycles of
-// MMA a warpgroup; the wgmma of the next stage are issued before the last ones are waited for, so that one
-// warpgroup alone keeps the tensor cores busy while the other does something else. Raster: bands of 4096
-// rows; a group's operands (23 MB at the shape above) are read from memory once and stay in L2. Contraction
-// rows past the group are zeroed in shared memory: each warpgroup zeroes its B and A, A therefore twice.
+// Grid, roles: wgrad_roles.h; A or B multicast. A consumer thread has 128 sums. A stage is 32 of the
+// contraction, 256 cycles of MMA a warpgroup; the wgmma of the next stage are issued before the last ones are
+// waited for, so that one warpgroup alone keeps the tensor cores busy while the other does something else.
+// Contraction rows past the group are zeroed in shared memory: each warpgroup zeroes its B and A, A therefore
+// twice.
 //
-// Epilogue: a warp owns 16 rows of a block and its own staging boxes, so it waits for no other warp. At a
-// tile's end block 0's sums go to the boxes during block 1's last wgmma, and block 1's into 64 registers of
-// their own; the next tile then overwrites both accumulators. Block 1 follows through the boxes in two
-// halves, each during a stage of the next tile. Accumulating: TMA loads the block's old values into the boxes
-// beforehand (kFetchSecond, kFetchFirst): D is read and written once, nothing is reduce-added in memory,
-// which runs at 1.4 TB/s.
+// Epilogue: at a tile's end block 0's sums go to the staging boxes during block 1's last wgmma, and block 1's
+// into 64 registers of their own; the next tile then overwrites both accumulators. Block 1 follows through
+// the boxes in two halves, each during a stage of the next tile. Accumulating: TMA loads the block's old
+// values into the boxes beforehand (kFetchSecond, kFetchFirst): D is read and written once.
 //
 //   cycles of a tile of 1024 rows, on one SM
 //   MMA                             16,384
@@ -38,15 +35,8 @@
 //   kBegin   once: warpgroup 0 is kLead stages into its first tile, warpgroup 1 starts
 //   3, 4     all threads of one warpgroup have zeroed the group's tail
 //
-// Lane 0 of a warp issues its copies from and to D and waits until the boxes may be written again.
-//
 // Deterministic: an element of D is one thread's sum over ascending k, added to its old value once, whatever
 // the other groups hold.
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/warpgroup.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/wgrad_roles.h"
 
 namespace fp8flow::hopper::gemm {
@@ -284,16 +274,12 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         });
 }
 
-CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape) {
-    return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, kStageK);
-}
-
 }  // namespace
 
 void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
     launch_wgrad<Bf16Policy>(
-        p, launch, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)},
+        p, launch, {{operand_map(p.a, a, kStageK)}, {operand_map(p.b, b, kStageK)}, gradient_map(p)},
         [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
 }
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // Which GEMMs the kernels of this folder support, and which of them runs.
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper::gemm {
@@ -15,20 +14,29 @@ bool addressable(const TensorView& t) {
 bool storable(const GemmProblem& p) {
     return reinterpret_cast<uintptr_t>(p.d) % 16 == 0 && p.n % (p.d_dtype == DType::bf16 ? 8 : 2) == 0;
 }
-StoredShape shape_of(const TensorView& t) { return {t.rows(), t.cols()}; }
+// FP8 weight gradients with scales per 128 of the contraction and rows of D that are multiples of 16 bytes:
+// fp8_wgrad.cu.
+bool is_blockwise_wgrad(const GemmProblem& p) {
+    return p.grouped == Grouped::contraction && p.a.scale.block == kBlock && p.b.scale.block == kBlock &&
+           p.n * size_of(p.d_dtype) % 16 == 0;
+}
+StoredShape shape_of(const ScaledTensor& t) { return {t.data.rows(), t.data.cols()}; }
 
 }  // namespace
 
-bool wgmma_supports(const GemmProblem& p, const TensorView& a, const TensorView& b, int64_t alignment) {
-    return (wgmma_supports_bf16(p) || wgmma_supports_fp8(p, alignment)) && addressable(a) && addressable(b) &&
-           storable(p);
+bool wgmma_supports(const GemmCall& call) {
+    const GemmProblem& p = call.problem;
+    return (wgmma_supports_bf16(p) || wgmma_supports_fp8(p, call.group_alignment)) &&
+           addressable(call.a.data) && addressable(call.b.data) && storable(p);
 }
 
-bool launch_wgmma(const GemmProblem& p, const TensorView& a, const TensorView& b, int64_t alignment,
-                  const Launch& launch) {
-    if (!wgmma_supports(p, a, b, alignment)) return false;
-    wgmma_supports_bf16(p) ? launch_wgmma_bf16(p, shape_of(a), shape_of(b), launch)
-                           : launch_wgmma_fp8(p, shape_of(a), shape_of(b), launch);
+bool launch_wgmma(const GemmCall& call, const Launch& launch) {
+    if (!wgmma_supports(call)) return false;
+    const GemmProblem& p = call.problem;
+    const auto run = wgmma_supports_bf16(p)
+                         ? (p.grouped == Grouped::contraction ? launch_wgmma_bf16_wgrad : launch_wgmma_bf16)
+                         : (is_blockwise_wgrad(p) ? launch_wgmma_fp8_wgrad : launch_wgmma_fp8);
+    run(p, shape_of(call.a), shape_of(call.b), launch);
     return true;
 }
 
@@ -37,13 +45,10 @@ bool writes_squares(const GemmProblem& p) {
 }
 
 bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
-    for (const op::GroupedGemmWgrad& call : {first_call(args), second_call(args)}) {
-        const GemmProblem p = problem_of(call);
-        if (!is_blockwise_wgrad(p) || !wgmma_supports(p, call.dy.data, call.x.data, call.groups.alignment))
-            return false;
-    }
-    launch_wgmma_fp8_wgrad_two(problem_of(args), shape_of(args.dy.data), shape_of(args.x.data),
-                               shape_of(args.second.dy.data), shape_of(args.second.x.data), launch);
+    for (const GemmCall& call : {call_of(first_call(args)), call_of(second_call(args))})
+        if (!is_blockwise_wgrad(call.problem) || !wgmma_supports(call)) return false;
+    launch_wgmma_fp8_wgrad_two(call_of(args).problem, shape_of(args.dy), shape_of(args.x),
+                               shape_of(args.second.dy), shape_of(args.second.x), launch);
     return true;
 }
 

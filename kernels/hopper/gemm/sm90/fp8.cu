@@ -6,12 +6,11 @@
 // Floor: 2 m n k FLOPs at the FP8 rate of the tensor cores; every operand read once, D written once (and read
 // once, if accumulated).
 //
-// Grid, roles: pipeline.h. Persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs. Stages of 128
-// contraction elements. A consumer warpgroup computes all 128 rows of its own 128 columns, 64 rows at a time.
-// Promotion: tensor cores sum 128 elements of the contraction (they keep about 14 bits of a running sum),
-// then FP32 FMAs on CUDA cores scale that sum and add it to the result in registers. Scales that are constant
-// along the contraction (per row and column, or per tensor) are applied once, to the final sums; the
-// promotion every 128 stays.
+// Grid, roles: pipeline.h. Stages of 128 contraction elements. A consumer warpgroup computes all 128 rows of
+// its own 128 columns, 64 rows at a time. Promotion: tensor cores sum 128 elements of the contraction (they
+// keep about 14 bits of a running sum), then FP32 FMAs on CUDA cores scale that sum and add it to the result
+// in registers. Scales that are constant along the contraction (per row and column, or per tensor) are
+// applied once, to the final sums; the promotion every 128 stays.
 //
 // Two mainloops:
 //   alternating (here): the second warpgroup starts half a step late, so one promotes while the other has the
@@ -31,17 +30,8 @@
 //
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold. Tried
 // and measured: docs/worklogs/gemm.md.
-
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/warpgroup.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/bf16_epilogue.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
-#include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -204,7 +194,6 @@ struct OverlappedStorage {
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
 };
-static_assert(sizeof(OverlappedStorage) <= kMaxSharedBytes);
 
 template <class Wgmma>
 __global__ void __launch_bounds__(kCtaThreads, 1)
@@ -234,16 +223,15 @@ bool scales_constant_along_k(const GemmProblem& p) {
 }  // namespace
 
 bool wgmma_supports_fp8(const GemmProblem& p, int64_t alignment) {
-    if (scales_constant_along_k(p))
-        return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
-               (p.grouped == Grouped::rows || alignment % 16 == 0);
+    if (!is_fp8(p.a.dtype) || p.b.dtype != DType::e4m3 || p.a.k_stride != 1 || p.b.k_stride != 1)
+        return false;
+    if (scales_constant_along_k(p)) return p.grouped == Grouped::rows || alignment % 16 == 0;
     const auto scaled_by_128 = [](const OperandScale& s) {
         return s.scales != nullptr && s.dtype == DType::f32 && s.block == kStageK &&
                (s.outputs_per_scale == kStageK || s.outputs_per_scale == 1);
     };
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
-    return is_fp8(p.a.dtype) && p.b.dtype == DType::e4m3 && p.a.k_stride == 1 && p.b.k_stride == 1 &&
-           scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
+    return scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
            // scales of rows and of columns are bulk copies of whole tiles: 16-byte multiples
            (!a_rows || p.a.scale.block_stride % 4 == 0) &&
            (!a_rows || p.grouped == Grouped::rows || (b_columns && p.m % kTileRows == 0)) &&
@@ -258,26 +246,21 @@ void launch(const GemmProblem& p, const CUtensorMap& map_a, const CUtensorMap& m
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1,
                whole = scales_constant_along_k(p);
     if (!whole && a_rows && !b_columns && p.d_dtype == DType::bf16) {
-        launch_persistent(fp8_overlapped_kernel<Wgmma>, p, launch, sizeof(OverlappedStorage), map_a, map_b,
-                          staging_map(p));
+        launch_persistent<OverlappedStorage>(fp8_overlapped_kernel<Wgmma>, p, launch, map_a, map_b,
+                                             staging_map(p));
         return;
     }
     const auto kernel = whole       ? fp8_kernel<Wgmma, ScaleMode::outputs>
                         : b_columns ? fp8_kernel<Wgmma, ScaleMode::rows_columns>
                         : a_rows    ? fp8_kernel<Wgmma, ScaleMode::rows_tiles>
                                     : fp8_kernel<Wgmma, ScaleMode::tiles>;
-    launch_persistent(kernel, p, launch, kSharedStorageBytes, map_a, map_b);
+    launch_persistent<SharedStorage>(kernel, p, launch, map_a, map_b);
 }
 
 }  // namespace
 
 void launch_wgmma_fp8(const GemmProblem& p, const StoredShape& a, const StoredShape& b, const Launch& how) {
-    if (is_blockwise_wgrad(p)) {
-        launch_wgmma_fp8_wgrad(p, a, b, how);
-        return;
-    }
-    const CUtensorMap map_a = tensor_map(p.a.data, p.a.dtype, a.rows, a.cols, kTileRows / 2),
-                      map_b = tensor_map(p.b.data, p.b.dtype, b.rows, b.cols, kTileCols / 2);
+    const CUtensorMap map_a = operand_map(p.a, a, kTileRows / 2), map_b = operand_map(p.b, b, kTileCols / 2);
     p.a.dtype == DType::e5m2 ? launch<WgmmaE5m2>(p, map_a, map_b, how)
                              : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }

@@ -5,12 +5,6 @@
 // fp8_swiglu.cu (SwiGLU and quantisation in the epilogue).
 #pragma once
 
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 
 namespace fp8flow::hopper::gemm {

@@ -3,12 +3,6 @@
 // sums into the FP32 accumulator, and the producer's loads.
 #pragma once
 
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper::gemm {
@@ -92,15 +86,17 @@ __device__ __forceinline__ void mma_and_promote(uint64_t a, uint64_t b, float (&
     }
 }
 
-// ---- producer: one thread B's part of a stage are consecutive rows of B; where warpgroups own rows, one
-// half of them from either half of the group's B, and groups divide rows.
+// ---- producer: one thread
+//
+// B's part of a stage are consecutive rows of B; where warpgroups own rows, one half of them from either half
+// of the group's B, and groups divide rows.
 template <ScaleMode kScaleMode, Owned kOwned = Owned::columns, class Shared>
 __device__ __forceinline__ void produce_operands(const GemmProblem& problem, Shared& shared,
                                                  const CUtensorMap* map_a, const CUtensorMap* map_b) {
     constexpr bool kRowsOwned = kOwned == Owned::rows;
     const int rank = static_cast<int>(cluster_rank());
     constexpr uint32_t kRowBytes = has_row_scales(kScaleMode) ? kTileRows * sizeof(float) : 0,
-                       kColBytes = kScaleMode == ScaleMode::rows_columns ? kTileCols * sizeof(float) : 0;
+                       kColBytes = has_column_scales(kScaleMode) ? kTileCols * sizeof(float) : 0;
     const int b_half = kRowsOwned ? static_cast<int>(problem.n / 2) : kTileCols / 2;
     produce_tiles<kFp8StageK>(
         problem, shared, kStageBytes + kRowBytes + kColBytes,
@@ -112,13 +108,12 @@ __device__ __forceinline__ void produce_operands(const GemmProblem& problem, Sha
             const int a = static_cast<int>(tile.a_output),
                       b = static_cast<int>((rows_grouped ? tile.group * problem.n : 0) +
                                            (kRowsOwned ? tile.b_output / 2 : tile.b_output));
-            const auto load_of = [&](Multicast operand) {
-                return multicast == operand ? Load::multicast : Load::own;
-            };
             uint8_t *to_a = shared.stages[index], *to_b = to_a + kTileRows * kStageRowBytes;
-            load_operand<2>(load_of(Multicast::a), rank, map_a, full, to_a, kTileRows / 2 * kStageRowBytes,
+            load_operand<2>(load_of(multicast, Multicast::a), rank, map_a, full, to_a,
+                            kTileRows / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(a_k, a + i * kTileRows / 2); });
-            load_operand<2>(load_of(Multicast::b), rank, map_b, full, to_b, kTileCols / 2 * kStageRowBytes,
+            load_operand<2>(load_of(multicast, Multicast::b), rank, map_b, full, to_b,
+                            kTileCols / 2 * kStageRowBytes,
                             [&](int i) { return make_int2(b_k, b + i * b_half); });
             const auto scales_at = [step](const OperandScale& s, int64_t k, int64_t output) {
                 return static_cast<const float*>(s.scales) + (k / kFp8StageK + step) * s.block_stride +

@@ -17,17 +17,7 @@
 //
 // Measured (H200, burst): 1.336 ms at 32 x 1024 rows, F 2048, K 7168, where the plain GEMM takes 1.341; 0.578
 // ms at 16 x 2048, 1536, 4096 (0.566).
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/memory.h"
-#include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/sigmoid.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/warpgroup.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 
 namespace fp8flow::hopper::gemm {
@@ -42,9 +32,6 @@ struct SwigluStorage {
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
 };
-constexpr int kCodeRows = 16;                                         // of a warp
-constexpr size_t kSwigluStorageBytes = sizeof(SwigluStorage) + 1024;  // the stages are aligned inside
-static_assert(kSwigluStorageBytes <= kMaxSharedBytes, "what a CTA may have");
 
 // Inputs and outputs of the epilogue.
 struct SwigluOutput {
@@ -135,11 +122,7 @@ private:
         const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_offset_ + row0_;
         const bool inside = col0 < out_.act.cols;  // the tile of the second CTA may be past the last column
         float* scale_at = out_.scales + col0 / kBlock * out_.pitch + row;
-        if (warp_uniform(tile.valid) < kTileRows) {
-#pragma unroll
-            for (int i = 0; i < 64; ++i)
-                if (row0_ + 8 * (i / 2 % 2) >= tile.valid) values[i] = 0.0f;
-        }
+        zero_pads(tile, row0_, values);
         // 128-byte swizzle: the eight rows of a warp's store touch all banks
         uint32_t to = shared_address(rows) + lane / 4 * (kStageRowBytes + 16) + 2 * quad;
         opaque(to);
@@ -168,27 +151,23 @@ private:
         fence_async_shared();
         __syncwarp();
         const int first = warp_uniform(row0_);
-        if (first + kCodeRows > warp_uniform(tile.rows))
+        if (first + kWarpRows > warp_uniform(tile.rows))
             store_partial_rows(tile, rows, first, static_cast<int>(col0));
         else if (lane == 0)
             tma_store(map_, rows, static_cast<int>(col0), static_cast<int>(row));
         if (lane == 0) bulk_commit();
     }
-    // A warp's rows that reach past the group: 16 bytes a lane instead of TMA.
     __device__ __forceinline__ void store_partial_rows(const WorkTile& tile, const uint8_t* rows, int first,
                                                        int col0) const {
-        constexpr int kPieces = kStageRowBytes / 16;
         if (col0 >= out_.act.cols) return;
-#pragma unroll 1
-        for (int i = static_cast<int>(threadIdx.x) % 32; i < kCodeRows * kPieces; i += 32) {
-            const int row = i / kPieces, piece = i % kPieces;
+        for_box_pieces([&](int row, int piece) {
             if (first + row < tile.rows)
                 store_vector(
                     reinterpret_cast<uint4*>(static_cast<uint8_t*>(out_.act.data) +
                                              (tile.d_row + act_offset_ + first + row) * out_.act.cols + col0 +
                                              16 * piece),
-                    *reinterpret_cast<const uint4*>(rows + row * kStageRowBytes + (piece ^ (row % 8)) * 16));
-        }
+                    piece_of(rows, row, piece));
+        });
         __syncwarp();
     }
 
@@ -220,20 +199,21 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
 }  // namespace
 
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch) {
-    const GemmProblem p =
-        problem_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    const GemmCall call =
+        call_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    const GemmProblem& p = call.problem;
     const TensorView &a = args.a.data, &b = args.b.data;
-    if (args.save_h == op::SaveH::yes || !wgmma_supports(p, a, b, args.groups.alignment) ||
-        a.dtype != DType::e4m3 || args.act.data.dtype != DType::e4m3 || p.n / 2 % kBlock != 0 ||
+    if (args.save_h == op::SaveH::yes || !wgmma_supports(call) || a.dtype != DType::e4m3 ||
+        args.act.data.dtype != DType::e4m3 || p.n / 2 % kBlock != 0 ||
         reinterpret_cast<uintptr_t>(args.act.data.data) % 16 != 0 ||
         ceil_div(p.k, int64_t{kFp8StageK}) < kMinStepsHoldingStage)
         return false;
     const CUtensorMap map_a = tensor_map(a.data, a.dtype, a.rows(), a.cols(), kTileRows / 2),
                       map_b = tensor_map(b.data, b.dtype, b.rows(), b.cols(), kTileCols / 2),
-                      map_act = tensor_map(args.act.data.data, DType::e4m3, INT32_MAX, p.n / 2, kCodeRows);
+                      map_act = tensor_map(args.act.data.data, DType::e4m3, INT32_MAX, p.n / 2, kWarpRows);
     const SwigluOutput out{row_view(args.prob), row_view(args.act.data), args.act.scales.as<float>(),
                            args.act.data.dim(0), args.scale_format};
-    launch_persistent(fp8_swiglu_kernel, p, launch, kSwigluStorageBytes, map_a, map_b, map_act, out);
+    launch_persistent<SwigluStorage>(fp8_swiglu_kernel, p, launch, map_a, map_b, map_act, out);
     return true;
 }
 

@@ -1,56 +1,38 @@
 // SPDX-License-Identifier: MIT
 // Grouped FP8 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
 // group, from transposed copies, with a scale per 128 of the contraction, for tiles (tile128) or for rows and
-// columns (vec128). Group sizes are read on the device. Sets::two: a tile's steps are those of the first set
-// of operands, then those of the second; the producers choose tensor map, index and scales by the step. Read
-// first: pipeline.h, wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h, fp8_scales.h; the consumers are in
-// fp8_wgrad_mainloop.h.
+// columns (vec128). Sets::two: a tile's steps are those of the first set of operands, then those of the
+// second. Read first: pipeline.h, wgrad_roles.h (tiles, roles, barriers), wgrad_epilogue.h, fp8_scales.h; the
+// consumers are in fp8_wgrad_mainloop.h.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit
 // leaves; D is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.37 GB.
 // The two must overlap: one after the other they take 2.3 ms (overwrite) and 3.3 ms (accumulate).
 //
-// Grid, roles: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs with B multicast: 16 KiB
-// from L2 for every 512 cycles of MMA (7.5 GB). A consumer thread has 128 sums and 64 partial sums. Raster:
-// bands of 4096 rows, so that a group's operands (11 MB) are read from memory once and stay in L2, and D is
-// touched once.
+// Grid, roles: wgrad_roles.h; B multicast. 16 KiB come from L2 for every 512 cycles of MMA (7.5 GB). A
+// consumer thread has 128 sums and 64 partial sums.
 //
-// Epilogue: a warp owns 16 rows of a block and its own staging boxes, so it waits for no other warp. The sums
-// of one block go to the staging boxes during wgmma of the other, and TMA stores them. An SM writes at most
-// 32 bytes a clock to L2, all together 19 each, so the boxes are not yet free when the second block needs
-// them. Therefore a tile's first two steps, and its last two where D is overwritten, run together, first
-// block first: the first block is stored during the last wgmma batches of the second, the second during the
-// first two batches of the next tile, a half in each. Direct stores from registers would make a warpgroup
-// wait as long. Accumulating: the old values of both blocks are loaded through the staging boxes during the
-// mainloop: the second block's are added to its sums at once (kFetchStep, kAddStep), then the first block's,
-// when it is stored. Reduce-add in memory runs at 1.4 TB/s, load and store at 3.9.
-// D in BF16: half the bytes, boxes for both blocks, so all old values are loaded at kFetchStep, and each
-// block is added to them and rounded when it is stored.
-//
-// Squares (Squares::sum): each store adds the squares of what it writes, a word of sums a thread from a
-// tile's end to the next one's begin, where the lanes add theirs. A short tile's second block is then loaded
-// and stored like the first: the sums of a reduce-add in memory are known there only.
+// Epilogue: the sums of one block go to the staging boxes during wgmma of the other, and TMA stores them. An
+// SM writes at most 32 bytes a clock to L2, all together 19 each, so the boxes are not yet free when the
+// second block needs them. Therefore a tile's first two steps, and its last two where D is overwritten, run
+// together, first block first: the first block is stored during the last wgmma batches of the second, the
+// second during the first two batches of the next tile, a half in each. Accumulating: the old values of both
+// blocks are loaded through the boxes during the mainloop: the second block's are added to its sums at once
+// (kFetchStep, kAddStep), then the first block's, when it is stored. D in BF16: half the bytes, boxes for
+// both blocks, so all old values are loaded at kFetchStep, and each block is added to them and rounded when
+// it is stored. Squares: each store adds the squares of what it writes; a short tile's second block is then
+// loaded and stored like the first, because the sums of a reduce-add in memory are known there only.
 //
 // Shared memory: stages of [128 rows x 128 bytes], 128-byte swizzled: 4 of A and 2 x 3 of B (160 KiB); with
 // row and column scales 3 + 2 x 3 and these scales, 512 bytes of each operand; 8 KiB of staging boxes a warp
-// (64 KiB); tile ring; barriers. Lane 0 of a warp issues its copies from and to D and waits until the boxes
-// may be written again.
+// (64 KiB); tile ring; barriers.
 //
 // Deterministic: an element of D is one thread's sum over ascending k; its old value is added once, at a step
 // that depends only on its place and on the rows of its group, whatever the other groups hold.
 //
-// Measured (bursts): 1.79 and 2.50 ms in the program, 1.82 and 2.30 stand-alone on another machine, where
-// step 10's kernel took 1.94 and 2.65 (docs/worklogs/gemm.md, step 12; bounds: steps 9 and 13).
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/wgmma.h"
-#include "kernels/hopper/gemm/sm90/fp8_scales.h"
+// Measured (H200, bursts): 1.79 ms (overwrite) and 2.50 ms in the program, 1.82 and 2.30 stand-alone on
+// another machine. Bounds, and what was tried: docs/worklogs/gemm.md, steps 9, 12 and 13.
 #include "kernels/hopper/gemm/sm90/fp8_wgrad_mainloop.h"
-#include "kernels/hopper/gemm/sm90/wgrad_roles.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -133,22 +115,22 @@ void launch_sets(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>
     run(p, how, maps);
 }
 
-CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape) {
-    return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, kOperandBoxRows);
+CUtensorMap map_of(const GemmOperand& operand, const StoredShape& shape) {
+    return operand_map(operand, shape, kOperandBoxRows);
 }
 
 }  // namespace
 
 void launch_wgmma_fp8_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                             const Launch& how) {
-    launch_sets<Sets::one>(p, how, {{operand_map(p.a, a)}, {operand_map(p.b, b)}, gradient_map(p)});
+    launch_sets<Sets::one>(p, how, {{map_of(p.a, a)}, {map_of(p.b, b)}, gradient_map(p)});
 }
 
 void launch_wgmma_fp8_wgrad_two(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                                 const StoredShape& second_a, const StoredShape& second_b, const Launch& how) {
     launch_sets<Sets::two>(p, how,
-                           {{operand_map(p.a, a), operand_map(p.second.a, second_a)},
-                            {operand_map(p.b, b), operand_map(p.second.b, second_b)},
+                           {{map_of(p.a, a), map_of(p.second.a, second_a)},
+                            {map_of(p.b, b), map_of(p.second.b, second_b)},
                             gradient_map(p)});
 }
 

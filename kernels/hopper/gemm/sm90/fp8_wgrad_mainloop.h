@@ -7,12 +7,6 @@
 //   Scales                       rows[stage], columns[warpgroup][stage] of such scales, tiles[warp]
 #pragma once
 
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/fp8_scales.h"
 #include "kernels/hopper/gemm/sm90/wgrad_roles.h"
 
@@ -259,8 +253,9 @@ private:
     __device__ __forceinline__ void store_second(int half) {
         const BlockOrigin second = second_block(previous_);
         if (kBf16 || kSquares == Squares::none || !kAdds || !previous_short_) {
-            d_.template store_second<StoreD::overwrite, Order::fragment>(second, sum_[1], half,
-                                                                         kAdds && previous_short_);
+            d_.template store_second<StoreD::overwrite, Order::fragment>(
+                second, sum_[1], half,
+                kAdds && previous_short_ ? BulkStore::reduce_add : BulkStore::overwrite);
         } else {
             if (half == 0) {
                 d_.fetch(second);

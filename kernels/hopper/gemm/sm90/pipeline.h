@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The skeleton of the warp-specialised GEMMs in this folder: tile scheduler, pipeline stages, roles of
-// warpgroups, stores from registers, launch. The mainloops are in fp8.cu, fp8_mainloop.h,
-// fp8_wgrad_mainloop.h, bf16.cu and bf16_wgrad.cu; stages, producers and roles of the weight gradients, where
-// every operand has a pipeline of its own, in wgrad_roles.h. In CUTLASS's words: persistent,
-// warp-specialised, cooperative (both consumer warpgroups share a tile of 128 x 256), clusters of two CTAs
-// with TMA multicast.
+// warpgroups, stores from registers, launch; it brings the device headers of all. The mainloops
+// are in fp8.cu, fp8_mainloop.h, fp8_wgrad_mainloop.h, bf16.cu and bf16_wgrad.cu; stages, producers and roles
+// of the weight gradients, where every operand has a pipeline of its own, in wgrad_roles.h. In CUTLASS's
+// words: persistent, warp-specialised, cooperative (both consumer warpgroups share a tile of 128 x 256),
+// clusters of two CTAs with TMA multicast.
 //
 //   warpgroup 0    producer: one thread runs the tile scheduler and issues the TMA loads
 //   warpgroup 1, 2 consumers: wgmma, promotion, epilogue
@@ -27,6 +27,7 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
+#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/problem.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/runtime/tensor_map.h"
@@ -49,6 +50,12 @@ constexpr int kClusterCtas = 2;  // neighbouring tiles; one operand is common to
 constexpr int kRasterRows = 16;
 constexpr uint32_t kStageBytes = (kTileRows + kTileCols) * kStageRowBytes;
 constexpr int kProducerRegisters = 40, kConsumerRegisters = 232;
+// Staging of D between registers and TMA: boxes of a warp's 16 rows of a chain x 128 bytes, 128-byte
+// swizzled.
+constexpr int kWarpRows = 16;
+constexpr uint32_t kBoxBytes = kWarpRows * kStageRowBytes;
+constexpr int kBf16BoxCols = kStageRowBytes / static_cast<int>(sizeof(Bf16)),
+              kBf16Boxes = kWarpgroupCols / kBf16BoxCols;
 
 // The operand that both tiles of a cluster read, which TMA multicasts: B of two row tiles, A of two column
 // tiles.
@@ -78,7 +85,12 @@ struct SharedStorage {
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
 };
-constexpr size_t kSharedStorageBytes = sizeof(SharedStorage) + 1024;  // the stages are aligned inside
+// What a CTA has; and what a kernel is launched with, so that the stages are aligned inside: where the
+// padding does not fit, the declared alignment of the base must do (prepare_shared).
+constexpr size_t kMaxSharedBytes = 227 * 1024, kSharedAlignment = 1024;
+template <class Shared> constexpr bool kPadded = sizeof(Shared) + kSharedAlignment <= kMaxSharedBytes;
+template <class Shared>
+constexpr size_t kSharedBytes = sizeof(Shared) + (kPadded<Shared> ? kSharedAlignment : 0);
 
 // The tile scheduler: the tiles of all groups in order, two at a time (one for each CTA of the cluster), for
 // ascending indices. Both tiles belong to one group: two row tiles of one column tile; the last of an odd
@@ -162,6 +174,9 @@ private:
 // gives the coordinates of box i. Of a common operand each CTA loads half the boxes and multicasts them to
 // both.
 enum class Load { own, multicast };
+__device__ constexpr Load load_of(Multicast common, Multicast operand) {
+    return common == operand ? Load::multicast : Load::own;
+}
 template <int kBoxes, class Box>
 __device__ __forceinline__ void load_operand(Load load, int rank, const CUtensorMap* map, Mbarrier* full,
                                              uint8_t* to, int box_bytes, Box box) {
@@ -248,12 +263,10 @@ __device__ __forceinline__ void init_ring(Mbarrier (&full)[kSize], Mbarrier (&em
 }
 
 // The shared memory of this CTA; one thread calls `init(shared)` for its barriers while the kernel before may
-// still run. Where the padding that aligns the stages does not fit, the declared alignment of the base must
-// do; declared for all kernels, it makes the producer of the fused SwiGLU kernel spill.
-constexpr size_t kMaxSharedBytes = 227 * 1024, kSharedAlignment = 1024;
+// still run. An alignment declared for all kernels makes the producer of the fused SwiGLU kernel spill.
 template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_shared(Init init) {
     uint8_t* raw;
-    if constexpr (sizeof(Shared) + kSharedAlignment > kMaxSharedBytes) {
+    if constexpr (!kPadded<Shared>) {
         extern __shared__ __align__(1024) uint8_t aligned[];
         raw = aligned;
     } else {
@@ -351,43 +364,44 @@ __device__ __forceinline__ void store_row_bf16(const GemmProblem& p, int64_t row
             store_vector(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
     }
 }
-// The same to D in FP32, overwritten or accumulated (reduce-add in memory).
-template <int kHalf, int kSums>
-__device__ __forceinline__ void store_row_f32(const GemmProblem& p, int64_t row, int64_t col0,
-                                              const float (&sum)[kSums], RowUse use) {
+// Of such a row, at(first column, pair of sums).
+template <int kHalf, int kSums, class At>
+__device__ __forceinline__ void for_row_pairs(const GemmProblem& p, int64_t col0, const float (&sum)[kSums],
+                                              RowUse use, At at) {
     const int quad = static_cast<int>(threadIdx.x % 4);
-    if (use == RowUse::skip) return;
 #pragma unroll
     for (int j = 0; j < kSums / 4; ++j) {
         const int64_t col = col0 + 8 * j + 2 * quad;
         if (col >= p.n) continue;
-        const int at = 4 * j + 2 * kHalf;
+        const int i = 4 * j + 2 * kHalf;
+        at(col, use == RowUse::sums ? float2{sum[i], sum[i + 1]} : float2{0.0f, 0.0f});
+    }
+}
+// The same to D in FP32, overwritten or accumulated (reduce-add in memory).
+template <int kHalf, int kSums>
+__device__ __forceinline__ void store_row_f32(const GemmProblem& p, int64_t row, int64_t col0,
+                                              const float (&sum)[kSums], RowUse use) {
+    if (use == RowUse::skip) return;
+    for_row_pairs<kHalf>(p, col0, sum, use, [&](int64_t col, float2 value) {
         float2* d = reinterpret_cast<float2*>(static_cast<float*>(p.d) + row * p.n + col);
-        float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
         if (p.mode == Gradient::accumulate)
             reduce_add(d, value);
         else
             *d = value;
-    }
+    });
 }
 // The same added to D in BF16, rounded stochastically.
 template <int kHalf, int kSums>
 __device__ __forceinline__ void add_row_bf16(const GemmProblem& p, int64_t row, int64_t col0,
                                              const float (&sum)[kSums], RowUse use) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::skip) return;
     const uint32_t counter = rounding_row(p.rounding.step_key(), p.rounding.first + row);
-#pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-        const int64_t col = col0 + 8 * j + 2 * quad;
-        if (col >= p.n) continue;
-        const int at = 4 * j + 2 * kHalf;
+    for_row_pairs<kHalf>(p, col0, sum, use, [&](int64_t col, float2 value) {
         auto* const d = reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.d) + row * p.n + col);
-        const float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
         const float2 old = unpack_bf16x2(*d);
         *d = round_pair(old.x + value.x, old.y + value.y,
                         rounding_word(counter, static_cast<uint32_t>(col / 2)));
-    }
+    });
 }
 // The same to D of either type.
 template <int kHalf, int kSums>
@@ -401,7 +415,7 @@ __device__ __forceinline__ void store_row(const GemmProblem& p, int64_t row, int
         store_row_f32<kHalf>(p, row, col0, sum, use);
 }
 
-__device__ __forceinline__ RowUse use_of(const WorkTile& tile, int row) {
+template <class Tile> __device__ __forceinline__ RowUse use_of(const Tile& tile, int row) {
     return row >= tile.rows ? RowUse::skip : row >= tile.valid ? RowUse::zero : RowUse::sums;
 }
 
@@ -412,26 +426,44 @@ __device__ __forceinline__ void store_rows(const GemmProblem& p, const WorkTile&
     store_row<1>(p, tile.d_row + row + 8, col0, sum, use_of(tile, row + 8));
 }
 
+// ---- epilogue through shared memory: of a warp's 16 rows, staged in a box
+//
+// Where they reach past the group: store(row, piece) for each 16 bytes, instead of TMA.
+template <class Store> __device__ __forceinline__ void for_box_pieces(Store store) {
+    constexpr int kPieces = kStageRowBytes / 16;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < kWarpRows * kPieces; i += 32)
+        store(i / kPieces, i % kPieces);
+}
+__device__ __forceinline__ uint4 piece_of(const uint8_t* box, int row, int piece) {
+    return *reinterpret_cast<const uint4*>(box + row * kStageRowBytes + (piece ^ (row % 8)) * 16);
+}
+// Zeros in the sums of a chain that belong to pads. row: of the tile, this thread's upper one.
+__device__ __forceinline__ void zero_pads(const WorkTile& tile, int row, float (&sums)[64]) {
+    if (warp_uniform(tile.valid) >= kTileRows) return;
+#pragma unroll
+    for (int i = 0; i < 64; ++i)
+        if (row + 8 * (i / 2 % 2) >= tile.valid) sums[i] = 0.0f;
+}
+
 // An operand as stored, leading dimensions flattened.
 struct StoredShape {
     int64_t rows, cols;
 };
-// FP8: scales per 128 of the contraction, or constant along it (fp8.cu).
+inline CUtensorMap operand_map(const GemmOperand& operand, const StoredShape& shape, int box_rows) {
+    return tensor_map(operand.data, operand.dtype, shape.rows, shape.cols, box_rows);
+}
+// What the kernels support, and their launchers: rows grouped (fp8.cu, which also takes weight gradients with
+// scales constant along the contraction; bf16.cu) and weight gradients (fp8_wgrad.cu, bf16_wgrad.cu).
 bool wgmma_supports_fp8(const GemmProblem& problem, int64_t group_alignment);
-void launch_wgmma_fp8(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
-                      const Launch& launch);
-// FP8 weight gradients with scales per 128 of the contraction (fp8_wgrad.cu); with two sets of operands.
-void launch_wgmma_fp8_wgrad(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
-                            const Launch& launch);
+bool wgmma_supports_bf16(const GemmProblem& problem);
+using LaunchWgmma = void(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
+                         const Launch& launch);
+LaunchWgmma launch_wgmma_fp8, launch_wgmma_bf16, launch_wgmma_fp8_wgrad, launch_wgmma_bf16_wgrad;
+// A weight gradient with two sets of operands (fp8_wgrad.cu).
 void launch_wgmma_fp8_wgrad_two(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
                                 const StoredShape& second_a, const StoredShape& second_b,
                                 const Launch& launch);
-bool wgmma_supports_bf16(const GemmProblem& problem);
-void launch_wgmma_bf16(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
-                       const Launch& launch);
-// BF16 weight gradients (bf16_wgrad.cu).
-void launch_wgmma_bf16_wgrad(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
-                             const Launch& launch);
 
 // A launch of whole clusters: an odd SM limit is rounded down, a limit of one becomes two. The kernel must
 // begin with prepare_shared (PDL).
@@ -443,13 +475,13 @@ void launch_clusters(Kernel kernel, unsigned ctas, size_t shared_bytes, const La
                 shared_bytes, launch, op, args...);
 }
 // A persistent launch over all tiles of D. `maps`: tensor maps of A, B and whatever else the kernel copies.
-template <class Kernel, class... Maps>
-void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& launch, size_t shared_bytes,
-                       const Maps&... maps) {
+template <class Shared, class Kernel, class... Maps>
+void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& launch, const Maps&... maps) {
+    static_assert(kSharedBytes<Shared> <= kMaxSharedBytes);
     const int64_t tiles = row_tiles_bound(problem, kTileRows) * ceil_div(problem.n, kTileCols);
     if (tiles == 0) return;
-    allow_shared_memory(kernel, shared_bytes, "shared memory of a GEMM");
-    launch_clusters(kernel, grid_for(tiles, launch, 1), shared_bytes, launch, "GEMM (wgmma)", problem,
+    allow_shared_memory(kernel, kSharedBytes<Shared>, "shared memory of a GEMM");
+    launch_clusters(kernel, grid_for(tiles, launch, 1), kSharedBytes<Shared>, launch, "GEMM (wgmma)", problem,
                     maps...);
 }
 

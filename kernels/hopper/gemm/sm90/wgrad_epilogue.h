@@ -3,11 +3,6 @@
 // through staging boxes in shared memory and TMA; sums of the squares of what is stored.
 #pragma once
 
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/sm90/pipeline.h"
 
 namespace fp8flow::hopper::gemm {
@@ -25,13 +20,9 @@ __device__ __forceinline__ double* squares_of(const GemmProblem& p, int64_t grou
                op::kSquaresPatches;
 }
 
-// Staging memory of a warp: boxes of 16 rows x 128 bytes, 128-byte swizzled. FP32: its part of one block (64
-// rows x 128 columns), 32 columns a box. BF16: its parts of both blocks of a tile, two boxes of 64 columns
-// each.
-constexpr int kWarpRows = 16, kF32BoxCols = kStageRowBytes / sizeof(float),
-              kF32Boxes = kWarpgroupCols / kF32BoxCols;
-constexpr int kBf16BoxCols = kStageRowBytes / 2, kBf16Boxes = kWarpgroupCols / kBf16BoxCols;
-constexpr uint32_t kBoxBytes = kWarpRows * kStageRowBytes;
+// Staging memory of a warp. FP32: its part of one block (64 rows x 128 columns), 32 columns a box. BF16: its
+// parts of both blocks of a tile, two boxes of 64 columns each.
+constexpr int kF32BoxCols = kStageRowBytes / sizeof(float), kF32Boxes = kWarpgroupCols / kF32BoxCols;
 struct Staging {
     uint8_t boxes[kF32Boxes][kBoxBytes];
 };
@@ -102,11 +93,12 @@ __device__ __forceinline__ void copy_in_store_order(const float (&sum)[64], floa
     wgmma_fence_operand(ordered);
 }
 
-// How sums reach D: overwritten; added by TMA in memory (reduce_add); or added to the old values that were
-// loaded into the staging boxes, pair by pair (add_pairs) or a box at a time (add_boxes). add_boxes reads all
-// of a box before it writes the first sum: the compiler keeps a read after the writes before it, and a read
-// takes 30 cycles.
-enum class StoreD { overwrite, reduce_add, add_pairs, add_boxes };
+// What goes to the staging boxes: sums (overwrite), or sums added to the old values that were loaded there,
+// pair by pair (add_pairs) or a box at a time (add_boxes). add_boxes reads all of a box before it writes the
+// first sum: the compiler keeps a read after the writes before it, and a read takes 30 cycles.
+enum class StoreD { overwrite, add_pairs, add_boxes };
+// What TMA does with the boxes: overwrites D, or adds to it in memory.
+enum class BulkStore : bool { overwrite, reduce_add };
 
 // Stores half of the columns of a warp's part of a block; the copies are one bulk group of lane 0. The halves
 // alternate. squares: of the values stored, unless they are reduce-added.
@@ -114,7 +106,7 @@ template <StoreD kStore, Order kOrder, Squares kSquares>
 __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& staging,
                                            const BlockOrigin& origin, const float (&sum)[64], int half,
                                            PatchSquares<kSquares>& squares,
-                                           bool reduce = kStore == StoreD::reduce_add) {
+                                           BulkStore bulk = BulkStore::overwrite) {
     op::SquareStrands strands;
     const bool leader = threadIdx.x % 32 == 0;
     if (leader) bulk_wait_read<1>();  // stores of this half, from the block before
@@ -143,7 +135,7 @@ __device__ __forceinline__ void store_half(const CUtensorMap* map, Staging& stag
 #pragma unroll
         for (int box = 2 * half; box < 2 * half + 2; ++box) {
             const int column = origin.column + box * kF32BoxCols;
-            if (reduce)
+            if (bulk == BulkStore::reduce_add)
                 tma_reduce_add(map, staging.boxes[box], column, origin.row, origin.group);
             else
                 tma_store(map, staging.boxes[box], column, origin.row, origin.group);
@@ -174,16 +166,6 @@ __device__ __forceinline__ void add_staged(Staging& staging, float (&sum)[64]) {
         wgmma_fence_operand(sum);  // else the addition moves past the wait for wgmma, with the values in
                                    // local memory till then
     }
-}
-// One lane loads the old values of a warp's part of a block into its staging boxes, once these have been
-// stored.
-__device__ __forceinline__ void fetch_d(const CUtensorMap* map, Staging& staging, Mbarrier* full,
-                                        const BlockOrigin& origin) {
-    bulk_wait_read<0>();
-    mbarrier_arrive_expect_tx(full, sizeof(Staging));
-#pragma unroll
-    for (int box = 0; box < kF32Boxes; ++box)
-        tma_load(map, full, staging.boxes[box], origin.column + box * kF32BoxCols, origin.row, origin.group);
 }
 
 // ---- D in BF16
@@ -239,17 +221,6 @@ __device__ __forceinline__ void store_half_bf16(const GemmProblem& p, const CUte
         bulk_commit();
     }
 }
-// One lane loads the old values of a warp's parts of both blocks, once the boxes have been stored. origin: of
-// block 0.
-__device__ __forceinline__ void fetch_both_bf16(const CUtensorMap* map, Staging& staging, Mbarrier* full,
-                                                const BlockOrigin& origin) {
-    bulk_wait_read<0>();
-    mbarrier_arrive_expect_tx(full, sizeof(Staging));
-#pragma unroll
-    for (int box = 0; box < 2 * kBf16Boxes; ++box)
-        tma_load(map, full, staging.boxes[box], origin.column + box % kBf16Boxes * kBf16BoxCols,
-                 origin.row + box / kBf16Boxes * 64, origin.group);
-}
 
 // D of one consumer warp: old values in, results out. `full`: its barrier for loads of old values.
 template <Gradient kMode, DType kOutput, Squares kSquares> struct WarpGradient {
@@ -261,13 +232,17 @@ template <Gradient kMode, DType kOutput, Squares kSquares> struct WarpGradient {
     uint32_t parity = 0;
     PatchSquares<kSquares> squares{};
 
-    // Starts to load old values: in FP32 of the block at `origin`, in BF16 of both, `origin` of block 0.
+    // Starts to load old values, once the boxes have been stored: in FP32 of the block at `origin`, in BF16
+    // of both, `origin` of block 0.
     __device__ __forceinline__ void fetch(const BlockOrigin& origin) {
+        constexpr int kBoxCols = kBf16 ? kBf16BoxCols : kF32BoxCols, kBoxes = kBf16 ? kBf16Boxes : kF32Boxes;
         if (threadIdx.x % kWarpSize == 0) {
-            if constexpr (kBf16)
-                fetch_both_bf16(map, staging, full, origin);
-            else
-                fetch_d(map, staging, full, origin);
+            bulk_wait_read<0>();
+            mbarrier_arrive_expect_tx(full, sizeof(Staging));
+#pragma unroll
+            for (int box = 0; box < kF32Boxes; ++box)
+                tma_load(map, full, staging.boxes[box], origin.column + box % kBoxes * kBoxCols,
+                         origin.row + box / kBoxes * 64, origin.group);
         }
         __syncwarp();
     }
@@ -275,14 +250,14 @@ template <Gradient kMode, DType kOutput, Squares kSquares> struct WarpGradient {
         mbarrier_wait(full, parity);
         parity ^= 1;
     }
-    // Stores half of the columns of block 1. kStore, reduce: of D in FP32.
+    // Stores half of the columns of block 1. kStore, bulk: of D in FP32.
     template <StoreD kStore, Order kOrder>
     __device__ __forceinline__ void store_second(const BlockOrigin& origin, const float (&sum)[64], int half,
-                                                 bool reduce = false) {
+                                                 BulkStore bulk = BulkStore::overwrite) {
         if constexpr (kBf16)
             store_half_bf16<kMode, kOrder>(p, map, staging, origin, sum, 1, half, squares);
         else
-            store_half<kStore, kOrder>(map, staging, origin, sum, half, squares, reduce);
+            store_half<kStore, kOrder>(map, staging, origin, sum, half, squares, bulk);
     }
     // Stores block 0.
     template <StoreD kStore>

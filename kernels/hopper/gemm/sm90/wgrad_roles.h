@@ -13,9 +13,16 @@
 //   load(how, from, output, full, to)   issues the copies of an operand, from index `output` on
 //   load_scales<kOperand>(p, from, output, full, scales, at)   and of its scales
 //
+// Grid: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs. Raster: bands of 4096 rows
+// (kWgradRasterRows), so that a group's operands (11 MB in FP8, 23 MB in BF16 at 4096 x 7168, 1024 rows) are
+// read from memory once and stay in L2, and D is touched once.
+//
 // Warps of the producer warpgroup: one thread for A and the tile ring, one for the B of each consumer
 // warpgroup; the fourth warp zeroes the tiles of groups without rows, which the consumers never see. A
-// consumer warpgroup owns 128 x 128 of a tile: two blocks of 64 rows.
+// consumer warpgroup owns 128 x 128 of a tile: two blocks of 64 rows. A consumer warp owns 16 rows of a block
+// and its own staging boxes, so it waits for no other warp; lane 0 issues its copies from and to D and waits
+// until the boxes may be written again. Direct stores from registers would make a warpgroup wait as long as
+// the stores take; reduce-add in memory runs at 1.4 TB/s, load and store at 3.9.
 //
 //   barrier                    arrivals of a phase                            waited for by
 //   a_full[s], b_full[w][s]    1 producer + kLoadBytes                        warps that read the stage
@@ -27,14 +34,6 @@
 // cluster_sync before the first copy and before exit.
 #pragma once
 
-#include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
-#include "kernels/hopper/device/memory.h"
-#include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/device/warpgroup.h"
-#include "kernels/hopper/device/wgmma.h"
-#include "kernels/hopper/gemm/sm90/pipeline.h"
 #include "kernels/hopper/gemm/sm90/wgrad_epilogue.h"
 
 namespace fp8flow::hopper::gemm {
@@ -127,7 +126,6 @@ template <class Policy> struct WgradStorage {
         for (Mbarrier& full : d_full) mbarrier_init(&full, 1);
     }
 };
-template <class Policy> constexpr size_t kWgradStorageBytes = sizeof(WgradStorage<Policy>) + kSharedAlignment;
 
 // ---- producers
 //
@@ -193,7 +191,7 @@ private:
             mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
                           stage.parity ^ 1);  // consumers of both CTAs
             mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
-            Policy::load(tile.multicast == kOperand ? Load::multicast : Load::own, from, output, full,
+            Policy::load(load_of(tile.multicast, kOperand), from, output, full,
                          shared.template data<kOperand>(warpgroup, stage.index));
             Policy::template load_scales<kOperand>(p, from, output, full, shared.scales,
                                                    {warpgroup, stage.index});
@@ -306,11 +304,10 @@ inline CUtensorMap gradient_map(const GemmProblem& p) {
 template <class Policy, class KernelOf>
 void launch_wgrad(const GemmProblem& p, const Launch& how, const WgradMaps<Policy::kSets>& maps,
                   KernelOf kernel_of) {
-    static_assert(kWgradStorageBytes<Policy> <= kMaxSharedBytes);
     const auto run = [&]<Squares kSquares>() {
         const auto kernel = p.d_dtype == DType::bf16 ? kernel_of.template operator()<DType::bf16, kSquares>()
                                                      : kernel_of.template operator()<DType::f32, kSquares>();
-        launch_persistent(kernel, p, how, kWgradStorageBytes<Policy>, maps);
+        launch_persistent<WgradStorage<Policy>>(kernel, p, how, maps);
     };
     p.squares != nullptr ? run.template operator()<Squares::sum>() : run.template operator()<Squares::none>();
 }
