@@ -364,44 +364,43 @@ __device__ __forceinline__ void store_row_bf16(const GemmProblem& p, int64_t row
             store_vector(reinterpret_cast<uint4*>(static_cast<Bf16*>(p.d) + row * p.n + col), chunk);
     }
 }
-// Of such a row, at(first column, pair of sums).
-template <int kHalf, int kSums, class At>
-__device__ __forceinline__ void for_row_pairs(const GemmProblem& p, int64_t col0, const float (&sum)[kSums],
-                                              RowUse use, At at) {
-    const int quad = static_cast<int>(threadIdx.x % 4);
-#pragma unroll
-    for (int j = 0; j < kSums / 4; ++j) {
-        const int64_t col = col0 + 8 * j + 2 * quad;
-        if (col >= p.n) continue;
-        const int i = 4 * j + 2 * kHalf;
-        at(col, use == RowUse::sums ? float2{sum[i], sum[i + 1]} : float2{0.0f, 0.0f});
-    }
-}
 // The same to D in FP32, overwritten or accumulated (reduce-add in memory).
 template <int kHalf, int kSums>
 __device__ __forceinline__ void store_row_f32(const GemmProblem& p, int64_t row, int64_t col0,
                                               const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::skip) return;
-    for_row_pairs<kHalf>(p, col0, sum, use, [&](int64_t col, float2 value) {
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+        const int64_t col = col0 + 8 * j + 2 * quad;
+        if (col >= p.n) continue;
+        const int at = 4 * j + 2 * kHalf;
         float2* d = reinterpret_cast<float2*>(static_cast<float*>(p.d) + row * p.n + col);
+        float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
         if (p.mode == Gradient::accumulate)
             reduce_add(d, value);
         else
             *d = value;
-    });
+    }
 }
 // The same added to D in BF16, rounded stochastically.
 template <int kHalf, int kSums>
 __device__ __forceinline__ void add_row_bf16(const GemmProblem& p, int64_t row, int64_t col0,
                                              const float (&sum)[kSums], RowUse use) {
+    const int quad = static_cast<int>(threadIdx.x % 4);
     if (use == RowUse::skip) return;
     const uint32_t counter = rounding_row(p.rounding.step_key(), p.rounding.first + row);
-    for_row_pairs<kHalf>(p, col0, sum, use, [&](int64_t col, float2 value) {
+#pragma unroll
+    for (int j = 0; j < kSums / 4; ++j) {
+        const int64_t col = col0 + 8 * j + 2 * quad;
+        if (col >= p.n) continue;
+        const int at = 4 * j + 2 * kHalf;
         auto* const d = reinterpret_cast<uint32_t*>(static_cast<Bf16*>(p.d) + row * p.n + col);
+        const float2 value = use == RowUse::sums ? float2{sum[at], sum[at + 1]} : float2{0.0f, 0.0f};
         const float2 old = unpack_bf16x2(*d);
         *d = round_pair(old.x + value.x, old.y + value.y,
                         rounding_word(counter, static_cast<uint32_t>(col / 2)));
-    });
+    }
 }
 // The same to D of either type.
 template <int kHalf, int kSums>
