@@ -16,7 +16,7 @@ constexpr int kDepth = 4;  // 16-byte accesses in flight per thread
 constexpr int kCtasPerSm = 8;
 constexpr int64_t kRegionBytes = int64_t{256} << 20;  // of each rank; far larger than L2
 
-struct Regions {
+struct ProbeRegions {
     uint4* of[PeerMemory::kMaxRanks];
 };
 
@@ -29,7 +29,7 @@ enum class Direction { load, store };
 // words are combined by exclusive or, which could reach `sink`.
 template <Direction direction>
 __global__ void __launch_bounds__(kThreads)
-    peer_kernel(Regions regions, int rank, int ranks, int64_t words, uint4* sink) {
+    peer_kernel(ProbeRegions regions, int rank, int ranks, int64_t words, uint4* sink) {
     const int others = ranks - 1;
     const int peer = (rank + 1 + static_cast<int>(blockIdx.x) % others) % ranks;
     uint4* part = regions.of[peer] + rank * words;
@@ -95,7 +95,7 @@ private:
     int rank_, ranks_;
     int64_t words_;
     std::unique_ptr<PeerMemory> memory_;
-    Regions regions_{};
+    ProbeRegions regions_{};
     uint4* sink_ = nullptr;
 };
 
