@@ -10,7 +10,6 @@
 
 #include <deque>
 #include <functional>
-#include <utility>
 
 namespace fp8flow::test {
 
@@ -23,49 +22,22 @@ public:
     ~LateDevice() override { synchronize(); }
 
     void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
-    void free(void* data) override {
-        run_main();
-        device_.free(data);
-    }
-    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override {
-        run_main();
-        device_.copy_in(device, host, bytes, stream);
-    }
-    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override {
-        run_main();
-        device_.copy_out(host, device, bytes, stream);
-    }
-    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override {
-        give(stream, [this, to, from, bytes] { device_.copy(to, from, bytes); });
-    }
-    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override {
-        give(stream, [this, device, value, bytes] { device_.fill(device, value, bytes); });
-    }
-    void synchronize() override {
-        for (Lane& lane : lanes_) run_until({&lane, lane.given});
-        run_main();
-    }
+    void free(void* data) override;
+    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override;
+    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override;
+    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
+    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override;
+    void synchronize() override;
     int64_t free_bytes() const override { return device_.free_bytes(); }
 
     Stream make_stream(Priority) override { return {&lanes_.emplace_back()}; }
     Event make_event() override { return {&points_.emplace_back()}; }
     // An event of a lane that works at once has always passed.
-    void record(Event event, Stream stream) override {
-        Lane* lane = late_lane(stream);
-        *static_cast<Point*>(event.handle) = {lane, lane == nullptr ? 0 : lane->given};
-    }
-    void follow(Stream stream, Event event) override {
-        const Point point = *static_cast<Point*>(event.handle);
-        if (point.lane != nullptr) give(stream, [this, point] { run_until(point); });
-    }
+    void record(Event event, Stream stream) override;
+    void follow(Stream stream, Event event) override;
 
-    // Now, or on a late lane later. What a piece of work is made of runs with it.
-    template <class Work> void give(Stream stream, Work&& work) {
-        Lane* lane = late_lane(stream);
-        if (lane == nullptr || at_work_) return run(work);
-        ++lane->given;
-        lane->waiting.emplace_back(std::forward<Work>(work));
-    }
+    // Now, or on a late lane later.
+    void give(Stream stream, std::function<void()> work);
     int64_t waiting() const {
         std::size_t sum = 0;
         for (const Lane& lane : lanes_) sum += lane.waiting.size();
@@ -86,20 +58,8 @@ private:
         return static_cast<Lane*>(stream.handle);
     }
     void run_main() { run_until({&main_, main_.given}); }
-    template <class Work> void run(Work&& work) {
-        const bool inner = std::exchange(at_work_, true);
-        work();
-        at_work_ = inner;
-    }
-    void run_until(const Point& point) {
-        Lane& lane = *point.lane;
-        while (lane.ran < point.given) {
-            ++lane.ran;
-            const std::function<void()> work = std::move(lane.waiting.front());
-            lane.waiting.pop_front();
-            run(work);
-        }
-    }
+    void run(const std::function<void()>& work);
+    void run_until(const Point& point);
 
     Device& device_;
     bool main_is_late_ = false, at_work_ = false;
@@ -114,10 +74,7 @@ public:
     LateDevice& late_device() { return device_; }
 
 protected:
-#define FP8FLOW_OVERRIDE(name, Args)                                      \
-    void do_##name(const op::Args& args, const Launch& launch) override { \
-        device_.give(launch.stream, [this, args] { ops_.name(args); });   \
-    }
+#define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
     FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
 #undef FP8FLOW_OVERRIDE
 
@@ -138,47 +95,21 @@ public:
     void check_peers() override { exchange_.check_peers(); }
     int rank_among(Ranks ranks) const override { return exchange_.rank_among(ranks); }
     WireBytes wire_bytes() const override { return exchange_.wire_bytes(); }
-    void reset_counts() override {
-        Exchange::reset_counts();
-        exchange_.reset_counts();
-    }
+    void reset_counts() override;
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override {
-        device_.give(launch.stream, [=, this] { exchange_.gather_routing(ids, probs, all_ids, all_probs); });
-    }
+                           const TensorView& all_probs, const Launch& launch) override;
     void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
-                     const Launch& launch) override {
-        device_.give(launch.stream, [=, this] {
-            ArenaScope scope(scratch_);
-            exchange_.dispatch(rows, plan, dst, scratch_);
-        });
-    }
+                     const Launch& launch) override;
     void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena&, const Launch& launch) override {
-        device_.give(launch.stream, [=, this] {
-            ArenaScope scope(scratch_);
-            exchange_.dispatch_rows(rows, plan, received, scratch_);
-        });
-    }
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override {
-        device_.give(launch.stream, [=, this] {
-            ArenaScope scope(scratch_);
-            exchange_.combine(args, plan, scratch_);
-        });
-    }
-    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
-        device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
-    }
+                          Arena&, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
     void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override {
-        device_.give(launch.stream, [=, this] { exchange_.reduce_scatter(ranks, values, shares); });
-    }
+                           const Launch& launch) override;
     void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override {
-        device_.give(launch.stream, [=, this] { exchange_.all_gather(ranks, values, shares); });
-    }
+                       const Launch& launch) override;
 
 private:
     Exchange& exchange_;
