@@ -73,7 +73,7 @@ if(FP8FLOW_FAST_COMPILE)
         <fstream> <functional> <limits> <map> <memory> <numeric> <set> <sstream> <string> <thread> <vector>)
 endif()
 
-# Helpers that tests of models share and that take long to compile; linked where a test needs the model anyway.
+# Helpers that tests of layers and models share and that take long to compile.
 file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
 list(TRANSFORM support_sources REPLACE "[.]cpp$" ".h" OUTPUT_VARIABLE support_headers)
 fp8flow_libraries_of(support_libraries ${support_headers})
@@ -99,7 +99,7 @@ function(fp8flow_test_executable source)
     add_executable(${name} ${source} ${ARGN})
     fp8flow_libraries_of(libraries ${source} ${ARGN})
     fp8flow_test_flags(${name})
-    if("fp8flow_model" IN_LIST libraries)
+    if(libraries MATCHES "fp8flow_(layers|model)")
         target_link_libraries(${name} PRIVATE fp8flow_test_support)
     endif()
     target_link_libraries(${name} PRIVATE ${libraries})

@@ -82,8 +82,6 @@ Context RankFixture::context(Arena& own_saved, Arena& own_scratch, RowArena& own
     return ctx;
 }
 
-namespace {
-
 void read_router(const Router& router, LayerResult& result) {
     const TensorView counts = router.step_counts();
     result.router_counts.emplace_back(counts.as<int64_t>(), counts.as<int64_t>() + counts.numel());
@@ -111,8 +109,6 @@ void read_rank(RankFixture& rank, ParameterStore& store, LayerResult& result) {
     result.in_use = rank.saved.bytes_in_use() + rank.scratch.bytes_in_use();
     result.status = rank.status.as<int32_t>()[0];
 }
-
-}  // namespace
 
 void fill_bf16_normal(const TensorView& view, uint64_t seed, double stddev) {
     fill(view, [&](int64_t i) {

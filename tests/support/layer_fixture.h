@@ -124,6 +124,9 @@ struct LayerResult {
     }
 };
 
+void read_router(const Router& router, LayerResult& result);
+void read_rank(RankFixture& rank, ParameterStore& store, LayerResult& result);
+
 // Values that BF16 holds, so that every recipe and fp32 start from the same numbers.
 void fill_bf16_normal(const TensorView& view, uint64_t seed, double stddev);
 
