@@ -74,7 +74,7 @@ if(FP8FLOW_FAST_COMPILE)
 endif()
 
 # Helpers that tests of layers and models share and that take long to compile.
-file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
+file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/layers/*.cpp)
 list(TRANSFORM support_sources REPLACE "[.]cpp$" ".h" OUTPUT_VARIABLE support_headers)
 fp8flow_libraries_of(support_libraries ${support_headers})
 add_library(fp8flow_test_support STATIC ${support_sources})

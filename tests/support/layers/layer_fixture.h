@@ -7,7 +7,7 @@
 #include "kernels/comm/group_exchange.h"
 #include "layers/schedule/wire_lane.h"
 #include "model/train/transformer.h"
-#include "tests/support/late_lane.h"
+#include "tests/support/layers/late_lane.h"
 #include "tests/support/tensors.h"
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "tests/support/layer_fixture.h"
+// What layer_fixture.h declares: compiled once for the tests of layers and models.
+#include "tests/support/layers/layer_fixture.h"
 
 #include <cstring>
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-#include "tests/support/late_lane.h"
+// What late_lane.h declares: compiled once, since LateOps has a function for every operation.
+#include "tests/support/layers/late_lane.h"
 
 #include <utility>
 
