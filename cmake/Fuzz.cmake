@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
 # Fuzz targets: tests/fuzz/NAME_fuzz.cpp with the seeds tests/fuzz/seeds/NAME, and the parsers they enter, all of it under ASan + UBSan in every
 # build. With Clang they are libFuzzer executables (preset fuzz; run them as long as you like: fuzz_NAME -max_total_time=600 seeds/NAME);
-# otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds.
+# otherwise tests/fuzz/driver.cpp runs the same entry on the seeds and on mutations of them. Either way ctest runs each for seconds,
+# and longer with label slow (scripts/test.sh --slow).
 set(fp8flow_fuzz_sanitizers -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g)
 if(FP8FLOW_FAST_COMPILE)
     list(APPEND fp8flow_fuzz_sanitizers -O0)  # half the time to compile; the parsers run for seconds
@@ -58,6 +59,11 @@ foreach(source ${fuzz_targets})
     # libFuzzer adds what it finds to the first folder, which is not that of the seeds
     set(found ${PROJECT_BINARY_DIR}/fuzz/${name})
     file(MAKE_DIRECTORY ${found})
-    add_test(NAME fuzz_${name} COMMAND fuzz_${name} -runs=${runs} -seed=1 -max_len=4096 ${limits} ${found} ${seeds} ${extra_seeds})
-    set_tests_properties(fuzz_${name} PROPERTIES LABELS fuzz TIMEOUT 300 WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
+    # the seeds and the first fifth of the mutations at every change, all of them with the slow tests
+    math(EXPR first_runs "${runs} / 5")
+    set(inputs -seed=1 -max_len=4096 ${limits} ${found} ${seeds} ${extra_seeds})
+    add_test(NAME fuzz_${name} COMMAND fuzz_${name} -runs=${first_runs} ${inputs})
+    add_test(NAME fuzz_${name}_long COMMAND fuzz_${name} -runs=${runs} ${inputs})
+    set_tests_properties(fuzz_${name} fuzz_${name}_long PROPERTIES LABELS fuzz TIMEOUT 300 WORKING_DIRECTORY ${PROJECT_BINARY_DIR})
+    set_property(TEST fuzz_${name}_long APPEND PROPERTY LABELS slow)
 endforeach()

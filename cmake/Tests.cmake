@@ -63,7 +63,7 @@ endfunction()
 
 # Checking builds parse the headers that nearly every test includes once. The other presets parse them for each test: one that lacks an
 # include line does not compile there.
-if(FP8FLOW_FAST_COMPILE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)  # ccache knows no precompiled headers
+if(FP8FLOW_FAST_COMPILE)
     set(main_source ${PROJECT_BINARY_DIR}/generated/test_headers.cpp)
     file(CONFIGURE OUTPUT ${main_source} CONTENT "int main() {}\n")
     add_executable(test_headers EXCLUDE_FROM_ALL ${main_source})
@@ -73,15 +73,13 @@ if(FP8FLOW_FAST_COMPILE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)  # ccache knows no 
         <fstream> <functional> <limits> <map> <memory> <numeric> <set> <sstream> <string> <thread> <vector>)
 endif()
 
-# Helpers shared by the tests.
-file(GLOB support_files CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.h ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
-file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/*.cpp)
-if(support_sources)
-    fp8flow_libraries_of(support_libraries ${support_files})
-    add_library(fp8flow_test_support STATIC ${support_sources})
-    fp8flow_test_flags(fp8flow_test_support)
-    target_link_libraries(fp8flow_test_support PUBLIC ${support_libraries})
-endif()
+# Helpers that tests of layers and models share and that take long to compile.
+file(GLOB support_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/support/layers/*.cpp)
+list(TRANSFORM support_sources REPLACE "[.]cpp$" ".h" OUTPUT_VARIABLE support_headers)
+fp8flow_libraries_of(support_libraries ${support_headers})
+add_library(fp8flow_test_support STATIC ${support_sources})
+fp8flow_test_flags(fp8flow_test_support)
+target_link_libraries(fp8flow_test_support PUBLIC ${support_libraries})
 
 # fp8flow_test_executable(SOURCE [extra sources]): compiles one test file; sets test_name in the caller. A .cu file without code for
 # devices is C++: nvcc takes twice as long for it.
@@ -101,7 +99,7 @@ function(fp8flow_test_executable source)
     add_executable(${name} ${source} ${ARGN})
     fp8flow_libraries_of(libraries ${source} ${ARGN})
     fp8flow_test_flags(${name})
-    if(TARGET fp8flow_test_support)
+    if(libraries MATCHES "fp8flow_(layers|model)")
         target_link_libraries(${name} PRIVATE fp8flow_test_support)
     endif()
     target_link_libraries(${name} PRIVATE ${libraries})

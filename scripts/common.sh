@@ -50,6 +50,7 @@ configure() {
     mkdir -p "$folder"
     if command -v ccache > /dev/null; then
         options=(-DCMAKE_CXX_COMPILER_LAUNCHER=ccache -DCMAKE_CUDA_COMPILER_LAUNCHER=ccache)
+        export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS:-pch_defines,time_macros}  # without it ccache keeps nothing that reads precompiled headers
     fi
     prefix=$(deps_prefix) || exit
     if [[ -n $prefix ]]; then options+=("-DFP8FLOW_DEPS=$prefix"); fi

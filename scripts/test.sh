@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 # Sets up, builds everything and runs the tests, except those labelled slow. The CUDA backend is built wherever nvcc >= 12.9 works:
 # into build/cuda-release where a GPU is, into build/cuda-check where its kernels are only compiled.
-# Usage: test.sh [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute
+# Usage: test.sh [--slow] [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute; --slow: those labelled slow, and only they
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -19,10 +19,12 @@ fi
 configure "$preset"
 build "$preset"
 
-say "running the tests (without label slow)"
+wanted=(-LE slow)
+if [[ ${1:-} == --slow ]]; then wanted=(-L slow) && shift; fi
+say "running the tests (${wanted[*]})"
 log=$root/build/$preset/ctest.log
 status=0
-ctest --test-dir "$root/build/$preset" -j "$(usable_cores)" --output-on-failure --no-tests=error -LE slow "$@" 2>&1 |
+ctest --test-dir "$root/build/$preset" -j "$(usable_cores)" --output-on-failure --no-tests=error "${wanted[@]}" "$@" 2>&1 |
     tee "$log" || status=$?
 
 count() { grep -c "$1" "$log" || true; }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Runs clang-tidy 14 (the list: .clang-tidy) on the sources that every build has; needs a configured build/cpu.
+# Runs clang-tidy 14 (the list: .clang-tidy) on the sources that every build has; configures build/cpu where it is not yet.
 # Usage: tidy.sh [--all | FILE...]     default: layers and the kernels' core, operations and ranks (CI's time allows no more);
 #                                      --all: model and the reference backend too
 set -euo pipefail
@@ -11,11 +11,9 @@ version=14
 tool=clang-tidy-$version
 command -v "$tool" > /dev/null || die 2 "clang-tidy $version is not installed (scripts/setup_deps.sh tidy)"
 cd "$root"
+# not cuda-check's: there the sources of a folder are one
 database=build/cpu
-for preset in cpu cuda-release cuda-check; do
-    if [[ -f build/$preset/compile_commands.json ]]; then database=build/$preset; fi
-done
-[[ -f $database/compile_commands.json ]] || die 2 "no build/cpu/compile_commands.json (run scripts/test.sh first)"
+if [[ ! -f $database/compile_commands.json ]]; then configure cpu; fi
 
 folders=(kernels/core kernels/ops kernels/comm layers bindings)
 case ${1:-} in

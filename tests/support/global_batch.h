@@ -4,7 +4,7 @@
 #pragma once
 
 #include "model/base/backend.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
 
 #include <numeric>

@@ -6,7 +6,7 @@
 #include "model/config/config.h"
 #include "model/safetensors/writer.h"
 #include "tests/support/files.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <gtest/gtest.h>
 

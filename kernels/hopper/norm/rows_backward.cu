@@ -18,9 +18,9 @@ namespace {
 
 constexpr int kTeamSlots = 6;  // slots of a team: two each of dy, x and dresidual
 constexpr int kFirstRows = 2;  // of a team, prefetched into L2 while the previous kernel ends
-constexpr int teams_of(int units) { return units == 1 ? 4 : 2; }
-static_assert(op::gamma_chunks(kUnit * kNormThreads) == teams_of(1) &&
-              op::gamma_chunks(5 * op::kNormSegment) == teams_of(kMostUnits));
+constexpr int row_teams_of(int units) { return units == 1 ? 4 : 2; }
+static_assert(op::gamma_chunks(kUnit * kNormThreads) == row_teams_of(1) &&
+              op::gamma_chunks(5 * op::kNormSegment) == row_teams_of(kMostUnits));
 
 // The rows of a team: their slots in shared memory and their loads, which one thread issues.
 template <int kUnits, DType kType, Rows kRows> struct TeamRows {
@@ -117,9 +117,9 @@ template <int kUnits, DType kType, Rows kRows> struct TeamRows {
 // Tried: a chunk of consecutive rows per CTA. 1024 places in memory were read or written at a time, and 256
 // chunks summed afterwards from 7 MB: 72 us in all.
 template <int kUnits, DType kType, Rows kRows>
-__global__ __launch_bounds__(teams_of(kUnits) * kNormThreads,
+__global__ __launch_bounds__(row_teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {
-    constexpr int kTeams = teams_of(kUnits);
+    constexpr int kTeams = row_teams_of(kUnits);
     pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t memory[];
     __shared__ Mbarrier full_of[kTeams][2], full_residual_of[kTeams][2];
@@ -213,7 +213,7 @@ bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
     const bool f16 = args.x.dtype == DType::f16;
     if (!is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
-    const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
+    const int units = units_a_thread(args.segment_cols), teams = row_teams_of(units);
     const BackwardKernel kernel = copied
                                       ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
                                   : f16 ? fetching_kernel_of<DType::f16>(units)

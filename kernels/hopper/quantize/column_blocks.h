@@ -17,8 +17,6 @@ constexpr int kBlockTileBytes = 16384, kPartRows = static_cast<int>(kBlock);
 constexpr int kNarrowestShift = 1;
 __host__ __device__ constexpr int block_columns(int shift) { return kUnit << shift; }
 __host__ __device__ constexpr int block_tile_rows(int shift) { return kPartRows << (kWidestShift - shift); }
-// The first tile of a group begins at a multiple of so many rows of the output: stores are whole sectors.
-constexpr int kSectorRows = 32;
 // Column blocks of the widest kind are numbered so many columns of every group at a time.
 constexpr int kSweepColumns = 256;
 constexpr int kNarrowWaves = 1;  // waves of narrow column blocks at the end

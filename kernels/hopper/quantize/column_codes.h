@@ -13,6 +13,8 @@
 namespace fp8flow::hopper::quantize {
 
 constexpr int kWidestShift = 3;  // a row of 1 << 3 units: 128 bytes
+// The first tile of a group begins at a multiple of so many rows of the output: stores are whole sectors.
+constexpr int kSectorRows = 32;
 
 // A position in a ring of kSlots slots for a warp that takes every kStep-th of them, and the parity of its
 // current use.

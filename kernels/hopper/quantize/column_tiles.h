@@ -17,8 +17,6 @@ constexpr int kUnits = kTileColumns / kUnit, kPairs = kTileColumns / 2, kUnitPai
 constexpr int kTileBytes = kRows * kRowBytes;
 // A piece: 16 rows of a column that a thread stores at once, and the smallest box that TMA loads.
 constexpr int kPiece = 16, kPieces = kRows / kPiece, kPieceBytes = kPiece * kRowBytes;
-// The first tile of a group begins at a multiple of so many rows of the output: stores are whole sectors.
-constexpr int kSectorRows = 32;
 constexpr int kRun = 4;  // neighbouring tiles that a CTA takes together: 512 bytes of a row
 
 // A tile of a group. tiles == 0: no more tiles.

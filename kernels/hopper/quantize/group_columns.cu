@@ -58,7 +58,7 @@ struct alignas(16) Task {
     bool takes_amax, encodes, first, last, stores_scales, empty;
 };
 
-struct Shared {
+struct GroupShared {
     Mbarrier full[kSlots], maxima_ready[kMaximaSlots];
     Task tasks[kSlots];
     uint32_t maxima[kMaximaSlots][kParts][kUnit / 2];  // two columns each
@@ -71,10 +71,10 @@ __device__ __forceinline__ void release(int slot) {
 }
 
 // The producer warp claims column blocks and loads their rows.
-class Producer {
+class GroupProducer {
 public:
-    __device__ Producer(const GroupColumnsJob& job, const ColumnBlockMaps& maps, Shared& shared,
-                        uint8_t* slots)
+    __device__ GroupProducer(const GroupColumnsJob& job, const ColumnBlockMaps& maps, GroupShared& shared,
+                             uint8_t* slots)
         : job_(job),
           maps_(maps),
           shared_(shared),
@@ -172,7 +172,7 @@ private:
 
     const GroupColumnsJob& job_;
     const ColumnBlockMaps& maps_;
-    Shared& shared_;
+    GroupShared& shared_;
     uint8_t* const slots_;
     const int lane_, src_base_, dst_base_;
     int slot_ = 0, loaded_ = 0;
@@ -181,7 +181,7 @@ private:
 
 // Amax warp: the maxima of some parts of every tile, kept in registers up to the last tile of the column
 // block.
-__device__ __forceinline__ void amax_warp(Shared& shared, const uint8_t* slots, int warp) {
+__device__ __forceinline__ void amax_warp(GroupShared& shared, const uint8_t* slots, int warp) {
     constexpr int kOwn = kParts / kAmaxWarps, kSteps = kPartRows / 32;
     const int lane = static_cast<int>(threadIdx.x) % 32;
     uint32_t largest[kOwn][4] = {};
@@ -227,8 +227,8 @@ __device__ __forceinline__ void amax_warp(Shared& shared, const uint8_t* slots, 
 // Encoder warp: transposes two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a
 // line.
 template <DType kCodes>
-__device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, Shared& shared, const uint8_t* slots,
-                                             int warp) {
+__device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupShared& shared,
+                                             const uint8_t* slots, int warp) {
     constexpr int kOwn = 4;  // columns of a thread
     const int lane = static_cast<int>(threadIdx.x) % 32, piece = lane % kPieces, half = lane / kPieces % 2,
               part = warp % kSetWarps * 2 + lane / (2 * kPieces);
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     quantize_group_columns_kernel(const __grid_constant__ GroupColumnsJob job,
                                   const __grid_constant__ ColumnBlockMaps maps) {
     extern __shared__ __align__(1024) uint8_t slots[];
-    __shared__ Shared shared;
+    __shared__ GroupShared shared;
     if (threadIdx.x == 0) {
         for (Mbarrier& barrier : shared.full) mbarrier_init(&barrier, 1);
         for (Mbarrier& barrier : shared.maxima_ready) mbarrier_init(&barrier, 32 * kAmaxWarps);
@@ -340,7 +340,7 @@ __global__ void __launch_bounds__(kThreads, 1)
     else if (warp < kProducer)
         amax_warp(shared, slots, warp - kFirstAmaxWarp);
     else
-        Producer(job, maps, shared, slots).run();
+        GroupProducer(job, maps, shared, slots).run();
 }
 
 template <DType kCodes>

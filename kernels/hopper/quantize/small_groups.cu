@@ -26,7 +26,6 @@ constexpr int kPairs = kBlockCols / 2;
 constexpr int kStepRows = kThreads / kUnits;  // rows of a load step, 16 bytes a thread
 constexpr int kTileRows = static_cast<int>(kBlock);
 constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
-constexpr int kSectorRows = 32;
 
 constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs per SM; rows on chip per CTA
 

@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
     }
 }
 
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
+bool is_mx_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
 
 }  // namespace
 
@@ -178,7 +178,7 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Sc
     const int64_t width = src.dtype == DType::f32 ? kTileCols<DType::f32> : kTileCols<DType::bf16>;
     if (rows % kTileRows != 0 || cols % width != 0) return false;
     for (const void* data : {src.data, dgrad.data.data, dgrad.scales.data})
-        if (!is_aligned(data)) return false;
+        if (!is_mx_aligned(data)) return false;
     const int64_t tiles = batches * (rows / kTileRows) * (cols / width);
     if (tiles == 0 || tiles > INT32_MAX / 2) return false;
     const MxJob job = {

@@ -239,7 +239,7 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
 // fp32 registers, with rounding.
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const GemmArgs job) {
-    extern __shared__ __align__(16) uint16_t shared[];
+    extern __shared__ __align__(16) uint16_t memory[];
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
@@ -248,7 +248,7 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
         const OutputTile tile = tile_of<T>(job, item);
 #pragma unroll
         for (int stage = 0; stage < T::kStages - 1; ++stage) {
-            if (stage < stages) start_stage<T>(job, tile, shared, stage);
+            if (stage < stages) start_stage<T>(job, tile, memory, stage);
             __pipeline_commit();
         }
         uint4 more[kOutPieces<T>] = {};  // dx_in
@@ -258,9 +258,9 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
         for (int stage = 0; stage < stages; ++stage) {
             __pipeline_wait_prior(T::kStages - 2);
             __syncthreads();
-            if (stage + T::kStages - 1 < stages) start_stage<T>(job, tile, shared, stage + T::kStages - 1);
+            if (stage + T::kStages - 1 < stages) start_stage<T>(job, tile, memory, stage + T::kStages - 1);
             __pipeline_commit();
-            multiply_stage<T>(shared + stage % T::kStages * T::kStageElements, row0, col0, sum);
+            multiply_stage<T>(memory + stage % T::kStages * T::kStageElements, row0, col0, sum);
             if (!T::kBlocks) continue;
             constexpr int kStagesOfBlock = static_cast<int>(op::kRouterBlock) / T::kDepth;
             if ((stage + 1) % kStagesOfBlock != 0 && stage + 1 < stages) continue;
@@ -277,7 +277,7 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
         __pipeline_wait_prior(0);
         __syncthreads();  // all have computed the last stage
 
-        float* const finished = reinterpret_cast<float*>(shared);
+        float* const finished = reinterpret_cast<float*>(memory);
         store_sums<T>(T::kBlocks ? total : sum, row0, col0, finished);
         __syncthreads();
         write_tile<T>(job, tile, finished, more);

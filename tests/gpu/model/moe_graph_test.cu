@@ -7,7 +7,7 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "layers/transformer_block.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <cuda_runtime.h>
 #include <gtest/gtest.h>

@@ -8,7 +8,7 @@
 #include "model/train/trainer.h"
 
 #include "tests/support/global_batch.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
 
 #include <fmt/format.h>

@@ -5,7 +5,7 @@
 #include "layers/forced_routing.h"
 #include "model/config/config.h"
 #include "model/train/transformer.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Schedules change no bit: a MoE layer with work on the side lane, which runs as late as it may
-// (tests/support/late_lane.h), against the same layer on one lane; every recipe, recompute mode and schedule.
+// (tests/support/layers/late_lane.h), against the same layer on one lane; every recipe, recompute mode and
+// schedule.
 #include "layers/schedule/side_lane.h"
 
 #include "model/config/config.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

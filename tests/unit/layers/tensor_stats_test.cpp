@@ -4,7 +4,7 @@
 #include "layers/tensor_stats.h"
 
 #include "model/train/transformer.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <gtest/gtest.h>
 

@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 constexpr int kDepth = 4;  // 16-byte accesses in flight per thread
 constexpr int kCtasPerSm = 8;
 
-struct Regions {
+struct ProbeRegions {
     uint4* of[PeerMemory::kMaxRanks];
 };
 
@@ -27,8 +27,9 @@ enum class Direction { load, store };
 // its part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread;
 // loaded words are combined by exclusive or, which could reach `sink`.
 template <Direction direction>
-__global__ void __launch_bounds__(kThreads) peer_kernel(Regions regions, int rank, int ranks, int first_peer,
-                                                        int others, int64_t words, uint4* sink) {
+__global__ void __launch_bounds__(kThreads)
+    peer_kernel(ProbeRegions regions, int rank, int ranks, int first_peer, int others, int64_t words,
+                uint4* sink) {
     const int peer = (first_peer + static_cast<int>(blockIdx.x) % others) % ranks;
     uint4* part = regions.of[peer] + rank * words;
     const int64_t first = static_cast<int64_t>(blockIdx.x) / others * kThreads * kDepth + threadIdx.x;
@@ -96,7 +97,7 @@ private:
     int rank_, ranks_;
     int64_t words_;
     std::unique_ptr<PeerMemory> memory_;
-    Regions regions_{};
+    ProbeRegions regions_{};
     uint4* sink_ = nullptr;
 };
 

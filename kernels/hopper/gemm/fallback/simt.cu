@@ -49,7 +49,7 @@ __device__ void load_tile(const GemmOperand& operand, int64_t first, int64_t out
     }
 }
 
-struct Shared {
+struct SimtShared {
     float a[kChunk][kTileM];
     float b[kChunk][kTileN];
     float scale_a[kTileM];
@@ -64,7 +64,7 @@ struct Shared {
 // and before it is read. Deterministic: an output is one thread's sum over ascending k, promoted at every
 // scale block, and has one writer.
 __global__ void __launch_bounds__(kThreads) simt_kernel(GemmProblem problem, int64_t num_tiles) {
-    __shared__ Shared shared;
+    __shared__ SimtShared shared;
     const int thread = static_cast<int>(threadIdx.x), y = thread / 16, x = thread % 16;
     const bool scaled = problem.scaled();
     const int64_t block = promotion_block(problem);

@@ -3,7 +3,7 @@
 // (identity quantisers), for one rank and for two ranks that share the experts: every parameter tensor along
 // random directions, and all tensors together.
 #include "model/train/transformer.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <gtest/gtest.h>
 

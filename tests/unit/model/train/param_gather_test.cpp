@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // overlap_param_gather: copies that are gathered beside the layers, on lanes that work as late as they may
-// (tests/support/late_lane.h), give the bits of copies that are there before the step.
+// (tests/support/layers/late_lane.h), give the bits of copies that are there before the step.
 #include "model/config/config.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <fmt/core.h>
 #include <gtest/gtest.h>

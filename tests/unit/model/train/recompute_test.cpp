@@ -4,7 +4,7 @@
 // the wire and saves in memory is what the modes promise.
 #include "model/train/trainer.h"
 #include "model/train/transformer.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>

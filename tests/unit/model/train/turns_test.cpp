@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Two micro-batches in turns give the bits of one after the other, on lanes that work as late as they may
-// (tests/support/late_lane.h) and in whole training runs; and how turns change and end.
+// (tests/support/layers/late_lane.h) and in whole training runs; and how turns change and end.
 #include "layers/schedule/turns.h"
 
 #include "model/train/trainer.h"
-#include "tests/support/layer_fixture.h"
+#include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
 
 #include <fmt/format.h>

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+// What late_lane.h declares: compiled once, since LateOps has a function for every operation.
+#include "tests/support/layers/late_lane.h"
+
+#include <utility>
+
+namespace fp8flow::test {
+
+void LateDevice::give(Stream stream, std::function<void()> work) {
+    Lane* lane = late_lane(stream);
+    if (lane == nullptr || at_work_) return run(work);
+    ++lane->given;
+    lane->waiting.push_back(std::move(work));
+}
+
+void LateDevice::run(const std::function<void()>& work) {
+    const bool inner = std::exchange(at_work_, true);
+    work();
+    at_work_ = inner;
+}
+
+void LateDevice::run_until(const Point& point) {
+    Lane& lane = *point.lane;
+    while (lane.ran < point.given) {
+        ++lane.ran;
+        const std::function<void()> work = std::move(lane.waiting.front());
+        lane.waiting.pop_front();
+        run(work);
+    }
+}
+
+void LateDevice::free(void* data) {
+    run_main();
+    device_.free(data);
+}
+
+void LateDevice::copy_in(void* device, const void* host, std::size_t bytes, Stream stream) {
+    run_main();
+    device_.copy_in(device, host, bytes, stream);
+}
+
+void LateDevice::copy_out(void* host, const void* device, std::size_t bytes, Stream stream) {
+    run_main();
+    device_.copy_out(host, device, bytes, stream);
+}
+
+void LateDevice::copy(void* to, const void* from, std::size_t bytes, Stream stream) {
+    give(stream, [this, to, from, bytes] { device_.copy(to, from, bytes); });
+}
+
+void LateDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream stream) {
+    give(stream, [this, device, value, bytes] { device_.fill(device, value, bytes); });
+}
+
+void LateDevice::synchronize() {
+    for (Lane& lane : lanes_) run_until({&lane, lane.given});
+    run_main();
+}
+
+void LateDevice::record(Event event, Stream stream) {
+    Lane* lane = late_lane(stream);
+    *static_cast<Point*>(event.handle) = {lane, lane == nullptr ? 0 : lane->given};
+}
+
+void LateDevice::follow(Stream stream, Event event) {
+    const Point point = *static_cast<Point*>(event.handle);
+    if (point.lane != nullptr) give(stream, [this, point] { run_until(point); });
+}
+
+#define FP8FLOW_DEFINE(name, Args)                                        \
+    void LateOps::do_##name(const op::Args& args, const Launch& launch) { \
+        device_.give(launch.stream, [this, args] { ops_.name(args); });   \
+    }
+FP8FLOW_FOR_EACH_OP(FP8FLOW_DEFINE)
+#undef FP8FLOW_DEFINE
+
+void LateExchange::reset_counts() {
+    Exchange::reset_counts();
+    exchange_.reset_counts();
+}
+
+void LateExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
+                                     const TensorView& all_ids, const TensorView& all_probs,
+                                     const Launch& launch) {
+    device_.give(launch.stream, [=, this] { exchange_.gather_routing(ids, probs, all_ids, all_probs); });
+}
+
+void LateExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
+                               Arena&, const Launch& launch) {
+    device_.give(launch.stream, [=, this] {
+        ArenaScope scope(scratch_);
+        exchange_.dispatch(rows, plan, dst, scratch_);
+    });
+}
+
+void LateExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
+                                    const ScaledTensor& received, Arena&, const Launch& launch) {
+    device_.give(launch.stream, [=, this] {
+        ArenaScope scope(scratch_);
+        exchange_.dispatch_rows(rows, plan, received, scratch_);
+    });
+}
+
+void LateExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
+    device_.give(launch.stream, [=, this] {
+        ArenaScope scope(scratch_);
+        exchange_.combine(args, plan, scratch_);
+    });
+}
+
+void LateExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
+    device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
+}
+
+void LateExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                                     const Launch& launch) {
+    device_.give(launch.stream, [=, this] { exchange_.reduce_scatter(ranks, values, shares); });
+}
+
+void LateExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                                 const Launch& launch) {
+    device_.give(launch.stream, [=, this] { exchange_.all_gather(ranks, values, shares); });
+}
+
+}  // namespace fp8flow::test

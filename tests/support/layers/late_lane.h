@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: MIT
+// The reference backend with side and wire lanes that work as late as they may: what they are given, calls of
+// the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again
+// too early, then changes bytes. Or the other way round (be_late_on_main). In the order of the program
+// itself, as the reference backend runs it, nothing could go wrong.
+#pragma once
+
+#include "kernels/exchange.h"
+#include "kernels/reference/reference_ops.h"
+
+#include <deque>
+#include <functional>
+
+namespace fp8flow::test {
+
+class LateDevice final : public Device {
+public:
+    explicit LateDevice(Device& device) : device_(device) {}
+    // The main lane works as late as it may and all others at once, instead: they come too early then where
+    // they do not wait for it. Before any work.
+    void be_late_on_main() { main_is_late_ = true; }
+    ~LateDevice() override { synchronize(); }
+
+    void* allocate(std::size_t bytes) override { return device_.allocate(bytes); }
+    void free(void* data) override;
+    void copy_in(void* device, const void* host, std::size_t bytes, Stream stream) override;
+    void copy_out(void* host, const void* device, std::size_t bytes, Stream stream) override;
+    void copy(void* to, const void* from, std::size_t bytes, Stream stream) override;
+    void fill(void* device, uint8_t value, std::size_t bytes, Stream stream) override;
+    void synchronize() override;
+    int64_t free_bytes() const override { return device_.free_bytes(); }
+
+    Stream make_stream(Priority) override { return {&lanes_.emplace_back()}; }
+    Event make_event() override { return {&points_.emplace_back()}; }
+    // An event of a lane that works at once has always passed.
+    void record(Event event, Stream stream) override;
+    void follow(Stream stream, Event event) override;
+
+    // Now, or on a late lane later.
+    void give(Stream stream, std::function<void()> work);
+    int64_t waiting() const {
+        std::size_t sum = 0;
+        for (const Lane& lane : lanes_) sum += lane.waiting.size();
+        return static_cast<int64_t>(sum);
+    }
+
+private:
+    struct Lane {
+        std::deque<std::function<void()>> waiting;
+        int64_t given = 0, ran = 0;
+    };
+    struct Point {  // an event: what its lane had been given when it was recorded
+        Lane* lane = nullptr;
+        int64_t given = 0;
+    };
+    Lane* late_lane(Stream stream) {
+        if (main_is_late_) return stream.handle == nullptr ? &main_ : nullptr;
+        return static_cast<Lane*>(stream.handle);
+    }
+    void run_main() { run_until({&main_, main_.given}); }
+    void run(const std::function<void()>& work);
+    void run_until(const Point& point);
+
+    Device& device_;
+    bool main_is_late_ = false, at_work_ = false;
+    Lane main_;
+    std::deque<Lane> lanes_;
+    std::deque<Point> points_;
+};
+
+class LateOps final : public Ops {
+public:
+    Device& device() override { return device_; }
+    LateDevice& late_device() { return device_; }
+
+protected:
+#define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_OVERRIDE)
+#undef FP8FLOW_OVERRIDE
+
+private:
+    ReferenceOps ops_;
+    LateDevice device_{ops_.device()};
+};
+
+// An exchange whose calls on another lane are late, too. All ranks wait in the same places, so that their
+// calls still meet.
+class LateExchange final : public Exchange {
+public:
+    LateExchange(Exchange& exchange, LateDevice& device) : exchange_(exchange), device_(device) {}
+
+    int rank() const override { return exchange_.rank(); }
+    int size() const override { return exchange_.size(); }
+    int num_ranks(Ranks ranks) const override { return exchange_.num_ranks(ranks); }
+    void check_peers() override { exchange_.check_peers(); }
+    int rank_among(Ranks ranks) const override { return exchange_.rank_among(ranks); }
+    WireBytes wire_bytes() const override { return exchange_.wire_bytes(); }
+    void reset_counts() override;
+
+protected:
+    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
+                           const TensorView& all_probs, const Launch& launch) override;
+    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
+                     const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
+                          Arena&, const Launch& launch) override;
+    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override;
+    void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
+    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+                           const Launch& launch) override;
+    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
+                       const Launch& launch) override;
+
+private:
+    Exchange& exchange_;
+    LateDevice& device_;
+    Arena scratch_{device_, "late exchange", true};
+};
+
+}  // namespace fp8flow::test
