@@ -255,6 +255,24 @@ EIGHT_GPUS = [
 ]
 
 
+TWO_HOSTS = [("messages as routed", "profile_deepseek_v3_2gpu_hosts_alltoall_h100.json"),
+             ("messages of a fixed size", "profile_deepseek_v3_2gpu_hosts_fixed_h100.json"),
+             ("two levels", "profile_deepseek_v3_2gpu_hosts_two_levels_h100.json")]
+
+
+def hosts_2gpu():
+    """Two GPUs as two hosts: how rows cross, and how often the host waits."""
+    rows = []
+    for label, name in TWO_HOSTS:
+        r = load(name)["recipes"][0]
+        rows.append([label, f"{r['layer seconds']['median'] * 1e3:.2f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                     f"{r['exposed wire seconds'] * 1e3:.2f}", f"{r['exposed wire seconds between hosts'] * 1e3:.2f}",
+                     f"{r['wire bytes']['between hosts'] / 2**20:.1f}", f"{r['host stops per step']:g}", f"{r['step seconds'] * 1e3:.2f}",
+                     f"{r['host seconds'] * 1e3:.2f}"])
+    return table(["rows cross hosts as", "layer, ms", "MHz", "exposed, ms", "of which between hosts", "MiB between hosts a step",
+                  "host stops a step", "step, ms", "host busy, ms"], rows) + source(*(origin(name) for _, name in TWO_HOSTS))
+
+
 def schedules_of(files):
     """Schedules and state: passes, step, clock, exposed wire, energy. files: [(label, profile)]"""
     rows = []
@@ -760,6 +778,12 @@ WHAT = {
     "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
     "bench_exchange_h200_x8.txt": "the same as the program prints it",
     "bench_gemm_skeleton_h100.json": "grouped GEMMs before and after the weight gradients got one skeleton, alternating on one GPU",
+    "bench_attention_h100.json": "core attention of four models, for plan's calibration",
+    "profile_deepseek_v3_h100_x2.json": "DeepSeek-V3 layer of 128 experts on two H100s, three recipes: plan's calibration of the H100",
+    "profile_100m_1gpu_h100.json": "configs/h200_100m.yaml on one H100: plan's cost of a launch there",
+    "profile_deepseek_v3_2gpu_hosts_alltoall_h100.json": "two H100s as two hosts: dispatch and combine over NCCL, messages of the size that routing makes",
+    "profile_deepseek_v3_2gpu_hosts_fixed_h100.json": "the same, messages of a fixed size: the host waits for nothing",
+    "profile_deepseek_v3_2gpu_hosts_two_levels_h100.json": "the same by two levels of exchange",
     "bench_kernels_in_parts_h200.json": "norm, weight, plan and router kernels before and after their functions were split, alternating on one GPU",
     "bench_gemm_h200.json": "grouped GEMM and cuBLASLt, errors against double; kernels of that commit, faster since",
     "bench_model_h200.json": "every operation of four whole models at its shape",
@@ -804,8 +828,8 @@ WHAT = {
     "profile_state_dtypes_h100_x2.json": "gradients and moments in FP32 and BF16 on two H100s, squares summed by the weight gradients",
     "profile_state_dtypes_ff79989_h100_x2.json": "the same layer at ff79989, in the same call as the next",
     "profile_state_dtypes_graph_h100_x2.json": "the same, every schedule and a CUDA graph a step",
-    "profile_saved_rows_worst_case_h100_x2.json": "a layer with moe_expert recompute, room for the worst routing",
-    "profile_saved_rows_sorted_h100_x2.json": "the same, room that follows the routing, in the same call as the next two",
+    "profile_saved_rows_worst_case_h100_x2.json": "a layer with moe_expert recompute, room for the worst routing, before the backward's halves shared scratch",
+    "profile_saved_rows_sorted_h100_x2.json": "the same since, room that follows the routing, in the same call as the next two",
     "profile_saved_rows_received_h100_x2.json": "received rows kept once per (token, rank)",
     "profile_saved_rows_none_h100_x2.json": "rows dispatched again in the backward",
     "profile_distributed_optimizer_false_h100_x2.json": "configs/h200_100m.yaml, data parallel 2, whole state, in the same call as the next",
@@ -1024,6 +1048,7 @@ TABLES = {
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
     "schedules_4gpu": lambda: schedules_of(FOUR_GPUS), "scale_checks": lambda: scale_checks(4),
     "schedules_8gpu": lambda: schedules_of(EIGHT_GPUS), "scale_checks_8gpu": lambda: scale_checks(8),
+    "hosts_2gpu": hosts_2gpu,
     "graphs": graphs, "state_dtypes": state_dtypes, "memory_keys": memory_keys, "distributed_optimizer": distributed_optimizer, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),

@@ -200,8 +200,11 @@ Gpu calibrated(const PlanOptions& options) {
     const ProfileRecord large = read_profile(options.calibrate[0]);
     std::optional<ProfileRecord> small;
     if (options.calibrate.size() > 1) small = read_profile(options.calibrate[1]);
-    CalibrationSources sources{
-        .shares = &large, .launches = small ? &*small : nullptr, .bench_text = {}, .bench_name = {}};
+    CalibrationSources sources{.shares = &large,
+                               .launches = small ? &*small : nullptr,
+                               .exchange_seconds = load_gpu(options.gpu).calibration.exchange_seconds,
+                               .bench_text = {},
+                               .bench_name = {}};
     if (options.calibrate.size() > 2) {
         sources.bench_text = read_text(options.calibrate[2]);
         sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();

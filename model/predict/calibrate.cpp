@@ -139,7 +139,9 @@ std::vector<const MeasuredArm*> plain_arms(const ProfileRecord& record) {
     return arms;
 }
 
-void add_shares(const ProfileRecord& record, const Datasheet& sheet, double launch, Calibration& result) {
+// known_exchange: CalibrationSources::exchange_seconds.
+void add_shares(const ProfileRecord& record, const Datasheet& sheet, double launch, double known_exchange,
+                Calibration& result) {
     const auto arms = plain_arms(record);
     require(!arms.empty(), ExitCode::usage, "{}: no recipe that predictions know", record.file);
     double exchange = 0;
@@ -150,6 +152,7 @@ void add_shares(const ProfileRecord& record, const Datasheet& sheet, double laun
             ArmShares(*arm, record, sheet, launch).exchange_seconds() / static_cast<double>(arms.size());
     }
     if (record.ranks == 1) exchange = launch;
+    if (record.ranks == 2 && known_exchange > 0) exchange = known_exchange;
     result.launch_seconds = launch;
     result.exchange_seconds = exchange;
     for (const MeasuredArm* arm : arms)
@@ -166,7 +169,7 @@ double fit_launch(const CalibrationSources& sources, const Datasheet& sheet) {
     for (int i = 0; i < 40; ++i) {
         const double middle = (low + high) / 2;
         Gpu gpu{.sheet = sheet, .calibration = {}, .calibrated = true};
-        add_shares(*sources.shares, sheet, middle, gpu.calibration);
+        add_shares(*sources.shares, sheet, middle, sources.exchange_seconds, gpu.calibration);
         const StepTime time = predict_step(arm.config, sources.launches->ranks, gpu, {.clock = arm.clock});
         (time.layer < arm.layer ? low : high) = middle;
     }
@@ -216,7 +219,7 @@ Calibration calibrate(const CalibrationSources& sources, const Datasheet& sheet)
                        .core_attention = {},
                        .check = {}};
     const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : sources.launch_seconds;
-    add_shares(record, sheet, launch, result);
+    add_shares(record, sheet, launch, sources.exchange_seconds, result);
     if (record.ranks == 1 && sources.exchange_seconds > 0) result.exchange_seconds = sources.exchange_seconds;
     if (sources.launches != nullptr) result.launches_from = sources.launches->file;
     if (!sources.bench_text.empty()) {

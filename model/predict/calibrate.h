@@ -17,8 +17,10 @@ struct CalibrationSources {
     const ProfileRecord* shares = nullptr;    // of large layers: every recipe's stages
     const ProfileRecord* launches = nullptr;  // of a small model with attention; absent: launch_seconds
     double launch_seconds = kLaunchSeconds;   // where `launches` is absent
-    double exchange_seconds = 0;              // where `shares` is of one GPU; 0: a launch
-    std::string bench_text, bench_name;       // of `bench --suite model`: core attention; empty: none
+    // That ranks wait for each other in a dispatch, where `shares` is of one GPU, or of two: half of the rows
+    // stay there, and waiting cannot be told from their passes over memory. 0: a launch; what two say.
+    double exchange_seconds = 0;
+    std::string bench_text, bench_name;  // of `bench --suite model`: core attention; empty: none
 };
 
 // One share for each stage, from arms whose name is a recipe's. Throws Error(usage) where there is none, or

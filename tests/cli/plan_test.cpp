@@ -140,10 +140,10 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
                    "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
                    "max_position_embeddings": 32768, "tie_word_embeddings": false, "hidden_act": "silu"})");
     const CommandResult plan = fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16", "--gpu",
-                                              "h100", "--set", "model.seq_length=4096"},
+                                              "h800", "--set", "model.seq_length=4096"},
                                              folder.path());
     ASSERT_EQ(plan.status, 0) << plan.err;
-    for (const char* part : {"uncalibrated: datasheet of the H100", "Does not fit", "Largest:"})
+    for (const char* part : {"uncalibrated: datasheet of the H800", "Does not fit", "Largest:"})
         expect_contains(plan.out, part);
     const CommandResult profile =
         fp8flow_alone({"profile", "--hf-config", "config.json", "--steps", "1", "--set", "num_layers=1",
