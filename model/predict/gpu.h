@@ -41,7 +41,7 @@ struct CoreAttention {
 
 struct CheckSummary {
     double mean_layer = 0, worst_layer = 0, mean_step = 0, worst_step = 0;  // absolute relative errors
-    int64_t runs = 0, gpus = 1;  // gpus: of the largest run
+    int64_t runs = 0, gpus = 1;                                             // gpus: of the largest run
 };
 
 struct Calibration {

@@ -163,8 +163,9 @@ std::string statement(const Gpu& gpu) {
            fmt::format(
                "On {} measured runs of 1 to {} GPUs its mean error is {} of a layer (worst {}), {} of a step "
                "(worst {}).\n",
-               c.check->runs, c.check->gpus, format_percent(c.check->mean_layer, 1), format_percent(c.check->worst_layer, 1),
-               format_percent(c.check->mean_step, 1), format_percent(c.check->worst_step, 1));
+               c.check->runs, c.check->gpus, format_percent(c.check->mean_layer, 1),
+               format_percent(c.check->worst_layer, 1), format_percent(c.check->mean_step, 1),
+               format_percent(c.check->worst_step, 1));
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
