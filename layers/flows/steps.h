@@ -41,8 +41,8 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // The main lane waits for what the side lane made, if it did.
 void await(Context& ctx, Event ready);
-// Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane,
-// otherwise here.
+// Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane
+// (runs_beside), otherwise here.
 inline bool runs_beside(const Context& ctx, const ExpertsSaved& saved) {
     return saved.routed && ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
 }

@@ -152,7 +152,7 @@ void add_shares(const ProfileRecord& record, const Datasheet& sheet, double laun
             ArmShares(*arm, record, sheet, launch).exchange_seconds() / static_cast<double>(arms.size());
     }
     if (record.ranks == 1) exchange = launch;
-    if (record.ranks == 2 && known_exchange > 0) exchange = known_exchange;
+    if (record.ranks <= 2 && known_exchange > 0) exchange = known_exchange;
     result.launch_seconds = launch;
     result.exchange_seconds = exchange;
     for (const MeasuredArm* arm : arms)
@@ -220,7 +220,6 @@ Calibration calibrate(const CalibrationSources& sources, const Datasheet& sheet)
                        .check = {}};
     const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : sources.launch_seconds;
     add_shares(record, sheet, launch, sources.exchange_seconds, result);
-    if (record.ranks == 1 && sources.exchange_seconds > 0) result.exchange_seconds = sources.exchange_seconds;
     if (sources.launches != nullptr) result.launches_from = sources.launches->file;
     if (!sources.bench_text.empty()) {
         result.attention_from = sources.bench_name;
