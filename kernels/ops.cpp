@@ -99,6 +99,8 @@ void Ops::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& 
 
 void Ops::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {
     do_adamw(args.adamw, launch);
+    Launch after = launch;  // the step
+    after.independent = false;
     TensorView master = args.adamw.master;
     if (master.rank == 2) master = master.reshape({1, master.dim(0), master.dim(1)});
     do_quantize_weight({.src = master,
@@ -106,7 +108,7 @@ void Ops::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch)
                         .mx_rounding = args.mx_rounding,
                         .fprop = args.fprop,
                         .dgrad = args.dgrad},
-                       launch);
+                       after);
 }
 
 }  // namespace fp8flow

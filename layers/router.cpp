@@ -31,9 +31,11 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
     losses_ = state_->tensor(DType::f32, {2}, "router");
-    global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
+    const auto& types = moe.moe_router_load_balancing_type;
+    if (std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end())
+        global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
     for (const TensorView& view : {counts_, losses_, global_counts_})
-        device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
+        if (view) device.fill(view.data, 0, static_cast<size_t>(view.bytes()));
     if (moe.moe_router_enable_expert_bias) {
         bias_ = state_->tensor(DType::f32, {moe.num_experts}, "router");
         device.fill(bias_.data, 0, static_cast<size_t>(bias_.bytes()));
@@ -43,6 +45,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
 void Router::place_statistics(const TensorView& counts, const TensorView& losses) {
     counts_ = counts;
     losses_ = losses;
+    owns_statistics_ = false;
 }
 
 // Made once: a step must neither compute on the host nor wait for copies from it.
@@ -178,7 +181,9 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
 }
 
 void Router::begin_step(Context& ctx) const {
-    for (const TensorView& view : {counts_, losses_, global_counts_}) ctx.ops.zero({.y = view}, ctx.launch);
+    if (global_counts_) ctx.ops.zero({.y = global_counts_}, ctx.launch);
+    if (!owns_statistics_) return;
+    for (const TensorView& view : {counts_, losses_}) ctx.ops.zero({.y = view}, ctx.launch);
 }
 
 void Router::reduce_counts(Context& ctx) const {

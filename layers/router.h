@@ -27,8 +27,8 @@ public:
     void backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
                   const TensorView& dx_in, const TensorView& dx) const;
 
-    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32. Otherwise they
-    // are the router's own.
+    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32; it zeroes them
+    // at the start of a step, all layers' at once. Otherwise they are the router's own.
     void place_statistics(const TensorView& counts, const TensorView& losses);
 
     // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model
@@ -59,6 +59,7 @@ private:
     Parameter* weight_;
     std::unique_ptr<Arena> state_;
     TensorView counts_, bias_, losses_;
+    bool owns_statistics_ = true;
     TensorView global_counts_;   // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
     mutable TensorView forced_;  // [S, K] i32, benchmarks: made by the first forward
 };

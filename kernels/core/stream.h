@@ -27,6 +27,9 @@ struct Launch {
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
     Lane lane = Lane::main;
+    // Of the calls of the stream from the last one without this mark on, that one too, this call needs none
+    // and disturbs none, whatever order they run in. A backend may run them beside each other.
+    bool independent = false;
 };
 
 }  // namespace fp8flow

@@ -29,8 +29,9 @@ std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t step) {
 
 Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& device)
     : training_(training), order_(order), state_(device, "optimizer") {
-    dense_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
-    expert_squares_ = state_.tensor(DType::f32, {1}, "optimizer");
+    squares_ = state_.tensor(DType::f32, {2}, "optimizer");
+    dense_squares_ = squares_.slice(0, 1);
+    expert_squares_ = squares_.slice(1, 1);
     norm_ = state_.tensor(DType::f32, {1}, "optimizer");
     factor_ = state_.tensor(DType::f32, {1}, "optimizer");
 }
@@ -38,8 +39,7 @@ Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& d
 // Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the
 // ranks that hold them. Where the weight gradients left sums of their squares, nothing is read again.
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
-    ctx.ops.zero({.y = dense_squares_}, ctx.launch);
-    ctx.ops.zero({.y = expert_squares_}, ctx.launch);
+    ctx.ops.zero({.y = squares_}, ctx.launch);
     if (store.dense_gradients() && store.divides_gradients(false))
         squares_of_shares(ctx, store, Ranks::world, dense_blocks_, dense_squares_);
     else if (store.dense_gradients())
@@ -140,6 +140,7 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
     judge(inputs.sums().slice(0, 1), 0.0, inputs.loss_limit());
     judge(dense_squares_, training_.clip_grad, inputs.grad_norm_limit());
 
+    Launch launch = ctx.launch;
     for (Parameter& p : store.all()) {
         const TensorView copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{};
         const op::AdamW adamw{
@@ -159,16 +160,16 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
             .rounding_step = inputs.rounding(),
             .first_element = p.first_element() + p.slice.first,
             .copy = copy && p.is_sharded() ? p.part_here(copy) : copy};
-        if (!p.fprop || p.is_sharded()) {
-            ctx.ops.adamw(adamw, ctx.launch);
-            continue;
-        }
-        ctx.ops.adamw_quantize({.adamw = adamw,
-                                .scale_format = p.spec.format.scale_format,
-                                .mx_rounding = p.spec.format.mx_rounding,
-                                .fprop = p.fprop,
-                                .dgrad = p.dgrad},
-                               ctx.launch);
+        if (!p.fprop || p.is_sharded())
+            ctx.ops.adamw(adamw, launch);
+        else
+            ctx.ops.adamw_quantize({.adamw = adamw,
+                                    .scale_format = p.spec.format.scale_format,
+                                    .mx_rounding = p.spec.format.mx_rounding,
+                                    .fprop = p.fprop,
+                                    .dgrad = p.dgrad},
+                                   launch);
+        launch.independent = true;  // a parameter's step touches no other's memory
     }
 }
 

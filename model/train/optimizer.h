@@ -44,7 +44,7 @@ private:
     TensorView
         squares_of_experts_;  // order invariant: [parameters of experts, E] f32, made by the first step
     TensorView dense_blocks_, expert_blocks_;  // divided gradients: squares of blocks, made by the first step
-    TensorView dense_squares_, expert_squares_, norm_, factor_;
+    TensorView squares_, dense_squares_, expert_squares_, norm_, factor_;
 };
 
 }  // namespace fp8flow

@@ -54,7 +54,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     for (auto& block : blocks_) block->attention()->set_rope_table(rope_view);
 }
 
-// Side by side, so that one reduction and one copy to the host take them all.
+// Side by side, so that one fill, one reduction and one copy to the host take them all.
 void Transformer::place_router_statistics() {
     const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
     if (layers == 0) return;
@@ -244,6 +244,8 @@ std::vector<NamedTensor> Transformer::state() const {
 }
 
 void Transformer::begin_step(Context& ctx) const {
+    for (const TensorView& view : {router_counts_, router_losses_})
+        if (view) ctx.ops.zero({.y = view}, ctx.launch);
     for (const auto& block : blocks_) block->begin_step(ctx);
 }
 

@@ -111,6 +111,28 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
     }
 };
 
+// Which of the sorted places from `place` on are of `owner` (a bit each, the lowest the first), and their
+// positions. Without a branch, so that all loads are in flight together.
+template <int kBatch> struct OwnPlaces {
+    uint32_t mine;
+    int32_t positions[kBatch];
+};
+template <int kBatch>
+__device__ __forceinline__ OwnPlaces<kBatch> own_places(const int32_t* sorted_ids, const int32_t* order,
+                                                        int64_t place, int64_t tokens, int32_t owner) {
+    OwnPlaces<kBatch> own{};
+    int32_t ids[kBatch];
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) {
+        const int64_t at = min(place + i, tokens - 1);
+        ids[i] = sorted_ids[at];
+        own.positions[i] = order[at];
+    }
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) own.mine |= place + i < tokens && ids[i] == owner ? 1u << i : 0u;
+    return own;
+}
+
 // dtable[id] (+)= the gradient rows of its tokens in ascending order.
 //
 // Floor: dy read once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows once.
@@ -119,8 +141,9 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
 // CTA owns the ids that begin among its places, up to their last token, which may lie beyond them. Ids and
 // positions are read once for all tiles. All rows of the places, of dy and of the table, are loaded before
 // the first addition, because a load of the table after a store would wait for it: 24 bytes a place and
-// thread, 98 KB in flight an SM. Then kBatch rows at a time, so that an id with many tokens (a byte of a
-// text: some hundreds) waits for memory a few times only. No shared memory, no barriers.
+// thread, 98 KB in flight an SM. Then kBatch rows at a time, the next ones' places in flight with them: an id
+// with many tokens (a byte of a text: some hundreds) waits for memory once a batch. No shared memory, no
+// barriers.
 //
 // Deterministic: one writer an element, the reference's order.
 //
@@ -191,16 +214,17 @@ __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_back
             }
             if (owner == kNone) continue;
             constexpr int kBatch = Rows::kBatch;
-            for (int64_t place = first + kPlaces; place < tokens && sorted_ids[place] == owner;
-                 place += kBatch) {
+            int64_t place = first + kPlaces;
+            OwnPlaces<kBatch> next = own_places<kBatch>(sorted_ids, order, place, tokens, owner);
+            while (next.mine != 0) {
+                const uint32_t mine = next.mine;
                 typename Rows::Raw batch[kBatch];
-                uint32_t mine = 0;
 #pragma unroll
-                for (int i = 0; i < kBatch; ++i) {
-                    if (place + i >= tokens || sorted_ids[place + i] != owner) continue;
-                    mine |= 1u << i;
-                    batch[i] = Rows::load(dy, int64_t{order[place + i]} * hidden + column, left);
-                }
+                for (int i = 0; i < kBatch; ++i)
+                    if ((mine >> i & 1u) != 0)
+                        batch[i] = Rows::load(dy, int64_t{next.positions[i]} * hidden + column, left);
+                place += kBatch;
+                next = own_places<kBatch>(sorted_ids, order, place, tokens, owner);
 #pragma unroll
                 for (int i = 0; i < kBatch; ++i)
                     if ((mine >> i & 1u) != 0) Rows::add(batch[i], sum);

@@ -4,6 +4,7 @@
 #include "kernels/hopper/norm/dgamma.h"
 
 #include "kernels/core/scalar_math.h"
+#include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <cuda_runtime.h>
@@ -38,6 +39,7 @@ __device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_flo
 __global__ void __launch_bounds__(kMostPairs* kChunks) narrow_gamma_kernel(const GammaJobs args) {
     __shared__ float2 sums[kGroups][kMostPairs];
     __shared__ bool is_last;
+    pdl_begin(PdlOrder::after);
     // selected, because an index would put the jobs into local memory
     const GammaJob job = blockIdx.z == 0 ? args.job[0] : args.job[1];
     const int pair = static_cast<int>(threadIdx.x), chunk = static_cast<int>(threadIdx.y),
@@ -133,8 +135,7 @@ void launch_narrow_gamma(std::span<const GammaJob> jobs, int64_t width, Gradient
     const dim3 threads(static_cast<unsigned>(std::min<int64_t>(kMostPairs, round_up(pairs, 32))), kChunks);
     const dim3 grid(kParts, static_cast<unsigned>(ceil_div(pairs, threads.x)),
                     static_cast<unsigned>(jobs.size()));
-    narrow_gamma_kernel<<<grid, threads, 0, stream_of(launch)>>>(args);
-    check_launch("gradient of gamma");
+    launch_pdl(narrow_gamma_kernel, grid, threads, 0, launch, "gradient of gamma", args);
 }
 
 }  // namespace fp8flow::hopper::norm

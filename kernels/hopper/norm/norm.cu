@@ -48,6 +48,7 @@ template <class Term> __device__ __forceinline__ float sum_over_row(int width, f
 // order of the contract; amax is an integer atomic maximum.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward args) {
     __shared__ float warp_sums[kWarpSums];
+    pdl_wait();
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
               width = args.x.cols;
     const int padded_units =
@@ -88,8 +89,9 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward
 
 // RMSNorm backward, dx, for any dtype, width and alignment: as rms_norm_kernel, with dy*g times x for the
 // sum; reads dy and x twice.
-__global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBackward args) {
+__global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBackward args, PdlOrder order) {
     __shared__ float warp_sums[kWarpSums];
+    pdl_begin(order);
     const int thread = static_cast<int>(threadIdx.x), threads = static_cast<int>(blockDim.x),
               width = args.x.cols;
     if (thread < kWarpSums) warp_sums[thread] = 0.0f;
@@ -125,11 +127,13 @@ __global__ void __launch_bounds__(kSumThreads) rms_norm_dx_kernel(const NormBack
             store_unit(args.dx, row, col, dyg);
         }
     }
+    pdl_end(order);
 }
 
 // The sums of the parts of dgamma for the same rows: reads dy and x once more. A thread adds one column over
 // the chunks of a part, rows ascending: deterministic.
 __global__ void __launch_bounds__(kRowThreads) dgamma_partial_kernel(const NormBackward args) {
+    pdl_wait();
     const int width = args.x.cols;
     const int64_t col_tiles = (width + kRowThreads - 1) / kRowThreads,
                   chunks = int64_t{args.chunks} * args.parts,
@@ -221,9 +225,8 @@ int threads_for(int64_t width) {
 
 void launch_norm(const NormForward& args, const Launch& launch) {
     if (args.rows == 0 || launch_norm_held_rows(args, launch) || launch_norm_rows(args, launch)) return;
-    rms_norm_kernel<<<grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), 0,
-                      stream_of(launch)>>>(args);
-    check_launch("rms_norm");
+    launch_pdl(rms_norm_kernel, grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), launch,
+               "rms_norm", args);
 }
 
 }  // namespace
@@ -301,7 +304,6 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
 void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Launch& launch) {
     const int64_t rows = args.x.dim(0), width = args.x.cols(), parts = op::gamma_parts(width),
                   sums = std::min(parts, rows);
-    const cudaStream_t stream = stream_of(launch);
     const NormBackward job = {.dy = row_view(args.dy),
                               .x = row_view(args.x),
                               .gamma = row_view(args.gamma),
@@ -321,22 +323,23 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
                             .rstd = job.rstd,
                             .rows = rows,
                             .dgamma = args.dgamma.as<float>()};
+    // after dgamma where dx may alias dy
+    const auto launch_dx = [&](PdlOrder order) {
+        launch_pdl(rms_norm_dx_kernel, grid_for(rows, launch, kWaveCtas), threads_for(width), launch,
+                   "rms_norm_backward, dx", job, order);
+    };
     if (rows > 0 && args.x.dtype == DType::bf16 && args.dy.dtype == DType::bf16 &&
         sums_narrow_gamma(gamma, width)) {
-        // dgamma first: dx may alias dy
         launch_narrow_gamma({&gamma, 1}, width, args.dgamma_mode,
                             workspace(launch).partials_for<float>(gamma_partials(width, 1)),
                             workspace(launch).zeros_for<uint32_t>(gamma_tickets(width, 1)), launch);
-        rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
-        check_launch("rms_norm_backward");
+        launch_dx(args.dx.data == args.dy.data ? PdlOrder::after : PdlOrder::beside);
         return;
     }
     if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {
-        // dgamma first: dx may alias dy
-        dgamma_partial_kernel<<<grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads, 0,
-                                stream>>>(job);
-        rms_norm_dx_kernel<<<grid_for(rows, launch, kWaveCtas), threads_for(width), 0, stream>>>(job);
-        check_launch("rms_norm_backward");
+        launch_pdl(dgamma_partial_kernel, grid_for(sums * ceil_div(width, kRowThreads), launch), kRowThreads,
+                   launch, "rms_norm_backward", job);
+        launch_dx(PdlOrder::after);
     }
     const int groups = groups_of(sums), tiles = kGroupWarps / groups;
     const auto ctas = [&](int cols) {

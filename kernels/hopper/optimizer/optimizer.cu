@@ -55,7 +55,6 @@ __device__ __forceinline__ double warp_sum(double sum) {
 template <class T>
 __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const T* values, int64_t count,
                                                                            bool vectorised, double* out) {
-    pdl_launch_dependents();
     extern __shared__ __align__(128) uint8_t slot_memory[];
     __shared__ Mbarrier barriers[kWarps][kSlots];
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
@@ -80,6 +79,8 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
         fence_mbarrier_init();
     }
     __syncwarp();
+    pdl_launch_dependents();
+    pdl_wait();
     for (int slot = 0; slot < kSlots; ++slot) load(slot);
 
     int slot = 0;
@@ -122,6 +123,8 @@ constexpr int kEntries = static_cast<int>(op::kAddSquaresBlock) / kWarpSize;
 static_assert(op::kAddSquaresStrands == kWarpSize);
 __global__ __launch_bounds__(kSumThreads) void add_squares_kernel(const double* squares, int64_t count,
                                                                   double* out) {
+    pdl_launch_dependents();
+    pdl_wait();
     const int64_t block = (static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x) / kWarpSize;
     if (block * op::kAddSquaresBlock >= count) return;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -145,6 +148,7 @@ static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
                                                                     float* result) {
     __shared__ double warp_sums[kWarpSize];
+    pdl_launch_dependents();
     pdl_wait();
     const int thread = static_cast<int>(threadIdx.x);
     const double before =
@@ -168,11 +172,11 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
 
 // One AdamW step. Bytes: 28 a parameter (18 with gradient and moments in BF16), and the working copy (2 or
 // 4). A thread takes four parameters at a time by 16-byte accesses (8-byte ones of BF16). Element-wise, so
-// deterministic; compiled without contraction, so that every operation rounds as in the reference. Returns at
-// once when *status != 0.
+// deterministic; compiled without contraction, so that every operation rounds as in the reference. Does
+// nothing when *status != 0. PDL: order, as pdl_begin says; small tensors run beside each other.
 constexpr int kAdamWThreads = 256;
 template <class Types>
-__global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised) {
+__device__ __forceinline__ void step_parameters(const AdamWArgs& args, bool vectorised) {
     if (args.status != nullptr && *args.status != 0) return;
     const AdamWStep its = adamw_step(args);
     const int64_t thread = static_cast<int64_t>(blockIdx.x) * kAdamWThreads + threadIdx.x;
@@ -185,10 +189,19 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
         if (args.copy != nullptr) store_float(args.copy, args.copy_dtype, i, master);
     }
 }
+template <class Types>
+__global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs args, bool vectorised,
+                                                              PdlOrder order) {
+    pdl_begin(order);
+    step_parameters<Types>(args, vectorised);
+    pdl_end(order);
+}
 
 // One thread: five words.
 __global__ void clip_factor_kernel(const float* norm_squared, float clip, const float* limit, int32_t* status,
                                    float* norm_out, float* factor_out) {
+    pdl_launch_dependents();
+    pdl_wait();
     const float norm = sqrt_float(*norm_squared);
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
     if (limit != nullptr && *limit > 0.0f && norm > *limit && *status == 0) *status = op::kStepDiverged;
@@ -215,11 +228,10 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
     const auto sum_blocks = [&]<class T>() {
         allow_shared_memory(block_sums_kernel<T>, kSumBytes<T>, "shared memory of norm_squared");
-        block_sums_kernel<T><<<grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
-                               kSumBytes<T>, stream_of(launch)>>>(args.x.as<T>(), count, vectorised, sums);
+        launch_pdl(block_sums_kernel<T>, grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
+                   kSumBytes<T>, launch, "norm_squared", args.x.as<T>(), count, vectorised, sums);
     };
     if (args.x) args.x.dtype == DType::f32 ? sum_blocks.operator()<float>() : sum_blocks.operator()<Bf16>();
-    check_launch("norm_squared");
     if (!args.sum) return;
     launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "norm_squared, end", sums, blocks,
                args.sum.as<float>());
@@ -230,18 +242,16 @@ void HopperOps::do_add_squares(const op::AddSquares& args, const Launch& launch)
     if (count == 0) return;
     const int64_t blocks = ceil_div(count, op::kAddSquaresBlock);
     double* sums = workspace(launch).partials_for<double>(blocks);
-    add_squares_kernel<<<static_cast<unsigned>(ceil_div(blocks, kWarps)), kSumThreads, 0,
-                         stream_of(launch)>>>(args.squares.as<double>(), count, sums);
-    check_launch("add_squares");
+    launch_pdl(add_squares_kernel, static_cast<unsigned>(ceil_div(blocks, kWarps)), kSumThreads, launch,
+               "add_squares", args.squares.as<double>(), count, sums);
     launch_pdl(finish_sum_kernel, 1, kFinishThreads, launch, "add_squares, end", sums, blocks,
                args.sum.as<float>());
 }
 
 void HopperOps::do_clip_factor(const op::ClipFactor& args, const Launch& launch) {
-    clip_factor_kernel<<<1, 1, 0, stream_of(launch)>>>(
-        args.norm_squared.as<float>(), args.clip, args.limit ? args.limit.as<float>() : nullptr,
-        args.status.as<int32_t>(), args.norm.as<float>(), args.factor.as<float>());
-    check_launch("clip_factor");
+    launch_pdl(clip_factor_kernel, 1, 1, launch, "clip_factor", args.norm_squared.as<float>(), args.clip,
+               args.limit ? args.limit.as<float>() : nullptr, args.status.as<int32_t>(),
+               args.norm.as<float>(), args.factor.as<float>());
 }
 
 void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
@@ -252,11 +262,9 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
         vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
     with_types(args, [&]<class Types>() {
-        adamw_kernel<Types>
-            <<<grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads, 0, stream_of(launch)>>>(
-                kernel_args, vectorised);
+        launch_pdl(adamw_kernel<Types>, grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads,
+                   launch, "adamw", kernel_args, vectorised, pdl_order(launch));
     });
-    check_launch("adamw");
 }
 
 // Weights in whole 128x128 blocks: the step and both FP8 copies in one kernel (quantize/weight_tiles.cu).

@@ -197,12 +197,14 @@ struct StepShared {
 // Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
 // with *status != 0 writes no parameter; the copies are then those of the unchanged masters.
 template <class Types, DType kCodes>
-__global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const WeightJob job) {
+__global__ void __launch_bounds__(kStepThreads, kCtas)
+    step_tiles_kernel(const WeightJob job, PdlOrder order) {
     extern __shared__ uint4 step_memory[];
     StepShared& shared = *reinterpret_cast<StepShared*>(step_memory);
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(shared.transposed_pieces);
     const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
+    pdl_begin(order);
     const bool steps = job.step.status == nullptr || *job.step.status == 0;
     const AdamWStep its = adamw_step(job.step);
     const auto start = [&](int tile) {
@@ -266,6 +268,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas) step_tiles_kernel(const W
         __syncthreads();
         if (job.dgrad.data != nullptr) store_transposed<kStepCols, kStepThreads>(job, place, transposed);
     }
+    pdl_end(order);
 }
 
 CopyTiles copy_tiles(const ScaledTensor& copy) {
@@ -290,9 +293,9 @@ void launch_step(const WeightJob& job, const op::AdamW& step, DType codes, const
         const auto kernel = codes == DType::e5m2 ? step_tiles_kernel<Types, DType::e5m2>
                                                  : step_tiles_kernel<Types, DType::e4m3>;
         allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
-        kernel<<<grid_of(job, launch), kStepThreads, sizeof(StepShared), stream_of(launch)>>>(job);
+        launch_pdl(kernel, grid_of(job, launch), kStepThreads, sizeof(StepShared), launch, "step_tiles", job,
+                   pdl_order(launch));
     });
-    check_launch("step_tiles");
 }
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }

@@ -49,8 +49,8 @@ inline cudaLaunchAttribute pdl_attribute() {
     attribute.val.programmaticStreamSerializationAllowed = 1;
     return attribute;
 }
-inline cudaLaunchConfig_t launch_config(std::span<cudaLaunchAttribute> attributes, unsigned grid,
-                                        dim3 threads, std::size_t shared_bytes, const Launch& launch) {
+inline cudaLaunchConfig_t launch_config(std::span<cudaLaunchAttribute> attributes, dim3 grid, dim3 threads,
+                                        std::size_t shared_bytes, const Launch& launch) {
     cudaLaunchConfig_t config{};
     config.gridDim = grid;
     config.blockDim = threads;
@@ -62,14 +62,14 @@ inline cudaLaunchConfig_t launch_config(std::span<cudaLaunchAttribute> attribute
 }
 // A launch with attributes, and its check.
 template <class... Params, class... Args>
-void launch_with(std::span<cudaLaunchAttribute> attributes, void (*kernel)(Params...), unsigned grid,
+void launch_with(std::span<cudaLaunchAttribute> attributes, void (*kernel)(Params...), dim3 grid,
                  dim3 threads, std::size_t shared_bytes, const Launch& launch, const char* op,
                  const Args&... args) {
     const cudaLaunchConfig_t config = launch_config(attributes, grid, threads, shared_bytes, launch);
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
 }
 template <class... Params, class... Args>
-void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsigned grid, dim3 threads,
+void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), dim3 grid, dim3 threads,
                  std::size_t shared_bytes, const Launch& launch, const char* op, const Args&... args) {
     launch_with(std::span(&attribute, 1), kernel, grid, threads, shared_bytes, launch, op, args...);
 }
@@ -78,13 +78,13 @@ void launch_with(cudaLaunchAttribute attribute, void (*kernel)(Params...), unsig
 // kernel before it in the stream have exited or called pdl_launch_dependents(); without that call it
 // starts 1.5 us earlier than an ordinary launch. Device side: device/pdl.h.
 template <class... Params, class... Args>
-void launch_pdl(void (*kernel)(Params...), unsigned grid, dim3 threads, std::size_t shared_bytes,
+void launch_pdl(void (*kernel)(Params...), dim3 grid, dim3 threads, std::size_t shared_bytes,
                 const Launch& launch, const char* op, const Args&... args) {
     launch_with(pdl_attribute(), kernel, grid, threads, shared_bytes, launch, op, args...);
 }
 template <class... Params, class... Args>
-void launch_pdl(void (*kernel)(Params...), unsigned grid, unsigned threads, const Launch& launch,
-                const char* op, const Args&... args) {
+void launch_pdl(void (*kernel)(Params...), dim3 grid, unsigned threads, const Launch& launch, const char* op,
+                const Args&... args) {
     launch_pdl(kernel, grid, dim3(threads), 0, launch, op, args...);
 }
 #endif
