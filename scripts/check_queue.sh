@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # A queue of checks over the GPUs of a machine, for gpu_check.sh and scale_check.sh; sourced after common.sh, never run.
-# Small checks share a GPU, and so may checks of several GPUs that time nothing; others have their GPUs to themselves. They start in the
-# order in which they were added, as soon as what they need is free.
+# Small checks share a GPU; others have one or several GPUs to themselves. They start in the order in which they were added, as soon as
+# what they need is free.
 # shellcheck shell=bash
 
 # The caller sets these:
@@ -17,7 +17,7 @@ gpu_name=none  # of the machine's first GPU
 command=''  # as the script was called, for its report
 only='' skip=''  # regular expressions of names, for `add`
 
-checks_per_gpu=3  # of those that share
+checks_per_gpu=3  # of the small ones
 check_names=() check_commands=() check_gpus=() check_slots=() check_limits=() check_details=() check_late=() check_figures=()
 check_rows=()  # after run_checks: one JSON object a check, in the order of addition
 
@@ -73,9 +73,8 @@ add() {
 # on_ranks N: sets `run`, the launcher of so many ranks.
 on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
 
-# add_check [--gpus N] [--slots N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] [--figures COMMAND] NAME COMMAND...
+# add_check [--gpus N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] [--figures COMMAND] NAME COMMAND...
 #   --gpus      this many GPUs, alone on them; without it: a share of one GPU
-#   --slots     after --gpus: so many of the checks_per_gpu shares of each of them
 #   --limit     the check is stopped and failed after so long (300)
 #   --patience  the check is stopped after so long and counts as not run: slow tools that had found nothing
 #   --detail    its row shows the last line of output that matches (any line)
@@ -85,7 +84,6 @@ add_check() {
     while [[ $1 == --* ]]; do
         case $1 in
             --gpus) count=$2 slots=$checks_per_gpu ;;
-            --slots) slots=$2 ;;
             --limit) limit=$2 ;;
             --patience) limit=$2 late='not run' ;;
             --detail) detail=$2 ;;
