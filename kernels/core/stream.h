@@ -28,8 +28,8 @@ struct Launch {
     int sm_limit = 0;
     Lane lane = Lane::main;
     // Of the calls of the stream from the last one without this mark on, that one too, this call needs none
-    // and disturbs none, whatever order they run in. A backend may run them beside each other. The one without
-    // the mark has work to do: it is what waits for everything before.
+    // and disturbs none, whatever order they run in. A backend may run them beside each other. The one
+    // without the mark has work to do: it is what waits for everything before.
     bool independent = false;
 };
 

@@ -365,14 +365,14 @@ struct LevelTraffic {
     std::string way;
 };
 LevelTraffic make_level_traffic(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
-                                ProcessGroup& level, const ParallelSpec& parallel, bool peer_memory) {
-    constexpr int64_t kStoredBytes = int64_t{4} << 20;  // to each rank
+                                ProcessGroup& level, const ParallelSpec& parallel, bool peer_memory,
+                                int64_t bytes) {
     if (choice.kind == BackendKind::hopper && peer_memory) {
         std::string way = "on each GPU", why;
         auto probe = by_first_mapping(
             parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
                 way = name_of(mapping);
-                return hopper::make_peer_probe(ops, level, mapping, kStoredBytes * level.size(), reason);
+                return hopper::make_peer_probe(ops, level, mapping, bytes * level.size(), reason);
             });
         if (on_all_ranks(world, probe != nullptr || level.size() == 1))
             return {.pairs = probe ? make_store_traffic(std::move(probe)) : nullptr,
@@ -385,13 +385,24 @@ LevelTraffic make_level_traffic(const BackendChoice& choice, Ops& ops, ProcessGr
     if (!nccl) made.host_ops = std::make_unique<ReferenceOps>();
     made.messages = nccl ? hopper::make_nccl_messages(ops, level, parallel.peer_deadline_seconds)
                          : make_host_messages(level);
-    made.pairs = make_message_traffic(*made.messages, level, nccl ? ops.device() : made.host_ops->device());
+    made.pairs =
+        make_message_traffic(*made.messages, level, nccl ? ops.device() : made.host_ops->device(), bytes);
     return made;
 }
 
+// What dispatch sends to one other rank if every token goes there, in BF16; not so little that only its start
+// would be timed, nor so much that memory is short.
+int64_t message_of_test(const Config& config) {
+    const int64_t rows = config.training.micro_batch_size * config.model.seq_length;
+    return std::clamp(rows * config.model.hidden_size * size_of(DType::bf16), int64_t{1} << 20,
+                      int64_t{64} << 20);
+}
+
 // parallel.wire_self_test: a line a level, each after a line break. Collective.
-std::string wire_self_test(const BackendChoice& choice, ProcessGroup& world, Ops& ops,
-                           const ParallelSpec& parallel, const HostLayout& job) {
+std::string wire_self_test(const BackendChoice& choice, ProcessGroup& world, Ops& ops, const Config& config,
+                           const HostLayout& job) {
+    const ParallelSpec& parallel = config.parallel;
+    const int64_t bytes = message_of_test(config);
     world.set_activity("parallel.wire_self_test");
     const TokenDispatcher dispatcher = parallel.moe_token_dispatcher_type;
     const bool peer_memory = dispatcher == TokenDispatcher::hierarchical ||
@@ -402,11 +413,14 @@ std::string wire_self_test(const BackendChoice& choice, ProcessGroup& world, Ops
     const int rank = world.rank();
     std::string text;
     const auto test = [&](const char* name, ProcessGroup& level, bool by_peer_memory) {
-        const LevelTraffic traffic = make_level_traffic(choice, ops, world, level, parallel, by_peer_memory);
+        const LevelTraffic traffic =
+            make_level_traffic(choice, ops, world, level, parallel, by_peer_memory, bytes);
         std::vector<double> speeds(1, 0.0);
         if (traffic.pairs) speeds = measure_pairs(*traffic.pairs, level, ops.device(), limits);
-        text += "\n" + wire_speed_text(fmt::format("{} ({})", name, traffic.way),
-                                       gather_pairs(speeds, level, world), names);
+        const double mebibytes = static_cast<double>(bytes) / (1 << 20);
+        text +=
+            "\n" + wire_speed_text(fmt::format("{} ({}, {:.3g} MiB a message)", name, traffic.way, mebibytes),
+                                   gather_pairs(speeds, level, world), names);
     };
     if (job.num_hosts() > 1) test("between hosts", *world.split(job.place(rank), job.host(rank)), false);
     if (job.num_hosts() < world.size()) test("inside hosts", *world.split(job.host(rank)), peer_memory);
@@ -425,7 +439,7 @@ ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& grou
     const HostLayout job = hosts_of_job(*groups.world, config.parallel);
     ExchangeChoice chosen = choose_exchange(choice, groups, ops, config, job);
     if (config.parallel.wire_self_test && groups.world->size() > 1)
-        chosen.note += wire_self_test(choice, *groups.world, ops, config.parallel, job);
+        chosen.note += wire_self_test(choice, *groups.world, ops, config, job);
     return chosen;
 }
 

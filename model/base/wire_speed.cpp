@@ -20,7 +20,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kMessageBytes = int64_t{4} << 20;
 constexpr int kTurns = 4;  // timed, after one that makes connections
 constexpr std::size_t kMostNamed = 4;
 
@@ -30,11 +29,14 @@ double seconds_since(Clock::time_point begin) {
 
 class MessageTraffic final : public PairTraffic {
 public:
-    MessageTraffic(Messages& messages, ProcessGroup& group, Device& device)
-        : messages_(messages), size_(static_cast<std::size_t>(group.size())), device_(device) {
-        from_ = device.allocate(kMessageBytes);
-        to_ = device.allocate(kMessageBytes);
-        device.fill(from_, 0, kMessageBytes);
+    MessageTraffic(Messages& messages, ProcessGroup& group, Device& device, int64_t bytes)
+        : messages_(messages),
+          size_(static_cast<std::size_t>(group.size())),
+          device_(device),
+          bytes_(bytes),
+          from_(device.allocate(static_cast<std::size_t>(bytes))),
+          to_(device.allocate(static_cast<std::size_t>(bytes))) {
+        device.fill(from_, 0, static_cast<std::size_t>(bytes));
     }
     ~MessageTraffic() override {
         device_.free(to_);
@@ -43,11 +45,11 @@ public:
     MessageTraffic(const MessageTraffic&) = delete;
     MessageTraffic& operator=(const MessageTraffic&) = delete;
 
-    int64_t bytes() const override { return kMessageBytes; }
+    int64_t bytes() const override { return bytes_; }
     void start(int partner) override {
         Messages::AllToAll one{.from = from_, .to = to_, .out = {}, .in = {}};
         one.out.resize(size_);
-        one.out[static_cast<std::size_t>(partner)].bytes = kMessageBytes;
+        one.out[static_cast<std::size_t>(partner)].bytes = static_cast<std::size_t>(bytes_);
         one.in = one.out;
         messages_.all_to_all(std::span(&one, 1), {});
     }
@@ -56,7 +58,8 @@ private:
     Messages& messages_;
     std::size_t size_;
     Device& device_;
-    void *from_ = nullptr, *to_ = nullptr;
+    int64_t bytes_;
+    void *from_, *to_;
 };
 
 class StoreTraffic final : public PairTraffic {
@@ -93,8 +96,9 @@ std::string rate_text(double bytes_per_second) { return fmt::format("{:.3g} GB/s
 
 }  // namespace
 
-std::unique_ptr<PairTraffic> make_message_traffic(Messages& messages, ProcessGroup& group, Device& device) {
-    return std::make_unique<MessageTraffic>(messages, group, device);
+std::unique_ptr<PairTraffic> make_message_traffic(Messages& messages, ProcessGroup& group, Device& device,
+                                                  int64_t bytes) {
+    return std::make_unique<MessageTraffic>(messages, group, device, bytes);
 }
 
 std::unique_ptr<PairTraffic> make_store_traffic(std::unique_ptr<PeerProbe> probe) {

@@ -22,8 +22,9 @@ public:
     virtual int64_t bytes() const = 0;  // of one turn, each way
     virtual void start(int partner) = 0;
 };
-// Messages of the group; on GPUs between their memory. Both outlive it.
-std::unique_ptr<PairTraffic> make_message_traffic(Messages& messages, ProcessGroup& group, Device& device);
+// Messages of so many bytes within the group; on GPUs between their memory. Group and messages outlive it.
+std::unique_ptr<PairTraffic> make_message_traffic(Messages& messages, ProcessGroup& group, Device& device,
+                                                  int64_t bytes);
 // Stores into the partner's memory.
 std::unique_ptr<PairTraffic> make_store_traffic(std::unique_ptr<PeerProbe> probe);
 

@@ -108,8 +108,9 @@ public:
                 "\n{}: one layer and micro-batch (MoE layer, attention, dense layer), otherwise one step; "
                 "times over {} and {}",
                 arm.name, counted(profile_.steps, "step"), counted(world_.size(), "rank")));
-            log_.line(arm_table(profile_.arms.back()));
             const ArmProfile& done = profile_.arms.back();
+            if (!done.exchange.empty()) log_.line(done.exchange);
+            log_.line(arm_table(done));
             log_.line(memory_table({.parameters = done.parameters,
                                     .saved = done.saved,
                                     .saved_reserved = done.saved_reserved,

@@ -102,6 +102,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
+        if (!arm.exchange.empty()) one["exchange"] = arm.exchange;
         for (const RankSeconds& rank : arm.by_rank) {
             one["work seconds by rank"].push_back(rank.work);
             one["wire seconds by rank"].push_back(rank.wire);

@@ -96,6 +96,7 @@ std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks);
 
 struct ArmProfile {
     std::string name, recipe;
+    std::string exchange;  // Trainer::exchange_note
     std::vector<ProfileRow> rows;
     LayerTimes whole;
     // The whole step, nothing timed inside it: from end to end, and what the host needs to launch it.

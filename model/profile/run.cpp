@@ -53,6 +53,7 @@ public:
           on_step_(on_step) {
         result_.name = arm.name;
         result_.recipe = recipe_name(arm.config.precision);
+        result_.exchange = trainer_->exchange_note();
         result_.num_hosts = hosts.num_hosts;
         result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);

@@ -109,10 +109,13 @@ TEST(WireSpeed, TheExchangeIsChosenWithAlineForEachLevel) {
             config.parallel.moe_token_dispatcher_type = dispatcher;
             const std::string note = make_exchange(backend, groups, *ops, config).note;
             expect_contains(note, "exchange: messages between processes");
+            expect_contains(
+                note,
+                "\nwire between hosts (messages between processes, 1 MiB a message): 2 pairs each "
+                "way, median ");
             expect_contains(note,
-                            "\nwire between hosts (messages between processes): 2 pairs each way, median ");
-            expect_contains(note,
-                            "\nwire inside hosts (messages between processes): 2 pairs each way, median ");
+                            "\nwire inside hosts (messages between processes, 1 MiB a message): 2 pairs each "
+                            "way, median ");
             expect_contains(note, "on host 1 (");
         }
     });
