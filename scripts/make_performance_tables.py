@@ -249,6 +249,8 @@ EIGHT_GPUS = [
     ("EP 8, all schedules, graph", "profile_deepseek_v3_8gpu_state_dtypes.json"),
     ("two hosts of four, EP 4 inside", "profile_deepseek_v3_8gpu_hosts_inside.json"),
     ("two hosts of four, EP 8 across", "profile_deepseek_v3_8gpu_hosts_across.json"),
+    ("the same, messages of a fixed size", "profile_deepseek_v3_8gpu_hosts_fixed.json"),
+    ("the same, two levels", "profile_deepseek_v3_8gpu_hosts_two_levels.json"),
     ("107 M model, EP 4, state whole", "profile_100m_8gpu_state_whole.json"),
     ("the same, state divided", "profile_100m_8gpu_state_divided.json"),
     ("divided, wire beside the layers", "profile_100m_8gpu_state_divided_overlapped.json"),
@@ -371,13 +373,35 @@ def distributed_optimizer():
 
 def graphs():
     """A step as a CUDA graph: how long it takes, and how long the host is busy."""
-    names, rows = {"profile_quickstart_graph_h100.json": "configs/quickstart.yaml, one H100",
-                   "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml, two H100s, 4096 tokens a GPU"}, []
+    quickstart, larger = "configs/quickstart.yaml, one H100", "configs/h200_100m.yaml, one H100, 4096 tokens"
+    names, rows = {"profile_quickstart_graph_h100.json": (quickstart, None),
+                   "profile_quickstart_graph_serial_h100.json": (quickstart, "graph"),
+                   "profile_quickstart_graph_shared_h100.json": (quickstart, "graph + shared"),
+                   "profile_100m_graph_h100.json": (larger, None),
+                   "profile_100m_graph_serial_h100.json": (larger, "graph"),
+                   "profile_100m_graph_shared_h100.json": (larger, "graph + shared"),
+                   "profile_100m_graph_h100_x2.json": ("configs/h200_100m.yaml, two H100s, 4096 tokens a GPU", None)}, []
+    for name, (label, schedule) in names.items():
+        profile = load(name)
+        for r in profile["recipes"]:
+            rows.append([label, profile["commit"], schedule or r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "serial"),
+                         f"{r['step seconds'] * 1e3:.2f}", f"{r['host seconds'] * 1e3:.2f}"])
+    return table(["model", "commit", "schedule", "step, ms", "host busy, ms"], rows, 3) + source(*map(origin, names))
+
+
+def hosts_sockets():
+    """Two GPUs as two hosts over sockets: what dispatch and combine reach of what NCCL does alone."""
+    names, rows = {"profile_sockets_2gpu_routed.json": "as routed", "profile_sockets_2gpu_fixed.json": "of a fixed size"}, []
     for name, label in names.items():
-        for r in load(name)["recipes"]:
-            rows.append([label, r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "serial"), f"{r['step seconds'] * 1e3:.2f}",
-                         f"{r['host seconds'] * 1e3:.2f}"])
-    return table(["model", "schedule", "step, ms", "host busy, ms"], rows, 2) + source(*map(origin, names))
+        r = load(name)["recipes"][0]
+        raw = float(r["exchange"].split("median ")[1].split()[0]) * 1e9
+        for row in r["rows"]:
+            if row["stage"] in ("dispatch", "combine"):
+                rate = row["wire bytes"] / row["seconds"]["median"]
+                rows.append([label, f"{row['stage']}, {row['direction']}", f"{row['wire bytes'] / 2**20:.1f}", f"{row['seconds']['median'] * 1e3:.2f}",
+                             f"{rate * 1e-9:.2f}", f"{raw * 1e-9:.2f}", f"{rate / raw * 100:.0f} %", f"{r['host stops per step']:g}"])
+    return table(["messages", "call", "MiB each way", "ms", "GB/s", "NCCL alone, 16 MiB", "share", "host stops a step"], rows, 2) + \
+        source(*map(origin, names))
 
 
 def gradient_dtypes():
@@ -805,6 +829,10 @@ WHAT = {
     "profile_deepseek_v3_8gpu_state_dtypes.json": "EP 8, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
     "profile_deepseek_v3_8gpu_hosts_inside.json": "eight GPUs as two hosts of four: EP 4 inside a host, DP 2 over NCCL",
     "profile_deepseek_v3_8gpu_hosts_across.json": "eight GPUs as two hosts of four: EP 8 across them, over NCCL",
+    "profile_deepseek_v3_8gpu_hosts_fixed.json": "the same on other GPUs, messages of a fixed size",
+    "profile_deepseek_v3_8gpu_hosts_two_levels.json": "the same by two levels: NCCL between the hosts, peer memory inside",
+    "profile_sockets_2gpu_routed.json": "two GPUs as two hosts over sockets (NCCL's peer-to-peer and shared memory off), a small layer",
+    "profile_sockets_2gpu_fixed.json": "the same, messages of a fixed size",
     "profile_100m_8gpu_state_whole.json": "configs/h200_100m.yaml, EP 4 x DP 2 on eight GPUs, whole state",
     "profile_100m_8gpu_state_divided.json": "the same, masters and moments divided over the ranks",
     "profile_100m_8gpu_state_divided_overlapped.json": "the same, the wire of the divided state beside the layers",
@@ -825,6 +853,11 @@ WHAT = {
     "exposed_100m_2gpu.svg": "its lanes in time",
     "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml on two H100s, schedules side by side, one of them a CUDA graph a step",
     "profile_quickstart_graph_h100.json": "configs/quickstart.yaml on one H100, likewise",
+    "profile_quickstart_graph_serial_h100.json": "the graph with parameters' steps beside each other",
+    "profile_quickstart_graph_shared_h100.json": "the same with the shared expert beside",
+    "profile_100m_graph_h100.json": "configs/h200_100m.yaml on one H100, schedules side by side, one of them a CUDA graph a step",
+    "profile_100m_graph_serial_h100.json": "the graph with parameters' steps beside each other",
+    "profile_100m_graph_shared_h100.json": "the same with the shared expert beside",
     "profile_state_dtypes_h100_x2.json": "gradients and moments in FP32 and BF16 on two H100s, squares summed by the weight gradients",
     "profile_state_dtypes_ff79989_h100_x2.json": "the same layer at ff79989, in the same call as the next",
     "profile_state_dtypes_graph_h100_x2.json": "the same, every schedule and a CUDA graph a step",
@@ -836,6 +869,7 @@ WHAT = {
     "profile_distributed_optimizer_true_h100_x2.json": "the same, masters and moments divided over the ranks",
     "profile_distributed_optimizer_overlapped_h100_x2.json": "the same, the wire of the divided state beside the layers",
     "validate_state_dtypes_seeds_h100_x2.txt": "the same comparison with seeds 2 and 3, as the program prints it",
+    "validate_control_seeds_h200_x2.txt": "the control arm of bf16 with seeds 2 and 3, as the program prints it",
     "validate_state_dtypes_h100_x2.json": "1,000 steps of configs/h200_100m.yaml: gradients and moments in BF16 against FP32, one seed",
     "faults_h100_x2.json": "a rank killed, stopped and throwing at ten stages, two GPUs",
     "profile_state_dtypes_2gpu.json": "a DeepSeek-V3 layer with 128 experts on two GPUs, gradients and moments in FP32 and BF16",
@@ -907,6 +941,7 @@ MACHINES = {  # of text files
     "compare_torch_families.txt": "2 CPU cores", "fuzz.txt": "2 CPU cores", "gemm_steps_h200.txt": "NVIDIA H200",
     "python_package_h200.txt": "NVIDIA H200", "python_package_cpu.txt": "2 CPU cores", "io_errors.txt": "2 CPU cores; NVIDIA H200s",
     "kernel_profile_h200.txt": "NVIDIA H200", "validate_state_dtypes_seeds_h100_x2.txt": "2 x NVIDIA H100 80GB HBM3",
+    "validate_control_seeds_h200_x2.txt": "2 x NVIDIA H200",
 }
 
 
@@ -1049,6 +1084,7 @@ TABLES = {
     "schedules_4gpu": lambda: schedules_of(FOUR_GPUS), "scale_checks": lambda: scale_checks(4),
     "schedules_8gpu": lambda: schedules_of(EIGHT_GPUS), "scale_checks_8gpu": lambda: scale_checks(8),
     "hosts_2gpu": hosts_2gpu,
+    "hosts_sockets": hosts_sockets,
     "graphs": graphs, "state_dtypes": state_dtypes, "memory_keys": memory_keys, "distributed_optimizer": distributed_optimizer, "gradient_dtypes": gradient_dtypes,
     "model_operations": model_operations, "heads": heads, "peer_layers": peer_layers,
     "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
