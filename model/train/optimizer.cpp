@@ -142,8 +142,8 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
 
     Launch launch = ctx.launch;
     for (Parameter& p : store.all()) {
-        if (p.master.numel() == 0)
-            continue;  // none of it is here; the first call that works waits for all before
+        // nothing of it is here; the first call with work is the one that waits for the factor
+        if (p.master.numel() == 0) continue;
         const TensorView copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{};
         const op::AdamW adamw{
             .grad = p.is_sharded() ? p.part_here(p.main_grad) : p.main_grad,

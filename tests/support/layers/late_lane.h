@@ -36,8 +36,8 @@ public:
     void record(Event event, Stream stream) override;
     void follow(Stream stream, Event event) override;
 
-    // Now, or on a late lane later.
-    void give(Stream stream, std::function<void()> work);
+    // Now, or on a late lane later; what is independent (Launch) before the last work that is not.
+    void give(Stream stream, std::function<void()> work, bool independent = false);
     int64_t waiting() const {
         std::size_t sum = 0;
         for (const Lane& lane : lanes_) sum += lane.waiting.size();
@@ -48,6 +48,8 @@ private:
     struct Lane {
         std::deque<std::function<void()>> waiting;
         int64_t given = 0, ran = 0;
+        int64_t ordered =
+            -1;  // place among all given of the last work that is not independent, up to an event
     };
     struct Point {  // an event: what its lane had been given when it was recorded
         Lane* lane = nullptr;
