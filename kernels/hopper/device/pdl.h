@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Programmatic dependent launch, device side. A kernel that is launched with launch_pdl (runtime/launch.h)
 // calls pdl_wait() in all threads before it accesses memory that other kernels write or read (prefetches into
-// L2 may come earlier). After pdl_wait() the kernel before it in the stream has ended, and what it wrote is
-// in L2 (read it with __ldcg).
+// L2 may come earlier). After pdl_wait() the kernel before it in the stream has ended; what it wrote is seen
+// by ordinary loads and by __ldcg, but not by non-coherent ones (__ldg, const __restrict__).
 #pragma once
 
 #include "kernels/core/stream.h"
