@@ -180,7 +180,7 @@ TEST(Profile, ExposedWireIsToldByLevel) {
         const std::string out = folder.path("out");
         const CommandResult run = fp8flow_on_ranks(
             4, profile(out, {"--recipes", "fp8_flow", "--set", "parallel.expert_model_parallel_size=4",
-                             "--set", "parallel.hosts=2x2", "--set",
+                             "--set", "parallel.hosts=2x2", "--set", "parallel.wire_self_test=true", "--set",
                              std::string("parallel.moe_token_dispatcher_type=") + dispatcher}));
         ASSERT_EQ(run.status, 0) << run.out << run.err;
         const json recipe = recipes_of(out).at("fp8_flow");
@@ -197,6 +197,10 @@ TEST(Profile, ExposedWireIsToldByLevel) {
         EXPECT_EQ(recipe.at("work seconds by rank").size(), 4u);
         EXPECT_GE(recipe.at("slowest rank").at("over median").get<double>(), 0);
         expect_contains(run.out, "between hosts, ");
+        for (const char* level : {"wire between hosts (", "wire inside hosts ("}) {
+            expect_contains(run.out, level);
+            expect_contains(recipe.at("exchange").get<std::string>(), level);
+        }
         expect_contains(read_whole(out + "/report.html"), "ms between hosts");
     }
 }
