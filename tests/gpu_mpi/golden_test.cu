@@ -38,6 +38,19 @@ BackendChoice gpu_of(ProcessGroup& world) {
     return choose_backend(BackendKind::hopper, {world.size(), world.size(), local_rank()}, world);
 }
 
+// Rank 0 says which run begins, and after how long: what a run that takes very long has come to.
+golden::Hashes run(const golden::Case& c, ProcessGroup& world, const BackendChoice& backend,
+                   std::string* note = nullptr, int64_t steps = golden::kSteps) {
+    static const auto start = std::chrono::steady_clock::now();
+    if (world.rank() == 0) {
+        const double seconds =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        std::printf("%7.1f s  %s\n", seconds, c.name().c_str());
+        std::fflush(stdout);
+    }
+    return golden::run_case(c, world, backend, note, steps);
+}
+
 TEST(Golden, Hopper) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
@@ -57,7 +70,7 @@ TEST(Golden, Hopper) {
     for (const golden::Case& c : golden::all_cases()) {
         if (c.ranks != world->size()) continue;
         std::string note;
-        taken.push_back({c, golden::run_case(c, *world, backend, &note)});
+        taken.push_back({c, run(c, *world, backend, &note)});
         // the dispatcher that the case is about, not what took its place
         const bool peer = note.find("peer memory") != std::string::npos;
         EXPECT_EQ(peer, c.ranks > 1 && c.dispatcher == "flex") << c.name() << ": " << note;
@@ -92,10 +105,10 @@ TEST(Golden, AlltoallIsFlex) {
     if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
     const BackendChoice backend = gpu_of(*world);
     const auto compare = [&](golden::Case c) {
-        const golden::Hashes flex = golden::run_case(c, *world, backend);
+        const golden::Hashes flex = run(c, *world, backend);
         c.dispatcher = "alltoall";
         std::string note;
-        const golden::Hashes alltoall = golden::run_case(c, *world, backend, &note);
+        const golden::Hashes alltoall = run(c, *world, backend, &note);
         EXPECT_NE(note.find("NCCL"), std::string::npos) << note;
         EXPECT_EQ(golden::difference(alltoall, flex), "") << c.name();
     };
@@ -127,12 +140,11 @@ TEST(Golden, HostsChangeNoBit) {
                                .expert_ranks = expert_ranks,
                                .ranks = world->size(),
                                .micro_batches = 2};
-                const golden::Hashes one_host = golden::run_case(c, *world, backend);
+                const golden::Hashes one_host = run(c, *world, backend);
                 c.variant = variant;
                 c.hosts = 2;
                 std::string note;
-                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, &note), one_host), "")
-                    << c.name();
+                EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one_host), "") << c.name();
                 EXPECT_NE(note.find(expert_ranks == world->size() ? "ranks on several hosts share"
                                                                   : "sums over 2 hosts by NCCL"),
                           std::string::npos)
@@ -156,7 +168,7 @@ TEST(Golden, TwoLevelsChangeNoBit) {
                                .ranks = world->size(),
                                .micro_batches = 2,
                                .variant = order};
-                const golden::Hashes one = golden::run_case(c, *world, backend);
+                const golden::Hashes one = run(c, *world, backend);
                 c.dispatcher = "hierarchical";
                 c.hosts = hosts;
                 std::vector<std::string> variants = {order};
@@ -165,7 +177,7 @@ TEST(Golden, TwoLevelsChangeNoBit) {
                 for (const std::string& variant : variants) {
                     c.variant = variant;
                     std::string note;
-                    EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, &note), one), "")
+                    EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one), "")
                         << c.name() << " on " << hosts << " hosts";
                     EXPECT_NE(note.find("rows once per (token, host) between"), std::string::npos) << note;
                     EXPECT_EQ(note.find("peer memory") != std::string::npos, hosts != world->size()) << note;
@@ -185,13 +197,12 @@ TEST(Golden, InvariantOrderChangesNoBit) {
     for (const std::string recipe : kFp8AndBf16) {
         if (recipe == "fp8_tensorwise") continue;  // refused
         golden::Case c{.recipe = recipe, .ranks = world->size(), .micro_batches = 2, .variant = "invariant"};
-        const golden::Hashes apart = golden::run_case(c, *world, backend, nullptr, kLongRun);
+        const golden::Hashes apart = run(c, *world, backend, nullptr, kLongRun);
         const int most = std::min(world->size(), static_cast<int>(c.config().moe.num_experts));
         for (c.expert_ranks = 2; c.expert_ranks <= most; c.expert_ranks *= 2)
             for (const char* dispatcher : dispatchers) {
                 c.dispatcher = dispatcher;
-                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun), apart),
-                          "")
+                EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, kLongRun), apart), "")
                     << c.name();
             }
     }
@@ -209,11 +220,11 @@ TEST(Golden, RecomputeChangesNoBit) {
                        .expert_ranks = (world->size() + 1) / 2,
                        .ranks = world->size(),
                        .micro_batches = 2};
-        const golden::Hashes plain = golden::run_case(c, *world, backend);
+        const golden::Hashes plain = run(c, *world, backend);
         for (const char* recompute :
              {"core_attn", "layernorm", "shared_experts", "moe_act", "moe_expert", "moe", "full"}) {
             c.recompute = recompute;
-            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), plain), "") << c.name();
+            EXPECT_EQ(golden::difference(run(c, *world, backend), plain), "") << c.name();
         }
     }
 }
@@ -234,7 +245,7 @@ TEST(Golden, SavedRowsChangeNoBit) {
             c.dispatcher = dispatcher;
             for (const std::string order : {"", "_invariant"}) {
                 c.variant = order.empty() ? "standard" : "invariant";
-                const golden::Hashes sorted = golden::run_case(c, *world, backend, nullptr, 12);
+                const golden::Hashes sorted = run(c, *world, backend, nullptr, 12);
                 for (const std::string rows : {"received", "no_rows"}) {
                     std::vector<std::string> variants = {rows + order};
                     if (order.empty())
@@ -242,8 +253,7 @@ TEST(Golden, SavedRowsChangeNoBit) {
                             variants.push_back(rows + with);
                     for (const std::string& variant : variants) {
                         c.variant = variant;
-                        EXPECT_EQ(
-                            golden::difference(golden::run_case(c, *world, backend, nullptr, 12), sorted), "")
+                        EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, 12), sorted), "")
                             << c.name();
                     }
                 }
@@ -261,10 +271,10 @@ TEST(Golden, SchedulesChangeNoBit) {
     constexpr int kRepeats = 2;
     const auto compare = [&](golden::Case c, const char* serial, const char* overlapped) {
         c.variant = serial;
-        const golden::Hashes wanted = golden::run_case(c, *world, backend);
+        const golden::Hashes wanted = run(c, *world, backend);
         c.variant = overlapped;
         for (int i = 0; i < kRepeats; ++i)
-            EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), wanted), "")
+            EXPECT_EQ(golden::difference(run(c, *world, backend), wanted), "")
                 << c.name() << ", repeat " << i;
     };
     for (const char* recipe : kFp8AndBf16) {
@@ -298,12 +308,11 @@ TEST(Golden, DividedStateChangesNoBit) {
     constexpr int64_t kSteps = 12;
     const auto compare = [&](golden::Case c, const char* whole, std::initializer_list<const char*> divided) {
         c.variant = whole;
-        const golden::Hashes wanted = golden::run_case(c, *world, backend, nullptr, kSteps);
+        const golden::Hashes wanted = run(c, *world, backend, nullptr, kSteps);
         for (const char* variant : divided) {
             c.variant = variant;
             for (int i = 0; i < kRepeats; ++i)
-                EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, kSteps), wanted),
-                          "")
+                EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, kSteps), wanted), "")
                     << c.name() << ", repeat " << i;
         }
     };
@@ -331,9 +340,9 @@ TEST(Golden, GraphsChangeNoBit) {
     const BackendChoice backend = gpu_of(*world);
     const auto compare = [&](golden::Case c, const char* eager, const char* graph, int64_t steps) {
         c.variant = eager;
-        const golden::Hashes wanted = golden::run_case(c, *world, backend, nullptr, steps);
+        const golden::Hashes wanted = run(c, *world, backend, nullptr, steps);
         c.variant = graph;
-        EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend, nullptr, steps), wanted), "")
+        EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, steps), wanted), "")
             << c.name() << ", " << steps << " steps";
     };
     golden::Case c{.expert_ranks = (world->size() + 1) / 2, .ranks = world->size(), .micro_batches = 2};
@@ -418,24 +427,22 @@ TEST(Golden, NoDelayChangesABit) {
     std::map<std::string, golden::Hashes> wanted;
     for (const char* recipe : kFp8AndBf16) {
         c.recipe = recipe;
-        wanted[recipe] = golden::run_case(c, *world, backend, nullptr, kLongRun);
+        wanted[recipe] = run(c, *world, backend, nullptr, kLongRun);
     }
     c.recipe = "fp8_flow";
-    const golden::Hashes wanted_short = golden::run_case(c, *world, backend);
+    const golden::Hashes wanted_short = run(c, *world, backend);
     const Disturbance disturbance(static_cast<uint64_t>(world->rank()) + 1);
     for (const char* recipe : kFp8AndBf16)
         for (const char* variant : {"standard", "beside", "in_turns"}) {
             c.recipe = recipe;
             c.variant = variant;
-            EXPECT_EQ(
-                golden::difference(golden::run_case(c, *world, backend, nullptr, kLongRun), wanted[recipe]),
-                "")
+            EXPECT_EQ(golden::difference(run(c, *world, backend, nullptr, kLongRun), wanted[recipe]), "")
                 << c.name() << ", " << kLongRun << " steps";
         }
     c.recipe = "fp8_flow";
     for (int i = 0; i < kShortRuns; ++i) {
         c.variant = i % 2 == 0 ? "beside" : "in_turns";
-        EXPECT_EQ(golden::difference(golden::run_case(c, *world, backend), wanted_short), "")
+        EXPECT_EQ(golden::difference(run(c, *world, backend), wanted_short), "")
             << c.name() << ", repeat " << i;
     }
 }
@@ -449,13 +456,12 @@ TEST(Golden, SwitchesOfTheFlow) {
                    .expert_ranks = (world->size() + 1) / 2,
                    .ranks = world->size(),
                    .micro_batches = 2};
-    const golden::Hashes flow = golden::run_case(c, *world, backend);
+    const golden::Hashes flow = run(c, *world, backend);
     for (const char* variant :
          {"hybrid", "bf16_wgrad", "delayed_wgrad", "fp32_scales_requantized", "bf16_dispatch", "requantized",
           "padding_apart", "act_quantize_apart", "norm_quantize_apart", "all_apart", "merging_weights"}) {
         c.variant = variant;
-        const golden::Hashes once = golden::run_case(c, *world, backend),
-                             again = golden::run_case(c, *world, backend);
+        const golden::Hashes once = run(c, *world, backend), again = run(c, *world, backend);
         EXPECT_EQ(golden::difference(again, once), "") << c.name() << ", run twice";
         EXPECT_NEAR(once.last_loss, flow.last_loss, 0.01 * flow.last_loss) << c.name();
     }
