@@ -113,7 +113,8 @@ add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$roo
 
 # golden NAME TEST [LIMIT]. Alone on the GPUs: kernels that wait for other ranks crawl where processes take turns on a GPU.
 golden() {
-    add --gpus "$gpus" --limit "${3:-$((gpus == 8 ? 240 : 120))}" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
+    local limit=${3:-$((gpus == 8 ? 240 : 120))}
+    add --gpus "$gpus" --limit "$limit" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
         "--gtest_filter=Golden.$2"
 }
 if [[ -z $rehearsal ]]; then
