@@ -192,6 +192,11 @@ def whole_model():
     return table(["ms", "before (ff79989)", "serial", "shared expert beside"], rows) + source(*map(origin, names))
 
 
+def schedule_of(recipe, plain="serial"):
+    """What an arm of fp8_flow has besides: "graph" of "fp8_flow + graph"; `plain` where it has nothing."""
+    return recipe["name"].replace("fp8_flow + ", "").replace("fp8_flow", plain)
+
+
 def schedule_rows(parts):
     """Rows of (label, file, file of the program before or None, micro-batches of a step). In turns the layer's forward and backward of two
     micro-batches lie in each other, so that only the step has a time."""
@@ -199,7 +204,7 @@ def schedule_rows(parts):
     for label, name, old, micro_batches in parts:
         arms = [] if old is None else [("serial, ff79989", load(old)["recipes"][0])]
         for r in load(name)["recipes"]:
-            schedule = "serial" if r["name"] == "fp8_flow" else r["name"].replace("fp8_flow + ", "")
+            schedule = schedule_of(r)
             if schedule != "turns" or micro_batches > 1:
                 arms.append(("reduce + turns" if schedule == "turns" else schedule, r))
         for schedule, r in arms:
@@ -283,7 +288,7 @@ def schedules_of(files):
         first = profile["recipes"][0]["passes seconds"]["median"]
         for r in profile["recipes"]:
             passes = r["passes seconds"]["median"]
-            arm = r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state" if "graph" in label else "serial")
+            arm = schedule_of(r, "fp32 state" if "graph" in label else "serial")
             rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm, f"{passes * 1e3:.2f}",
                          f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
                          f"{r['exposed wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
@@ -315,7 +320,7 @@ def exposed_2gpu():
                         ("one micro-batch, routing skewed 2.0", "exposed_deepseek_v3_2gpu_skewed_2.json"),
                         ("Mixtral-8x7B, 8 experts", "exposed_mixtral_2gpu.json"), ("107 M model", "exposed_100m_2gpu.json")):
         for r in load(name)["recipes"]:
-            schedule = "serial" if r["name"] == "fp8_flow" else r["name"].replace("fp8_flow + ", "").replace("turns", "reduce + turns")
+            schedule = schedule_of(r).replace("turns", "reduce + turns")
             without = r["without rows"]
             rows.append([label, schedule, f"{r['passes seconds']['median'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
                          f"{without['passes seconds']['median'] * 1e3:.3f}", f"{without['layer clock hertz']['median'] / 1e6:.0f}",
@@ -333,7 +338,7 @@ def state_dtypes():
         for r in profile["recipes"]:
             stages = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
             rows.append([f"2 x {profile['machine']['device'].split()[1]}, {profile['commit']}", schedule,
-                         r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
+                         schedule_of(r, "fp32 state"), f"{r['layer seconds']['median'] * 1e3:.2f}",
                          f"{r['layer clock hertz']['median'] / 1e6:.0f}",
                          f"{stages['fc1 wgrad'] + stages['fc2 wgrad']:.2f}", f"{stages['optimizer']:.2f}",
                          f"{r['step seconds'] * 1e3:.2f}", f"{r['joules per step']:.1f}" if "joules per step" in r else ""])
@@ -384,8 +389,8 @@ def graphs():
     for name, (label, schedule) in names.items():
         profile = load(name)
         for r in profile["recipes"]:
-            rows.append([label, profile["commit"], schedule or r["name"].replace("fp8_flow + ", "").replace("fp8_flow", "serial"),
-                         f"{r['step seconds'] * 1e3:.2f}", f"{r['host seconds'] * 1e3:.2f}"])
+            rows.append([label, profile["commit"], schedule or schedule_of(r), f"{r['step seconds'] * 1e3:.2f}",
+                         f"{r['host seconds'] * 1e3:.2f}"])
     return table(["model", "commit", "schedule", "step, ms", "host busy, ms"], rows, 3) + source(*map(origin, names))
 
 

@@ -48,8 +48,8 @@ private:
     struct Lane {
         std::deque<std::function<void()>> waiting;
         int64_t given = 0, ran = 0;
-        int64_t ordered =
-            -1;  // place among all given of the last work that is not independent, up to an event
+        // The last work that is not independent, as a place among all given; -1: none since the last event.
+        int64_t ordered = -1;
     };
     struct Point {  // an event: what its lane had been given when it was recorded
         Lane* lane = nullptr;
