@@ -79,8 +79,7 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
         fence_mbarrier_init();
     }
     __syncwarp();
-    pdl_launch_dependents();
-    pdl_wait();
+    pdl_begin(PdlOrder::after);
     for (int slot = 0; slot < kSlots; ++slot) load(slot);
 
     int slot = 0;
@@ -123,8 +122,7 @@ constexpr int kEntries = static_cast<int>(op::kAddSquaresBlock) / kWarpSize;
 static_assert(op::kAddSquaresStrands == kWarpSize);
 __global__ __launch_bounds__(kSumThreads) void add_squares_kernel(const double* squares, int64_t count,
                                                                   double* out) {
-    pdl_launch_dependents();
-    pdl_wait();
+    pdl_begin(PdlOrder::after);
     const int64_t block = (static_cast<int64_t>(blockIdx.x) * kSumThreads + threadIdx.x) / kWarpSize;
     if (block * op::kAddSquaresBlock >= count) return;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -148,8 +146,7 @@ static_assert(kFinishThreads == kWarpSize * kWarpSize);
 __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double* sums, int64_t count,
                                                                     float* result) {
     __shared__ double warp_sums[kWarpSize];
-    pdl_launch_dependents();
-    pdl_wait();
+    pdl_begin(PdlOrder::after);
     const int thread = static_cast<int>(threadIdx.x);
     const double before =
         thread == 0 ? static_cast<double>(*result) : 0.0;  // in flight together with the first sums
@@ -200,8 +197,7 @@ __global__ __launch_bounds__(kAdamWThreads) void adamw_kernel(const AdamWArgs ar
 // One thread: five words.
 __global__ void clip_factor_kernel(const float* norm_squared, float clip, const float* limit, int32_t* status,
                                    float* norm_out, float* factor_out) {
-    pdl_launch_dependents();
-    pdl_wait();
+    pdl_begin(PdlOrder::after);
     const float norm = sqrt_float(*norm_squared);
     if (!(norm < bits_float(0x7F800000u)) && *status == 0) *status = op::kStepNonFinite;
     if (limit != nullptr && *limit > 0.0f && norm > *limit && *status == 0) *status = op::kStepDiverged;
