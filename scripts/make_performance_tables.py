@@ -73,9 +73,9 @@ def layer_ms(recipe):
     return recipe["layer seconds"]["median"] * 1e3
 
 
-def layer_rows(columns):
+def layer_rows(columns, files=LAYERS):
     rows = []
-    for label, name, tokens in LAYERS:
+    for label, name, tokens in files:
         profile = load(name)
         arms = {recipe: recipe_of(profile, recipe) for recipe in RECIPES}
         flow = arms["fp8_flow"]
@@ -104,6 +104,13 @@ def layers():
     lines = [f"`{p['command']}`: {link(n)}, commit {p['commit']}, {p['date'][:10]}, {p['steps']} steps"
              for _, n, _ in LAYERS for p in [load(n)]]
     return table(columns, layer_rows(columns)) + "\n\nSources:\n" + "\n".join("- " + line for line in lines)
+
+
+def layers_4gpu():
+    columns = ["layer", "tokens a GPU", *RECIPES, "clock", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU", "wire per GPU, bf16, flow"]
+    files = [("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json", 4096), ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json", 4096),
+             ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b_4gpu.json", 4096), ("DeepSeek-V2-Lite, 64 experts", "profile_deepseek_v2_lite_4gpu.json", 4096)]
+    return table(columns, layer_rows(columns, files)) + source(*(origin(name) for _, name, _ in files))
 
 
 def layers_short():
@@ -236,10 +243,16 @@ def schedules_2gpu():
 FOUR_GPUS = [  # label, file
     ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
+    ("4096 tokens, as it is now", "profile_deepseek_v3_4gpu_latest.json"),
     ("the first, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("the second, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
     ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),
     ("4096 tokens, all schedules, graph", "profile_deepseek_v3_4gpu_state_dtypes.json"),
+    ("two hosts of two, 128 experts, EP 2 inside", "profile_deepseek_v3_4gpu_hosts_inside.json"),
+    ("two hosts of two, EP 4 across", "profile_deepseek_v3_4gpu_hosts_across.json"),
+    ("the same, messages of a fixed size", "profile_deepseek_v3_4gpu_hosts_fixed.json"),
+    ("the same, two levels", "profile_deepseek_v3_4gpu_hosts_two_levels.json"),
+    ("107 M model, EP 4", "profile_100m_4gpu_schedules.json"),
     ("107 M model, EP 2, state whole", "profile_100m_4gpu_state_whole.json"),
     ("the same, state divided", "profile_100m_4gpu_state_divided.json"),
     ("divided, wire beside the layers", "profile_100m_4gpu_state_divided_overlapped.json"),
@@ -305,10 +318,12 @@ def scale_checks(gpus):
             if c["result"] != "not run" or c["check"] not in rows:
                 figures = c.get("figures") if c["check"].startswith("train") else None
                 said = ", ".join(f"{key} {value}" for key, value in figures.items()) if figures else c["detail"]
-                rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", said.replace("|", "\\|")]
+                rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", run.get("commit", data["commit"]),
+                                    said.replace("|", "\\|")]
     kept = [row for name, row in rows.items() if not name.startswith(("layer", "state", "model", "exchange")) or row[1] != "passed"]
-    return table(["check", "result", "s", "what it said"], kept, 4) + source(f"{link(name)}, commit {data['commit']}, "
-                                                                            f"{data['runs'][0]['date']}, `{data['runs'][0]['command']}`")
+    last = data["runs"][-1]
+    return table(["check", "result", "s", "commit", "what it said"], kept, 5) + source(
+        f"{link(name)}, {last['date']}, `{last['command']}` and {len(data['runs']) - 1} more in the file")
 
 
 def exposed_2gpu():
@@ -827,6 +842,16 @@ WHAT = {
     "profile_deepseek_v3_4gpu_state_dtypes.json": "the same, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
     "profile_deepseek_v3_4gpu_beside.json": "the schedules with squares in FP32; weight gradients begin once combine is on the wire",
     "profile_deepseek_v3_4gpu_beside_micro_batches.json": "the same with eight micro-batches a step",
+    "profile_deepseek_v3_4gpu_latest.json": "the schedules as they are now",
+    "profile_deepseek_v3_4gpu_hosts_inside.json": "four GPUs as two hosts of two: EP 2 inside a host, DP 2 over NCCL",
+    "profile_deepseek_v3_4gpu_hosts_across.json": "four GPUs as two hosts of two: EP 4 across them, over NCCL",
+    "profile_deepseek_v3_4gpu_hosts_fixed.json": "the same, messages of a fixed size",
+    "profile_deepseek_v3_4gpu_hosts_two_levels.json": "the same by two levels of exchange",
+    "profile_qwen3_235b_a22b_4gpu.json": "Qwen3-235B layer, 4 GPUs, three recipes",
+    "profile_qwen3_30b_a3b_4gpu.json": "Qwen3-30B layer, 4 GPUs, three recipes",
+    "profile_mixtral_8x7b_4gpu.json": "Mixtral layer, 4 GPUs, three recipes",
+    "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite layer, 4 GPUs, three recipes; fc2's weight gradient of fp8_blockwise on the general kernel",
+    "profile_100m_4gpu_schedules.json": "configs/h200_100m.yaml, EP 4 on four GPUs, schedules side by side",
     "profile_deepseek_v3_8gpu_schedules.json": "DeepSeek-V3 layer, 8 GPUs (EP 8), schedules side by side",
     "profile_deepseek_v3_4gpu_beside_8gpu.json": "the layer on four of those GPUs (EP 4), in the same call",
     "profile_deepseek_v3_8gpu_micro_batches.json": "EP 8 with eight micro-batches a step",
@@ -846,7 +871,7 @@ WHAT = {
     "profile_100m_4gpu_state_divided_overlapped.json": "the same, the wire of the divided state beside the layers",
     "scale_check_h200_x8.json": "scripts/scale_check.sh on eight GPUs: layers, wire, bits, whole model, divided state, hosts; records failures",
     "scale_check_h200_x4.json": "scripts/scale_check.sh on four GPUs: layers, wire, bits, whole model, divided state, faults; records failures",
-    "faults_h200_x4.json": "a rank killed, stopped and throwing, four GPUs; four cases not run for lack of time",
+    "faults_h200_x4.json": "a rank killed, stopped and throwing, four GPUs",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
     "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
     "exposed_deepseek_v3_2gpu_micro_batches.json": "the same, 8 micro-batches",
@@ -1084,7 +1109,7 @@ def transposed():
 
 
 TABLES = {
-    "layers": layers, "layers_short": layers_short, "layer_clock": layer_clock, "layer_stages": layer_stages,
+    "layers": layers, "layers_short": layers_short, "layers_4gpu": layers_4gpu, "layer_clock": layer_clock, "layer_stages": layer_stages,
     "delayed_wgrad": delayed_wgrad, "whole_model": whole_model, "schedules": schedules, "schedules_2gpu": schedules_2gpu, "exposed_2gpu": exposed_2gpu,
     "schedules_4gpu": lambda: schedules_of(FOUR_GPUS), "scale_checks": lambda: scale_checks(4),
     "schedules_8gpu": lambda: schedules_of(EIGHT_GPUS), "scale_checks_8gpu": lambda: scale_checks(8),

@@ -120,7 +120,7 @@ golden() {
 if [[ -z $rehearsal ]]; then
     if ((gpus < 8)); then golden hashes Hopper; fi  # the committed file has jobs of 1, 2 and 4 ranks
     golden 'alltoall is flex' AlltoallIsFlex
-    golden 'divided state' DividedStateChangesNoBit 240
+    golden 'divided state' DividedStateChangesNoBit $((60 * gpus))
     golden schedules SchedulesChangeNoBit
     golden hosts HostsChangeNoBit
     golden 'two levels' TwoLevelsChangeNoBit
@@ -130,7 +130,7 @@ if [[ -z $rehearsal ]]; then
     add --gpus "$gpus" --limit 200 --detail 'written|failed' 'train twice, validate' "$root/scripts/gpu_check.sh" \
         --only "^(train|train twice|validate) on $gpus\$" "$out/gpu_check"
     for test in exchange checkpoint; do
-        add --gpus "$gpus" --limit $((gpus == 8 ? 500 : 240)) --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
+        add --gpus "$gpus" --limit $((gpus == 8 ? 560 : 400)) --detail '\[  (PASSED|FAILED)  \]' "test: $test" "${run[@]}" "$bin/tests/gpu_mpi_${test}_gpu_test"
     done
 fi
 

@@ -33,6 +33,9 @@ std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
     if ((record.commit == "5ad78da" || record.commit == "de9fc6b") &&
         arm.config.training.use_distributed_optimizer)
         return "plain copies of divided state are gathered together since";
+    if (record.commit == "03f5857" && arm.config.precision.recipe == Recipe::fp8_blockwise &&
+        arm.config.moe.moe_ffn_hidden_size % 256 != 0)
+        return "weight gradients of this width ran on the general kernel";
     // expert gradients that no other rank adds to
     if (record.commit == "5ad78da" && arm.config.parallel.expert_model_parallel_size == record.ranks)
         return "weight gradients square what they write in FP32 since, not in double";

@@ -154,10 +154,20 @@ Legs legs_of(const Config& config, const PrecisionSpec& precision) {
     return {items[0].forward, items[1].forward, items[2].forward, items[2].backward + items[3].backward};
 }
 
-void exchange(Stages& out, const char* stage, const char* direction, double bytes, Wire wire, double sent) {
+Work& exchange(Stages& out, const char* stage, const char* direction, double bytes, Wire wire, double sent) {
     Work& work = out.add(stage, direction, 1, bytes);
     work.wire = wire;
     work.wire_bytes += sent;
+    return work;
+}
+
+// Each row once to every rank that needs it, and from there to its places.
+void dispatch(Stages& out, const char* direction, const Legs& legs) {
+    const Sizes& s = out.sizes();
+    const double placed = s.flow ? s.operand : kPlain;
+    exchange(out, "dispatch", direction, s.hidden * (s.tokens * s.wire + s.rows * placed), Wire::dispatch,
+             legs.dispatch)
+        .wire_rows += s.received * (s.ranks - 1) / s.ranks;
 }
 
 void own_ffn_forward(Stages& out, const char* stage, double width, const char* direction) {
@@ -201,9 +211,7 @@ void moe_forward(Stages& out, const Legs& legs, const char* direction) {
     const Sizes& s = out.sizes();
     route_and_plan(out, legs, direction);
     if (s.shared > 0) own_ffn_forward(out, "shared expert", s.shared, direction);
-    const double received = s.flow ? s.operand : kPlain;
-    exchange(out, "dispatch", direction, s.hidden * (s.tokens * s.wire + s.rows * received), Wire::dispatch,
-             legs.dispatch);
+    dispatch(out, direction, legs);
     Experts(out, s.rows, s.local, s.ffn, nullptr).forward(direction);
     const double token_reads = 2 + (s.shared > 0 ? 1 : 0);
     exchange(out, "combine", direction,
@@ -220,14 +228,10 @@ void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute)
         if (recompute.shared_experts) own_ffn_forward(out, "shared expert", s.shared, "backward");
         own_ffn_backward(out, "shared expert", s.shared);
     }
-    const double received = s.flow ? s.operand : kPlain;
-    exchange(out, "dispatch", "backward", s.hidden * (s.tokens * s.wire + s.rows * received), Wire::dispatch,
-             legs.dispatch);
-    if (keeps(s, recompute, SavedRows::none))
-        exchange(out, "dispatch", "backward", s.hidden * (s.tokens * s.wire + s.rows * received),
-                 Wire::dispatch, legs.dispatch);
+    dispatch(out, "backward", legs);
+    if (keeps(s, recompute, SavedRows::none)) dispatch(out, "backward", legs);
     if (keeps(s, recompute, SavedRows::received)) {
-        const double sorted = s.hidden * (s.received * s.wire + s.rows * received);
+        const double sorted = s.hidden * (s.received * s.wire + s.rows * s.operand);
         out.add("dispatch", "backward", 1, sorted);
         // the forward stores the received rows and reads them back
         out.add("dispatch", "forward", 1, 2 * s.hidden * s.received * s.wire);
@@ -330,6 +334,7 @@ Work& Work::operator+=(const Work& other) {
     bf16_flops += other.bf16_flops;
     fp8_flops += other.fp8_flops;
     wire_bytes += other.wire_bytes;
+    wire_rows += other.wire_rows;
     return *this;
 }
 

@@ -161,7 +161,7 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
 TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
     const std::string results = FP8FLOW_SOURCE_DIR "/docs/results";
     const CommandResult check =
-        fp8flow_alone({"plan", "--check", results, "--max-error", "8", "--max-mean-error", "3.5"});
+        fp8flow_alone({"plan", "--check", results, "--max-error", "10", "--max-mean-error", "3.5"});
     EXPECT_EQ(check.status, 0) << check.out << check.err;
     EXPECT_LT(check.seconds, 10);  // half a second on an idle machine, under no instrument
     const CommandResult tight = fp8flow_alone({"plan", "--check", results, "--max-error", "1"});

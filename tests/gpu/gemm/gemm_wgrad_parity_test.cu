@@ -248,6 +248,8 @@ TEST(WgradKernels, ShortAndLongContractions) {
         {kTilesE4m3, 140, 300, long_one, {}},    // scales of more than 32 blocks
         {kColumnsE4m3, 128, 256, mixed, {}},     // a second CTA past the last column
         {kColumnsE5m2, 256, 512, uneven, {}},
+        {kColumnsE4m3, 256, 640, mixed, {}},  // no columns for the second warpgroup of the last tile
+        {kColumnsE5m2, 384, 128, short_ones, {}},
         {kColumnsE4m3, 384, 768, none, {}},
         {kColumnsE5m2, 384, 768, short_ones, {}},
     };
@@ -272,6 +274,7 @@ TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
         {kTilesE4m3, 256, 512, lengths, {}},
         {kColumnsE4m3, 128, 256, mixed, {}},
         {kColumnsE5m2, 256, 512, lengths, {}},
+        {kColumnsE4m3, 256, 384, lengths, {}},
         {kBf16, 300, 520, mixed, {}},
         {kBf16, 256, 512, lengths, {}},
         {kBf16, 130, 136, short_ones, {}},
@@ -298,18 +301,13 @@ TEST(WgradKernels, TwoMicroBatches) {
                                long_one = {4300, 100, 4096, 0, 3, 2050},
                                long_other = {200, 4200, 130, 4500, 0, 2100};
     const std::vector<WgradCase> cases = {
-        {kTilesE4m3, 300, 520, mixed, other},
-        {kTilesE5m2, 256, 264, other, mixed},
-        {kTilesE4m3, 300, 520, mixed, none},
-        {kTilesE5m2, 300, 520, none, mixed},
-        {kTilesE4m3, 300, 520, none, none},
-        {kTilesE5m2, 390, 780, short_ones, short_ones},
+        {kTilesE4m3, 300, 520, mixed, other},       {kTilesE5m2, 256, 264, other, mixed},
+        {kTilesE4m3, 300, 520, mixed, none},        {kTilesE5m2, 300, 520, none, mixed},
+        {kTilesE4m3, 300, 520, none, none},         {kTilesE5m2, 390, 780, short_ones, short_ones},
         {kTilesE4m3, 130, 134, mixed, other},  // rows of D of 8 bytes: two calls of the general kernel
-        {kTilesE4m3, 40, 20, long_one, long_other},
-        {kColumnsE4m3, 128, 256, mixed, other},
-        {kColumnsE5m2, 256, 512, other, mixed},
-        {kColumnsE4m3, 384, 768, none, mixed},
-        {kColumnsE5m2, 384, 768, short_ones, short_ones},
+        {kTilesE4m3, 40, 20, long_one, long_other}, {kColumnsE4m3, 128, 256, mixed, other},
+        {kColumnsE5m2, 256, 512, other, mixed},     {kColumnsE4m3, 256, 640, mixed, other},
+        {kColumnsE4m3, 384, 768, none, mixed},      {kColumnsE5m2, 384, 768, short_ones, short_ones},
         {kColumnsE4m3, 128, 256, none, none},
     };
     for (const WgradCase& c : cases)
