@@ -57,6 +57,7 @@ parts_of() {
         echo ' schedules|Golden.SchedulesChangeNoBit'
         echo ' graphs|Golden.GraphsChangeNoBit'
         echo ' divided state|Golden.DividedStateChangesNoBit'
+        echo ' divided state over messages|Golden.DividedStateOverMessagesChangesNoBit'
         echo ' order invariant|Golden.InvariantOrderChangesNoBit'
         echo ' hosts|Golden.HostsChangeNoBit'
         echo ' two levels|Golden.TwoLevelsChangeNoBit'

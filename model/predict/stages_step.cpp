@@ -92,7 +92,9 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
                  experts = divided ? parameters.experts / replicas : parameters.experts;
     // every rank gets the sums of its slices alone; order invariant: all of experts'
     const bool divides_experts = divided && config.moe.moe_combine_order == CombineOrder::rank;
-    const double tensors = f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4;
+    // a tensor's update runs beside those before it: 1.6 us in profile_100m_4gpu_schedules.json, a quarter of
+    // a launch
+    const double updates = (f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4) / 4;
     const char* const reduced = "gradient reduction";
     std::vector<Work> work = {
         reduction(reduced, Wire::dense_reduction, kWord * parameters.dense, all, divided ? 1 : 2),
@@ -101,8 +103,7 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
         {.part = "optimizer",
          .stage = "optimizer",
          .direction = "update",
-         .launches =
-             tensors / 4,  // they run beside each other: 1.6 us each in profile_100m_4gpu_schedules.json
+         .launches = updates,
          .bytes = (dense + experts) * state_bytes + kWord * 2 * dense +
                   gradient * ((divides_experts ? experts : parameters.experts) + experts)}};
     if (divided) {
