@@ -29,16 +29,24 @@ namespace {
 
 constexpr int kWarps = 10;             // of a CTA
 constexpr int kMostSenders = 16;       // sender CTAs; more do not send faster
-constexpr int kRing = 3;               // stages: pieces of rows that a warp holds
-constexpr int kSendsPending = 1;       // stores to a peer pending while the next load is issued
 constexpr int kReadsPending = 1;       // stages that stores may still read while the next load is issued
 constexpr int64_t kPieceBytes = 7424;  // at most
+// A warp's pieces of rows: `ring` stages hold them; so many stores to a peer are pending while the next load
+// is issued. A store takes about 1 us until it has arrived, so short rows need more of them in flight.
+struct LongRows {
+    static constexpr int kRing = 3, kSendsPending = 1;
+};
+struct ShortRows {
+    static constexpr int kRing = 9, kSendsPending = 6;
+};
+constexpr int64_t kShortBytes = 2048;  // at most, so that the ring fits
 constexpr int64_t kPieceAlign = 128;
 constexpr uint64_t kSpinLimit = 300'000;  // nanoseconds
 
 // A warp's ring of row pieces in shared memory. A row is args.pieces consecutive pieces, so piece number n is
 // the (n % pieces)-th of its row.
-struct Ring {
+template <class Rows> struct Ring {
+    static constexpr int kRing = Rows::kRing;
     uint8_t* slots;
     Mbarrier* arrived;  // [kRing]
     int32_t* notes;     // [kRing, 32]: the destination of a piece
@@ -119,15 +127,17 @@ private:
 
 // Rows of a CTA's senders that have arrived, by sender, for the warp that signals them.
 struct SentLog {
-    static constexpr uint32_t kRows = 8;  // a sender may be this many rows ahead
+    static constexpr uint32_t kRows = 16;  // a sender may be this many rows ahead
     volatile uint32_t sent[kWarps], signalled[kWarps], ended[kWarps];
     volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
 };
 
 // Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
 // number `sender` of the log.
-__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
-                                          SentLog& log, int sender) {
+template <class Rows>
+__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring<Rows>& ring,
+                                          SentRows rows, SentLog& log, int sender) {
+    constexpr uint32_t kRing = Rows::kRing, kSendsPending = Rows::kSendsPending;
     const PeerGroup& group = args.group();
     enum { kTo, kNumber };  // of a note
     uint32_t arrived = 0, sent = 0;
@@ -208,8 +218,10 @@ __device__ __forceinline__ bool all_arrived(const DispatchArgs& args, uint64_t e
 // Copies received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote
 // rows as soon as they arrive, own rows meanwhile, then scales and pads. Called by one warp; false: something
 // did not arrive within kSpinLimit.
-__device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring,
+template <class Rows>
+__device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring<Rows>& ring,
                                              int64_t first, int64_t step) {
+    constexpr uint32_t kRing = Rows::kRing;
     struct Wanted {
         bool any;  // of that kind
         const uint8_t* data;
@@ -318,7 +330,9 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
 // (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
 // load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
 // with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte.
+template <class Rows>
 __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
+    constexpr int kRing = Rows::kRing;
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];
     __shared__ int32_t notes[kWarps][kRing * kWarpSize];
@@ -326,7 +340,7 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    Ring ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
+    Ring<Rows> ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
     __shared__ SentLog log;
     if (threadIdx.x < kWarps) {
         log.sent[threadIdx.x] = 0;
@@ -347,11 +361,11 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     end_sending(args, epoch);
 }
 
-void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
-    const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.piece_bytes);
-    allow_shared_memory(dispatch_kernel, bytes, "shared memory of dispatch");
-    dispatch_kernel<<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
-                      kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
+template <class Rows> void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
+    const std::size_t bytes = static_cast<std::size_t>(kWarps * Rows::kRing * args.piece_bytes);
+    allow_shared_memory(dispatch_kernel<Rows>, bytes, "shared memory of dispatch");
+    dispatch_kernel<Rows><<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
+                            kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
 }
 
@@ -410,8 +424,10 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
     check_fits(args.rows.scale_offset + size() * slots * scale_bytes, "a dispatch");
     FP8FLOW_CHECK(slots <= layout_.flagged_rows, "{} tokens per rank, the exchange has flags for {}", slots,
                   layout_.flagged_rows);
-    if (args.vectorised)
-        launch_dispatch(args, launch);
+    if (args.vectorised && args.piece_bytes <= kShortBytes)
+        launch_dispatch<ShortRows>(args, launch);
+    else if (args.vectorised)
+        launch_dispatch<LongRows>(args, launch);
     else
         launch_send_plain_rows(args, launch);
     launch_deferred_rows(args, launch);
