@@ -23,34 +23,29 @@
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
+#include <algorithm>
+
 namespace fp8flow::hopper::peer {
 
 namespace {
 
 constexpr int kWarps = 10;             // of a CTA
 constexpr int kMostSenders = 16;       // sender CTAs; more do not send faster
+constexpr int kRing = 3;               // stages: pieces of rows that a warp holds
+constexpr int kSendsPending = 1;       // stores to a peer pending while the next load is issued
 constexpr int kReadsPending = 1;       // stages that stores may still read while the next load is issued
 constexpr int64_t kPieceBytes = 7424;  // at most
-// A warp's pieces of rows: `ring` stages hold them; so many stores to a peer are pending while the next load
-// is issued. A store takes about 1 us until it has arrived, so short rows need more of them in flight.
-struct LongRows {
-    static constexpr int kRing = 3, kSendsPending = 1;
-};
-struct ShortRows {
-    static constexpr int kRing = 9, kSendsPending = 6;
-};
-constexpr int64_t kShortBytes = 2048;  // at most, so that the ring fits
+constexpr int kMostBundled = 8;        // short rows to one rank that are sent as one piece
 constexpr int64_t kPieceAlign = 128;
 constexpr uint64_t kSpinLimit = 300'000;  // nanoseconds
 
 // A warp's ring of row pieces in shared memory. A row is args.pieces consecutive pieces, so piece number n is
 // the (n % pieces)-th of its row.
-template <class Rows> struct Ring {
-    static constexpr int kRing = Rows::kRing;
+struct Ring {
     uint8_t* slots;
     Mbarrier* arrived;  // [kRing]
     int32_t* notes;     // [kRing, 32]: the destination of a piece
-    int pieces, piece_bytes;
+    int pieces, piece_bytes, stage_bytes;
     int64_t row_bytes;
     uint32_t issued = 0, done = 0;
 
@@ -60,6 +55,7 @@ template <class Rows> struct Ring {
           notes(notes),
           pieces(args.pieces),
           piece_bytes(args.piece_bytes),
+          stage_bytes(args.stage_bytes),
           row_bytes(args.rows.row_bytes) {
         if (threadIdx.x % kWarpSize == 0) {
             for (int i = 0; i < kRing; ++i) mbarrier_init(arrived + i, 1);
@@ -78,26 +74,38 @@ template <class Rows> struct Ring {
     __device__ bool ends_row(uint32_t number) const {
         return number % static_cast<uint32_t>(pieces) == static_cast<uint32_t>(pieces) - 1;
     }
-    __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * piece_bytes; }
+    __device__ uint8_t* slot(uint32_t number) const { return slots + number % kRing * stage_bytes; }
     // Issues the load of the next piece of the row at `row`; called by one thread.
     __device__ void issue(const uint8_t* row) const {
         Mbarrier* barrier = arrived + issued % kRing;
         mbarrier_arrive_expect_tx(barrier, bytes(issued));
         bulk_load(row + offset(issued), barrier, slot(issued), bytes(issued));
     }
+    // The same for a bundle of whole rows, those of tokens[0, count).
+    template <int kMost>
+    __device__ void issue_bundle(const uint8_t* rows, const int32_t (&tokens)[kMost], int count) const {
+        Mbarrier* barrier = arrived + issued % kRing;
+        const uint32_t row = static_cast<uint32_t>(row_bytes);
+        mbarrier_arrive_expect_tx(barrier, static_cast<uint32_t>(count) * row);
+#pragma unroll
+        for (int k = 0; k < kMost; ++k)
+            if (k < count) bulk_load(rows + tokens[k] * row_bytes, barrier, slot(issued) + k * row, row);
+    }
     __device__ void wait_for_oldest() const { mbarrier_wait(arrived + done % kRing, done / kRing & 1); }
-    // Stores the oldest piece to its place in the row at `row`; part of the thread's current bulk group.
-    // Stores to dst are evict-first, so that receive buffers stay in L2 until they are read.
-    __device__ void store_to_peer(uint8_t* row) const {
-        bulk_store(row + offset(done), slot(done), bytes(done));
+    // Stores the oldest piece to its place in the row at `row`, or bundle of `rows` rows; part of the
+    // thread's current bulk group. Stores to dst are evict-first, so that receive buffers stay in L2 until
+    // they are read.
+    __device__ void store_to_peer(uint8_t* row, int rows) const {
+        bulk_store(row + offset(done), slot(done),
+                   rows == 1 ? bytes(done) : static_cast<uint32_t>(rows * row_bytes));
     }
     __device__ void store_to_dst(uint8_t* row) const {
         bulk_store_evict_first(row + offset(done), slot(done), bytes(done));
     }
 };
 
-// The rows that this rank sends: one assigned to each sender, the rest claimed one by one from a counter, so
-// that they are sent in order whichever sender is slow. Used by one thread.
+// The bundles of rows that this rank sends: one assigned to each sender, the rest claimed one by one from a
+// counter, so that they are sent in order whichever sender is slow. Used by one thread.
 struct SentRows {
     const DispatchArgs& args;
     int64_t items;
@@ -116,7 +124,7 @@ struct SentRows {
         do {
             any = upcoming < items;
             if (!any) return;
-            row = args.item(upcoming);
+            row = args.sent_item(upcoming);
             upcoming = draw();
         } while (!args.is_sent(row));
     }
@@ -125,47 +133,62 @@ private:
     __device__ uint32_t draw() const { return senders + atomicAdd(&args.group().words->drawn, 1u); }
 };
 
-// Rows of a CTA's senders that have arrived, by sender, for the warp that signals them.
+// Bundles of a CTA's senders that have arrived, by sender, for the warp that signals their rows.
 struct SentLog {
-    static constexpr uint32_t kRows = 16;  // a sender may be this many rows ahead
+    static constexpr uint32_t kLength = 8;  // a sender may be this many ahead
     volatile uint32_t sent[kWarps], signalled[kWarps], ended[kWarps];
-    volatile int32_t rank[kWarps][kRows], number[kWarps][kRows];
+    volatile int32_t rank[kWarps][kLength], number[kWarps][kLength], rows[kWarps][kLength];
 };
 
 // Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
-// number `sender` of the log.
-template <class Rows>
-__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring<Rows>& ring,
-                                          SentRows rows, SentLog& log, int sender) {
-    constexpr uint32_t kRing = Rows::kRing, kSendsPending = Rows::kSendsPending;
+// number `sender` of the log. What it does for a piece takes it over 1 us, mostly waiting for the counter of
+// rows and for its log, so that short rows go in bundles.
+template <int kMost>
+__device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
+                                          SentLog& log, int sender) {
     const PeerGroup& group = args.group();
-    enum { kTo, kNumber };  // of a note
+    enum { kTo, kNumber, kRows };  // of a note
     uint32_t arrived = 0, sent = 0;
     const auto count_oldest = [&] {
         const int32_t* note = ring.note(arrived);
         if (!ring.ends_row(arrived++)) return;
-        while (sent - log.signalled[sender] >= SentLog::kRows) {
+        while (sent - log.signalled[sender] >= SentLog::kLength) {
         }
-        log.rank[sender][sent % SentLog::kRows] = note[kTo];
-        log.number[sender][sent % SentLog::kRows] = note[kNumber];
+        log.rank[sender][sent % SentLog::kLength] = note[kTo];
+        log.number[sender][sent % SentLog::kLength] = note[kNumber];
+        log.rows[sender][sent % SentLog::kLength] = note[kRows];
         __threadfence_block();
         log.sent[sender] = ++sent;
     };
-    int64_t token = rows.any ? args.sent_token(rows.row) : 0;
+    int32_t tokens[kMost];
+    int bundled = 0;
+    const auto load_tokens = [&] {
+        if (!rows.any) return;
+        bundled = kMost == 1 ? 1 : args.bundled_rows(rows.row);
+#pragma unroll
+        for (int k = 0; k < kMost; ++k)
+            if (k < bundled) tokens[k] = args.sent_token(rows.row, k);
+    };
+    load_tokens();
     while (true) {
         while (rows.any && ring.issued - arrived < kRing) {
             int32_t* note = ring.note(ring.issued);
             note[kTo] = rows.row.rank;
             note[kNumber] = static_cast<int32_t>(rows.row.n);
-            ring.issue(args.rows.data + token * args.rows.row_bytes);
+            note[kRows] = bundled;
+            if constexpr (kMost == 1)
+                ring.issue(args.rows.data + tokens[0] * args.rows.row_bytes);
+            else
+                ring.issue_bundle(args.rows.data, tokens, bundled);
             if (!ring.ends_row(ring.issued++)) continue;
             rows.next();
-            if (rows.any) token = args.sent_token(rows.row);  // in flight meanwhile
+            load_tokens();  // in flight meanwhile
         }
         if (ring.done == ring.issued) break;
         const int32_t* note = ring.note(ring.done);
         ring.wait_for_oldest();
-        ring.store_to_peer(args.rows.data_in(group.buffer(note[kTo], epoch), group.rank, note[kNumber]));
+        ring.store_to_peer(args.rows.data_in(group.buffer(note[kTo], epoch), group.rank, note[kNumber]),
+                           note[kRows]);
         bulk_commit();
         ++ring.done;
         if (ring.done - arrived <= kSendsPending) continue;
@@ -195,10 +218,11 @@ __device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint6
             continue;
         }
         fence_system();
-        for (; signalled != sent; ++signalled)
-            store_relaxed_system(args.row_flag(log.rank[lane][signalled % SentLog::kRows], rank,
-                                               log.number[lane][signalled % SentLog::kRows]),
-                                 epoch);
+        for (; signalled != sent; ++signalled) {
+            const uint32_t at = signalled % SentLog::kLength;
+            uint64_t* flags = args.row_flag(log.rank[lane][at], rank, log.number[lane][at]);
+            for (int k = 0; k < log.rows[lane][at]; ++k) store_relaxed_system(flags + k, epoch);
+        }
         if (open) log.signalled[lane] = signalled;
         __syncwarp();
     }
@@ -218,10 +242,8 @@ __device__ __forceinline__ bool all_arrived(const DispatchArgs& args, uint64_t e
 // Copies received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote
 // rows as soon as they arrive, own rows meanwhile, then scales and pads. Called by one warp; false: something
 // did not arrive within kSpinLimit.
-template <class Rows>
-__device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring<Rows>& ring,
+__device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring,
                                              int64_t first, int64_t step) {
-    constexpr uint32_t kRing = Rows::kRing;
     struct Wanted {
         bool any;  // of that kind
         const uint8_t* data;
@@ -330,9 +352,8 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
 // (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
 // load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
 // with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte.
-template <class Rows>
+template <int kMost>
 __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
-    constexpr int kRing = Rows::kRing;
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];
     __shared__ int32_t notes[kWarps][kRing * kWarpSize];
@@ -340,7 +361,7 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    Ring<Rows> ring(args, slots + int64_t{warp} * kRing * args.piece_bytes, arrived[warp], notes[warp]);
+    Ring ring(args, slots + int64_t{warp} * kRing * args.stage_bytes, arrived[warp], notes[warp]);
     __shared__ SentLog log;
     if (threadIdx.x < kWarps) {
         log.sent[threadIdx.x] = 0;
@@ -351,7 +372,7 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     const Role role = role_of_warp(args);
     if (role.kind == Role::send) {
         if (threadIdx.x % kWarpSize == 0)
-            send_rows(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
+            send_rows<kMost>(args, epoch, ring, SentRows(args, role.number, role.count), log, warp);
     } else if (role.kind == Role::signal) {
         signal_sent_rows(args, epoch, log, static_cast<int>(role.number));
     } else {
@@ -361,12 +382,15 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     end_sending(args, epoch);
 }
 
-template <class Rows> void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
-    const std::size_t bytes = static_cast<std::size_t>(kWarps * Rows::kRing * args.piece_bytes);
-    allow_shared_memory(dispatch_kernel<Rows>, bytes, "shared memory of dispatch");
-    dispatch_kernel<Rows><<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
-                            kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
+template <int kMost> void launch_dispatch_of(const DispatchArgs& args, const Launch& launch) {
+    const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.stage_bytes);
+    allow_shared_memory(dispatch_kernel<kMost>, bytes, "shared memory of dispatch");
+    dispatch_kernel<kMost><<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
+                             kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
+}
+void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
+    args.bundle == 1 ? launch_dispatch_of<1>(args, launch) : launch_dispatch_of<kMostBundled>(args, launch);
 }
 
 }  // namespace
@@ -410,7 +434,14 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
                       .dst_block_stride = 0,
                       .vectorised = is_multiple({rows.data.data, dst.data.data}, row_bytes, kPeerVector),
                       .pieces = static_cast<int>(pieces),
-                      .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign))};
+                      .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign)),
+                      .bundle = 1,
+                      .stage_bytes = 0};
+    if (args.vectorised)
+        args.bundle =
+            static_cast<int>(std::clamp(kPieceBytes / row_bytes, int64_t{1}, int64_t{kMostBundled}));
+    args.stage_bytes = args.bundle == 1 ? args.piece_bytes
+                                        : static_cast<int>(round_up(args.bundle * row_bytes, kPieceAlign));
     if (scaled) {
         args.rows.scales = rows.scales.bytes_ptr();
         args.rows.blocks = rows.scales.cols();
@@ -424,10 +455,8 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
     check_fits(args.rows.scale_offset + size() * slots * scale_bytes, "a dispatch");
     FP8FLOW_CHECK(slots <= layout_.flagged_rows, "{} tokens per rank, the exchange has flags for {}", slots,
                   layout_.flagged_rows);
-    if (args.vectorised && args.piece_bytes <= kShortBytes)
-        launch_dispatch<ShortRows>(args, launch);
-    else if (args.vectorised)
-        launch_dispatch<LongRows>(args, launch);
+    if (args.vectorised)
+        launch_dispatch(args, launch);
     else
         launch_send_plain_rows(args, launch);
     launch_deferred_rows(args, launch);

@@ -53,6 +53,8 @@ struct DispatchArgs {
     int64_t dst_row_stride, dst_block_stride;  // elements
     bool vectorised;                           // whole vectors, aligned everywhere
     int pieces, piece_bytes;                   // of a row, as it passes through shared memory
+    int bundle;                                // rows to one rank that are sent as one piece, at most
+    int stage_bytes;                           // a piece or a bundle
 
     __device__ const PeerGroup& group() const { return barrier.group; }
     __device__ int others() const { return group().size - 1; }
@@ -81,15 +83,24 @@ struct DispatchArgs {
     __device__ Item item(int64_t number) const {
         return {rank_after(1 + static_cast<int>(number % others())), number / others()};
     }
+    // Items that are sent are bundles, named by their first row.
     __device__ int64_t sent_items() const {
         int64_t longest = 0;
         for (int r = 0; r < group().size; ++r)
             if (r != group().rank) longest = max(longest, send_counts[r]);
-        return longest * others();
+        return ceil_div(longest, bundle) * others();
+    }
+    __device__ Item sent_item(int64_t number) const {
+        const Item found = item(number);
+        return {found.rank, found.n * bundle};
     }
     __device__ bool is_sent(const Item& row) const { return row.n < send_counts[row.rank]; }
-    __device__ int64_t sent_token(const Item& row) const {
-        return send_tokens[row.rank * rows.slots + row.n];
+    __device__ int bundled_rows(const Item& row) const {
+        return static_cast<int>(min(int64_t{bundle}, send_counts[row.rank] - row.n));
+    }
+    // Of the k-th row of a bundle.
+    __device__ int32_t sent_token(const Item& row, int k = 0) const {
+        return send_tokens[row.rank * rows.slots + row.n + k];
     }
     __device__ int64_t received_items() const {
         int64_t longest = 0;

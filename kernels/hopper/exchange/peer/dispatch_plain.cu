@@ -22,7 +22,7 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
     send_scales(args, epoch, warp, warps);
     const int64_t items = args.sent_items();
     for (int64_t number = warp; number < items; number += warps) {
-        const DispatchArgs::Item row = args.item(number);
+        const DispatchArgs::Item row = args.sent_item(number);
         if (!args.is_sent(row)) continue;
         copy_contiguous(args.rows.data_in(group.buffer(row.rank, epoch), group.rank, row.n),
                         args.rows.data + args.sent_token(row) * args.rows.row_bytes, args.rows.row_bytes,
