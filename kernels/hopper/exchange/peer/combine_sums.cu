@@ -48,8 +48,8 @@ constexpr int kMostSenders = 32;  // CTAs
 // CTAs 237; four ranks 500 and 506.
 constexpr unsigned kMostCtas = 64;
 constexpr int kChunkBits = 7;  // chunks of 128 tokens, longer ones where there are many tokens
-constexpr int kDrawn = 2;      // pieces
-// up to this many CTAs a work item is a whole row: instructions are expensive then, a tail of one row is not
+// Up to this many CTAs a work item is a whole row, since instructions are expensive then and a tail of one
+// row is not; else a piece of one.
 constexpr unsigned kFewCtas = 40;
 
 int chunk_bits_for(int64_t slots) {
@@ -377,7 +377,7 @@ void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, C
     const int chunk_bits = chunk_bits_for(args.slots), units = static_cast<int>(args.hidden / kUnit),
               pieces = static_cast<int>(ceil_div(units, kPieceUnits));
     const unsigned grid = std::min(kMostCtas, grid_for(ceil_div(args.slots * pieces, kWorkers), launch, 1));
-    const int drawn = grid <= kFewCtas ? pieces : std::min(kDrawn, pieces);
+    const int drawn = grid <= kFewCtas ? pieces : 1;
     const CombineSumsArgs kernel_args{
         .combine = args,
         .barrier = barrier,
