@@ -154,11 +154,10 @@ Legs legs_of(const Config& config, const PrecisionSpec& precision) {
     return {items[0].forward, items[1].forward, items[2].forward, items[2].backward + items[3].backward};
 }
 
-Work& exchange(Stages& out, const char* stage, const char* direction, double bytes, Wire wire, double sent) {
+void exchange(Stages& out, const char* stage, const char* direction, double bytes, Wire wire, double sent) {
     Work& work = out.add(stage, direction, 1, bytes);
     work.wire = wire;
     work.wire_bytes += sent;
-    return work;
 }
 
 // Each row once to every rank that needs it, and from there to its places.
@@ -166,8 +165,7 @@ void dispatch(Stages& out, const char* direction, const Legs& legs) {
     const Sizes& s = out.sizes();
     const double placed = s.flow ? s.operand : kPlain;
     exchange(out, "dispatch", direction, s.hidden * (s.tokens * s.wire + s.rows * placed), Wire::dispatch,
-             legs.dispatch)
-        .wire_rows += s.received * (s.ranks - 1) / s.ranks;
+             legs.dispatch);
 }
 
 void own_ffn_forward(Stages& out, const char* stage, double width, const char* direction) {
@@ -334,7 +332,6 @@ Work& Work::operator+=(const Work& other) {
     bf16_flops += other.bf16_flops;
     fp8_flops += other.fp8_flops;
     wire_bytes += other.wire_bytes;
-    wire_rows += other.wire_rows;
     return *this;
 }
 

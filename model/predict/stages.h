@@ -28,7 +28,6 @@ struct Work {
     double bf16_flops = 0, fp8_flops = 0;  // of GEMMs
     Wire wire = Wire::none;
     double wire_bytes = 0;  // that this rank sends, whatever the way
-    double wire_rows = 0;   // of a dispatch
 
     Work& operator+=(const Work& other);
 };

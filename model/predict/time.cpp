@@ -21,11 +21,6 @@ namespace {
 // Assumptions of exchanges between hosts, which nothing here has measured.
 constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange by NCCL
 
-// A dispatch sends a row in no less, however short it is: 144 warps send, each with few rows in flight. Rows
-// of 1 and 2 KiB take 3.9 ns beyond the waiting on two ranks (profile_100m_2gpu.json) and 6.8 to 7.0 on four
-// (profile_deepseek_v2_lite_4gpu.json, profile_100m_4gpu_schedules.json).
-constexpr double kRowSeconds = 5.5e-9;
-
 constexpr std::string_view kReduction = "gradient reduction/gradient reduction/update";
 
 class Predictor {
@@ -165,8 +160,7 @@ private:
     double wire_seconds(const Work& work) const {
         if (work.wire == Wire::none || work.wire_bytes <= 0) return 0;
         if (work.wire == Wire::dispatch || work.wire == Wire::combine) {
-            if (!spans_hosts())
-                return std::max(work.wire_bytes / gpu_.sheet.peer_rate, work.wire_rows * kRowSeconds);
+            if (!spans_hosts()) return work.wire_bytes / gpu_.sheet.peer_rate;
             const double others = f64(ep() - 1), near = f64(per_host() - 1);
             const double crossing = work.wire_bytes * (others - near) / others;
             if (per_rank())

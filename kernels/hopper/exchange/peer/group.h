@@ -39,7 +39,7 @@ struct PeerWords {
     uint64_t epochs[4];  // group barriers so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
     uint64_t deferred;   // epoch of the latest dispatch whose first kernel deferred rows
-    uint32_t drawn;      // rows of a dispatch that sender warps have claimed
+    uint32_t drawn;      // bundles of rows of a dispatch that sender warps have claimed
     uint32_t signalled;  // warps of a dispatch whose scales are sent
     uint32_t ended;      // CTAs of a dispatch that have finished
     uint32_t lost;       // a wait passed its deadline: nothing is read, written or waited for any more

@@ -88,23 +88,6 @@ TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
     EXPECT_EQ(predicted(config, 32, gpu).time.step, once.step);
 }
 
-// Rows too short for the wire's rate take their number.
-TEST(Time, ShortRowsOfADispatchTakeTheirNumber) {
-    const Gpu gpu = load_gpu("h200");
-    const auto dispatch = [&](int64_t hidden) {
-        Config config = layer("layer_qwen3_30b_a3b");
-        config.model.hidden_size = hidden;
-        config.training.global_batch_size = config.parallel.expert_model_parallel_size = 4;
-        return stage_of(predict_step(config, 4, gpu, {}), "dispatch", "forward");
-    };
-    const StageTime long_rows = dispatch(8192), short_rows = dispatch(1024), shorter = dispatch(512);
-    const double rows = 4096 * plan::expected_distinct_ranks(layer("layer_qwen3_30b_a3b").moe, 4) * 3 / 4;
-    EXPECT_NEAR(short_rows.work.wire_rows, rows, 1e-6 * rows);
-    EXPECT_DOUBLE_EQ(long_rows.wire, long_rows.work.wire_bytes / gpu.sheet.peer_rate);
-    EXPECT_GT(short_rows.wire, 1.5 * short_rows.work.wire_bytes / gpu.sheet.peer_rate);
-    EXPECT_DOUBLE_EQ(shorter.wire, short_rows.wire);
-}
-
 // A bench times a whole call of core attention.
 TEST(Time, CoreAttentionCountsItsLaunchesOnce) {
     Gpu gpu = load_gpu("h200");
