@@ -48,7 +48,7 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
 // The whole of a combine except dprob, its group barrier included. Order rank; src, residual and y BF16 in
 // whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `steps`:
 // offset in a region of kCombineSteps bytes a member, zeros before the first call.
-constexpr int kMostCombineChunks = 128;
+constexpr int kMostCombineChunks = 32;
 constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {
     unsigned next_sent, next_own, ended;  // work items claimed to send, claimed to add; CTAs finished

@@ -47,14 +47,17 @@ constexpr int kMostSenders = 32;  // CTAs
 // CTAs in all: those that add compete for memory with those that send. Two ranks: 132 CTAs 264 to 276 us, 64
 // CTAs 237; four ranks 500 and 506.
 constexpr unsigned kMostCtas = 64;
-constexpr int kChunkBits = 7;  // chunks of 128 tokens, longer ones where there are many tokens
+// Chunks: at least so many tokens, and at least so many chunks where there are tokens for them. More chunks
+// cost fences, fewer leave more to add after the last one has arrived.
+constexpr int kLeastChunkBits = 7, kLeastChunks = 16;
+static_assert(2 * kLeastChunks <= kMostCombineChunks);
 // Up to this many CTAs a work item is a whole row, since instructions are expensive then and a tail of one
 // row is not; else a piece of one.
 constexpr unsigned kFewCtas = 40;
 
 int chunk_bits_for(int64_t slots) {
-    int bits = kChunkBits;
-    while (slots > int64_t{kMostCombineChunks} << bits) ++bits;
+    int bits = kLeastChunkBits;
+    while (slots >> (bits + 1) >= kLeastChunks) ++bits;
     return bits;
 }
 

@@ -12,6 +12,7 @@ namespace fp8flow::hopper::peer {
 
 constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
 constexpr int kWordBits = 32;
+static_assert(kMostCombineChunks <= kWarpSize, "a lane has a chunk");
 
 struct CombineSumsArgs {
     CombineArgs combine;
@@ -109,20 +110,17 @@ __device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const Chu
     for (int owner = team; owner < size; owner += teams)
         find_rows_of(args, tables, owner, warp / teams * kWarpSize + thread % kWarpSize, warps * kWarpSize);
     __syncthreads();
-    if (thread < kWarpSize) {  // first: prefix sums over the chunks
-        int sum = 0;
-        for (int c = thread; c - thread < args.chunks; c += kWarpSize) {
-            int longest = 0;
-            for (int owner = 0; owner < size && c < args.chunks; ++owner)
-                if (owner != rank) longest = max(longest, tables.from(owner, c + 1) - tables.from(owner, c));
-            int draws = longest * (size - 1) * args.draws;
-            for (int step = 1; step < kWarpSize; step *= 2) {
-                const int other = __shfl_up_sync(kFullMask, draws, step);
-                if (thread >= step) draws += other;
-            }
-            if (c < args.chunks) tables.first[c + 1] = sum + draws;
-            sum += __shfl_sync(kFullMask, draws, kWarpSize - 1);
+    if (thread < kWarpSize) {  // first: prefix sums over the chunks, a lane each
+        int longest = 0;
+        for (int owner = 0; owner < size && thread < args.chunks; ++owner)
+            if (owner != rank)
+                longest = max(longest, tables.from(owner, thread + 1) - tables.from(owner, thread));
+        int draws = longest * (size - 1) * args.draws;
+        for (int step = 1; step < kWarpSize; step *= 2) {
+            const int other = __shfl_up_sync(kFullMask, draws, step);
+            if (thread >= step) draws += other;
         }
+        if (thread < args.chunks) tables.first[thread + 1] = draws;
     }
     __syncthreads();
 }
@@ -177,44 +175,24 @@ private:
     }
     __device__ __forceinline__ void signal_empty_chunks() const {
         fence_system();
-        for (int chunk = lane_; chunk < args_.chunks; chunk += kWarpSize)
-            if (draws_of(chunk) == 0) signal(chunk);
+        if (lane_ < args_.chunks && draws_of(lane_) == 0) signal(lane_);
     }
     // False if there was nothing new. The first fence orders the workers' stores before this CTA's share of
     // the count, the second one all CTAs' shares before the flag word at the owners.
     __device__ __forceinline__ bool signal_stored() {
-        int fresh[kLaneChunks];
-        bool any = false;
-#pragma unroll
-        for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kWarpSize;
-            fresh[i] = chunk < args_.chunks ? read_atomic(tables_.stored + chunk) - counted_[i] : 0;
-            counted_[i] += fresh[i];
-            any = any || fresh[i] != 0;
-        }
-        if (!__any_sync(kFullMask, any)) return false;
+        const int chunk = lane_;
+        const int fresh = chunk < args_.chunks ? read_atomic(tables_.stored + chunk) - counted_ : 0;
+        counted_ += fresh;
+        if (!__any_sync(kFullMask, fresh != 0)) return false;
         fence_system();
-        bool complete = false;
-#pragma unroll
-        for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kWarpSize;
-            if (fresh[i] == 0) continue;
-            const unsigned count = static_cast<unsigned>(fresh[i]);
-            fresh[i] = atomicAdd(args_.words->stored + chunk, count) + count ==
-                               static_cast<unsigned>(draws_of(chunk))
-                           ? 1
-                           : 0;
-            complete = complete || fresh[i] != 0;
-        }
+        const unsigned count = static_cast<unsigned>(fresh);
+        const bool complete = fresh != 0 && atomicAdd(args_.words->stored + chunk, count) + count ==
+                                                static_cast<unsigned>(draws_of(chunk));
         if (!__any_sync(kFullMask, complete)) return true;
         fence_system();
-#pragma unroll
-        for (int i = 0; i < kLaneChunks; ++i) {
-            const int chunk = lane_ + i * kWarpSize;
-            if (fresh[i] == 0) continue;
-            args_.words->stored[chunk] = 0;  // for the next call
-            signal(chunk);
-        }
+        if (!complete) return true;
+        args_.words->stored[chunk] = 0;  // for the next call
+        signal(chunk);
         return true;
     }
     // Whether the chunk has arrived from the member with this lane's number; true in lanes without a member
@@ -233,15 +211,14 @@ private:
         return true;
     }
 
-    static constexpr int kLaneChunks = kMostCombineChunks / kWarpSize;
     const CombineSumsArgs& args_;
     const PeerGroup& group_;
     const ChunkTables& tables_;
     CombineShared& shared_;
     const uint64_t epoch_;
     const int lane_;
-    int counted_[kLaneChunks] = {};  // of this lane's chunks: work items already counted
-    int arrived_ = 0;                // chunks
+    int counted_ = 0;  // of this lane's chunk: work items already counted
+    int arrived_ = 0;  // chunks
 };
 
 }  // namespace fp8flow::hopper::peer
