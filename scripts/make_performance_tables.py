@@ -108,7 +108,8 @@ def layers():
 
 def layers_4gpu():
     columns = ["layer", "tokens a GPU", *RECIPES, "clock", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU", "wire per GPU, bf16, flow"]
-    files = [("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json", 4096), ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json", 4096),
+    files = [("DeepSeek-V3, 256 experts", "profile_deepseek_v3_4gpu_recipes.json", 4096),
+             ("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json", 4096), ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json", 4096),
              ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b_4gpu.json", 4096), ("DeepSeek-V2-Lite, 64 experts", "profile_deepseek_v2_lite_4gpu.json", 4096)]
     return table(columns, layer_rows(columns, files)) + source(*(origin(name) for _, name, _ in files))
 
@@ -243,7 +244,7 @@ def schedules_2gpu():
 FOUR_GPUS = [  # label, file
     ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
-    ("4096 tokens, as it is now", "profile_deepseek_v3_4gpu_latest.json"),
+    ("4096 tokens, squares in FP32", "profile_deepseek_v3_4gpu_latest.json"),
     ("the first, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("the second, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
     ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),
@@ -318,8 +319,8 @@ def scale_checks(gpus):
             if c["result"] != "not run" or c["check"] not in rows:
                 figures = c.get("figures") if c["check"].startswith("train") else None
                 said = ", ".join(f"{key} {value}" for key, value in figures.items()) if figures else c["detail"]
-                rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", run.get("commit", data["commit"]),
-                                    said.replace("|", "\\|")]
+                where = run.get("commit", data["commit"]) + (f", {run['gpu'].split()[1]}" if "gpu" in run else "")
+                rows[c["check"]] = [c["check"], c["result"], c["seconds"] if c["result"] != "not run" else "", where, said.replace("|", "\\|")]
     kept = [row for name, row in rows.items() if not name.startswith(("layer", "state", "model", "exchange")) or row[1] != "passed"]
     last = data["runs"][-1]
     return table(["check", "result", "s", "commit", "what it said"], kept, 5) + source(
@@ -784,6 +785,19 @@ def exchange_sms():
 CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json"]
 
 
+def short_rows():
+    """Dispatch and combine of short rows before and after: a row per ranks, operation and width."""
+    data, before, after = load("bench_short_rows_h200_x4.json"), {}, {}
+    for row in data:
+        key = (row["gpus"], row["op"], int(next(word for word in row["shape"].split() if word.startswith("H="))[2:]))
+        (after if row["commit"] == "df43ab3" else before).setdefault(key, row)  # of two before it the first: da4ae23 is an attempt
+    rows = [[f"{gpus}", op, f"{hidden}", f"{before[key]['us']:.0f}", before[key]["commit"], f"{after[key]['us']:.0f}", f"{after[key]['ceiling_us']:.0f}",
+             f"{100 * after[key]['ceiling_share']:.0f} %"]
+            for key in sorted(after) if key in before for gpus, op, hidden in [key]]
+    return table(["GPUs", "operation", "columns", "before, us", "commit", "at df43ab3, us", "ceiling, us", "share"], rows, 2) + source(
+        link("bench_short_rows_h200_x4.json"), f"{max(row['date'] for row in data)[:10]}", f"`{data[-1]['command']}` and three more in the file")
+
+
 def check_runs():
     for name in CHECKS:
         data = load(name)
@@ -819,6 +833,7 @@ WHAT = {
     "bench_exchange_h200_x2.txt": "the same as the program prints it",
     "bench_exchange_h200_x4.json": "dispatch and combine on four GPUs",
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
+    "bench_short_rows_h200_x4.json": "dispatch and combine of short rows on two and four GPUs, before and after bundles and smaller work items",
     "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
     "bench_exchange_h200_x8.txt": "the same as the program prints it",
     "bench_gemm_skeleton_h100.json": "grouped GEMMs before and after the weight gradients got one skeleton, alternating on one GPU",
@@ -842,7 +857,8 @@ WHAT = {
     "profile_deepseek_v3_4gpu_state_dtypes.json": "the same, every schedule and a CUDA graph a step, gradients and moments in FP32 and BF16",
     "profile_deepseek_v3_4gpu_beside.json": "the schedules with squares in FP32; weight gradients begin once combine is on the wire",
     "profile_deepseek_v3_4gpu_beside_micro_batches.json": "the same with eight micro-batches a step",
-    "profile_deepseek_v3_4gpu_latest.json": "the schedules as they are now",
+    "profile_deepseek_v3_4gpu_latest.json": "the schedules at 03f5857",
+    "profile_deepseek_v3_4gpu_recipes.json": "DeepSeek-V3 layer, 4 GPUs, three recipes: plan's calibration of the H200",
     "profile_deepseek_v3_4gpu_hosts_inside.json": "four GPUs as two hosts of two: EP 2 inside a host, DP 2 over NCCL",
     "profile_deepseek_v3_4gpu_hosts_across.json": "four GPUs as two hosts of two: EP 4 across them, over NCCL",
     "profile_deepseek_v3_4gpu_hosts_fixed.json": "the same, messages of a fixed size",
@@ -850,7 +866,7 @@ WHAT = {
     "profile_qwen3_235b_a22b_4gpu.json": "Qwen3-235B layer, 4 GPUs, three recipes",
     "profile_qwen3_30b_a3b_4gpu.json": "Qwen3-30B layer, 4 GPUs, three recipes",
     "profile_mixtral_8x7b_4gpu.json": "Mixtral layer, 4 GPUs, three recipes",
-    "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite layer, 4 GPUs, three recipes; fc2's weight gradient of fp8_blockwise on the general kernel",
+    "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite layer, 4 GPUs, three recipes",
     "profile_100m_4gpu_schedules.json": "configs/h200_100m.yaml, EP 4 on four GPUs, schedules side by side",
     "profile_deepseek_v3_8gpu_schedules.json": "DeepSeek-V3 layer, 8 GPUs (EP 8), schedules side by side",
     "profile_deepseek_v3_4gpu_beside_8gpu.json": "the layer on four of those GPUs (EP 4), in the same call",
@@ -1123,7 +1139,7 @@ TABLES = {
     "loss_combine": lambda: loss("quickstart_combine_h200.json"), "loss_100m": lambda: loss("validate_h200_100m.json"),
     "layer_errors": layer_errors, "family_errors": family_errors, "training_beside_transformers": training_beside_transformers,
     "gemm": gemm, "gemm_baseline": gemm_baseline, "gemm_errors": gemm_errors, "fused_fc1": fused_fc1, "deepgemm": deepgemm,
-    "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms,
+    "memory_bound": memory_bound, "upstream_counts": upstream_counts, "exchange": exchange, "exchange_sms": exchange_sms, "short_rows": short_rows,
     "transposed": transposed, "gpu_checks": gpu_checks, "gpu_failures": gpu_failures, "checkpoints": checkpoints, "results_index": results_index,
 }
 MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)

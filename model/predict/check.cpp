@@ -30,12 +30,13 @@ std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
         return "3c92b6c changed attention and small optimizer tensors";
     if (record.commit == "c1dcd43" && arm.config.training.use_distributed_optimizer)
         return "gradients and copies of divided state cross the wire once since, not twice";
-    if ((record.commit == "5ad78da" || record.commit == "de9fc6b") &&
-        arm.config.training.use_distributed_optimizer)
+    if (record.commit == "de9fc6b" && arm.config.training.use_distributed_optimizer)
         return "plain copies of divided state are gathered together since";
-    if (record.commit == "03f5857" && arm.config.precision.recipe == Recipe::fp8_blockwise &&
-        arm.config.moe.moe_ffn_hidden_size % 256 != 0)
-        return "weight gradients of this width ran on the general kernel";
+    constexpr int64_t kWidestBundled =
+        3712;  // two rows are a piece of kernels/hopper/exchange/peer/dispatch.cu
+    if (record.date < "2026-11-27" && arm.config.parallel.expert_model_parallel_size > 1 &&
+        arm.config.model.hidden_size <= kWidestBundled)
+        return "6a58e15 sends short rows in bundles";
     // expert gradients that no other rank adds to
     if (record.commit == "5ad78da" && arm.config.parallel.expert_model_parallel_size == record.ranks)
         return "weight gradients square what they write in FP32 since, not in double";

@@ -141,8 +141,9 @@ struct SentLog {
 };
 
 // Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
-// number `sender` of the log. What it does for a piece takes it over 1 us, mostly waiting for the counter of
-// rows and for its log, so that short rows go in bundles.
+// number `sender` of the log. A piece takes it 1.3 us or more, whatever its size (probably the counter, the
+// list of tokens and the log, which wait for memory one after the other), so short rows go in bundles: four
+// ranks, rows of 1 KiB 67 us instead of 122, of 2 KiB 92 instead of 125.
 template <int kMost>
 __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
                                           SentLog& log, int sender) {

@@ -98,7 +98,7 @@ TEST(Choose, JsonAndPicturesHoldTheChoices) {
     const auto choices = choose(config, open_search(config, {4}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
     const auto json = nlohmann::json::parse(choices_json(choices, gpu, {}));
     ASSERT_EQ(json.at("choices").size(), 2u);
-    EXPECT_EQ(json.at("prediction").at("source"), "profile_deepseek_v3.json");
+    EXPECT_EQ(json.at("prediction").at("source"), "profile_deepseek_v3_4gpu_recipes.json");
     double sum = 0;
     for (const auto& stage : json.at("choices")[1].at("stages"))
         sum += stage.at("seconds").get<double>() * stage.at("runs").get<double>();
