@@ -142,10 +142,12 @@ void ParameterStore::allocate_gradients() {
         }
     }
     if (expert_gradients_) allocate_squares();
-    int64_t largest = 0;
+    std::vector<int64_t> dense, experts;
     for (const Parameter& p : parameters_)
-        if (p.is_sharded() && p.fprop) largest = std::max(largest, p.numel());
-    if (largest > 0) gathered_ = arena_.tensor(DType::f32, {largest}, "gathered master");
+        if (p.is_sharded() && p.fprop) (p.spec.expert ? experts : dense).push_back(p.numel());
+    const int64_t gathered = std::max(gathered_elements(dense, shards_.most_gathered),
+                                      gathered_elements(experts, shards_.most_gathered));
+    if (gathered > 0) gathered_ = arena_.tensor(DType::f32, {gathered}, "gathered master");
 }
 
 void ParameterStore::allocate_squares() {

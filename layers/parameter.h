@@ -42,7 +42,11 @@ struct StateShards {
     // Order invariant adds the gradients of experts by source and their squares by expert: every rank gets
     // the whole sums of them.
     bool whole_expert_gradients = false;
+    // Elements of masters that are gathered together, at most, unless one alone has more: 128 MiB.
+    int64_t most_gathered = int64_t{32} << 20;
 };
+// Elements of the buffer for it: of masters of so many elements, all dense or all of experts.
+int64_t gathered_elements(const std::vector<int64_t>& masters, int64_t most = StateShards{}.most_gathered);
 
 // Where a parameter is cut: at blocks of the gradient norm (op::kNormSquaredBlock), counted in the main
 // gradients of its kind, so that every block has one rank and the norm does not depend on the division.
@@ -162,8 +166,9 @@ public:
     void write_all_copies(Exchange& exchange);
     // After the update of their slices, by all ranks that share their state: the working copies of the
     // sharded among the parameters added first to last, last excluded. Plain copies, whose slices are written
-    // here, are gathered as they are, those that lie together in one call. FP8 copies are made from the
-    // gathered master: a scale may span slices, and the second orientation crosses them.
+    // here, are gathered as they are, those that lie together in one call. FP8 copies are made from gathered
+    // masters, as many in one call as the buffer holds: a scale may span slices, and the second orientation
+    // crosses them.
     void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
@@ -179,6 +184,9 @@ private:
     using CopyKind = std::pair<bool, DType>;
     static CopyKind kind_of_copy(const ParameterSpec& spec) { return {spec.expert, spec.plain_dtype}; }
     Arena& arena_of_plain_copy(const Parameter& parameter);
+    void gather_masters(Exchange& exchange, bool expert, size_t first, size_t last, const Launch& launch);
+    // This rank's slice of a sharded master, at its place in `whole`.
+    void place_slice(const Parameter& parameter, const TensorView& whole, const Launch& launch);
     Shares gradient_shares(size_t first, size_t last, bool expert) const;
     int64_t gradient_alignment(bool expert) const;  // elements
     std::vector<TensorView> rows_of_sources(Exchange& exchange, int64_t replica, const TensorView& piece,
@@ -195,7 +203,7 @@ private:
     StateCut dense_cut_, expert_cut_;  // of the next parameter
     std::deque<Parameter> parameters_;
     TensorView dense_gradients_, expert_gradients_, expert_squares_;
-    TensorView gathered_;  // [N] f32: the master of one parameter with FP8 copies, while they are made
+    TensorView gathered_;  // [N] f32: masters of parameters with FP8 copies, while they are made
 };
 
 }  // namespace fp8flow

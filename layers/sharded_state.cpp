@@ -14,7 +14,18 @@ constexpr int64_t kNormBlock = op::kNormSquaredBlock;
 
 TensorView flat(const TensorView& whole) { return make_view(whole.data, whole.dtype, {whole.numel()}); }
 
+constexpr int64_t kGatheredAlign = 64;  // elements: where each master of those gathered together begins
+
 }  // namespace
+
+int64_t gathered_elements(const std::vector<int64_t>& masters, int64_t most) {
+    int64_t all = 0, largest = 0;
+    for (const int64_t master : masters) {
+        all += round_up(master, kGatheredAlign);
+        largest = std::max(largest, master);
+    }
+    return std::max(largest, std::min(all, most));
+}
 
 Shares state_shares(int64_t numel, int64_t size, const StateCut& at) {
     const int64_t end = at.first + numel;
@@ -98,25 +109,28 @@ void ParameterStore::gather_gradients(Exchange& exchange) {
 
 void ParameterStore::gather_master(Exchange& exchange, const Parameter& p, const TensorView& whole,
                                    const Launch& launch) {
+    place_slice(p, whole, launch);
+    exchange.all_gather(p.ranks(), flat(whole), p.shares, launch);
+}
+
+void ParameterStore::place_slice(const Parameter& p, const TensorView& whole, const Launch& launch) {
     const TensorView here = p.part_here(whole);
     if (here.numel() > 0)
         ops_.device().copy(here.data, p.master.data, static_cast<size_t>(here.bytes()), launch.stream);
-    exchange.all_gather(p.ranks(), flat(whole), p.shares, launch);
 }
 
 namespace {
 
-// Plain copies of one kind and dtype in one chunk of memory, as one tensor: a gather costs its waits, and so
-// there are fewer. All ranks have the same copies in a chunk, at the same places.
+// Tensors of one dtype that the same ranks share, in one piece of memory, as one tensor: a gather costs its
+// waits, and so there are fewer. All ranks have the same tensors at the same places.
 struct Run {
     Ranks ranks = Ranks::world;
-    TensorView values;  // [N], what lies between the copies included
+    TensorView values;  // [N], what lies between the tensors included
     Shares shares;
 
-    void add(const Parameter& p) {
-        if (!values)
-            *this = {p.ranks(), make_view(p.plain.data, p.plain.dtype, {0}), Shares(p.shares.size())};
-        const int64_t begin = (p.plain.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
+    void add(const Parameter& p, const TensorView& whole) {
+        if (!values) *this = {p.ranks(), make_view(whole.data, whole.dtype, {0}), Shares(p.shares.size())};
+        const int64_t begin = (whole.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
         values = make_view(values.data, values.dtype, {begin + p.numel()});
         for (size_t r = 0; r < shares.size(); ++r) {
             const Slice& slice = p.shares[r].front();
@@ -128,20 +142,42 @@ struct Run {
 }  // namespace
 
 void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
+    for (const bool expert : {false, true}) gather_masters(exchange, expert, first, last, launch);
     std::map<std::pair<CopyKind, size_t>, Run> runs;
     for (size_t i = first; i < last; ++i) {
         const Parameter& p = parameters_[i];
-        if (!p.is_sharded()) continue;
-        if (p.fprop) {
-            const int64_t* s = p.spec.shape;
-            const TensorView master = gathered_.slice(0, p.numel()).reshape({s[0], s[1], s[2]});
-            gather_master(exchange, p, master, launch);
-            write_copies(p, master, launch);
-        } else if (p.plain) {
-            runs[{kind_of_copy(p.spec), p.plain_chunk}].add(p);
-        }
+        if (p.is_sharded() && p.plain && !p.fprop)
+            runs[{kind_of_copy(p.spec), p.plain_chunk}].add(p, p.plain);
     }
     for (const auto& [place, run] : runs) exchange.all_gather(run.ranks, run.values, run.shares, launch);
+}
+
+// One call for as many masters as the buffer holds, then their copies.
+void ParameterStore::gather_masters(Exchange& exchange, bool expert, size_t first, size_t last,
+                                    const Launch& launch) {
+    std::vector<std::pair<const Parameter*, TensorView>> masters;
+    Run run;
+    int64_t end = 0;
+    const auto finish = [&] {
+        if (masters.empty()) return;
+        exchange.all_gather(run.ranks, run.values, run.shares, launch);
+        for (const auto& [p, master] : masters) write_copies(*p, master, launch);
+        masters.clear();
+        run = {};
+        end = 0;
+    };
+    for (size_t i = first; i < last; ++i) {
+        const Parameter& p = parameters_[i];
+        if (!p.is_sharded() || !p.fprop || p.spec.expert != expert) continue;
+        if (end + p.numel() > gathered_.numel()) finish();
+        const int64_t* s = p.spec.shape;
+        const TensorView master = gathered_.slice(end, p.numel()).reshape({s[0], s[1], s[2]});
+        place_slice(p, master, launch);
+        run.add(p, master);
+        masters.emplace_back(&p, master);
+        end = round_up(end + p.numel(), kGatheredAlign);
+    }
+    finish();
 }
 
 void ParameterStore::write_all_copies(Exchange& exchange) {

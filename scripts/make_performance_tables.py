@@ -786,16 +786,19 @@ CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json"]
 
 
 def short_rows():
-    """Dispatch and combine of short rows before and after: a row per ranks, operation and width."""
-    data, before, after = load("bench_short_rows_h200_x4.json"), {}, {}
+    """Dispatch and combine of rows of several widths, by commit; means over the runs of a commit."""
+    data = load("bench_short_rows_h200_x4.json")
+    commits = sorted({row["commit"] for row in data}, key=[row["commit"] for row in data].index)
+    times = {}
     for row in data:
-        key = (row["gpus"], row["op"], int(next(word for word in row["shape"].split() if word.startswith("H="))[2:]))
-        (after if row["commit"] == "df43ab3" else before).setdefault(key, row)  # of two before it the first: da4ae23 is an attempt
-    rows = [[f"{gpus}", op, f"{hidden}", f"{before[key]['us']:.0f}", before[key]["commit"], f"{after[key]['us']:.0f}", f"{after[key]['ceiling_us']:.0f}",
-             f"{100 * after[key]['ceiling_share']:.0f} %"]
-            for key in sorted(after) if key in before for gpus, op, hidden in [key]]
-    return table(["GPUs", "operation", "columns", "before, us", "commit", "at df43ab3, us", "ceiling, us", "share"], rows, 2) + source(
-        link("bench_short_rows_h200_x4.json"), f"{max(row['date'] for row in data)[:10]}", f"`{data[-1]['command']}` and three more in the file")
+        size = {word[0]: int(word[2:]) for word in row["shape"].split() if word[:2] in ("T=", "H=")}
+        times.setdefault((row["gpus"], row["op"], size["T"], size["H"]), {}).setdefault(row["commit"], []).append(row)
+    rows = []
+    for key, by_commit in sorted(times.items()):
+        means = [f"{sum(row['us'] for row in by_commit[c]) / len(by_commit[c]):.0f}" if c in by_commit else "" for c in commits]
+        rows.append([*map(str, key), *means, f"{by_commit[next(iter(by_commit))][0]['ceiling_us']:.0f}"])
+    return table(["GPUs", "operation", "tokens", "columns", *(f"{c}, us" for c in commits), "ceiling, us"], rows, 2) + source(
+        link("bench_short_rows_h200_x4.json"), f"{data[-1]['date'][:10]}", f"`{data[-1]['command']}` and {len({row['command'] for row in data}) - 1} more in the file")
 
 
 def check_runs():

@@ -234,26 +234,27 @@ double used_bytes(const Config& config, const RecomputeSpec& recompute) {
     return saved_bytes(config, recompute, balanced_rows(config), expected_received_rows(config));
 }
 
-// Elements of the largest weight with FP8 copies that ranks share the state of.
-double largest_gathered(const Config& config, int64_t gpus) {
+// Elements of masters that are gathered together: of weights with FP8 copies that ranks share the state of.
+double gathered_masters(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const int64_t expert_ranks = config.parallel.expert_model_parallel_size;
-    int64_t largest = 0;
-    const auto add = [&](int64_t experts, int64_t width, int64_t replicas) {
-        // fc1 has gate and up
-        if (replicas > 1) largest = std::max(largest, experts * 2 * width * m.hidden_size);
+    std::vector<int64_t> dense, experts_here;
+    const auto add = [&](std::vector<int64_t>& to, int64_t experts, int64_t width, int64_t replicas) {
+        if (replicas == 1 || width == 0) return;
+        to.push_back(experts * 2 * width * m.hidden_size);  // fc1: gate and up
+        to.push_back(experts * width * m.hidden_size);
     };
     for (int64_t layer = 0; layer < m.num_layers; ++layer) {
         if (flow_of_layer(config, layer)->weight_format().plain) continue;
         if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
-            add(moe.num_experts / expert_ranks, moe.moe_ffn_hidden_size, gpus / expert_ranks);
-            add(1, moe.moe_shared_expert_intermediate_size, gpus);
+            add(experts_here, moe.num_experts / expert_ranks, moe.moe_ffn_hidden_size, gpus / expert_ranks);
+            add(dense, 1, moe.moe_shared_expert_intermediate_size, gpus);
         } else {
-            add(1, m.ffn_hidden_size, gpus);
+            add(dense, 1, m.ffn_hidden_size, gpus);
         }
     }
-    return f64(largest);
+    return f64(std::max(gathered_elements(dense), gathered_elements(experts_here)));
 }
 
 }  // namespace
@@ -314,10 +315,10 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
          "two sets of everything that peers read or write"},
     };
-    if (const double largest = divided ? largest_gathered(config, gpus) : 0; largest > 0)
+    if (const double gathered = divided ? gathered_masters(config, gpus) : 0; gathered > 0)
         items.push_back(
-            {"gathered master", 4 * largest,
-             fmt::format("4 bytes x {:.4g} M of the largest weight with FP8 copies", largest / 1e6)});
+            {"gathered master", 4 * gathered,
+             fmt::format("4 bytes x {:.4g} M, weights with FP8 copies at a time", gathered / 1e6)});
     const double shared_width = f64(config.moe.moe_shared_expert_intermediate_size);
     if (config.schedule.moe_shared_expert_overlap && has_moe && shared_width > 0) {
         // the routed experts' workspace, with the width of the shared expert

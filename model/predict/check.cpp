@@ -32,10 +32,12 @@ std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
         return "gradients and copies of divided state cross the wire once since, not twice";
     if (record.commit == "de9fc6b" && arm.config.training.use_distributed_optimizer)
         return "plain copies of divided state are gathered together since";
-    constexpr int64_t kWidestBundled =
-        3712;  // two rows are a piece of kernels/hopper/exchange/peer/dispatch.cu
+    // two rows are a piece of kernels/hopper/exchange/peer/dispatch.cu
+    constexpr int64_t kLongestBundled = 3712;
+    const int64_t row =
+        arm.config.model.hidden_size * (arm.config.precision.recipe == Recipe::fp8_flow ? 1 : 2);
     if (record.date < "2026-11-27" && arm.config.parallel.expert_model_parallel_size > 1 &&
-        arm.config.model.hidden_size <= kWidestBundled)
+        row <= kLongestBundled)
         return "6a58e15 sends short rows in bundles";
     // expert gradients that no other rank adds to
     if (record.commit == "5ad78da" && arm.config.parallel.expert_model_parallel_size == record.ranks)

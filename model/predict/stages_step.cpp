@@ -109,7 +109,7 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     if (divided) {
         const Parameters bytes = gathered_bytes(config);
         work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));
-        // those of experts are gathered one by one, and their copies made; all plain copies in a few calls
+        // masters and plain copies are gathered in a few calls; FP8 copies are made weight by weight
         work.back().launches = 4 * (f64(config.model.num_layers) + 1);
         work.push_back(reduction("parameter gather", Wire::expert_reduction, bytes.experts, replicas, 1));
     }

@@ -121,7 +121,8 @@ private:
     double latency(double wire) const {
         if (wire <= 0) return 0;
         const ScheduleSpec& schedule = config_.schedule;
-        const bool busy = schedule.moe_shared_expert_overlap && schedule.delay_wgrad_compute;
+        const bool busy = schedule.moe_shared_expert_overlap && schedule.delay_wgrad_compute &&
+                          config_.moe.moe_shared_expert_intermediate_size > 0;
         return gpu_.calibration.exchange_seconds * (busy ? kWaitsLeft : 1) +
                (spans_hosts() && per_rank() ? 2 * kHostStop : 0);
     }

@@ -144,6 +144,9 @@ TEST_P(GpuExchange, EdgesOfChunks) {
                        .skew = skew,
                        .seed = static_cast<uint64_t>(tokens)});
     }
+    // as many chunks of a combine as there can be, and long ones
+    check(
+        {.tokens = on_every_rank(ranks(), 4095), .topk = 2, .experts = 2 * ranks(), .hidden = 8, .seed = 14});
     std::vector<int64_t> many = on_every_rank(ranks(), 300);
     many.front() = 16500;
     check({.tokens = many, .topk = 1, .experts = 2 * ranks(), .hidden = 16, .seed = 13});

@@ -43,7 +43,7 @@ namespace {
 
 constexpr int kWatcher = kCombineWarps - 1;  // the watcher warp; all others are workers
 constexpr int kWorkers = kCombineWarps - 1;
-constexpr int kMostSenders = 32;  // CTAs; four ranks, rows of 7168: 24 send in 594 us, 28 in 517, 32 in 497
+constexpr int kMostSenders = 32;  // CTAs
 // CTAs in all: those that add compete for memory with those that send. Two ranks: 132 CTAs 264 to 276 us, 64
 // CTAs 237; four ranks 500 and 506.
 constexpr unsigned kMostCtas = 64;

@@ -141,9 +141,9 @@ struct SentLog {
 };
 
 // Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
-// number `sender` of the log. A piece takes it 1.3 us or more, whatever its size (probably the counter, the
-// list of tokens and the log, which wait for memory one after the other), so short rows go in bundles: four
-// ranks, rows of 1 KiB 67 us instead of 122, of 2 KiB 92 instead of 125.
+// number `sender` of the log. A piece takes it over 1 us, whatever its size (probably the counter, the list
+// of tokens and the log, which wait for memory one after the other), so short rows go in bundles: four ranks,
+// rows of 1 KiB 68 us instead of 122, of 2 KiB 93 instead of 125.
 template <int kMost>
 __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
                                           SentLog& log, int sender) {
@@ -352,7 +352,8 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
 // through memory; four GPUs 81 MB over the wire. Grid: up to one CTA an SM, 10 warps, each of one role
 // (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
 // load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
-// with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte.
+// with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte. kMost: rows of a
+// bundle, at most.
 template <int kMost>
 __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];

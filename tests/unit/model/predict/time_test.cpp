@@ -106,6 +106,23 @@ TEST(Time, CoreAttentionCountsItsLaunchesOnce) {
     EXPECT_DOUBLE_EQ(core().seconds, before.work.launches);
 }
 
+// Where both the shared expert and weight gradients run meanwhile half of the ranks' waits count.
+TEST(Time, WorkBesideTheExchangeHidesHalfOfItsWaits) {
+    const Gpu gpu = load_gpu("h200");
+    const auto forward = [&](const char* model, std::vector<std::string> keys) {
+        return stage_of(predict_step(layer(model, keys), 4, gpu, {}), "combine", "forward").seconds;
+    };
+    const std::string shared = "schedule.moe_shared_expert_overlap=true",
+                      wgrad = "schedule.delay_wgrad_compute=true", four = "training.global_batch_size=4";
+    const double serial = forward("layer_deepseek_v3", {four});
+    EXPECT_EQ(forward("layer_deepseek_v3", {four, shared}), serial);
+    EXPECT_EQ(forward("layer_deepseek_v3", {four, wgrad}), serial);
+    const double hidden = serial - forward("layer_deepseek_v3", {four, shared, wgrad});
+    const double share = gpu.calibration.recipes.at("fp8_flow").whole_over_stages;
+    EXPECT_NEAR(hidden, share * gpu.calibration.exchange_seconds / 2, 1e-9);
+    EXPECT_EQ(forward("layer_mixtral_8x7b", {four, shared, wgrad}), forward("layer_mixtral_8x7b", {four}));
+}
+
 TEST(Time, TurnsHideTheNetworkAndNothingInsideAHost) {
     const Gpu gpu = load_gpu("h200");
     Config config = layer("layer_deepseek_v3", {"global_batch_size=32"});
