@@ -781,14 +781,10 @@ def exchange_sms():
     return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
 
 
-# ---- checks --------------------------------------------------------------------------------------------------------------------
-CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json"]
-
-
 def short_rows():
     """Dispatch and combine of rows of several widths, by commit; means over the runs of a commit."""
     data = load("bench_short_rows_h200_x4.json")
-    commits = sorted({row["commit"] for row in data}, key=[row["commit"] for row in data].index)
+    commits = list(dict.fromkeys(row["commit"] for row in data))
     times = {}
     for row in data:
         size = {word[0]: int(word[2:]) for word in row["shape"].split() if word[:2] in ("T=", "H=")}
@@ -799,6 +795,10 @@ def short_rows():
         rows.append([*map(str, key), *means, f"{by_commit[next(iter(by_commit))][0]['ceiling_us']:.0f}"])
     return table(["GPUs", "operation", "tokens", "columns", *(f"{c}, us" for c in commits), "ceiling, us"], rows, 2) + source(
         link("bench_short_rows_h200_x4.json"), f"{data[-1]['date'][:10]}", f"`{data[-1]['command']}` and {len({row['command'] for row in data}) - 1} more in the file")
+
+
+# ---- checks --------------------------------------------------------------------------------------------------------------------
+CHECKS = ["gpu_check_1gpu.json", "gpu_check_2gpu.json", "gpu_check_4gpu.json"]
 
 
 def check_runs():

@@ -384,15 +384,12 @@ __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const Di
     end_sending(args, epoch);
 }
 
-template <int kMost> void launch_dispatch_of(const DispatchArgs& args, const Launch& launch) {
+template <int kMost> void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
     const std::size_t bytes = static_cast<std::size_t>(kWarps * kRing * args.stage_bytes);
     allow_shared_memory(dispatch_kernel<kMost>, bytes, "shared memory of dispatch");
     dispatch_kernel<kMost><<<grid_for(ceil_div(args.barrier.group.size * args.rows.slots, kWarps), launch, 1),
                              kWarps * kWarpSize, bytes, stream_of(launch)>>>(args);
     check_launch("dispatch");
-}
-void launch_dispatch(const DispatchArgs& args, const Launch& launch) {
-    args.bundle == 1 ? launch_dispatch_of<1>(args, launch) : launch_dispatch_of<kMostBundled>(args, launch);
 }
 
 }  // namespace
@@ -408,7 +405,10 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
             bytes |= static_cast<int64_t>(reinterpret_cast<uintptr_t>(address));
         return bytes % unit == 0;
     };
-    const int64_t pieces = ceil_div(row_bytes, kPieceBytes),
+    const bool vectorised = is_multiple({rows.data.data, dst.data.data}, row_bytes, kPeerVector);
+    const int64_t most = vectorised ? kMostBundled : 1, pieces = ceil_div(row_bytes, kPieceBytes),
+                  bundle = std::clamp(kPieceBytes / row_bytes, int64_t{1}, most),
+                  stage_bytes = round_up(ceil_div(bundle * row_bytes, pieces), kPieceAlign),
                   scale_bytes = scaled ? rows.scales.cols() * size_of(rows.scales.dtype) : 0;
     DispatchArgs args{.barrier = barrier_of(kExpertParallel, PeerOperation::dispatch),
                       .row_flags = layout_.row_flags,
@@ -434,16 +434,11 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
                       .dst_scale_dtype = DType::f32,
                       .dst_row_stride = 0,
                       .dst_block_stride = 0,
-                      .vectorised = is_multiple({rows.data.data, dst.data.data}, row_bytes, kPeerVector),
+                      .vectorised = vectorised,
                       .pieces = static_cast<int>(pieces),
                       .piece_bytes = static_cast<int>(round_up(ceil_div(row_bytes, pieces), kPieceAlign)),
-                      .bundle = 1,
-                      .stage_bytes = 0};
-    if (args.vectorised)
-        args.bundle =
-            static_cast<int>(std::clamp(kPieceBytes / row_bytes, int64_t{1}, int64_t{kMostBundled}));
-    args.stage_bytes = args.bundle == 1 ? args.piece_bytes
-                                        : static_cast<int>(round_up(args.bundle * row_bytes, kPieceAlign));
+                      .bundle = static_cast<int>(bundle),
+                      .stage_bytes = static_cast<int>(stage_bytes)};
     if (scaled) {
         args.rows.scales = rows.scales.bytes_ptr();
         args.rows.blocks = rows.scales.cols();
@@ -457,10 +452,12 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
     check_fits(args.rows.scale_offset + size() * slots * scale_bytes, "a dispatch");
     FP8FLOW_CHECK(slots <= layout_.flagged_rows, "{} tokens per rank, the exchange has flags for {}", slots,
                   layout_.flagged_rows);
-    if (args.vectorised)
-        launch_dispatch(args, launch);
-    else
+    if (!vectorised)
         launch_send_plain_rows(args, launch);
+    else if (bundle == 1)
+        launch_dispatch<1>(args, launch);
+    else
+        launch_dispatch<kMostBundled>(args, launch);
     launch_deferred_rows(args, launch);
 }
 
