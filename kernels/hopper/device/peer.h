@@ -29,6 +29,13 @@ __device__ __forceinline__ uint64_t load_acquire_system(const uint64_t* word) {
     return value;
 }
 
+// For polling: an acquire of the same word has to follow.
+__device__ __forceinline__ uint64_t load_relaxed_system(const uint64_t* word) {
+    uint64_t value;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(value) : "l"(word) : "memory");
+    return value;
+}
+
 // Waits until *word >= value; false if that took longer than `limit` nanoseconds.
 __device__ __forceinline__ bool wait_until_reached(const uint64_t* word, uint64_t value, uint64_t limit) {
     constexpr unsigned kNap = 40;  // nanoseconds between polls: short compared with the 1-2 us of a barrier

@@ -326,6 +326,8 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .topk = topk,
         .local_experts = plan.num_local_experts,
         .received = {plan.recv_offsets.as<int64_t>(), plan.recv_source.as<int32_t>(), slots},
+        .send_tokens = plan.send_tokens.as<int32_t>(),
+        .send_counts = plan.send_counts.as<int64_t>(),
         .recv_rows = plan.recv_rows.as<int32_t>(),
         .src = device_view(args.src),
         .drow_prob = device_view(args.drow_prob),
@@ -352,7 +354,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     if (by_rank && fast && !args.row_prob) {
         launch_combine_sums(kernel_args, barrier_of(kExpertParallel, PeerOperation::combine),
                             reinterpret_cast<CombineWords*>(memory_->own() + layout_.combine_words),
-                            layout_.combine_steps, launch);
+                            layout_.combine_progress, launch);
     } else {
         WeightedArgs weighted{kernel_args, device_view(args.row_prob), nullptr};
         if (args.row_prob && !by_rank)

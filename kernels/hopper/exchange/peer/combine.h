@@ -17,6 +17,9 @@ struct CombineArgs {
     const int32_t* all_ids;
     int64_t slots, topk, local_experts;
     ReceivedRows received;
+    // [G, S] and [G]: the n-th row that a rank returns is that of the n-th token sent to it.
+    const int32_t* send_tokens;
+    const int64_t* send_counts;
     const int32_t* recv_rows;
     DeviceView src, drow_prob;
     int64_t hidden, row_bytes;
@@ -46,15 +49,14 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
 }
 
 // The whole of a combine except dprob, its group barrier included. Order rank; src, residual and y BF16 in
-// whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `steps`:
-// offset in a region of kCombineSteps bytes a member, zeros before the first call.
-constexpr int kMostCombineChunks = 32;
-constexpr int64_t kCombineSteps = kMostCombineChunks * static_cast<int64_t>(sizeof(uint64_t));
+// whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `progress`:
+// offset in a region of kCombineProgress bytes a member, zeros before the first call.
+constexpr int kMostCombineSenders = 32;  // CTAs of a rank
+constexpr int64_t kCombineProgress = kMostCombineSenders * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {
     unsigned next_sent, next_own, ended;  // work items claimed to send, claimed to add; CTAs finished
-    unsigned stored[kMostCombineChunks];  // work items
 };
 void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, CombineWords* words,
-                         int64_t steps, const Launch& launch);
+                         int64_t progress, const Launch& launch);
 
 }  // namespace fp8flow::hopper::peer

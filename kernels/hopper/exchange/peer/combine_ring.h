@@ -44,6 +44,7 @@ public:
             if (first + j * kWarpSize < units_) visit(j, first + j * kWarpSize);
     }
     __device__ __forceinline__ bool has_room() const { return in_flight_ < kStages; }
+    __device__ __forceinline__ bool is_empty() const { return in_flight_ == 0; }
     __device__ __forceinline__ void issue(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;
         for_units(piece, [&](int j, int at) {

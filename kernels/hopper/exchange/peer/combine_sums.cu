@@ -18,19 +18,19 @@
 // after the group barrier, memory traffic was 822 and 1011 MB. An SM loads about 110 GB/s or stores 50, one
 // after the other, so that 24 sending SMs need 416 us with four ranks.
 //
-// Work. An owner's tokens are divided into chunks. A work item ("draw") is some pieces of one token's sum;
-// warps claim items from a counter, chunk by chunk. Some CTAs send, the others add: stores drain from an SM
-// in order, so stores that NVLink holds up would hold up local ones. Sending waits for nobody; a sending CTA
-// with nothing left to send adds. Sums of this rank's own tokens go straight from its M-rows into y, rounded
-// to BF16 on the way as if they had passed through a receive buffer.
+// Work. The rows that a rank returns to an owner are divided into chunks. A work item ("draw") is some pieces
+// of one token's sum; warps claim items from a counter, chunk by chunk. Some CTAs send, the others add:
+// stores drain from an SM in order, so stores that NVLink holds up would hold up local ones. Sending waits
+// for nobody; a sending CTA with nothing left to send adds. Sums of this rank's own tokens go straight from
+// its M-rows into y, rounded to BF16 on the way as if they had passed through a receive buffer.
 //
-// Signals. One warp of every CTA is the watcher: it fences, adds the number of items that the CTA has stored
-// of each chunk to the chunk's counter on this GPU, and whoever completes a chunk stores the epoch into the
-// chunk's flag word at every owner. It also polls the flag words that the other ranks write here: this rank's
-// tokens may be added up to, and without, the first chunk that some rank has not signalled. All flag words of
-// a member together are its arrival at the group barrier: they order everything that its stream has done
-// before, and every CTA waits for them from every member, with or without tokens. The watcher exists because
-// a fence takes microseconds, and a warp that sends must not execute one.
+// Signals. One warp of every CTA is the watcher. In a CTA that sends it fences when all warps have left a
+// chunk, and stores the CTA's progress at every owner. It also reads the progress of the other ranks' CTAs:
+// tokens may be added up to the first one whose row some rank has not stored, and what this rank has of later
+// ones may be summed meanwhile. All progress words of a member together are its arrival at the group barrier:
+// they order everything that its stream has done before, and every CTA waits for them from every member, with
+// or without tokens. The watcher exists because a fence takes microseconds, and a warp that sends must not
+// execute one.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine_ring.h"
@@ -43,19 +43,12 @@ namespace {
 
 constexpr int kWatcher = kCombineWarps - 1;  // the watcher warp; all others are workers
 constexpr int kWorkers = kCombineWarps - 1;
-constexpr int kMostSenders = 32;  // CTAs
 // CTAs in all: those that add compete for memory with those that send. Two ranks: 132 CTAs 264 to 276 us, 64
 // CTAs 237; four ranks 500 and 506.
 constexpr unsigned kMostCtas = 64;
-// Chunks: at least so many tokens, and at least so many chunks where there are tokens for them. More chunks
-// cost fences, fewer leave more to add after the last one has arrived.
-constexpr int kLeastChunkBits = 7, kLeastChunks = 16;
-static_assert(2 * kLeastChunks <= kMostCombineChunks);
-int chunk_bits_for(int64_t slots) {
-    int bits = kLeastChunkBits;
-    while (slots >> (bits + 1) >= kLeastChunks) ++bits;
-    return bits;
-}
+// Chunks: as many, where they have so many rows. A watcher that is in the middle of a fence signals several
+// at once, so that small ones cost nothing.
+constexpr int64_t kMostChunks = 63, kLeastChunkRows = 16;
 
 // Pieces of a work item. One, so that all warps share the tail, except where instructions are what takes
 // time: a whole row on few CTAs, and two between two ranks, where less crosses the wire. Items of two pieces
@@ -76,45 +69,49 @@ enum class Work { send, add };
 // and the number of a fourth.
 template <Work kWork> class Worker {
 public:
-    // The warp's first draw is number `given`, or claimed from the counter if that is negative; `assigned`:
-    // how many were assigned to all warps in advance.
-    __device__ Worker(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
-                      uint4* ring, int given, int assigned)
+    // Draws of a kind of work: the first `assigned` are assigned, one to each of those warps, the last
+    // `reserved` as well, and the others are claimed from a counter.
+    struct Share {
+        int first;  // of this warp; negative: none
+        int assigned;
+        int reserved, last;  // this warp's is the `last`-th of those reserved
+    };
+    __device__ Worker(const CombineSumsArgs& args, const OwnRows& own, CombineShared& shared, uint4* ring,
+                      const Share& share)
         : args_(args),
           combine_(args.combine),
-          tables_(tables),
+          own_(own),
           shared_(shared),
           lane_(static_cast<int>(threadIdx.x) % kWarpSize),
           src_(static_cast<const uint4*>(combine_.src.data) + combine_.src.base() * args.units),
-          assigned_(assigned),
-          draws_(kWork == Work::send ? tables.first[args.chunks]
+          assigned_(share.assigned),
+          draws_(kWork == Work::send ? args.chunks * shared.chunk_draws
                                      : static_cast<int>(combine_.tokens) * args.draws),
+          claimable_(max(0, draws_ - share.reserved)),
+          last_(share.reserved > 0 ? claimable_ + share.last : draws_),
           ring_(ring, args.units) {
-        if (given >= 0)
-            number_ = given;
+        if (share.first >= 0)
+            number_ = share.first;
         else if (lane_ == 0)
             number_ = draw();
         prefetch_draw();
     }
 
     __device__ __forceinline__ void work() {
-        constexpr unsigned kNap = 50;  // nanoseconds
-        for (State state = begin(); state != State::done; state = begin()) {
-            if (state == State::waiting) {
-                __nanosleep(kNap);
-                continue;
-            }
+        while (begin()) {
             const Draw draw = issued_;
             issued_ahead_ = false;
-            if constexpr (kWork == Work::send)
+            if constexpr (kWork == Work::send) {
+                leave_chunks_before(draw.chunk);
                 send(draw);
-            else
+            } else {
                 add(draw);
+            }
         }
+        if constexpr (kWork == Work::send) leave_chunks_before(args_.chunks);
     }
 
 private:
-    enum class State { ready, waiting, done };
     // A work item: some pieces of a token's sum.
     struct Draw {
         int token, piece, end;
@@ -125,9 +122,9 @@ private:
     // The draw after it; what is loaded here is not used before the draw begins.
     struct Upcoming {
         bool any;
-        int chunk, owner, piece;
-        int source;   // sent: entry of the list of received rows, -1: no row; added: the token
-        int row, id;  // in lane k: the k-th of its M-rows on this rank; added: its k-th expert
+        int chunk, owner, piece;  // chunk, owner: sent
+        int source;               // sent: entry of the list of received rows, -1: no row; added: the token
+        int row, id;              // in lane k: the k-th of its M-rows on this rank; added: its k-th expert
     };
 
     // ---- claiming work
@@ -141,10 +138,15 @@ private:
     // A warp claims a further number unless the one it holds is past the end: all numbers are used, and no
     // claim is in flight when the CTA ends.
     __device__ __forceinline__ void prefetch_draw() {
-        const int number = __shfl_sync(kFullMask, number_, 0);
+        int number = __shfl_sync(kFullMask, number_, 0);
+        if (number < claimable_) {
+            if (lane_ == 0) number_ = draw();
+        } else {
+            number = last_;
+            last_ = draws_;
+        }
         upcoming_.any = number < draws_;
         if (!upcoming_.any) return;
-        if (lane_ == 0) number_ = draw();
         if constexpr (kWork == Work::send)
             prefetch_sent(number);
         else
@@ -152,53 +154,34 @@ private:
     }
     // In the order of chunks, rows of a chunk, owners, pieces of a row.
     __device__ __forceinline__ void prefetch_sent(int number) {
-        while (number >= tables_.first[chunk_ + 1]) ++chunk_;
-        const int size = combine_.group.size, place = number - tables_.first[chunk_],
-                  turn = place / args_.draws;
-        upcoming_.chunk = chunk_;
-        upcoming_.owner = (combine_.group.rank + 1 + turn % (size - 1)) % size;
+        while (number >= (upcoming_.chunk + 1) * shared_.chunk_draws) ++upcoming_.chunk;
+        const int size = combine_.group.size, place = number - upcoming_.chunk * shared_.chunk_draws,
+                  turn = place / args_.draws, row = turn / (size - 1),
+                  owner = (combine_.group.rank + 1 + turn % (size - 1)) % size,
+                  rows = shared_.chunk_rows[owner], i = shared_.begin[owner] + upcoming_.chunk * rows + row;
+        upcoming_.owner = owner;
         upcoming_.piece = place % args_.draws * args_.drawn;
         upcoming_.source = upcoming_.row = -1;
-        const int i = tables_.from(upcoming_.owner, chunk_) + turn / (size - 1);
-        if (i < tables_.from(upcoming_.owner, chunk_ + 1)) {
+        if (row < rows && i < shared_.begin[owner + 1]) {
             upcoming_.source = combine_.received.source[i];
             upcoming_.row = row_in_lane(i);
         }
     }
     // Tokens in ascending order.
     __device__ __forceinline__ void prefetch_own(int number) {
-        const int rank = combine_.group.rank, token = number / args_.draws, chunk = token >> args_.chunk_bits,
-                  word = token / kWordBits;
-        upcoming_.chunk = chunk;
+        const int token = number / args_.draws, i = own_.row_of(token);
         upcoming_.piece = number % args_.draws * args_.drawn;
         upcoming_.source = token;
-        upcoming_.row = upcoming_.id = -1;
+        upcoming_.id = -1;
         if (lane_ < combine_.topk)
-            upcoming_.id = combine_.all_ids[(rank * combine_.slots + token) * combine_.topk + lane_];
-        const uint32_t bits = tables_.has_rows[word], bit = 1u << token % kWordBits;
-        if ((bits & bit) != 0) {
-            int i = tables_.from(rank, chunk) + __popc(bits & (bit - 1));
-            for (int w = (chunk << args_.chunk_bits) / kWordBits; w < word; ++w)
-                i += __popc(tables_.has_rows[w]);
-            upcoming_.row = row_in_lane(i);
-        }
+            upcoming_.id =
+                combine_.all_ids[(combine_.group.rank * combine_.slots + token) * combine_.topk + lane_];
+        upcoming_.row = i < 0 ? -1 : row_in_lane(i);
     }
-    __device__ __forceinline__ State state_of(int chunk) const {
-        int state = 0;
-        if (lane_ == 0 && read_atomic(&shared_.lost) != 0)
-            state = static_cast<int>(State::done);
-        else if (lane_ == 0 && chunk >= read_atomic(&shared_.arrived))
-            state = static_cast<int>(State::waiting);
-        state = __shfl_sync(kFullMask, state, 0);
-        __threadfence_block();  // after the watcher's read of the flag words
-        return static_cast<State>(state);
-    }
-    // The next draw becomes the one whose rows are loaded, if there is one and its chunk has arrived.
-    __device__ __forceinline__ State begin() {
-        if (issued_ahead_) return State::ready;
-        if (!upcoming_.any) return State::done;
-        if constexpr (kWork == Work::add)
-            if (const State state = state_of(upcoming_.chunk); state != State::ready) return state;
+    // The next draw becomes the one whose rows are loaded; false: there is none.
+    __device__ __forceinline__ bool begin() {
+        if (issued_ahead_) return true;
+        if (!upcoming_.any) return false;
         issued_ = {.token = upcoming_.source,
                    .piece = upcoming_.piece,
                    .end = min(args_.pieces, upcoming_.piece + args_.drawn),
@@ -221,7 +204,7 @@ private:
         piece_ = issued_.piece;
         end_ = sources_ > 0 ? issued_.end : piece_;
         begin_piece();
-        return issued_ahead_ = true, State::ready;
+        return issued_ahead_ = true;
     }
 
     // ---- issuing loads, in the order in which add() and send() consume them
@@ -243,9 +226,18 @@ private:
         return reinterpret_cast<const uint4*>(shared_.buffer[combine_.group.rank]) +
                (from * combine_.slots + issued_.token) * args_.units;
     }
+    // Whether the rows that others return for the token are here.
+    __device__ __forceinline__ bool has_arrived(int token) {
+        if (token < arrived_) return true;
+        arrived_ = __shfl_sync(kFullMask, lane_ == 0 ? read_atomic(&shared_.arrived) : 0, 0);
+        __threadfence_block();  // after the watcher's reads of progress
+        return token < arrived_;
+    }
     // False if there is nothing to load, or not yet.
     __device__ __forceinline__ bool issue() {
-        if (piece_ == end_ && (issued_ahead_ || begin() != State::ready || piece_ == end_)) return false;
+        if (piece_ == end_ && (issued_ahead_ || !begin() || piece_ == end_)) return false;
+        if constexpr (kWork == Work::add)
+            if (source_ >= issued_.rows && others_left_ != 0 && !has_arrived(issued_.token)) return false;
         ring_.issue(next_row(), piece_);
         if (++source_ == sources_) {
             ++piece_;
@@ -254,9 +246,24 @@ private:
         return true;
     }
     __device__ __forceinline__ void consume(int piece, PieceSum& sum) {
-        while (ring_.has_room() && issue()) {
+        constexpr unsigned kNap = 50;  // nanoseconds
+        while (true) {
+            while (ring_.has_room() && issue()) {
+            }
+            if (kWork == Work::send || !ring_.is_empty()) break;
+            __nanosleep(kNap);
         }
         ring_.consume(piece, sum);
+    }
+
+    // What the warp has stored of earlier chunks is all that it stores of them.
+    __device__ __forceinline__ void leave_chunks_before(int chunk) {
+        if (chunk == left_) return;
+        left_ = chunk;
+        __syncwarp();
+        if (lane_ != 0) return;
+        __threadfence_block();
+        atomicExch(shared_.progress + threadIdx.x / kWarpSize, chunk);
     }
 
     // ---- sums: one row after the other in fp32, rounded once
@@ -269,11 +276,6 @@ private:
 #pragma unroll 1
             for (int r = 0; r < draw.rows; ++r) consume(piece, sum);
             ring_.for_units(piece, [&](int j, int at) { to[at] = sum.rounded(j); });
-        }
-        __syncwarp();
-        if (lane_ == 0) {
-            __threadfence_block();
-            atomicAdd(tables_.stored + draw.chunk, 1);
         }
     }
     __device__ __forceinline__ void add(const Draw& draw) {
@@ -302,14 +304,16 @@ private:
 
     const CombineSumsArgs& args_;
     const CombineArgs& combine_;
-    const ChunkTables& tables_;
+    const OwnRows& own_;
     CombineShared& shared_;
     const int lane_;
     const uint4* const src_;
-    const int assigned_, draws_;
+    const int assigned_, draws_, claimable_;
+    int last_;  // the draw that is reserved for this warp; draws_: none, any more
     PieceRing ring_;
-    int number_ = 0;  // in lane 0: of the draw after the upcoming one
-    int chunk_ = 0;   // of the latest draw to send
+    int number_ = 0;   // in lane 0: of the draw after the upcoming one
+    int left_ = 0;     // chunks before this one are stored
+    int arrived_ = 0;  // tokens known to have arrived
     Upcoming upcoming_{};
     Draw issued_{};
     bool issued_ahead_ = false;     // issued_ is not yet being computed
@@ -318,56 +322,72 @@ private:
     uint32_t others_left_ = 0;      // and the ranks whose rows are not issued yet
 };
 
+// What the CTA's warps share, by all threads, without a barrier at the end.
+__device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShared& shared) {
+    const PeerGroup& group = args.combine.group;
+    const int64_t* offsets = args.combine.received.offsets;
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < kCombineWarps) shared.progress[thread] = 0;
+    if (thread < group.size) {
+        shared.buffer[thread] = group.next_buffer(thread);
+        shared.chunk_rows[thread] = args.chunk_rows(offsets[thread + 1] - offsets[thread]);
+    }
+    if (thread <= group.size) shared.begin[thread] = static_cast<int>(offsets[thread]);
+    if (thread < kWarpSize) {
+        const int64_t rows =
+            thread < group.size && thread != group.rank ? offsets[thread + 1] - offsets[thread] : 0;
+        const int longest = __reduce_max_sync(kFullMask, args.chunk_rows(rows));
+        if (thread == 0) {
+            shared.chunk_draws = longest * (group.size - 1) * args.draws;
+            shared.arrived = 0;
+            shared.lost = group.lost() ? 1 : 0;
+        }
+    }
+}
+
 // The number of CTAs that send: their share of the draws, at most what makes sending faster, and few enough
 // that the others keep up with adding.
-__device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const ChunkTables& tables) {
-    const int64_t ctas = gridDim.x, sent = tables.first[args.chunks],
+__device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const CombineShared& shared) {
+    const int64_t ctas = gridDim.x, sent = int64_t{args.chunks} * shared.chunk_draws,
                   added = args.combine.tokens * args.draws;
     if (sent == 0) return 0;
     const int64_t share = (sent * ctas + (sent + added) / 2) / (sent + added),
-                  most = min(int64_t{kMostSenders}, ctas * 2 / 3);
+                  most = min(int64_t{kMostCombineSenders}, ctas * 2 / 3);
     return static_cast<int>(max(int64_t{1}, min(share, most)));
 }
 
 // Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in
 // and y out. Grid: at most kMostCtas CTAs of 15 worker warps and one watcher warp. Every CTA has to become
 // resident before the deadline; the order does not matter. Shared memory: a ring of pieces per worker, the
-// chunk tables. Barriers: at the start and the end of the CTA. Deterministic: FP32 sums in a fixed order, one
-// writer a byte.
+// table of own rows. Barriers: at the start and the end of the CTA. Deterministic: FP32 sums in a fixed
+// order, one writer a byte.
 __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const CombineSumsArgs args) {
     extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;
     const PeerGroup& group = args.combine.group;
     const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarpSize,
               cta = static_cast<int>(blockIdx.x), ctas = static_cast<int>(gridDim.x);
-    if (thread == 0) {
-        shared.arrived = 0;
-        shared.lost = group.lost() ? 1 : 0;
-    }
-    if (thread < group.size) shared.buffer[thread] = group.next_buffer(thread);
     const uint64_t epoch = group.epoch() + 1;
+    set_up(args, shared);
     __syncthreads();
     if (shared.lost != 0) return;
     constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
-    const ChunkTables tables(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), args);
-    find_rows(args, tables);
-    const int senders = sending_ctas(args, tables);
+    const OwnRows own(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), args);
+    own.fill(args, shared.begin[group.rank], shared.begin[group.rank + 1]);
+    const int senders = sending_ctas(args, shared);
     const bool sends = cta < senders;
-    if (thread == 0) shared.senders = sends ? kWorkers : 0;
-    __syncthreads();
     if (warp == kWatcher) {
-        ChunkWatcher(args, tables, shared, epoch).watch();
+        ProgressWatcher(args, shared, senders, epoch).watch();
     } else {
         uint4* ring = memory + warp * kRingUnits;
-        if (sends) {
-            Worker<Work::send>(args, tables, shared, ring, warp * senders + cta, kWorkers * senders).work();
-            // after the count of its last draw: a watcher exits when no warp sends and all chunks have
-            // arrived
-            __threadfence_block();
-            if (thread % kWarpSize == 0) atomicAdd(&shared.senders, -1);
-        }
-        Worker<Work::add>(args, tables, shared, ring, sends ? -1 : warp * (ctas - senders) + cta - senders,
-                          kWorkers * (ctas - senders))
+        const int adders = ctas - senders;
+        if (sends)
+            Worker<Work::send>(args, own, shared, ring, {warp * senders + cta, kWorkers * senders, 0, 0})
+                .work();
+        // A draw is reserved for every warp, so that all add when the last rows have arrived.
+        Worker<Work::add>(args, own, shared, ring,
+                          {sends ? -1 : warp * adders + cta - senders, kWorkers * adders, kWorkers * ctas,
+                           warp * ctas + cta})
             .work();
     }
     __syncthreads();
@@ -382,8 +402,8 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
 }  // namespace
 
 void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, CombineWords* words,
-                         int64_t steps, const Launch& launch) {
-    const int chunk_bits = chunk_bits_for(args.slots), units = static_cast<int>(args.hidden / kUnit),
+                         int64_t progress, const Launch& launch) {
+    const int units = static_cast<int>(args.hidden / kUnit),
               pieces = static_cast<int>(ceil_div(units, kPieceUnits));
     const unsigned grid = std::min(kMostCtas, grid_for(ceil_div(args.slots * pieces, kWorkers), launch, 1));
     const int drawn = drawn_of(pieces, grid, args.group.size);
@@ -391,15 +411,14 @@ void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, C
         .combine = args,
         .barrier = barrier,
         .words = words,
-        .steps = steps,
-        .chunk_bits = chunk_bits,
-        .chunks = static_cast<int>(std::max<int64_t>(1, ceil_div(args.slots, int64_t{1} << chunk_bits))),
+        .progress = progress,
+        .chunks = static_cast<int>(std::clamp(args.slots / kLeastChunkRows, int64_t{1}, kMostChunks)),
         .units = units,
         .pieces = pieces,
         .drawn = drawn,
         .draws = static_cast<int>(ceil_div(pieces, drawn))};
     const std::size_t shared = static_cast<std::size_t>(
-        kWorkers * PieceRing::kBytes + ChunkTables::words(kernel_args) * static_cast<int64_t>(sizeof(int)));
+        kWorkers * PieceRing::kBytes + 2 * OwnRows::words(kernel_args) * static_cast<int64_t>(sizeof(int)));
     allow_shared_memory(combine_sums_kernel, shared, "shared memory of combine");
     combine_sums_kernel<<<grid, kCombineThreads, shared, stream_of(launch)>>>(kernel_args);
     check_launch("combine");

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
-// A chunk is a range of consecutive tokens of one owner, the unit in which combine_sums.cu signals. Here: the
-// tables of a CTA (where the received rows of a chunk are) and its watcher warp, which signals stored chunks
-// to their owners and polls which chunks have arrived. The protocol is described in combine_sums.cu.
+// How combine_sums.cu signals. The rows that a rank returns to an owner are divided into chunks, in the order
+// of the owner's tokens. A CTA that sends stores its progress, the chunks in which it has nothing left to
+// store, at every owner; an owner's tokens may be added up to the first one whose row some rank has not
+// stored. Here: what the warps of a CTA share, the table of this rank's own rows, and the watcher warp that
+// sends and receives progress. The protocol is described in combine_sums.cu.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -12,152 +14,126 @@ namespace fp8flow::hopper::peer {
 
 constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
 constexpr int kWordBits = 32;
-static_assert(kMostCombineChunks <= kWarpSize, "a lane has a chunk");
+static_assert(kMostCombineSenders == kWarpSize, "a lane watches the CTA of its number");
 
 struct CombineSumsArgs {
     CombineArgs combine;
     GroupBarrier barrier;
     CombineWords* words;
-    int64_t steps;           // in a region: flag words of all members' chunks
-    int chunk_bits, chunks;  // a chunk: 1 << chunk_bits tokens
-    int units, pieces;       // of a row
-    int drawn, draws;        // pieces per work item, work items per row
+    int64_t progress;   // in a region: of all members' CTAs that send
+    int chunks;         // of the rows that a rank returns to an owner
+    int units, pieces;  // of a row
+    int drawn, draws;   // pieces per work item, work items per row
 
-    __device__ uint64_t* step(int region, int writer, int chunk) const {
-        return reinterpret_cast<uint64_t*>(combine.group.regions[region] + steps) +
-               writer * kMostCombineChunks + chunk;
+    // Rows of a chunk, if a rank returns `rows` rows.
+    __device__ int chunk_rows(int64_t rows) const { return (static_cast<int>(rows) + chunks - 1) / chunks; }
+    __device__ uint64_t* progress_of(int region, int writer, int cta) const {
+        return reinterpret_cast<uint64_t*>(combine.group.regions[region] + progress) +
+               writer * kMostCombineSenders + cta;
     }
 };
 
-// A CTA's tables of the received rows, in shared memory.
-struct ChunkTables {
-    int* begin;          // [G, chunks + 1]: first received row of an owner in or after a chunk
-    int* first;          // [chunks + 1]: work items to send before a chunk
-    int* stored;         // [chunks]: work items that this CTA has stored
-    uint32_t* has_rows;  // a bit for every own token: this rank hosts some of its experts
-
-    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
-        return static_cast<int64_t>(args.combine.group.size + 2) * (args.chunks + 1) + bits(args);
-    }
-    __device__ ChunkTables(int* memory, const CombineSumsArgs& args)
-        : begin(memory),
-          first(begin + args.combine.group.size * (args.chunks + 1)),
-          stored(first + args.chunks + 1),
-          has_rows(reinterpret_cast<uint32_t*>(stored + args.chunks + 1)),
-          stride_(args.chunks + 1) {}
-    __device__ int& from(int owner, int chunk) const { return begin[owner * stride_ + chunk]; }
-
-private:
-    __host__ __device__ static int64_t bits(const CombineSumsArgs& args) {
-        return (int64_t{args.chunks} << args.chunk_bits) / kWordBits;
-    }
-    int stride_;
-};
-
-// What the warps of a CTA share while they run, accessed by atomics only.
+// What the warps of a CTA share while they run.
 struct CombineShared {
     uint8_t* buffer[PeerMemory::kMaxRanks];
-    int senders;  // warps that still send
-    int arrived;  // chunks that have arrived from all members
-    int lost;
+    int begin[PeerMemory::kMaxRanks + 1];   // of the received rows of an owner
+    int chunk_rows[PeerMemory::kMaxRanks];  // rows of a chunk that this rank returns to an owner
+    int chunk_draws;                        // work items of a chunk, to all owners
+    int lost;                               // at the start
+    // by atomics only
+    int progress[kCombineWarps];  // of a warp that sends: chunks in which it has nothing left to store
+    int arrived;                  // this rank's tokens before this one have arrived from all members
 };
 __device__ __forceinline__ int read_atomic(int* word) { return atomicAdd(word, 0); }
 
-// Fills the tables for the received rows of one owner: where its chunks begin and, for this rank's own rows,
-// which tokens they are. `threads` threads share the work, this one is number `thread`.
-__device__ __forceinline__ void find_rows_of(const CombineSumsArgs& args, const ChunkTables& tables,
-                                             int owner, int thread, int threads) {
-    constexpr int kBatch = 16, kNoToken = -1;  // loads in flight
-    const CombineArgs& combine = args.combine;
-    const int begin = static_cast<int>(combine.received.offsets[owner]),
-              end = static_cast<int>(combine.received.offsets[owner + 1]),
-              base = owner * static_cast<int>(combine.slots);
-    for (int first = begin + thread; first <= end; first += kBatch * threads) {
-        int32_t token[kBatch], before[kBatch];  // of neighbours in the list
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * threads;
-            token[j] = i < end ? combine.received.source[i] - base : kNoToken;
-            before[j] = i > begin && i <= end ? combine.received.source[i - 1] - base : kNoToken;
-        }
-#pragma unroll
-        for (int j = 0; j < kBatch; ++j) {
-            const int i = first + j * threads;
-            if (i > end) continue;
-            const int chunk = i < end ? token[j] >> args.chunk_bits : args.chunks;
-#pragma unroll 1
-            for (int k = i > begin ? (before[j] >> args.chunk_bits) + 1 : 0; k <= chunk; ++k)
-                tables.from(owner, k) = i;
-            if (owner != combine.group.rank || i == end) continue;
-            const int word = token[j] / kWordBits;
-            atomicOr(tables.has_rows + word, 1u << token[j] % kWordBits);
-        }
-    }
-}
+// Which received rows are those of this rank's own tokens, in shared memory.
+struct OwnRows {
+    uint32_t* has_row;  // a bit for every own token: this rank hosts some of its experts
+    int* first;         // of 32 tokens, one of which has a row: their first row
 
-// Fills the tables, by the whole CTA: reads the source of every received row, 16 KB for 4096 tokens, half of
-// it from L1. Barriers inside and at the end.
-__device__ __forceinline__ void find_rows(const CombineSumsArgs& args, const ChunkTables& tables) {
-    const int thread = static_cast<int>(threadIdx.x), size = args.combine.group.size,
-              rank = args.combine.group.rank;
-    const int words = static_cast<int>(ChunkTables::words(args));
-    for (int i = thread; i < words; i += kCombineThreads) tables.begin[i] = 0;
-    __syncthreads();
-    // owners are distributed evenly over the warps, so that all loads are in flight together
-    const int teams = min(size, kCombineWarps), warp = thread / kWarpSize, team = warp % teams,
-              warps = (kCombineWarps - team + teams - 1) / teams;
-#pragma unroll 1
-    for (int owner = team; owner < size; owner += teams)
-        find_rows_of(args, tables, owner, warp / teams * kWarpSize + thread % kWarpSize, warps * kWarpSize);
-    __syncthreads();
-    if (thread < kWarpSize) {  // first: prefix sums over the chunks, a lane each
-        int longest = 0;
-        for (int owner = 0; owner < size && thread < args.chunks; ++owner)
-            if (owner != rank)
-                longest = max(longest, tables.from(owner, thread + 1) - tables.from(owner, thread));
-        int draws = longest * (size - 1) * args.draws;
-        for (int step = 1; step < kWarpSize; step *= 2) {
-            const int other = __shfl_up_sync(kFullMask, draws, step);
-            if (thread >= step) draws += other;
-        }
-        if (thread < args.chunks) tables.first[thread + 1] = draws;
+    __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
+        return ceil_div(args.combine.slots, kWordBits);
     }
-    __syncthreads();
-}
+    __device__ OwnRows(int* memory, const CombineSumsArgs& args)
+        : has_row(reinterpret_cast<uint32_t*>(memory)), first(memory + words(args)) {}
+
+    // Number of the token's received row; -1: it has none.
+    __device__ __forceinline__ int row_of(int token) const {
+        const uint32_t bits = has_row[token / kWordBits], bit = 1u << token % kWordBits;
+        return (bits & bit) == 0 ? -1 : first[token / kWordBits] + __popc(bits & (bit - 1));
+    }
+    // Fills the table, by the whole CTA: reads the source of every own row, 16 KB for 4096 tokens. Barriers
+    // inside and at the end.
+    __device__ __forceinline__ void fill(const CombineSumsArgs& args, int begin, int end) const {
+        constexpr int kRun = 8;  // rows of a thread; loads in flight
+        const int thread = static_cast<int>(threadIdx.x),
+                  base = args.combine.group.rank * static_cast<int>(args.combine.slots);
+        const int32_t* const source = args.combine.received.source;
+        for (int i = thread; i < words(args); i += kCombineThreads) has_row[i] = 0;
+        __syncthreads();
+        for (int i = begin + thread * kRun; i < end; i += kCombineThreads * kRun) {
+            int token[kRun], word = i > begin ? (source[i - 1] - base) / kWordBits : -1;
+            uint32_t bits = 0;  // of `word`
+#pragma unroll
+            for (int e = 0; e < kRun; ++e) token[e] = i + e < end ? source[i + e] - base : -1;
+#pragma unroll
+            for (int e = 0; e < kRun; ++e) {
+                if (token[e] < 0) break;
+                if (token[e] / kWordBits != word) {
+                    if (bits != 0) atomicOr(has_row + word, bits);
+                    word = token[e] / kWordBits;
+                    bits = 0;
+                    first[word] = i + e;
+                }
+                bits |= 1u << token[e] % kWordBits;
+            }
+            if (bits != 0) atomicOr(has_row + word, bits);
+        }
+        __syncthreads();
+    }
+};
 
 // ---- the watcher warp
 
-class ChunkWatcher {
+class ProgressWatcher {
 public:
-    __device__ ChunkWatcher(const CombineSumsArgs& args, const ChunkTables& tables, CombineShared& shared,
-                            uint64_t epoch)
+    // `senders`: CTAs of this rank that send, those of the lowest numbers.
+    __device__ ProgressWatcher(const CombineSumsArgs& args, CombineShared& shared, int senders,
+                               uint64_t epoch)
         : args_(args),
           group_(args.combine.group),
-          tables_(tables),
           shared_(shared),
+          cta_(static_cast<int>(blockIdx.x)),
+          senders_(senders),
           epoch_(epoch),
-          lane_(static_cast<int>(threadIdx.x) % kWarpSize) {}
+          lane_(static_cast<int>(threadIdx.x) % kWarpSize),
+          is_member_(lane_ < group_.size && lane_ != group_.rank) {
+        done_ = is_member_ ? 0 : args.chunks;
+        if (!is_member_) return;
+        rows_ = static_cast<int>(args.combine.send_counts[lane_]);
+        chunk_rows_ = args.chunk_rows(rows_);
+    }
 
-    // Runs until everything of this CTA is signalled and everything of the others has arrived, or until
-    // nothing has changed for `limit` nanoseconds.
+    // Runs until this CTA has sent everything and everything of the others has arrived, or until nothing has
+    // changed for `limit` nanoseconds.
     __device__ __forceinline__ void watch() {
         constexpr unsigned kNap = 100;  // nanoseconds
-        if (blockIdx.x == 0) signal_empty_chunks();
+        if (cta_ == 0) signal_idle_ctas();
+        publish_arrived();
         uint64_t since = global_nanoseconds();
-        for (bool sending = true; sending || arrived_ < args_.chunks;) {
-            const bool may_store =
-                __shfl_sync(kFullMask, lane_ == 0 ? read_atomic(&shared_.senders) : 0, 0) > 0;
-            __syncwarp();
-            const bool signalled = signal_stored(), arrived = poll_members();
-            sending = may_store || signalled;
-            if (signalled || arrived) {
+        for (bool sends = cta_ < senders_, open = true; sends || open;) {
+            // what has arrived is of no use here as long as all warps send
+            const bool signalled = sends && signal_progress(), changed = !sends && poll_members();
+            sends = sends && signalled_ < args_.chunks;
+            open = __any_sync(kFullMask, done_ < args_.chunks);
+            if (signalled || changed) {
                 since = global_nanoseconds();
             } else if (__any_sync(kFullMask, global_nanoseconds() - since > args_.barrier.limit)) {
-                const uint32_t late = __ballot_sync(kFullMask, !has_arrived(arrived_));
+                const uint32_t late = __ballot_sync(kFullMask, done_ < args_.chunks);
                 if (late == 0) continue;
                 report_lost(args_.barrier, late, epoch_);
-                if (lane_ == 0) atomicExch(&shared_.lost, 1);
-                return;
+                if (lane_ == 0) atomicExch(&shared_.arrived, static_cast<int>(args_.combine.tokens));
+                return;  // the workers end
             } else {
                 __nanosleep(kNap);
             }
@@ -165,60 +141,79 @@ public:
     }
 
 private:
-    __device__ __forceinline__ int draws_of(int chunk) const {
-        return tables_.first[chunk + 1] - tables_.first[chunk];
-    }
-    // Call after a fence.
-    __device__ __forceinline__ void signal(int chunk) const {
+    // A progress word of call `epoch`: the chunks done; words of earlier calls are smaller.
+    static constexpr uint64_t kStep = 64;
+    __device__ uint64_t word_of(int done) const { return epoch_ * kStep + static_cast<unsigned>(done); }
+
+    // CTAs that send nothing are done. Orders what the stream has done before, too.
+    __device__ __forceinline__ void signal_idle_ctas() const {
+        fence_system();
+        if (lane_ < senders_) return;
         for (int member = 0; member < group_.size; ++member)
-            if (member != group_.rank) store_relaxed_system(args_.step(member, group_.rank, chunk), epoch_);
+            if (member != group_.rank)
+                store_relaxed_system(args_.progress_of(member, group_.rank, lane_), word_of(args_.chunks));
     }
-    __device__ __forceinline__ void signal_empty_chunks() const {
+    // False if there was nothing new. The fence orders the workers' stores before the progress.
+    __device__ __forceinline__ bool signal_progress() {
+        const int warps = lane_ < kCombineWarps - 1 ? read_atomic(shared_.progress + lane_) : args_.chunks,
+                  done = __reduce_min_sync(kFullMask, warps);
+        if (done == signalled_) return false;
+        signalled_ = done;
+        __syncwarp();  // what lanes have read is ordered before what others store
         fence_system();
-        if (lane_ < args_.chunks && draws_of(lane_) == 0) signal(lane_);
-    }
-    // False if there was nothing new. The first fence orders the workers' stores before this CTA's share of
-    // the count, the second one all CTAs' shares before the flag word at the owners.
-    __device__ __forceinline__ bool signal_stored() {
-        const int chunk = lane_;
-        const int fresh = chunk < args_.chunks ? read_atomic(tables_.stored + chunk) - counted_ : 0;
-        counted_ += fresh;
-        if (!__any_sync(kFullMask, fresh != 0)) return false;
-        fence_system();
-        const unsigned count = static_cast<unsigned>(fresh);
-        const bool complete = fresh != 0 && atomicAdd(args_.words->stored + chunk, count) + count ==
-                                                static_cast<unsigned>(draws_of(chunk));
-        if (!__any_sync(kFullMask, complete)) return true;
-        fence_system();
-        if (!complete) return true;
-        args_.words->stored[chunk] = 0;  // for the next call
-        signal(chunk);
+        if (is_member_) store_relaxed_system(args_.progress_of(lane_, group_.rank, cta_), word_of(done));
         return true;
     }
-    // Whether the chunk has arrived from the member with this lane's number; true in lanes without a member
-    // to wait for.
-    __device__ __forceinline__ bool has_arrived(int chunk) const {
-        return lane_ >= group_.size || lane_ == group_.rank || chunk >= args_.chunks ||
-               load_acquire_system(args_.step(group_.rank, lane_, chunk)) >= epoch_;
-    }
+    // Reads the progress of all members' CTAs; false if nothing new has arrived.
     __device__ __forceinline__ bool poll_members() {
-        const int before = arrived_;
-        while (arrived_ < args_.chunks && __all_sync(kFullMask, has_arrived(arrived_))) ++arrived_;
-        if (arrived_ == before) return false;
+        constexpr int kBatch = 8;  // loads in flight
+        bool changed = false;
+#pragma unroll 1
+        for (int first = 0; first < group_.size; first += kBatch) {
+            uint64_t word[kBatch];
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const int member = first + j;
+                word[j] = word_of(args_.chunks);
+                if (member < group_.size && member != group_.rank)
+                    word[j] = load_relaxed_system(args_.progress_of(group_.rank, member, lane_));
+            }
+#pragma unroll
+            for (int j = 0; j < kBatch; ++j) {
+                const uint64_t of_call = min(max(word[j], word_of(0)), word_of(args_.chunks));
+                const int member = first + j,
+                          done = __reduce_min_sync(kFullMask, static_cast<int>(of_call - word_of(0)));
+                if (member >= group_.size || done == __shfl_sync(kFullMask, done_, member)) continue;
+                load_acquire_system(args_.progress_of(group_.rank, member, lane_));
+                if (lane_ == member) done_ = done;
+                changed = true;
+            }
+        }
+        if (changed) publish_arrived();
+        return changed;
+    }
+    // Tokens before that of the first row that some member has not signalled have arrived.
+    __device__ __forceinline__ void publish_arrived() const {
+        const int rows = min(done_ * chunk_rows_, rows_), tokens = static_cast<int>(args_.combine.tokens);
+        int arrived = tokens;
+        if (is_member_ && rows < rows_)
+            arrived = args_.combine.send_tokens[lane_ * args_.combine.slots + rows];
+        arrived = __reduce_min_sync(kFullMask, arrived);
         __syncwarp();  // what all lanes have read is ordered before what lane 0 publishes
         __threadfence_block();
-        if (lane_ == 0) atomicExch(&shared_.arrived, arrived_);
-        return true;
+        if (lane_ == 0) atomicExch(&shared_.arrived, arrived);
     }
 
     const CombineSumsArgs& args_;
     const PeerGroup& group_;
-    const ChunkTables& tables_;
     CombineShared& shared_;
+    const int cta_, senders_;
     const uint64_t epoch_;
     const int lane_;
-    int counted_ = 0;  // of this lane's chunk: work items already counted
-    int arrived_ = 0;  // chunks
+    const bool is_member_;           // the lane's number is that of a member to wait for
+    int rows_ = 0, chunk_rows_ = 0;  // that it returns; of a chunk
+    int done_ = 0;                   // its chunks that have arrived
+    int signalled_ = 0;              // this CTA's progress
 };
 
 }  // namespace fp8flow::hopper::peer

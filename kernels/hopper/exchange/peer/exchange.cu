@@ -74,7 +74,7 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
     flagged_rows = std::max(slots, kFlaggedRows);
     row_flags = take(expert_parallel * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
     combine_words = take(sizeof(CombineWords));
-    combine_steps = take(PeerMemory::kMaxRanks * kCombineSteps);
+    combine_progress = take(PeerMemory::kMaxRanks * kCombineProgress);
 
     const int64_t routing = expert_parallel * slots * limits.topk * 8;
     const int64_t sent = expert_parallel * slots;

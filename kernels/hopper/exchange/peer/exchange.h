@@ -60,7 +60,7 @@ struct PeerLayout {
     int64_t words = 0, tables = 0;
     int64_t flags = 0, buffers = 0, buffer_bytes = 0;  // of the expert-parallel group
     int64_t row_flags = 0, flagged_rows = 0;           // of each of its ranks
-    int64_t combine_words = 0, combine_steps = 0;
+    int64_t combine_words = 0, combine_progress = 0;
     Reduction world, replicas;
     int64_t bytes = 0;
 };
