@@ -322,6 +322,22 @@ private:
     uint32_t others_left_ = 0;      // and the ranks whose rows are not issued yet
 };
 
+// The number of CTAs that send: their share of the rows moved, at most what makes sending faster, and few
+// enough that the others keep up with adding. `sent`, `returned`: rows to and from other ranks. One thread.
+__device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, int sent, int returned) {
+    const CombineArgs& combine = args.combine;
+    const int ctas = static_cast<int>(gridDim.x), tokens = static_cast<int>(combine.tokens);
+    if (sent == 0) return 0;
+    const auto received = static_cast<float>(combine.received.offsets[combine.group.size]);
+    // M-rows of a received row, if all ranks have as many; summed into one, which is sent, or added
+    const float summed = static_cast<float>(combine.slots * combine.topk) / received,
+                to_send = static_cast<float>(sent) * (summed + 1),
+                to_add = (received - static_cast<float>(sent)) * summed +
+                         static_cast<float>(returned + (combine.residual.data != nullptr ? 2 : 1) * tokens);
+    const int share = static_cast<int>(static_cast<float>(ctas) * to_send / (to_send + to_add) + 0.5f);
+    return max(1, min(share, min(kMostCombineSenders, ctas * 2 / 3)));
+}
+
 // What the CTA's warps share, by all threads, without a barrier at the end.
 __device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShared& shared) {
     const PeerGroup& group = args.combine.group;
@@ -333,27 +349,20 @@ __device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShare
         shared.chunk_rows[thread] = args.chunk_rows(offsets[thread + 1] - offsets[thread]);
     }
     if (thread <= group.size) shared.begin[thread] = static_cast<int>(offsets[thread]);
-    if (thread < kWarpSize) {
-        const int64_t rows =
-            thread < group.size && thread != group.rank ? offsets[thread + 1] - offsets[thread] : 0;
-        const int longest = __reduce_max_sync(kFullMask, args.chunk_rows(rows));
+    if (thread < kWarpSize) {  // a lane each rank
+        const bool other = thread < group.size && thread != group.rank;
+        const int sent = other ? static_cast<int>(offsets[thread + 1] - offsets[thread]) : 0,
+                  returned = other ? static_cast<int>(args.combine.send_counts[thread]) : 0,
+                  longest = __reduce_max_sync(kFullMask, args.chunk_rows(sent)),
+                  all_sent = __reduce_add_sync(kFullMask, sent),
+                  all_returned = __reduce_add_sync(kFullMask, returned);
         if (thread == 0) {
             shared.chunk_draws = longest * (group.size - 1) * args.draws;
+            shared.senders = sending_ctas(args, all_sent, all_returned);
             shared.arrived = 0;
             shared.lost = group.lost() ? 1 : 0;
         }
     }
-}
-
-// The number of CTAs that send: their share of the draws, at most what makes sending faster, and few enough
-// that the others keep up with adding.
-__device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, const CombineShared& shared) {
-    const int64_t ctas = gridDim.x, sent = int64_t{args.chunks} * shared.chunk_draws,
-                  added = args.combine.tokens * args.draws;
-    if (sent == 0) return 0;
-    const int64_t share = (sent * ctas + (sent + added) / 2) / (sent + added),
-                  most = min(int64_t{kMostCombineSenders}, ctas * 2 / 3);
-    return static_cast<int>(max(int64_t{1}, min(share, most)));
 }
 
 // Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in
@@ -374,7 +383,7 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
     const OwnRows own(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), args);
     own.fill(args, shared.begin[group.rank], shared.begin[group.rank + 1]);
-    const int senders = sending_ctas(args, shared);
+    const int senders = shared.senders;
     const bool sends = cta < senders;
     if (warp == kWatcher) {
         ProgressWatcher(args, shared, senders, epoch).watch();

@@ -39,6 +39,7 @@ struct CombineShared {
     int begin[PeerMemory::kMaxRanks + 1];   // of the received rows of an owner
     int chunk_rows[PeerMemory::kMaxRanks];  // rows of a chunk that this rank returns to an owner
     int chunk_draws;                        // work items of a chunk, to all owners
+    int senders;                            // CTAs of this rank that send, those of the lowest numbers
     int lost;                               // at the start
     // by atomics only
     int progress[kCombineWarps];  // of a warp that sends: chunks in which it has nothing left to store
