@@ -113,7 +113,7 @@ add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$roo
 
 # golden NAME TEST [LIMIT]. Alone on the GPUs: kernels that wait for other ranks crawl where processes take turns on a GPU.
 golden() {
-    local limit=${3:-$((gpus == 8 ? 240 : 120))}
+    local limit=${3:-$((gpus == 8 ? 300 : 120))}
     add --gpus "$gpus" --limit "$limit" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
         "--gtest_filter=Golden.$2"
 }

@@ -46,14 +46,10 @@ constexpr int kWorkers = kCombineWarps - 1;
 // CTAs in all: those that add compete for memory with those that send. Two ranks: 132 CTAs 264 to 276 us, 64
 // CTAs 237; four ranks 500 and 506.
 constexpr unsigned kMostCtas = 64;
-// Chunks: as many, where they have so many rows. A watcher that is in the middle of a fence signals several
-// at once, so that small ones cost nothing.
-constexpr int64_t kMostChunks = 63, kLeastChunkRows = 16;
 
 // Pieces of a work item. One, so that all warps share the tail, except where instructions are what takes
-// time: a whole row on few CTAs, and two between two ranks, where less crosses the wire. Items of two pieces
-// and of one: two ranks, rows of 7 pieces 238 and 258 us, of 2 pieces 106 and 98; four ranks 506 and 494, 191
-// and 172.
+// time: a whole row on few CTAs, and two between two ranks, where less crosses the wire: rows of 7 pieces 257
+// us and not 277; four ranks 490 and 488.
 int drawn_of(int pieces, unsigned ctas, int ranks) {
     constexpr unsigned kFewCtas = 40;
     if (ctas <= kFewCtas) return pieces;
@@ -69,12 +65,12 @@ enum class Work { send, add };
 // and the number of a fourth.
 template <Work kWork> class Worker {
 public:
-    // Draws of a kind of work: the first `assigned` are assigned, one to each of those warps, the last
-    // `reserved` as well, and the others are claimed from a counter.
+    // How the draws of a kind of work are divided: the first `assigned` and the last `reserved` go to warps
+    // one by one, in advance; the others are claimed from a counter.
     struct Share {
-        int first;  // of this warp; negative: none
+        int first;  // of this warp; negative: it claims its first
         int assigned;
-        int reserved, last;  // this warp's is the `last`-th of those reserved
+        int reserved, last;  // this warp's is number `last` of those
     };
     __device__ Worker(const CombineSumsArgs& args, const OwnRows& own, CombineShared& shared, uint4* ring,
                       const Share& share)
@@ -383,13 +379,12 @@ __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const 
     constexpr int kRingUnits = static_cast<int>(PieceRing::kBytes / sizeof(uint4));
     const OwnRows own(reinterpret_cast<int*>(memory + kWorkers * kRingUnits), args);
     own.fill(args, shared.begin[group.rank], shared.begin[group.rank + 1]);
-    const int senders = shared.senders;
-    const bool sends = cta < senders;
     if (warp == kWatcher) {
-        ProgressWatcher(args, shared, senders, epoch).watch();
+        ProgressWatcher(args, shared, epoch).watch();
     } else {
         uint4* ring = memory + warp * kRingUnits;
-        const int adders = ctas - senders;
+        const int senders = shared.senders, adders = ctas - senders;
+        const bool sends = cta < senders;
         if (sends)
             Worker<Work::send>(args, own, shared, ring, {warp * senders + cta, kWorkers * senders, 0, 0})
                 .work();
@@ -421,7 +416,7 @@ void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, C
         .barrier = barrier,
         .words = words,
         .progress = progress,
-        .chunks = static_cast<int>(std::clamp(args.slots / kLeastChunkRows, int64_t{1}, kMostChunks)),
+        .chunks = static_cast<int>(std::clamp<int64_t>(args.slots / kLeastChunkRows, 1, kMostCombineChunks)),
         .units = units,
         .pieces = pieces,
         .drawn = drawn,

@@ -14,6 +14,9 @@ namespace fp8flow::hopper::peer {
 
 constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
 constexpr int kWordBits = 32;
+// Chunks of the rows that a rank returns to an owner: as many, where they have so many rows. A watcher that
+// is in the middle of a fence signals several at once afterwards, so that small ones cost nothing.
+constexpr int kMostCombineChunks = 63, kLeastChunkRows = 16;
 static_assert(kMostCombineSenders == kWarpSize, "a lane watches the CTA of its number");
 
 struct CombineSumsArgs {
@@ -98,22 +101,16 @@ struct OwnRows {
 
 class ProgressWatcher {
 public:
-    // `senders`: CTAs of this rank that send, those of the lowest numbers.
-    __device__ ProgressWatcher(const CombineSumsArgs& args, CombineShared& shared, int senders,
-                               uint64_t epoch)
+    __device__ ProgressWatcher(const CombineSumsArgs& args, CombineShared& shared, uint64_t epoch)
         : args_(args),
           group_(args.combine.group),
           shared_(shared),
           cta_(static_cast<int>(blockIdx.x)),
-          senders_(senders),
           epoch_(epoch),
           lane_(static_cast<int>(threadIdx.x) % kWarpSize),
-          is_member_(lane_ < group_.size && lane_ != group_.rank) {
-        done_ = is_member_ ? 0 : args.chunks;
-        if (!is_member_) return;
-        rows_ = static_cast<int>(args.combine.send_counts[lane_]);
-        chunk_rows_ = args.chunk_rows(rows_);
-    }
+          is_member_(lane_ < group_.size && lane_ != group_.rank),
+          rows_(is_member_ ? static_cast<int>(args.combine.send_counts[lane_]) : 0),
+          done_(is_member_ ? 0 : args.chunks) {}
 
     // Runs until this CTA has sent everything and everything of the others has arrived, or until nothing has
     // changed for `limit` nanoseconds.
@@ -122,7 +119,7 @@ public:
         if (cta_ == 0) signal_idle_ctas();
         publish_arrived();
         uint64_t since = global_nanoseconds();
-        for (bool sends = cta_ < senders_, open = true; sends || open;) {
+        for (bool sends = cta_ < shared_.senders, open = true; sends || open;) {
             // what has arrived is of no use here as long as all warps send
             const bool signalled = sends && signal_progress(), changed = !sends && poll_members();
             sends = sends && signalled_ < args_.chunks;
@@ -143,13 +140,13 @@ public:
 
 private:
     // A progress word of call `epoch`: the chunks done; words of earlier calls are smaller.
-    static constexpr uint64_t kStep = 64;
+    static constexpr uint64_t kStep = kMostCombineChunks + 1;
     __device__ uint64_t word_of(int done) const { return epoch_ * kStep + static_cast<unsigned>(done); }
 
     // CTAs that send nothing are done. Orders what the stream has done before, too.
     __device__ __forceinline__ void signal_idle_ctas() const {
         fence_system();
-        if (lane_ < senders_) return;
+        if (lane_ < shared_.senders) return;
         for (int member = 0; member < group_.size; ++member)
             if (member != group_.rank)
                 store_relaxed_system(args_.progress_of(member, group_.rank, lane_), word_of(args_.chunks));
@@ -195,7 +192,8 @@ private:
     }
     // Tokens before that of the first row that some member has not signalled have arrived.
     __device__ __forceinline__ void publish_arrived() const {
-        const int rows = min(done_ * chunk_rows_, rows_), tokens = static_cast<int>(args_.combine.tokens);
+        const int rows = min(done_ * args_.chunk_rows(rows_), rows_),
+                  tokens = static_cast<int>(args_.combine.tokens);
         int arrived = tokens;
         if (is_member_ && rows < rows_)
             arrived = args_.combine.send_tokens[lane_ * args_.combine.slots + rows];
@@ -208,13 +206,13 @@ private:
     const CombineSumsArgs& args_;
     const PeerGroup& group_;
     CombineShared& shared_;
-    const int cta_, senders_;
+    const int cta_;
     const uint64_t epoch_;
     const int lane_;
-    const bool is_member_;           // the lane's number is that of a member to wait for
-    int rows_ = 0, chunk_rows_ = 0;  // that it returns; of a chunk
-    int done_ = 0;                   // its chunks that have arrived
-    int signalled_ = 0;              // this CTA's progress
+    const bool is_member_;  // the lane's number is that of a member to wait for
+    const int rows_;        // that it returns
+    int done_;              // its chunks that have arrived
+    int signalled_ = 0;     // this CTA's progress
 };
 
 }  // namespace fp8flow::hopper::peer
