@@ -129,8 +129,8 @@ TEST_P(GpuExchange, WideRows) {
                        .seed = 6});
 }
 
-// Numbers of tokens next to those with one more chunk of a combine (16 rows, up to 63 chunks), many on one
-// rank and few on the others, and rows with a short last piece.
+// Numbers of tokens next to those with one more chunk of a combine (one for 16 tokens, at most 63), many on
+// one rank and few on the others, and rows with a short last piece.
 TEST_P(GpuExchange, EdgesOfChunks) {
     for (const int64_t tokens : {31, 32, 129, 1008}) {
         std::vector<int64_t> all = on_every_rank(ranks(), tokens);

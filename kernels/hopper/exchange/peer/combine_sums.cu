@@ -16,7 +16,7 @@
 //
 // Wire and memory have to overlap. When own sums went through the receive buffer as well, and were added
 // after the group barrier, memory traffic was 822 and 1011 MB. An SM loads about 110 GB/s or stores 50, one
-// after the other, so that 24 sending SMs need 416 us with four ranks.
+// after the other: 265 us for 24 sending SMs with four ranks, yet 24 take a fifth longer than 32.
 //
 // Work. The rows that a rank returns to an owner are divided into chunks. A work item ("draw") is some pieces
 // of one token's sum; warps claim items from a counter, chunk by chunk. Some CTAs send, the others add:
@@ -25,12 +25,13 @@
 // its M-rows into y, rounded to BF16 on the way as if they had passed through a receive buffer.
 //
 // Signals. One warp of every CTA is the watcher. In a CTA that sends it fences when all warps have left a
-// chunk, and stores the CTA's progress at every owner. It also reads the progress of the other ranks' CTAs:
-// tokens may be added up to the first one whose row some rank has not stored, and what this rank has of later
-// ones may be summed meanwhile. All progress words of a member together are its arrival at the group barrier:
-// they order everything that its stream has done before, and every CTA waits for them from every member, with
-// or without tokens. The watcher exists because a fence takes microseconds, and a warp that sends must not
-// execute one.
+// chunk, and stores the CTA's progress at every owner. When its CTA has sent everything, it reads the
+// progress of the other ranks' CTAs: tokens may be added up to the first one with a row that has not arrived,
+// and this rank's own rows of later ones may be summed meanwhile. A member has 32 progress words; CTA 0
+// stores those of numbers that do not send. All of them together are the member's arrival at the group
+// barrier: they order everything that its stream has done before, and every CTA waits for them from every
+// member, with or without tokens. The watcher exists because a fence takes microseconds, and a warp that
+// sends must not execute one.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/combine_ring.h"
@@ -41,15 +42,13 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-constexpr int kWatcher = kCombineWarps - 1;  // the watcher warp; all others are workers
-constexpr int kWorkers = kCombineWarps - 1;
-// CTAs in all: those that add compete for memory with those that send. Two ranks: 132 CTAs 264 to 276 us, 64
-// CTAs 237; four ranks 500 and 506.
+// CTAs in all: those that add compete for memory with those that send. Two ranks took 11 to 16 % longer with
+// 132 CTAs than with 64, four ranks 1 % less.
 constexpr unsigned kMostCtas = 64;
 
 // Pieces of a work item. One, so that all warps share the tail, except where instructions are what takes
-// time: a whole row on few CTAs, and two between two ranks, where less crosses the wire: rows of 7 pieces 257
-// us and not 277; four ranks 490 and 488.
+// time: a whole row on few CTAs, and two between two ranks, where less crosses the wire: rows of 7 pieces
+// took 7 % less than with items of one. Four ranks took as long with either.
 int drawn_of(int pieces, unsigned ctas, int ranks) {
     constexpr unsigned kFewCtas = 40;
     if (ctas <= kFewCtas) return pieces;
@@ -225,8 +224,13 @@ private:
     // Whether the rows that others return for the token are here.
     __device__ __forceinline__ bool has_arrived(int token) {
         if (token < arrived_) return true;
-        arrived_ = __shfl_sync(kFullMask, lane_ == 0 ? read_atomic(&shared_.arrived) : 0, 0);
-        __threadfence_block();  // after the watcher's reads of progress
+        int arrived = 0;
+        if (lane_ == 0) {
+            arrived = read_atomic(&shared_.arrived);
+            __threadfence_block();  // what the watcher has seen is ordered before what the lanes load
+        }
+        __syncwarp();
+        arrived_ = __shfl_sync(kFullMask, arrived, 0);
         return token < arrived_;
     }
     // False if there is nothing to load, or not yet.
@@ -305,7 +309,7 @@ private:
     const int lane_;
     const uint4* const src_;
     const int assigned_, draws_, claimable_;
-    int last_;  // the draw that is reserved for this warp; draws_: none, any more
+    int last_;  // the draw that is reserved for this warp; draws_: none, or already taken
     PieceRing ring_;
     int number_ = 0;   // in lane 0: of the draw after the upcoming one
     int left_ = 0;     // chunks before this one are stored
@@ -325,7 +329,8 @@ __device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, int sen
     const int ctas = static_cast<int>(gridDim.x), tokens = static_cast<int>(combine.tokens);
     if (sent == 0) return 0;
     const auto received = static_cast<float>(combine.received.offsets[combine.group.size]);
-    // M-rows of a received row, if all ranks have as many; summed into one, which is sent, or added
+    // M-rows of a received row, if all ranks have as many (inside a host of several, fewer than stated);
+    // summed into one, which is sent, or added
     const float summed = static_cast<float>(combine.slots * combine.topk) / received,
                 to_send = static_cast<float>(sent) * (summed + 1),
                 to_add = (received - static_cast<float>(sent)) * summed +
@@ -339,7 +344,7 @@ __device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShare
     const PeerGroup& group = args.combine.group;
     const int64_t* offsets = args.combine.received.offsets;
     const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kCombineWarps) shared.progress[thread] = 0;
+    if (thread < kWorkers) shared.progress[thread] = 0;
     if (thread < group.size) {
         shared.buffer[thread] = group.next_buffer(thread);
         shared.chunk_rows[thread] = args.chunk_rows(offsets[thread + 1] - offsets[thread]);
@@ -416,7 +421,7 @@ void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, C
         .barrier = barrier,
         .words = words,
         .progress = progress,
-        .chunks = static_cast<int>(std::clamp<int64_t>(args.slots / kLeastChunkRows, 1, kMostCombineChunks)),
+        .chunks = static_cast<int>(std::clamp<int64_t>(args.slots / kChunkSlots, 1, kMostCombineChunks)),
         .units = units,
         .pieces = pieces,
         .drawn = drawn,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // How combine_sums.cu signals. The rows that a rank returns to an owner are divided into chunks, in the order
-// of the owner's tokens. A CTA that sends stores its progress, the chunks in which it has nothing left to
-// store, at every owner; an owner's tokens may be added up to the first one whose row some rank has not
-// stored. Here: what the warps of a CTA share, the table of this rank's own rows, and the watcher warp that
-// sends and receives progress. The protocol is described in combine_sums.cu.
+// of the owner's tokens. A CTA that sends stores its progress at every owner: the chunks in which it has
+// nothing left to store. An owner adds its tokens up to the first one with a row that has not arrived. Here:
+// what the warps of a CTA share, the table of this rank's own rows, and the watcher warp that sends and
+// receives progress. The protocol is described in combine_sums.cu.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -12,11 +12,13 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kCombineWarps = 16, kCombineThreads = kCombineWarps * kWarpSize;
+constexpr int kWorkers = 15, kWatcher = kWorkers;  // warps of a CTA; the number of the watcher
+constexpr int kCombineThreads = (kWorkers + 1) * kWarpSize;
 constexpr int kWordBits = 32;
-// Chunks of the rows that a rank returns to an owner: as many, where they have so many rows. A watcher that
-// is in the middle of a fence signals several at once afterwards, so that small ones cost nothing.
-constexpr int kMostCombineChunks = 63, kLeastChunkRows = 16;
+// Chunks of the rows that a rank returns to an owner: one for so many slots, the same number on all ranks,
+// whatever the routing; some may be empty. A watcher that is in the middle of a fence signals several at once
+// afterwards, so that small ones cost nothing.
+constexpr int kMostCombineChunks = 63, kChunkSlots = 16;
 static_assert(kMostCombineSenders == kWarpSize, "a lane watches the CTA of its number");
 
 struct CombineSumsArgs {
@@ -45,15 +47,15 @@ struct CombineShared {
     int senders;                            // CTAs of this rank that send, those of the lowest numbers
     int lost;                               // at the start
     // by atomics only
-    int progress[kCombineWarps];  // of a warp that sends: chunks in which it has nothing left to store
-    int arrived;                  // this rank's tokens before this one have arrived from all members
+    int progress[kWorkers];  // of a warp that sends: chunks in which it has nothing left to store
+    int arrived;             // this rank's tokens before this one have arrived from all members
 };
 __device__ __forceinline__ int read_atomic(int* word) { return atomicAdd(word, 0); }
 
 // Which received rows are those of this rank's own tokens, in shared memory.
 struct OwnRows {
     uint32_t* has_row;  // a bit for every own token: this rank hosts some of its experts
-    int* first;         // of 32 tokens, one of which has a row: their first row
+    int* first;         // per 32 tokens: their first row; unset where none has a row
 
     __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
         return ceil_div(args.combine.slots, kWordBits);
@@ -113,25 +115,24 @@ public:
           done_(is_member_ ? 0 : args.chunks) {}
 
     // Runs until this CTA has sent everything and everything of the others has arrived, or until nothing has
-    // changed for `limit` nanoseconds.
+    // arrived for `limit` nanoseconds after it has sent. (Sending waits for nobody.)
     __device__ __forceinline__ void watch() {
         constexpr unsigned kNap = 100;  // nanoseconds
         if (cta_ == 0) signal_idle_ctas();
         publish_arrived();
         uint64_t since = global_nanoseconds();
         for (bool sends = cta_ < shared_.senders, open = true; sends || open;) {
-            // what has arrived is of no use here as long as all warps send
+            // polled only after that: a poll would hold up what this CTA signals
             const bool signalled = sends && signal_progress(), changed = !sends && poll_members();
             sends = sends && signalled_ < args_.chunks;
             open = __any_sync(kFullMask, done_ < args_.chunks);
             if (signalled || changed) {
                 since = global_nanoseconds();
-            } else if (__any_sync(kFullMask, global_nanoseconds() - since > args_.barrier.limit)) {
-                const uint32_t late = __ballot_sync(kFullMask, done_ < args_.chunks);
-                if (late == 0) continue;
-                report_lost(args_.barrier, late, epoch_);
+            } else if (!sends && __any_sync(kFullMask, global_nanoseconds() - since > args_.barrier.limit)) {
+                report_lost(args_.barrier, __ballot_sync(kFullMask, done_ < args_.chunks), epoch_);
+                // the workers end; their sums are not used
                 if (lane_ == 0) atomicExch(&shared_.arrived, static_cast<int>(args_.combine.tokens));
-                return;  // the workers end
+                return;
             } else {
                 __nanosleep(kNap);
             }
@@ -153,11 +154,12 @@ private:
     }
     // False if there was nothing new. The fence orders the workers' stores before the progress.
     __device__ __forceinline__ bool signal_progress() {
-        const int warps = lane_ < kCombineWarps - 1 ? read_atomic(shared_.progress + lane_) : args_.chunks,
+        const int warps = lane_ < kWorkers ? read_atomic(shared_.progress + lane_) : args_.chunks,
                   done = __reduce_min_sync(kFullMask, warps);
         if (done == signalled_) return false;
         signalled_ = done;
-        __syncwarp();  // what lanes have read is ordered before what others store
+        __threadfence_block();  // what a lane has read is ordered before what the others store
+        __syncwarp();
         fence_system();
         if (is_member_) store_relaxed_system(args_.progress_of(lane_, group_.rank, cta_), word_of(done));
         return true;
@@ -178,9 +180,9 @@ private:
             }
 #pragma unroll
             for (int j = 0; j < kBatch; ++j) {
-                const uint64_t of_call = min(max(word[j], word_of(0)), word_of(args_.chunks));
+                const uint64_t clamped = min(max(word[j], word_of(0)), word_of(args_.chunks));
                 const int member = first + j,
-                          done = __reduce_min_sync(kFullMask, static_cast<int>(of_call - word_of(0)));
+                          done = __reduce_min_sync(kFullMask, static_cast<int>(clamped - word_of(0)));
                 if (member >= group_.size || done == __shfl_sync(kFullMask, done_, member)) continue;
                 load_acquire_system(args_.progress_of(group_.rank, member, lane_));
                 if (lane_ == member) done_ = done;

@@ -25,14 +25,18 @@
 // arrival and waits for the arrival of the others. What is read is guarded row by row: after each row the
 // writer stores the epoch into a flag of that row.
 //
+// Combine of BF16 rows (combine_sums.cu) has its barrier in the kernel, too: words of progress of every
+// member's CTAs instead of its flag line. A token is added as soon as they say that its rows are here.
+//
 // The expert-parallel group, the world and the replicas have flags, epochs and buffers of their own; the one
 // stream orders their calls. A large all-reduce has two barriers a chunk: its inputs are read between the
 // two, its results between the second and the next chunk's first, so neither needs a second copy. A
 // reduce-scatter and an all-gather use the same memory, a round of shares at a time: written, barrier, read,
 // barrier.
 //
-// Deadline. A wait that passes it sets the rank's `lost` word. From then on the rank's kernels access no peer
-// and do not signal their arrival, so nobody uses data that was never written; check_peers() reports it.
+// Deadline. A wait that passes it sets the rank's `lost` word, and check_peers() reports it. What the kernel
+// that waited writes is not to be used. Kernels that start afterwards access no peer and do not signal their
+// arrival, so nobody else uses data that was never written.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
