@@ -132,7 +132,7 @@ TEST_P(GpuExchange, WideRows) {
 // Numbers of tokens next to those with one more chunk of a combine (one for 16 tokens, at most 63), many on
 // one rank and few on the others, and rows with a short last piece.
 TEST_P(GpuExchange, EdgesOfChunks) {
-    for (const int64_t tokens : {31, 32, 129, 1008}) {
+    for (const int64_t tokens : {31, 32, 127, 128, 129, 1000, 1008}) {
         std::vector<int64_t> all = on_every_rank(ranks(), tokens);
         all.back() = 5;
         for (const Skew skew : {Skew::none, Skew::hot_rank, Skew::empty_rank})
@@ -144,7 +144,9 @@ TEST_P(GpuExchange, EdgesOfChunks) {
                        .skew = skew,
                        .seed = static_cast<uint64_t>(tokens)});
     }
-    // chunks of many rows, the last one of fewer
+    // as many chunks of a combine as there can be, and long ones
+    check(
+        {.tokens = on_every_rank(ranks(), 4095), .topk = 2, .experts = 2 * ranks(), .hidden = 8, .seed = 14});
     std::vector<int64_t> many = on_every_rank(ranks(), 300);
     many.front() = 16500;
     check({.tokens = many, .topk = 1, .experts = 2 * ranks(), .hidden = 16, .seed = 13});
