@@ -339,30 +339,30 @@ __device__ __forceinline__ int sending_ctas(const CombineSumsArgs& args, int sen
     return max(1, min(share, min(kMostCombineSenders, ctas * 2 / 3)));
 }
 
-// What the CTA's warps share, by all threads, without a barrier at the end.
+// What the CTA's warps share, by the first warp, without a barrier at the end.
 __device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShared& shared) {
     const PeerGroup& group = args.combine.group;
     const int64_t* offsets = args.combine.received.offsets;
-    const int thread = static_cast<int>(threadIdx.x);
-    if (thread < kWorkers) shared.progress[thread] = 0;
-    if (thread < group.size) {
-        shared.buffer[thread] = group.next_buffer(thread);
-        shared.chunk_rows[thread] = args.chunk_rows(offsets[thread + 1] - offsets[thread]);
+    const int lane = static_cast<int>(threadIdx.x);  // a rank
+    if (lane >= kWarpSize) return;
+    const bool exists = lane < group.size, other = exists && lane != group.rank;
+    const int sent = other ? static_cast<int>(offsets[lane + 1] - offsets[lane]) : 0,
+              returned = other ? static_cast<int>(args.combine.send_counts[lane]) : 0,
+              rows = args.chunk_rows(sent), longest = __reduce_max_sync(kFullMask, rows),
+              all_sent = __reduce_add_sync(kFullMask, sent),
+              all_returned = __reduce_add_sync(kFullMask, returned);
+    if (exists) {
+        shared.buffer[lane] = group.next_buffer(lane);
+        shared.chunk_rows[lane] = rows;
+        shared.begin[lane + 1] = static_cast<int>(offsets[lane + 1]);
     }
-    if (thread <= group.size) shared.begin[thread] = static_cast<int>(offsets[thread]);
-    if (thread < kWarpSize) {  // a lane each rank
-        const bool other = thread < group.size && thread != group.rank;
-        const int sent = other ? static_cast<int>(offsets[thread + 1] - offsets[thread]) : 0,
-                  returned = other ? static_cast<int>(args.combine.send_counts[thread]) : 0,
-                  longest = __reduce_max_sync(kFullMask, args.chunk_rows(sent)),
-                  all_sent = __reduce_add_sync(kFullMask, sent),
-                  all_returned = __reduce_add_sync(kFullMask, returned);
-        if (thread == 0) {
-            shared.chunk_draws = longest * (group.size - 1) * args.draws;
-            shared.senders = sending_ctas(args, all_sent, all_returned);
-            shared.arrived = 0;
-            shared.lost = group.lost() ? 1 : 0;
-        }
+    if (lane < kWorkers) shared.progress[lane] = 0;
+    if (lane == 0) {
+        shared.begin[0] = static_cast<int>(offsets[0]);
+        shared.chunk_draws = longest * (group.size - 1) * args.draws;
+        shared.senders = sending_ctas(args, all_sent, all_returned);
+        shared.arrived = 0;
+        shared.lost = group.lost() ? 1 : 0;
     }
 }
 
