@@ -103,9 +103,10 @@ void run_dense(const DenseCase& c, const Dense& s, GemmBackend backend) {
     expect_result(parity, d, c.mode, backend, run);
 }
 
-const std::vector<Dense> kShapes = {{0, 16, 32},    {5, 0, 7},       {4, 6, 0},       {1, 1, 1},
-                                    {1, 128, 128},  {127, 129, 130}, {128, 64, 257},  {129, 300, 64},
-                                    {33, 270, 600}, {200, 31, 385},  {128, 384, 304}, {256, 256, 640}};
+const std::vector<Dense> kShapes = {{0, 16, 32},     {5, 0, 7},       {4, 6, 0},       {1, 1, 1},
+                                    {1, 128, 128},   {127, 129, 130}, {128, 64, 257},  {129, 300, 64},
+                                    {33, 270, 600},  {200, 31, 385},  {128, 384, 304}, {256, 256, 640},
+                                    {256, 384, 640}, {128, 640, 304}};
 
 TEST(GemmParity, PlainFormsAndShapesOnCudaCores) {
     for (const Dense& s : kShapes) {

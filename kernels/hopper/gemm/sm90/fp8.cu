@@ -231,13 +231,11 @@ bool wgmma_supports_fp8(const GemmProblem& p, int64_t alignment) {
                (s.outputs_per_scale == kStageK || s.outputs_per_scale == 1);
     };
     const bool a_rows = p.a.scale.outputs_per_scale == 1, b_columns = p.b.scale.outputs_per_scale == 1;
-    // Scales of rows and of columns are bulk copies: of a tile's rows; of a tile's columns here, of a
-    // warpgroup's in fp8_wgrad.cu.
-    const int copied_columns = p.grouped == Grouped::contraction ? kWarpgroupCols : kTileCols;
+    // scales of rows and of columns are bulk copies, of a tile's rows and of a warpgroup's columns
     return scaled_by_128(p.a.scale) && scaled_by_128(p.b.scale) && alignment % kTileRows == 0 &&
            (!a_rows || p.a.scale.block_stride % 4 == 0) &&
            (!a_rows || p.grouped == Grouped::rows || (b_columns && p.m % kTileRows == 0)) &&
-           (!b_columns || (a_rows && p.n % copied_columns == 0 && p.b.scale.block_stride % 4 == 0 &&
+           (!b_columns || (a_rows && p.n % kWarpgroupCols == 0 && p.b.scale.block_stride % 4 == 0 &&
                            (p.grouped == Grouped::contraction || p.groups.num_groups == 1)));
 }
 

@@ -123,9 +123,11 @@ __device__ __forceinline__ void produce_operands(const GemmProblem& problem, Sha
                 bulk_load(scales_at(problem.a.scale, first_a, tile.a_output), full, shared.row_scales[index],
                           kRowBytes);
             if constexpr (kColBytes > 0)
-                // the tile of the second CTA may be past the last column
-                bulk_load(scales_at(problem.b.scale, first_b, min(tile.b_output, problem.n - kTileCols)),
-                          full, shared.col_scales[index], kColBytes);
+                // of a warpgroup each, which may be past the last column: its sums are not stored
+                for (int64_t col = 0; col < kTileCols; col += kWarpgroupCols)
+                    bulk_load(scales_at(problem.b.scale, first_b,
+                                        min(tile.b_output + col, problem.n - kWarpgroupCols)),
+                              full, shared.col_scales[index] + col, kWarpgroupCols * sizeof(float));
         });
 }
 
