@@ -42,9 +42,9 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-// CTAs in all: those that add compete for memory with those that send. Two ranks took 11 to 16 % longer with
-// 132 CTAs than with 64, four ranks 1 % less.
-constexpr unsigned kMostCtas = 64;
+// CTAs in all: those that add compete for memory with those that send. Two ranks took 11 % longer with 64 and
+// 8 % longer with 132 than with 80 or 96 (7168 columns), four ranks as long with 64 as with 96.
+constexpr unsigned kMostCtas = 80;
 
 // Pieces of a work item. One, so that all warps share the tail, except where instructions are what takes
 // time: a whole row on few CTAs, and two between two ranks, where less crosses the wire: rows of 7 pieces
