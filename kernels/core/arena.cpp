@@ -17,33 +17,44 @@ constexpr std::size_t kChunkBytes = std::size_t{64} << 20;
 Arena::Arena(Device& device, std::string name, bool poison)
     : device_(device), name_(std::move(name)), poison_(poison) {}
 
-Arena::~Arena() {
-    for (const Chunk& chunk : chunks_) device_.free(chunk.data);
-}
+Arena::~Arena() { free_chunks(); }
 
 void Arena::release() {
     FP8FLOW_CHECK(log_.empty(), "arena {}: {} allocations are live", name_, log_.size());
+    free_chunks();
+    deepest_ = 0;
+}
+
+void Arena::add_chunk(std::size_t bytes) {
+    const std::size_t size = std::max(bytes, kChunkBytes);
+    chunks_.push_back({device_.allocate(size), size});
+    ++num_growths_;
+}
+
+void Arena::free_chunks() {
     for (const Chunk& chunk : chunks_) device_.free(chunk.data);
     chunks_.clear();
     chunk_ = used_ = 0;
 }
 
 void* Arena::allocate(std::size_t bytes, const char* category) {
+    if (log_.empty() && chunks_.size() > 1) {
+        device_.synchronize();
+        free_chunks();
+        add_chunk(static_cast<std::size_t>(deepest_));
+    }
     bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
     while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
         ++chunk_;
         used_ = 0;
     }
-    if (chunk_ == chunks_.size()) {
-        const std::size_t size = std::max(bytes, kChunkBytes);
-        chunks_.push_back({device_.allocate(size), size});
-        ++num_growths_;
-    }
+    if (chunk_ == chunks_.size()) add_chunk(bytes);
     void* data = static_cast<uint8_t*>(chunks_[chunk_].data) + used_;
     used_ += bytes;
     log_.push_back({category, static_cast<int64_t>(bytes)});
     bytes_in_use_ += static_cast<int64_t>(bytes);
     interval_peak_ = std::max(interval_peak_, bytes_in_use_);
+    deepest_ = std::max(deepest_, bytes_in_use_);
     if (bytes_in_use_ > peak_bytes_) {
         peak_bytes_ = bytes_in_use_;
         peak_by_category_.clear();  // the log holds it until the next rewind

@@ -116,13 +116,38 @@ std::vector<void*> step(Arena& arena) {
     return places;
 }
 
+TEST(Arena, JoinsItsChunksWhenItIsUsedAgain) {
+    CountingDevice device;
+    Arena arena(device, "test");
+    step(arena);
+    EXPECT_EQ(device.live.size(), 3u);  // of 64, 64 and 90 MiB
+    EXPECT_EQ(arena.peak_bytes(), 160 * kMiB);
+    EXPECT_GT(arena.reserved_bytes(), arena.peak_bytes());
+    const int64_t growths = arena.num_growths();
+    step(arena);
+    EXPECT_EQ(device.live.size(), 1u);
+    EXPECT_EQ(arena.reserved_bytes(), 160 * kMiB);
+    EXPECT_EQ(arena.num_growths(), growths + 1);
+
+    const ArenaScope deeper(arena);  // a later step that needs more: a chunk more, then one of that size
+    bytes_of_arena(arena, 100 * kMiB);
+    bytes_of_arena(arena, 70 * kMiB);
+    EXPECT_EQ(device.live.size(), 2u);
+    arena.rewind({});
+    arena.reset_peak();  // of the reports
+    bytes_of_arena(arena, kMiB);
+    EXPECT_EQ(device.live.size(), 1u);
+    EXPECT_EQ(arena.reserved_bytes(), 170 * kMiB);
+}
+
 TEST(Arena, AWarmStepAllocatesNothingAndRepeats) {
     CountingDevice device;
     Arena arena(device, "test");
-    const std::vector<void*> first = step(arena);
+    step(arena);
+    const std::vector<void*> warm = step(arena);
     const int64_t allocations = device.num_allocations, growths = arena.num_growths();
     EXPECT_EQ(arena.bytes_in_use(), 0);
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(step(arena), first);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(step(arena), warm);
     EXPECT_EQ(device.num_allocations, allocations);
     EXPECT_EQ(arena.num_growths(), growths);
 }
