@@ -364,15 +364,16 @@ def state_dtypes():
 
 def memory_keys():
     """Rows kept once and room that follows the routing: memory of a layer and time, two GPUs."""
-    names = {f"profile_saved_rows_{key}_h100_x2.json": label for key, label in
+    names = {f"profile_saved_rows_{key}_{gpus}.json": f"{label}, {gpus[:4].upper()}" for gpus in ("h100_x2", "h200_x2") for key, label in
              {"worst_case": "sorted, room for the worst case", "sorted": "sorted", "received": "received", "none": "none"}.items()}
     rows = []
     for name, label in names.items():
-        r = load(name)["recipes"][0]
+        data = load(name)
+        r = data["recipes"][0]
         mib = [f"{r[key] / 2**20:.0f}" for key in ("saved bytes used", "saved bytes reserved", "workspace bytes reserved", "activation bytes")]
-        rows.append([label, f"{r['routed rows of a layer reserved']}", *mib, f"{r['layer seconds']['median'] * 1e3:.2f}",
+        rows.append([f"{label}, {data['commit']}", f"{r['routed rows of a layer reserved']}", *mib, f"{r['layer seconds']['median'] * 1e3:.2f}",
                      f"{r['layer clock hertz']['median'] / 1e6:.0f}"])
-    return table(["received rows", "rows reserved", "saved, MiB", "reserved", "workspace reserved", "peak with workspace", "layer, ms", "MHz"],
+    return table(["received rows, GPU, commit", "rows reserved", "saved, MiB", "reserved", "workspace reserved", "peak with workspace", "layer, ms", "MHz"],
                  rows) + source(*map(origin, names))
 
 
