@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Arena: stack-like memory for activations. The first step grows it chunk by chunk; the next use of it when it
-// is empty joins the chunks into one, as large as the most that was in use: a chunk that the next tensor does
-// not fit into is passed over, so that the chunks are larger. Once warm, a step allocates nothing. Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer
-// call).
+// Arena: stack-like memory for activations. The first step grows it chunk by chunk; the next use of it when
+// it is empty joins the chunks into one, as large as the most that was in use: a chunk that the next tensor
+// does not fit into is passed over, so that the chunks are larger. Once warm, a step allocates nothing. Two
+// of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer call).
 #pragma once
 
 #include "kernels/core/device.h"
@@ -69,7 +69,7 @@ private:
     std::vector<Entry> log_;
     std::size_t chunk_ = 0, used_ = 0;
     int64_t bytes_in_use_ = 0, peak_bytes_ = 0, interval_peak_ = 0, num_growths_ = 0;
-    int64_t deepest_ = 0;  // the most in use of these chunks
+    int64_t deepest_ = 0;                              // the most in use of these chunks
     std::map<std::string, int64_t> peak_by_category_;  // empty while the peak is what is in use
 };
 
