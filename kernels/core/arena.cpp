@@ -19,14 +19,23 @@ Arena::Arena(Device& device, std::string name, bool poison)
 
 Arena::~Arena() { free_chunks(); }
 
-void Arena::release() {
+void Arena::join() {
+    if (!log_.empty() || chunks_.size() < 2) return;
+    device_.synchronize();
+    free_chunks();
+    add_chunk(static_cast<std::size_t>(deepest_));
+}
+
+void Arena::release(int64_t expected) {
     FP8FLOW_CHECK(log_.empty(), "arena {}: {} allocations are live", name_, log_.size());
     free_chunks();
     deepest_ = 0;
+    expected_ = expected;
 }
 
 void Arena::add_chunk(std::size_t bytes) {
-    const std::size_t size = std::max(bytes, kChunkBytes);
+    const std::size_t size = std::max({bytes, kChunkBytes, static_cast<std::size_t>(expected_)});
+    expected_ = 0;
     chunks_.push_back({device_.allocate(size), size});
     ++num_growths_;
 }
@@ -38,11 +47,6 @@ void Arena::free_chunks() {
 }
 
 void* Arena::allocate(std::size_t bytes, const char* category) {
-    if (log_.empty() && chunks_.size() > 1) {
-        device_.synchronize();
-        free_chunks();
-        add_chunk(static_cast<std::size_t>(deepest_));
-    }
     bytes = std::max<std::size_t>((bytes + kAlignment - 1) / kAlignment * kAlignment, kAlignment);
     while (chunk_ < chunks_.size() && used_ + bytes > chunks_[chunk_].size) {
         ++chunk_;

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Arena: stack-like memory for activations. The first step grows it chunk by chunk; the next use of it when
-// it is empty joins the chunks into one, as large as the most that was in use: a chunk that the next tensor
-// does not fit into is passed over, so that the chunks are larger. Once warm, a step allocates nothing. Two
-// of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer call).
+// Arena: stack-like memory for activations. The first step grows it chunk by chunk; once warm, a step
+// allocates nothing. Two of them serve a model: `saved` (forward to backward) and `scratch` (inside one layer
+// call).
 #pragma once
 
 #include "kernels/core/device.h"
@@ -22,8 +21,8 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // 256-byte aligned, uninitialised, one after the other but for where a chunk ends. Joining chunks waits
-    // for the device. `category` groups bytes in reports ("norm", "fc1", ...); a string literal.
+    // 256-byte aligned, uninitialised, one after the other but for where a chunk ends. `category` groups
+    // bytes in reports ("norm", "fc1", ...); a string literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
                      const char* category, int64_t groups = 0);
@@ -35,8 +34,13 @@ public:
     };
     Mark mark() const;
     void rewind(const Mark& mark);
-    // Gives its memory back. Nothing is in use, on the device neither.
-    void release();
+    // Several chunks become one, as large as what was in use at most, once the device has done its work:
+    // together they are larger, since a chunk that the next tensor does not fit into is passed over. Does
+    // nothing while memory is in use.
+    void join();
+    // Gives its memory back; the next use takes a chunk of `expected` bytes, or more. Nothing is in use, on
+    // the device neither.
+    void release(int64_t expected = 0);
 
     int64_t bytes_in_use() const { return bytes_in_use_; }
     int64_t peak_bytes() const { return peak_bytes_; }
@@ -69,6 +73,7 @@ private:
     std::vector<Entry> log_;
     std::size_t chunk_ = 0, used_ = 0;
     int64_t bytes_in_use_ = 0, peak_bytes_ = 0, interval_peak_ = 0, num_growths_ = 0;
+    int64_t expected_ = 0;                             // of the first chunk
     int64_t deepest_ = 0;                              // the most in use of these chunks
     std::map<std::string, int64_t> peak_by_category_;  // empty while the peak is what is in use
 };

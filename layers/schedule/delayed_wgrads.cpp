@@ -15,10 +15,10 @@ void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
     arena_.rewind({});
 }
 
-void DelayedWgrads::release() {
+void DelayedWgrads::release(int64_t expected) {
     waiting_.clear();
     arena_.rewind({});
-    arena_.release();
+    arena_.release(expected);
 }
 
 void DelayedWgrads::keep(const Parameter& weight, const Waiting& waiting) {

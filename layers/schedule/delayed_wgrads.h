@@ -26,8 +26,9 @@ public:
     Arena& arena() { return arena_; }
     const Arena& arena() const { return arena_; }
 
-    // Gives the memory back, with nothing under way: what an abandoned step kept is forgotten.
-    void release();
+    // Gives the memory back, with nothing under way: what an abandoned step kept is forgotten. The next use
+    // takes a chunk of `expected` bytes.
+    void release(int64_t expected);
 
     struct Waiting {
         op::WgradOperands operands;

@@ -13,10 +13,10 @@ CapturedSteps::Known CapturedSteps::run(size_t slot, int64_t layout, Stream stre
     }
     Graph& graph = graphs_[slot];
     if (!graph.work) {
-        if (!warm_) {
+        if (!graph.warm) {
             const int64_t before = device_.num_synchronisations();
             const Known known = work();
-            warm_ = device_.num_synchronisations() == before;
+            graph.warm = device_.num_synchronisations() == before;
             return known;
         }
         const auto start = std::chrono::steady_clock::now();
@@ -31,7 +31,6 @@ CapturedSteps::Known CapturedSteps::run(size_t slot, int64_t layout, Stream stre
 
 void CapturedSteps::forget() {
     for (Graph& graph : graphs_) graph = {};
-    warm_ = false;
 }
 
 }  // namespace fp8flow

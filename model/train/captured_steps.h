@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // CapturedSteps: the work of a step as a CUDA graph, one for each slot of page-locked memory that steps take
-// turns with (schedule.cuda_graph_impl: full_iteration). A step is captured once one before it neither
-// allocated nor stopped the host, and launched from then on, until memory that it uses has moved. Read next:
-// trainer.cpp.
+// turns with (schedule.cuda_graph_impl: full_iteration). A slot's step is captured once one in the same slot
+// neither allocated nor stopped the host, and launched from then on, until memory that it uses has moved.
+// Read next: trainer.cpp.
 #pragma once
 
 #include "kernels/core/device.h"
@@ -37,12 +37,12 @@ private:
     struct Graph {
         std::unique_ptr<WorkGraph> work;
         Known known;
+        bool warm = false;  // the work ran as it can be captured
     };
 
     Device& device_;
     std::vector<Graph> graphs_;
     int64_t layout_ = -1, num_captures_ = 0;
-    bool warm_ = false;
     LaunchCount launches_;
     double capture_seconds_ = 0;
 };

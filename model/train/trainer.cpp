@@ -363,6 +363,7 @@ void Trainer::launch(Flight& flight) {
     }
     const Clock::time_point begin = Clock::now();
     const int64_t stops = ops_->device().num_synchronisations();
+    for (Arena* arena : arenas()) arena->join();
     inputs_->write(static_cast<int64_t>(slot_of(flight.step)), inputs_of(flight));
     if (captured_)
         for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)

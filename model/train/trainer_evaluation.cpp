@@ -53,6 +53,7 @@ void Trainer::launch_evaluation(int64_t index) {
         give_evaluation(micro_batch, slot);
         return CapturedSteps::Known{};
     };
+    for (Arena* arena : arenas()) arena->join();
     if (captured_evaluations_)
         captured_evaluations_->run(static_cast<size_t>(slot), allocations(), stream_, work);
     else

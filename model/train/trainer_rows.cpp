@@ -20,6 +20,7 @@ int64_t grown(int64_t room, int64_t wanted, int64_t worst) {
     return std::min(worst, round_up(rows, kBlock));
 }
 
+// What `bytes` for rows_now rows become with `rows`, less what they are.
 double bytes_more(int64_t bytes, int64_t rows, int64_t rows_now) {
     return static_cast<double>(bytes) *
            (static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now)) - 1);
@@ -96,14 +97,16 @@ void Trainer::grow_rows() {
         "{} and {}",
         wanted.layer, wanted.together, room_.layer, room_.together, worst_room_.layer, worst_room_.together);
     require_memory(room);
+    // as much as has been looked for
+    const auto expected = [&](const Arena& arena) {
+        const int64_t bytes = arena.reserved_bytes();
+        return bytes + static_cast<int64_t>(std::ceil(bytes_more(bytes, room.layer, room_.layer)));
+    };
+    for (const auto& memory : memory_) memory->rows.reset();
+    if (delayed_) delayed_->release(expected(delayed_->arena()));
+    for (Arena* arena : workspace())
+        if (!delayed_ || arena != &delayed_->arena()) arena->release(expected(*arena));
     room_ = room;
-    for (const auto& memory : memory_) {
-        memory->rows.reset();
-        memory->scratch.release();
-    }
-    if (delayed_) delayed_->release();
-    if (side_)
-        for (Arena* arena : side_->arenas()) arena->release();
     for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
         if (graphs != nullptr) graphs->forget();
 }

@@ -110,13 +110,13 @@ TEST_P(StepSync, GraphsChangeNoBit) {
     std::vector<std::string> keys = {"model.moe_layer_freq=[1, 1]", "training.micro_batch_size=2",
                                      "moe.moe_z_loss_coeff=0.001", "schedule.cuda_graph_impl=none"};
     const StepsRun eager = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8, true);
-    const StepsRun eager_ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8);
+    const StepsRun eager_ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 5, 8);
     keys.back() = "schedule.cuda_graph_impl=full_iteration";
     const StepsRun graphs = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8, true);
     EXPECT_GE(graphs.captures, 2);
     ASSERT_EQ(graphs.held_out.size(), 4u);
     expect_same(graphs, eager);
-    const StepsRun ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 4, 8);
+    const StepsRun ahead = run_steps(config_of(GetParam(), keys), Pace::ahead, 5, 8);
     EXPECT_EQ(ahead.captures, 2);
     EXPECT_EQ(ahead.synchronisations, 0);
     EXPECT_EQ(ahead.waits, 8);

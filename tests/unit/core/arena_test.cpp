@@ -116,40 +116,46 @@ std::vector<void*> step(Arena& arena) {
     return places;
 }
 
-TEST(Arena, JoinsItsChunksWhenItIsUsedAgain) {
-    CountingDevice device;
-    Arena arena(device, "test");
-    step(arena);
-    EXPECT_EQ(device.live.size(), 3u);  // of 64, 64 and 90 MiB
-    EXPECT_EQ(arena.peak_bytes(), 160 * kMiB);
-    EXPECT_GT(arena.reserved_bytes(), arena.peak_bytes());
-    const int64_t growths = arena.num_growths();
-    step(arena);
-    EXPECT_EQ(device.live.size(), 1u);
-    EXPECT_EQ(arena.reserved_bytes(), 160 * kMiB);
-    EXPECT_EQ(arena.num_growths(), growths + 1);
-
-    const ArenaScope deeper(arena);  // a later step that needs more: a chunk more, then one of that size
-    bytes_of_arena(arena, 100 * kMiB);
-    bytes_of_arena(arena, 70 * kMiB);
-    EXPECT_EQ(device.live.size(), 2u);
-    arena.rewind({});
-    arena.reset_peak();  // of the reports
-    bytes_of_arena(arena, kMiB);
-    EXPECT_EQ(device.live.size(), 1u);
-    EXPECT_EQ(arena.reserved_bytes(), 170 * kMiB);
-}
-
 TEST(Arena, AWarmStepAllocatesNothingAndRepeats) {
     CountingDevice device;
     Arena arena(device, "test");
-    step(arena);
-    const std::vector<void*> warm = step(arena);
+    const std::vector<void*> first = step(arena);
     const int64_t allocations = device.num_allocations, growths = arena.num_growths();
     EXPECT_EQ(arena.bytes_in_use(), 0);
-    for (int i = 0; i < 3; ++i) EXPECT_EQ(step(arena), warm);
+    for (int i = 0; i < 3; ++i) EXPECT_EQ(step(arena), first);
     EXPECT_EQ(device.num_allocations, allocations);
     EXPECT_EQ(arena.num_growths(), growths);
+}
+
+TEST(Arena, JoinMakesOneChunkOfThePeak) {
+    CountingDevice device;
+    Arena arena(device, "test");
+    const Arena::Mark empty = arena.mark();
+    arena.join();  // nothing to join
+    step(arena);
+    EXPECT_EQ(device.live.size(), 3u);  // of 64, 64 and 90 MiB
+    EXPECT_EQ(arena.peak_bytes(), 160 * kMiB);
+    const int64_t growths = arena.num_growths();
+    arena.join();
+    EXPECT_EQ(arena.num_growths(), growths + 1);
+    for (int i = 0; i < 2; ++i) {
+        step(arena);
+        arena.join();
+        EXPECT_EQ(device.live.size(), 1u);
+        EXPECT_EQ(arena.reserved_bytes(), 160 * kMiB);
+        EXPECT_EQ(arena.num_growths(), growths + 1);
+    }
+    // a later step that needs more
+    const TensorView live = bytes_of_arena(arena, 100 * kMiB);
+    bytes_of_arena(arena, 70 * kMiB);
+    arena.join();  // not while memory is in use
+    EXPECT_EQ(device.live.size(), 2u);
+    live.bytes_ptr()[live.bytes() - 1] = 1;
+    arena.rewind(empty);
+    arena.reset_peak();  // of the reports
+    arena.join();
+    EXPECT_EQ(device.live.size(), 1u);
+    EXPECT_EQ(arena.reserved_bytes(), 170 * kMiB);
 }
 
 TEST(Arena, RewindAcrossChunksReusesTheSamePlace) {
@@ -185,6 +191,21 @@ TEST(Arena, ReleaseGivesEverythingBackWhenNothingIsInUse) {
     EXPECT_EQ(arena.num_growths(), 2);  // of its life
     bytes_of_arena(arena, 1);
     EXPECT_EQ(arena.num_growths(), 3);
+}
+
+TEST(Arena, ReleaseStatesTheNextChunk) {
+    CountingDevice device;
+    Arena arena(device, "test");
+    const Arena::Mark empty = arena.mark();
+    bytes_of_arena(arena, 100 * kMiB);
+    arena.rewind(empty);
+    arena.release(150 * kMiB);
+    EXPECT_EQ(arena.reserved_bytes(), 0);  // taken when it is needed
+    bytes_of_arena(arena, kMiB);
+    bytes_of_arena(arena, 149 * kMiB);
+    EXPECT_EQ(arena.reserved_bytes(), 150 * kMiB);
+    bytes_of_arena(arena, 1);  // the chunk after it is as ever
+    EXPECT_EQ(arena.reserved_bytes(), (150 + 64) * kMiB);
 }
 
 TEST(Arena, RewindForwardIsRefused) {
