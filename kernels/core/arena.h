@@ -45,6 +45,8 @@ public:
     int64_t bytes_in_use() const { return bytes_in_use_; }
     int64_t peak_bytes() const { return peak_bytes_; }
     int64_t reserved_bytes() const;
+    // The most in use since it has the memory that it has, whatever reset_peak() forgot.
+    int64_t deepest_bytes() const { return deepest_; }
     int64_t num_growths() const { return num_growths_; }  // must not rise once warm
     // Bytes by category at the moment of peak use since reset_peak().
     std::map<std::string, int64_t> peak_by_category() const;
@@ -73,8 +75,8 @@ private:
     std::vector<Entry> log_;
     std::size_t chunk_ = 0, used_ = 0;
     int64_t bytes_in_use_ = 0, peak_bytes_ = 0, interval_peak_ = 0, num_growths_ = 0;
-    int64_t expected_ = 0;                             // of the first chunk
-    int64_t deepest_ = 0;                              // the most in use of these chunks
+    int64_t expected_ = 0;  // of the first chunk
+    int64_t deepest_ = 0;
     std::map<std::string, int64_t> peak_by_category_;  // empty while the peak is what is in use
 };
 

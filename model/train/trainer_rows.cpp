@@ -20,10 +20,13 @@ int64_t grown(int64_t room, int64_t wanted, int64_t worst) {
     return std::min(worst, round_up(rows, kBlock));
 }
 
-// What `bytes` for rows_now rows become with `rows`, less what they are.
+// What `bytes` for rows_now rows become with `rows`.
+int64_t bytes_of(int64_t bytes, int64_t rows, int64_t rows_now) {
+    const double ratio = static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now));
+    return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * ratio));
+}
 double bytes_more(int64_t bytes, int64_t rows, int64_t rows_now) {
-    return static_cast<double>(bytes) *
-           (static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now)) - 1);
+    return static_cast<double>(bytes_of(bytes, rows, rows_now) - bytes);
 }
 
 }  // namespace
@@ -60,7 +63,8 @@ void Trainer::require_memory(const Rows& room) {
             needed += bytes_more(plans->second, room.layer, room_.layer);
     }
     for (const Arena* arena : workspace())
-        needed += bytes_more(arena->reserved_bytes(), room.layer, room_.layer);
+        needed += static_cast<double>(bytes_of(arena->deepest_bytes(), room.layer, room_.layer) -
+                                      arena->reserved_bytes());
     const double free = static_cast<double>(ops_->device().free_bytes());
     std::vector<float> missing = {static_cast<float>(needed - free)};
     world_.all_reduce_max(missing);
@@ -97,10 +101,9 @@ void Trainer::grow_rows() {
         "{} and {}",
         wanted.layer, wanted.together, room_.layer, room_.together, worst_room_.layer, worst_room_.together);
     require_memory(room);
-    // as much as has been looked for
+    // in one chunk, as has been looked for
     const auto expected = [&](const Arena& arena) {
-        const int64_t bytes = arena.reserved_bytes();
-        return bytes + static_cast<int64_t>(std::ceil(bytes_more(bytes, room.layer, room_.layer)));
+        return bytes_of(arena.deepest_bytes(), room.layer, room_.layer);
     };
     for (const auto& memory : memory_) memory->rows.reset();
     if (delayed_) delayed_->release(expected(delayed_->arena()));
