@@ -10,15 +10,12 @@ void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
     const bool first = index % 2 == 0;
     waits_ = first && index + 1 < count;
     if (!first) return;
-    // an abandoned step may have left some
-    waiting_.clear();
-    arena_.rewind({});
+    forget();
 }
 
-void DelayedWgrads::release(int64_t expected) {
+void DelayedWgrads::forget() {
     waiting_.clear();
     arena_.rewind({});
-    arena_.release(expected);
 }
 
 void DelayedWgrads::keep(const Parameter& weight, const Waiting& waiting) {

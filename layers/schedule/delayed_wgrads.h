@@ -26,9 +26,8 @@ public:
     Arena& arena() { return arena_; }
     const Arena& arena() const { return arena_; }
 
-    // Gives the memory back, with nothing under way: what an abandoned step kept is forgotten. The next use
-    // takes a chunk of `expected` bytes.
-    void release(int64_t expected);
+    // What an abandoned step kept is forgotten. Nothing is under way.
+    void forget();
 
     struct Waiting {
         op::WgradOperands operands;

@@ -101,14 +101,11 @@ void Trainer::grow_rows() {
         "{} and {}",
         wanted.layer, wanted.together, room_.layer, room_.together, worst_room_.layer, worst_room_.together);
     require_memory(room);
-    // in one chunk, as has been looked for
-    const auto expected = [&](const Arena& arena) {
-        return bytes_of(arena.deepest_bytes(), room.layer, room_.layer);
-    };
     for (const auto& memory : memory_) memory->rows.reset();
-    if (delayed_) delayed_->release(expected(delayed_->arena()));
+    if (delayed_) delayed_->forget();
+    // the next use takes one chunk, as large as has been looked for
     for (Arena* arena : workspace())
-        if (!delayed_ || arena != &delayed_->arena()) arena->release(expected(*arena));
+        arena->release(bytes_of(arena->deepest_bytes(), room.layer, room_.layer));
     room_ = room;
     for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
         if (graphs != nullptr) graphs->forget();
