@@ -21,6 +21,7 @@ WHAT = {
     "bench_exchange_h200_x4.txt": "the same as the program prints it",
     "bench_short_rows_h200_x4.json": "dispatch and combine on two, four and eight GPUs, before and after bundles, smaller work items and progress words",
     "combine_ctas_x4.json": "combine by its number of CTAs and of those that send, two and four GPUs",
+    "gemm_waves_h200_x2.json": "GEMMs in one, 4, 8 and 16 waves of CTAs under every schedule, two GPUs",
     "combine_time_stamps_x4.json": "when the stages of a combine and of a dispatch end within the kernel, two and four GPUs",
     "bench_exchange_h200_x8.json": "dispatch and combine on eight GPUs",
     "bench_exchange_h200_x8.txt": "the same as the program prints it",

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""Tables of docs/performance/loss.md, and of transposed copies in docs/numerics.md."""
+import re
+
+from performance_tables.common import RESULTS, link, load, origin, source, table
+
+
+def percent(value):
+    return "" if value is None else f"{value * 100:.3f} %"
+
+
+def loss(name):
+    data = load(name)
+    rows = [[a["arm"], f"{a['held out']:.4f}", percent(a.get("max relative error")), percent(a.get("mean relative error")),
+             a["casts per step"], f"{a['wire bytes per step'] / 2**20:.2f} MiB", f"{a['saved bytes'] / 2**20:.1f} MiB", a["verdict"]]
+            for a in data["arms"]]
+    noise = data["noise floor"]
+    said = f"Bar {percent(data['bar'])}; " + (f"noise floor {percent(noise)}" if noise is not None else
+                                              "no noise floor: the control arm was off")
+    said += f"; iterations {data['warmup_iters'] + 1} to {data['iterations']}, {data['ranks']} rank{'s' if data['ranks'] > 1 else ''}."
+    return (table(["arm", "held-out loss", "max error", "mean error", "casts/step", "wire/step", "saved", "verdict"], rows) +
+            f"\n\n{said}" + source(origin(name)))
+
+
+def layer_errors():
+    """Norm-wise errors of one layer on the reference backend, against two independent implementations in float64."""
+    text = (RESULTS / "io_errors.txt").read_text()
+    parts = text.split("\n$ scripts/")
+    found = {}
+    for column, part in enumerate(parts[1:3]):
+        for line in part.splitlines():
+            row = re.match(r"(deepseek_v3|qwen3_moe|mixtral) +(\w+(?: bf16)?) +\d+/96 +\S+ +(\S+) +(\S+) +(\S+) +(\S+)$", line)
+            if row:
+                found.setdefault((row[1], row[2]), [None, None])[column] = row.groups()[2:]
+    rows = []
+    for (family, arm), columns in found.items():
+        cells = [" / ".join(c[i] if c else "-" for c in columns) for i in range(4)]
+        rows.append([family, arm, *cells])
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    return (table(["layer", "arm", "output", "d hidden", "d experts", "d router"], rows, 2) +
+            source(f"{link('io_errors.txt')}, commit {commit}, whose `$` lines are the commands; numpy in float64 / transformers' blocks in "
+                   "float64; `torch bf16` is transformers' own block in BF16"))
+
+
+def family_errors():
+    """Norm-wise errors of one layer of every family against transformers' blocks in float64."""
+    text = (RESULTS / "compare_torch_families.txt").read_text()
+    rows = [list(row) for row in re.findall(r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", text, re.M)]
+    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    return (table(["layer", "arm", "tokens routed alike", "weights", "output", "d hidden", "d experts", "d router"], rows, 2) +
+            source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16"))
+
+
+def training_beside_transformers():
+    data = load("compare_training_cpu.json")
+    rows = []
+    for comparison in data["comparisons"]:
+        for arm in comparison["arms"]:
+            name = [comparison["family"], comparison["balancing loss"], arm["arm"]]
+            first, last = f"{arm['losses'][0]:.4f}", f"{arm['losses'][-1]:.4f}"
+            if "loss" not in arm:
+                rows.append([*name, first, last] + [""] * 5)
+                continue
+            loss, gradient = arm["loss"], arm["gradient"]
+            kind = max(gradient["kinds"], key=gradient["kinds"].get)
+            rows.append([*name, first, last, f"{loss['mean relative']:.1e}", f"{loss['max relative']:.1e}",
+                         f"{loss['last tenth relative']:+.1e}", f"{gradient['all']:.1e}", f"{kind} {gradient['kinds'][kind]:.1e}"])
+    return (table(["model", "balancing loss", "arm", "first loss", "last", "mean error", "max error", "last tenth", "d all", "worst kind of d"], rows, 3) +
+            f"\n\n{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}." +
+            source(origin("compare_training_cpu.json")))
+
+
+TRANSPOSED = [  # run, file
+    ("configs/quickstart.yaml, 2 CPU ranks", "transposed_quickstart_cpu.json"),
+]
+
+
+def flushed_at(iteration, tensor):
+    """Share of the nonzero values of a tensor, over all weights."""
+    rows = [row for row in iteration["transposed"] if row["tensor"] == tensor]
+    return sum(row["flushed"] for row in rows) / sum(row["nonzero"] for row in rows)
+
+
+def transposed():
+    header = ["run", "copy", "values not 0", "flushed", "at iteration", "and at", "most of a norm^2", "of", "most NMSE"]
+    lines = []
+    for run, name in TRANSPOSED:
+        iterations = load(name)["iterations"]
+        first, last = iterations[0], iterations[-1]
+        for tensor in ["dye^T", "dh^T", "a^T", "xe^T"]:
+            rows = [(row, step["iteration"]) for step in iterations for row in step["transposed"] if row["tensor"] == tensor]
+            values, flushed = (sum(row[key] for row, _ in rows) for key in ("nonzero", "flushed"))
+            most, when = max(rows, key=lambda pair: pair[0]["flushed norm share"])
+            lines.append([run, tensor, f"{values / 1e6:.1f} M", f"{flushed / values:.5%}".replace("%", " %"),
+                          *(f"{step['iteration']}: {flushed_at(step, tensor):.5%}".replace("%", " %") for step in (first, last)),
+                          f"{most['flushed norm share']:.1e}", f"{most['weight'].removesuffix('.weight')}, {when}",
+                          f"{max(row['nmse'] for row, _ in rows):.1e}"])
+    return table(header, lines, 2) + source(*(origin(name) for _, name in TRANSPOSED))
+
+
+TABLES = {
+    "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
+    "loss_reference": lambda: loss("quickstart_recipes.json"),
+    "loss_ablation": lambda: loss("quickstart_ablation.json"),
+    "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
+    "loss_combine": lambda: loss("quickstart_combine_h200.json"),
+    "loss_100m": lambda: loss("validate_h200_100m.json"),
+    "layer_errors": layer_errors,
+    "family_errors": family_errors,
+    "training_beside_transformers": training_beside_transformers,
+    "transposed": transposed,
+}
