@@ -4,12 +4,13 @@
 # with micro-batches, in one graph with BF16 state; bits, faults and checkpoints over all ranks; the wire; layers of other models; expert x data
 # parallel with divided state; hosts of half the GPUs each; Qwen3-30B-A3B whole; and plan against all of it. Prints a table of bars and writes
 # scale_check.json; results of profile and bench lie in folders beside it. Exit status 1 if a check failed; a bar that is missed is no failure.
-# Usage: scale_check.sh [--budget SECONDS] [--resume FILE] [--only REGEX] [--skip REGEX] [--rehearsal RANKS] [FOLDER]
+# Usage: scale_check.sh [--budget SECONDS] [--resume FILE] [--only REGEX] [--skip REGEX] [--share RANKS | --rehearsal RANKS] [FOLDER]
 #   --budget     no check starts later than this after the start, build included; what no longer fits is "not run"
 #   --resume     results are kept in FILE as they come; checks that passed there on the same sources and kind of GPU are not run again, so that
 #                calls with the same FILE and FOLDER together do all
 #   --only       only checks whose name matches, e.g. --only '^layer'
 #   --skip       without checks whose name matches
+#   --share      instead of all that: bits and the exchange over peer memory with so many ranks, more than there are GPUs, which share them
 #   --rehearsal  every command at a toy size with so many ranks on the reference backend, without a GPU: that all of them are accepted and read
 #   FOLDER       for logs, results and scale_check.json; default runs/scale_check
 set -uo pipefail
@@ -19,9 +20,11 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 source "$root/scripts/check_queue.sh"
 
 command="./scripts/scale_check.sh${*:+ $*}"
-rehearsal='' out=$root/runs/scale_check
-read_arguments budget resume only skip rehearsal -- "$@"
+share='' rehearsal='' out=$root/runs/scale_check
+read_arguments budget resume only skip share rehearsal -- "$@"
 [[ $rehearsal =~ ^(|2|4|8)$ ]] || die 2 "--rehearsal: got '$rehearsal', want 2, 4 or 8 ranks"
+[[ $share =~ ^(|4|8|16)$ ]] || die 2 "--share: got '$share', want 4, 8 or 16 ranks"
+[[ -z $share || -z $rehearsal ]] || die 2 "--share: a rehearsal has no GPUs to share"
 prepare_checks
 export FP8FLOW_GOLDEN=require
 
@@ -32,7 +35,8 @@ if [[ -n $rehearsal ]]; then
 else
     find_gpus
     backend=hopper preset=cuda-release
-    [[ ${#gpu_ids[@]} =~ ^[248]$ ]] || die 2 "${#gpu_ids[@]} GPUs are visible here; scale_check.sh is for 2, 4 or 8"
+    [[ -n $share || ${#gpu_ids[@]} =~ ^[248]$ ]] || die 2 "${#gpu_ids[@]} GPUs are visible here; scale_check.sh is for 2, 4 or 8"
+    [[ -z $share || $share -gt ${#gpu_ids[@]} ]] || die 2 "--share: $share ranks have a GPU each here; leave it out"
     require_cuda_toolkit
     tests=(gpu_mpi_exchange_gpu_test gpu_mpi_checkpoint_gpu_test gpu_mpi_golden_test)
     configure cuda-release && build cuda-release fp8flow fp8flow_faults "${tests[@]}" || exit
@@ -75,6 +79,31 @@ overlapped=(--set schedule.moe_shared_expert_overlap=true --set schedule.delay_w
 graph=(--set schedule.cuda_graph_impl=full_iteration)
 no_energy=(--set profile.energy_seconds=0)
 
+# golden NAME TEST [LIMIT] [LAUNCHER...]. Alone on the GPUs: kernels that wait for other ranks crawl where processes take turns on a GPU.
+golden() {
+    local limit=${3:-$((gpus == 8 ? 300 : 120))}
+    add --gpus "$gpus" --limit "$limit" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${@:4}" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
+        "--gtest_filter=Golden.$2"
+}
+# test_of NAME PROGRAM LIMIT FILTER [LAUNCHER...]
+test_of() { add --gpus "$gpus" --limit "$3" --detail '\[  (PASSED|FAILED)  \]' "test: $1" "${@:5}" "${run[@]}" "$bin/tests/$2" "--gtest_filter=$4"; }
+
+# Nothing but peer memory works between ranks that share a GPU.
+if [[ -n $share ]]; then
+    on_ranks "$share"
+    shared() { golden "$1, $share ranks" "$2" 300 env FP8FLOW_SHARE_GPUS=1; }
+    shared schedules SchedulesChangeNoBit
+    shared graphs GraphsChangeNoBit
+    shared 'saved rows' SavedRowsChangeNoBit
+    shared 'order invariant' InvariantOrderChangesNoBit
+    shared 'divided state' DividedStateChangesNoBit
+    shared recompute RecomputeChangesNoBit
+    test_of "exchange by two levels, $share ranks" gpu_mpi_exchange_gpu_test 560 '*/levels'
+    test_of "exchange, $share ranks" gpu_mpi_exchange_gpu_test 560 '*/peer'
+    run_and_report "$out/scale_check.json"
+    exit
+fi
+
 deepseek "$gpus"
 profile "layer deepseek_v3" "$gpus" layer_deepseek_v3 "${keys[@]}" "${batch[@]}" --schedules
 profile --steps 8 "layer deepseek_v3 micro-batches" "$gpus" layer_deepseek_v3 "${keys[@]}" "${no_energy[@]}" --set "training.global_batch_size=$((8 * gpus))" \
@@ -111,12 +140,6 @@ add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$roo
     bash -c 'train_whole "$@"' _ "$out/qwen3_30b_a3b" "${run[@]}" -- "$root/configs/qwen3_30b_a3b.yaml" --backend "$backend" "${layer[@]}" \
     "${whole[@]}" "${whole_model[@]}"
 
-# golden NAME TEST [LIMIT]. Alone on the GPUs: kernels that wait for other ranks crawl where processes take turns on a GPU.
-golden() {
-    local limit=${3:-$((gpus == 8 ? 300 : 120))}
-    add --gpus "$gpus" --limit "$limit" --detail '\[  (PASSED|FAILED)  \]|skipped' "bits: $1" "${run[@]}" "$bin/tests/gpu_mpi_golden_test" \
-        "--gtest_filter=Golden.$2"
-}
 if [[ -z $rehearsal ]]; then
     if ((gpus < 8)); then golden hashes Hopper; fi  # the committed file has jobs of 1, 2 and 4 ranks
     golden 'alltoall is flex' AlltoallIsFlex
@@ -130,8 +153,6 @@ if [[ -z $rehearsal ]]; then
     golden 'order invariant' InvariantOrderChangesNoBit
     add --gpus "$gpus" --limit 200 --detail 'written|failed' 'train twice, validate' "$root/scripts/gpu_check.sh" \
         --only "^(train|train twice|validate) on $gpus\$" "$out/gpu_check"
-    # test_of NAME PROGRAM LIMIT FILTER [LAUNCHER...]
-    test_of() { add --gpus "$gpus" --limit "$3" --detail '\[  (PASSED|FAILED)  \]' "test: $1" "${@:5}" "${run[@]}" "$bin/tests/$2" "--gtest_filter=$4"; }
     # with handles of CUDA IPC NCCL starts sooner (tests/gpu_mpi/golden_test.cu says why); its windows need those of cuMem
     test_of exchange gpu_mpi_exchange_gpu_test $((gpus == 8 ? 560 : 400)) '-*/window' env NCCL_CUMEM_ENABLE=0
     test_of 'exchange over windows' gpu_mpi_exchange_gpu_test 200 '*/window'

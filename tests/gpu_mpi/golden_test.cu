@@ -41,8 +41,20 @@ void print_how_to_write(const std::string& problem, int ranks) {
 // it takes 0.6 s on four.
 BackendChoice gpu_of(ProcessGroup& world) {
     ::setenv("NCCL_CUMEM_ENABLE", "0", 0);  // read at the first start
-    return choose_backend(BackendKind::hopper, {world.size(), world.size(), local_rank()}, world);
+    const int gpus = std::min(world.size(), hopper::device_count());
+    BackendChoice choice = choose_backend(BackendKind::hopper, {gpus, gpus, local_rank() % gpus}, world);
+    choice.one_host = true;
+    return choice;
 }
+
+// NCCL wants a GPU for every rank; peer memory does not, and with FP8FLOW_SHARE_GPUS ranks share what there
+// is: the driver lets one process of a GPU run at a time, so that each call of an exchange takes
+// milliseconds.
+bool has_own_gpu(const ProcessGroup& world) { return world.size() <= hopper::device_count(); }
+bool has_gpu(const ProcessGroup& world) {
+    return has_own_gpu(world) || std::getenv("FP8FLOW_SHARE_GPUS") != nullptr;
+}
+bool has_nccl(const ProcessGroup& world) { return hopper::built_with_nccl() && has_own_gpu(world); }
 
 // Rank 0 says which run begins, and after how long: what a run that takes very long has come to.
 golden::Hashes run(const golden::Case& c, ProcessGroup& world, const BackendChoice& backend,
@@ -59,7 +71,7 @@ golden::Hashes run(const golden::Case& c, ProcessGroup& world, const BackendChoi
 
 TEST(Golden, Hopper) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     golden::File file(kPath);
     file.read();
@@ -103,13 +115,19 @@ constexpr const char* kFp8AndBf16[] = {"bf16",     "fp8_tensorwise", "fp8_blockw
 
 constexpr const char* kBf16AndFlow[] = {"bf16", "fp8_flow"};  // those that send most differently
 
+// All, or where ranks share GPUs and runs are slow those two.
+std::span<const char* const> recipes_for(const ProcessGroup& world) {
+    if (has_own_gpu(world)) return kFp8AndBf16;
+    return kBf16AndFlow;
+}
+
 // Of the same batch with the same weights: peers' memory and NCCL give the same bits, for every recipe, with
 // groups that share the experts and with replicas of such groups, in both orders of combining. No file is
 // needed.
 TEST(Golden, AlltoallIsFlex) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank has no dispatcher";
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
     const BackendChoice backend = gpu_of(*world);
     const auto compare = [&](golden::Case c) {
@@ -138,7 +156,7 @@ TEST(Golden, AlltoallIsFlex) {
 TEST(Golden, HostsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank is on one host";
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
     const BackendChoice backend = gpu_of(*world);
     for (const char* recipe : kFp8AndBf16)
@@ -165,7 +183,7 @@ TEST(Golden, HostsChangeNoBit) {
 TEST(Golden, TwoLevelsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank shares its experts with nobody";
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     for (const char* recipe : kBf16AndFlow)
         for (const std::string order : {"standard", "invariant"})
@@ -197,12 +215,12 @@ TEST(Golden, TwoLevelsChangeNoBit) {
 TEST(Golden, InvariantOrderChangesNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank shares its experts with nobody";
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     constexpr int64_t kLongRun = 50;
     std::vector<const char*> dispatchers = {"flex"};
-    if (hopper::built_with_nccl()) dispatchers.push_back("alltoall");
-    for (const std::string recipe : kFp8AndBf16) {
+    if (has_nccl(*world)) dispatchers.push_back("alltoall");
+    for (const std::string recipe : recipes_for(*world)) {
         if (recipe == "fp8_tensorwise") continue;  // refused
         golden::Case c{.recipe = recipe, .ranks = world->size(), .micro_batches = 2, .variant = "invariant"};
         const golden::Hashes apart = run(c, *world, backend, nullptr, kLongRun);
@@ -220,7 +238,7 @@ TEST(Golden, InvariantOrderChangesNoBit) {
 // send most differently.
 TEST(Golden, RecomputeChangesNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     for (const char* recipe : kFp8AndBf16) {
         if (world->size() > 1 && recipe != std::string("bf16") && recipe != std::string("fp8_flow")) continue;
@@ -241,10 +259,10 @@ TEST(Golden, RecomputeChangesNoBit) {
 // redone steps, in graphs and on both exchanges.
 TEST(Golden, SavedRowsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     std::vector<const char*> dispatchers = {"flex"};
-    if (world->size() > 1 && hopper::built_with_nccl()) dispatchers.push_back("alltoall");
+    if (world->size() > 1 && has_nccl(*world)) dispatchers.push_back("alltoall");
     golden::Case c{.recipe = "fp8_flow", .ranks = world->size(), .micro_batches = 2};
     c.recompute = "moe_expert";
     for (const int expert_ranks : {world->size(), (world->size() + 1) / 2}) {
@@ -274,7 +292,7 @@ TEST(Golden, SavedRowsChangeNoBit) {
 // since what could go wrong is a race.
 TEST(Golden, SchedulesChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     constexpr int kRepeats = 2;
     const auto compare = [&](golden::Case c, const char* serial, const char* overlapped) {
@@ -285,7 +303,7 @@ TEST(Golden, SchedulesChangeNoBit) {
             EXPECT_EQ(golden::difference(run(c, *world, backend), wanted), "")
                 << c.name() << ", repeat " << i;
     };
-    for (const char* recipe : kFp8AndBf16) {
+    for (const char* recipe : recipes_for(*world)) {
         golden::Case c{.recipe = recipe,
                        .expert_ranks = (world->size() + 1) / 2,
                        .ranks = world->size(),
@@ -301,7 +319,7 @@ TEST(Golden, SchedulesChangeNoBit) {
         .recipe = "fp8_flow", .expert_ranks = world->size(), .ranks = world->size(), .micro_batches = 2};
     compare(c, "delayed_wgrad", "beside_delayed_wgrad");
     compare(c, "standard", "in_turns");
-    if (world->size() == 1) return;
+    if (world->size() == 1 || !has_nccl(*world)) return;
     c.dispatcher = "alltoall";
     for (const char* variant : {"beside", "in_turns"}) compare(c, "standard", variant);
 }
@@ -337,15 +355,15 @@ void expect_divided_state_changes_no_bit(ProcessGroup& world, const std::string&
 
 TEST(Golden, DividedStateChangesNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
-    expect_divided_state_changes_no_bit(*world, "flex", kFp8AndBf16, 2);
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
+    expect_divided_state_changes_no_bit(*world, "flex", recipes_for(*world), 2);
 }
 
 // Once each, with two recipes: others differ in what they quantise from the same gathered weights.
 TEST(Golden, DividedStateOverMessagesChangesNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank has no dispatcher";
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     expect_divided_state_changes_no_bit(*world, "alltoall", kBf16AndFlow, 1);
 }
 
@@ -353,7 +371,7 @@ TEST(Golden, DividedStateOverMessagesChangesNoBit) {
 // steps, and 200 steps of the flow.
 TEST(Golden, GraphsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     const auto compare = [&](golden::Case c, const char* eager, const char* graph, int64_t steps) {
         c.variant = eager;
@@ -363,7 +381,7 @@ TEST(Golden, GraphsChangeNoBit) {
             << c.name() << ", " << steps << " steps";
     };
     golden::Case c{.expert_ranks = (world->size() + 1) / 2, .ranks = world->size(), .micro_batches = 2};
-    for (const char* recipe : kFp8AndBf16) {
+    for (const char* recipe : recipes_for(*world)) {
         c.recipe = recipe;
         for (const char* variant : {"graph", "graph_beside", "graph_in_turns"})
             compare(c, "standard", variant, 12);
@@ -377,8 +395,8 @@ TEST(Golden, GraphsChangeNoBit) {
     }
     c.recompute = "none";
     c.expert_ranks = world->size();
-    compare(c, "standard", "graph", 200);
-    if (world->size() == 1 || !hopper::built_with_nccl()) return;
+    compare(c, "standard", "graph", has_own_gpu(*world) ? 200 : 50);
+    if (world->size() == 1 || !has_nccl(*world)) return;
     c.dispatcher = "alltoall";  // messages of a fixed size
     for (const char* recipe : kFp8AndBf16) {
         c.recipe = recipe;
@@ -436,7 +454,7 @@ private:
 // While streams and ranks are delayed at random: 50 steps of every recipe and schedule, and 200 short runs.
 TEST(Golden, NoDelayChangesABit) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     constexpr int64_t kLongRun = 50;
     constexpr int kShortRuns = 200;
@@ -467,7 +485,7 @@ TEST(Golden, NoDelayChangesABit) {
 // The kernels that each ablation takes in place of the flow's run, and their losses are close to the flow's.
 TEST(Golden, SwitchesOfTheFlow) {
     const auto world = make_mpi_group(kTestDeadline);
-    if (world->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
     golden::Case c{.recipe = "fp8_flow",
                    .expert_ranks = (world->size() + 1) / 2,

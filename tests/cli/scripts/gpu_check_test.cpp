@@ -136,5 +136,19 @@ TEST_F(GpuCheck, ScaleAndItsBars) {
     expect_contains(ran, "fp8flow plan --check");
 }
 
+TEST_F(GpuCheck, MoreRanksShareTheGpus) {
+    const CommandResult result = check("--share 8", "scale_check.sh");
+    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    const auto found = rows("scale_check");
+    for (const char* name : {"bits: schedules, 8 ranks", "bits: graphs, 8 ranks", "bits: saved rows, 8 ranks",
+                             "test: exchange by two levels, 8 ranks"})
+        EXPECT_EQ(found.count(name), 1u) << name;
+    for (const auto& [name, row] : found) {
+        EXPECT_TRUE(name.ends_with(", 8 ranks")) << name;
+        EXPECT_EQ(row["result"], "passed") << row;
+    }
+    expect_contains(check("--share 8 --rehearsal 4", "scale_check.sh").err, "--share");
+}
+
 }  // namespace
 }  // namespace fp8flow
