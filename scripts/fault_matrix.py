@@ -52,6 +52,8 @@ def command_of(options, ranks, out, more=(), faults=()):
     line = [options.fp8flow, "train", options.config, "--backend", options.backend, "--out", out, "--start-deadline", str(options.deadline),
             "--export", "f32", *more]
     settings = dict(SETTINGS, **{"parallel.expert_model_parallel_size": ranks, "parallel.peer_deadline_seconds": options.deadline})
+    if ranks > 4:  # more than the configuration has experts and sequences for
+        settings.update({"moe.num_experts": ranks, "training.global_batch_size": 2 * ranks})
     for key, value in settings.items():
         line += ["--set", f"{key}={value}"]
     return [*mpirun(ranks), "env", *faults, *line]
