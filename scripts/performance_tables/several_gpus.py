@@ -20,9 +20,8 @@ def hosts_2gpu():
                   "host stops a step", "step, ms", "host busy, ms"], rows) + source(*(origin(name) for _, name in TWO_HOSTS))
 
 
-def scale_checks(gpus):
+def scale_checks(name):
     """What scale_check.sh found, each check as it was last run."""
-    name = f"scale_check_h200_x{gpus}.json"
     data, rows = load(name), {}
     for run in data["runs"]:
         for c in run["checks"]:
@@ -53,8 +52,9 @@ def hosts_sockets():
 
 
 TABLES = {
-    "scale_checks": lambda: scale_checks(4),
-    "scale_checks_8gpu": lambda: scale_checks(8),
+    "scale_checks": lambda: scale_checks("scale_check_h200_x4.json"),
+    "scale_checks_8gpu": lambda: scale_checks("scale_check_h200_x8.json"),
+    "scale_checks_shared": lambda: scale_checks("scale_check_shared_h200_x2.json"),
     "hosts_2gpu": hosts_2gpu,
     "hosts_sockets": hosts_sockets,
 }
