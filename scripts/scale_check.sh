@@ -98,6 +98,7 @@ if [[ -n $share ]]; then
     shared 'order invariant' InvariantOrderChangesNoBit
     shared 'divided state' DividedStateChangesNoBit
     shared recompute RecomputeChangesNoBit
+    test_of "checkpoint, $share ranks" gpu_mpi_checkpoint_gpu_test 300 '*' env FP8FLOW_SHARE_GPUS=1
     test_of "exchange by two levels, $share ranks" gpu_mpi_exchange_gpu_test 560 '*/levels'
     test_of "exchange, $share ranks" gpu_mpi_exchange_gpu_test 560 '*/peer'
     run_and_report "$out/scale_check.json"

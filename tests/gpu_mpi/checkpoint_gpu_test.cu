@@ -3,7 +3,7 @@
 // written during training holds the step at which it was taken.
 #include "model/train/trainer.h"
 
-#include "tests/gpu_mpi/gpu_job.h"
+#include "tests/gpu_mpi/ranks_on_gpus.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/files.h"
 
@@ -23,8 +23,8 @@ protected:
     void TearDown() override { world_->barrier(); }  // the first rank removes the folder
 
     TrainingRun run(const Config& config, int64_t steps) {
-        const Placement placement{world_->size(), world_->size(), local_rank()};
-        return train_with_checkpoints(*world_, config, {shared_, steps, BackendKind::hopper, placement});
+        return train_with_checkpoints(*world_, config,
+                                      {shared_, steps, BackendKind::hopper, placement_of(*world_)});
     }
 
     std::unique_ptr<ProcessGroup> world_;
@@ -33,7 +33,7 @@ protected:
 };
 
 TEST_P(GpuCheckpoint, TwoHalvesAreTheWholeBitForBit) {
-    if (world_->size() > hopper::device_count()) GTEST_SKIP() << "a GPU for every rank is wanted";
+    if (!has_gpu(*world_)) GTEST_SKIP() << "a GPU for every rank is wanted";
     Config config = test_config(
         GetParam(), {fmt::format("parallel.expert_model_parallel_size={}", world_->size()),
                      fmt::format("moe.num_experts={}", std::max(4, world_->size())),

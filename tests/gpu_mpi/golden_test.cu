@@ -12,7 +12,7 @@
 #include "kernels/hopper/device/clock.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "tests/golden/golden.h"
-#include "tests/gpu_mpi/gpu_job.h"
+#include "tests/gpu_mpi/ranks_on_gpus.h"
 #include "tests/support/training.h"
 
 #include <algorithm>
@@ -41,19 +41,9 @@ void print_how_to_write(const std::string& problem, int ranks) {
 // it takes 0.6 s on four.
 BackendChoice gpu_of(ProcessGroup& world) {
     ::setenv("NCCL_CUMEM_ENABLE", "0", 0);  // read at the first start
-    const int gpus = std::min(world.size(), hopper::device_count());
-    BackendChoice choice = choose_backend(BackendKind::hopper, {gpus, gpus, local_rank() % gpus}, world);
-    choice.one_host = true;
-    return choice;
+    return choose_backend(BackendKind::hopper, placement_of(world), world);
 }
 
-// NCCL wants a GPU for every rank; peer memory does not, and with FP8FLOW_SHARE_GPUS ranks share what there
-// is: the driver lets one process of a GPU run at a time, so that each call of an exchange takes
-// milliseconds.
-bool has_own_gpu(const ProcessGroup& world) { return world.size() <= hopper::device_count(); }
-bool has_gpu(const ProcessGroup& world) {
-    return has_own_gpu(world) || std::getenv("FP8FLOW_SHARE_GPUS") != nullptr;
-}
 bool has_nccl(const ProcessGroup& world) { return hopper::built_with_nccl() && has_own_gpu(world); }
 
 // Rank 0 says which run begins, and after how long: what a run that takes very long has come to.

@@ -6,6 +6,7 @@
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
+#include "tests/gpu_mpi/ranks_on_gpus.h"
 #include "tests/support/device_exchange.h"
 #include "tests/support/exchange_oracle.h"
 
@@ -58,11 +59,6 @@ inline ExchangeCase of_kind(Kind kind, ExchangeCase c) {
     c.levels = Levels::two;
     c.host_of = two_hosts(static_cast<int>(c.ranks()));
     return c;
-}
-
-inline int local_rank() {
-    const char* rank = std::getenv("OMPI_COMM_WORLD_LOCAL_RANK");
-    return rank != nullptr ? std::atoi(rank) : 0;
 }
 
 // An exchange of expert-parallel groups of `expert_ranks` neighbouring ranks; null: not possible here, and
