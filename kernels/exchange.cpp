@@ -118,7 +118,7 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
                   name_of(rows.layout), describe(dst.data), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
     ++num_dispatches_;
-    if (skipped_ == SkippedRows::all) return;
+    if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, dst, plan.groups.cost_rows(), launch);
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
     observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
              [&] { do_dispatch(rows, plan, dst, scratch, launch); });
@@ -135,7 +135,7 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   name_of(rows.layout), describe(rows.scales), describe(received.data),
                   name_of(received.layout), describe(received.scales));
     ++num_dispatches_;
-    if (skipped_ == SkippedRows::all) return;
+    if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, received, received.data.dim(0), launch);
     const double moved = bytes_of({rows.data, rows.scales});
     observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
              [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
@@ -187,15 +187,36 @@ void Exchange::skip_rows(SkippedRows rows, Ops& ops) {
     if (rows == SkippedRows::inside_hosts) skipped_ = SkippedRows::all;
 }
 
+void Exchange::repeat(const TensorView& from, const TensorView& to, int64_t bytes, const Launch& launch) {
+    auto* const out = static_cast<uint8_t*>(to.data);
+    int64_t done = std::min(from.bytes(), bytes);
+    if (done == 0) return;
+    Device& device = skip_ops_->device();
+    device.copy(out, from.data, static_cast<size_t>(done), launch.stream);
+    for (; done < bytes; done *= 2)
+        device.copy(out + done, out, static_cast<size_t>(std::min(done, bytes - done)), launch.stream);
+}
+
+void Exchange::dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& dst, int64_t num_rows,
+                                 const Launch& launch) {
+    const int64_t room = dst.data.dim(0);
+    if (room == 0) return;
+    const auto part = [&](const TensorView& of) { return of.bytes() / room * std::min(num_rows, room); };
+    repeat(rows.data, dst.data, part(dst.data), launch);
+    if (rows.scales) repeat(rows.scales, dst.scales, part(dst.scales), launch);
+}
+
 void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
     Device& device = skip_ops_->device();
-    const auto bytes = static_cast<size_t>(args.y.bytes());
+    const int64_t bytes = args.y.bytes();
     if (args.addend)
         skip_ops_->add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
+    else if (!args.residual && args.src.dtype == args.y.dtype && args.src.bytes() > 0)
+        repeat(args.src, args.y, bytes, launch);
     else if (!args.residual)
-        device.fill(args.y.data, 0, bytes, launch.stream);
+        device.fill(args.y.data, 0, static_cast<size_t>(bytes), launch.stream);
     else if (args.residual.data != args.y.data)
-        device.copy(args.y.data, args.residual.data, bytes, launch.stream);
+        device.copy(args.y.data, args.residual.data, static_cast<size_t>(bytes), launch.stream);
     if (args.dprob) device.fill(args.dprob.data, 0, static_cast<size_t>(args.dprob.bytes()), launch.stream);
 }
 

@@ -122,10 +122,12 @@ public:
     virtual void reset_counts();
     // Whether rows go to ranks on other hosts, where the exchange knows the hosts.
     virtual bool spans_hosts() const { return false; }
-    // Without all rows dispatch moves none, and combine gives residual + addend, or zeros. Without those of
-    // one level the messages of that level are not sent: what they would have brought is whatever memory
-    // holds. Where all ranks are on one host, inside_hosts is all. Routing, plans and reductions are as ever.
-    // `ops` outlive this.
+    // Without all rows nothing travels. Dispatch gives this rank's own rows over and over, with scales of
+    // theirs in some order: operands that take the time and power of real ones, which what memory happens to
+    // hold do not. Combine gives residual + addend, or src as it lies (zeros where y has another type).
+    // Without those of one level the messages of that level are not sent: what they would have brought is
+    // whatever memory holds. Where all ranks are on one host, inside_hosts is all. Routing, plans and
+    // reductions are as ever. `ops` outlive this.
     virtual void skip_rows(SkippedRows rows, Ops& ops);
     // Told of every step from now on and of its bytes sent, 0 where the device or the exchanges that this one
     // is made of count them (copy_wire_counters); null: no observer.
@@ -162,6 +164,9 @@ protected:
 private:
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
     template <class Step> void reduced(const char* name, double sent, Step step);
+    void repeat(const TensorView& from, const TensorView& to, int64_t bytes, const Launch& launch);
+    void dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& dst, int64_t num_rows,
+                           const Launch& launch);
     void combine_without_rows(const Combine& args, const Launch& launch);
 
     int64_t num_dispatches_ = 0, num_combines_ = 0;

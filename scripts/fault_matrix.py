@@ -11,6 +11,7 @@ memory must be free again. A rank alone has nobody to report its loss: it may en
 
   scripts/fault_matrix.py                                                   all kinds, stages and victims on 2 and 4 ranks
   scripts/fault_matrix.py --fp8flow build/cuda-release/fp8flow --backend hopper --ranks 2 --stages step,evaluation,checkpoint --json faults.json
+  scripts/fault_matrix.py --ranks 8 --victims alternate
   scripts/fault_matrix.py --backend hopper --ranks 1 --kinds killed,throwing --json faults.json
 Needs the program, its tests' library and Python alone. Exit status 0 if every case holds, 1 if not.
 """
@@ -52,7 +53,7 @@ def command_of(options, ranks, out, more=(), faults=()):
     line = [options.fp8flow, "train", options.config, "--backend", options.backend, "--out", out, "--start-deadline", str(options.deadline),
             "--export", "f32", *more]
     settings = dict(SETTINGS, **{"parallel.expert_model_parallel_size": ranks, "parallel.peer_deadline_seconds": options.deadline})
-    if ranks > 4:  # more than the configuration has experts and sequences for
+    if ranks > 4:  # more than configs/test.yaml has experts and sequences for
         settings.update({"moe.num_experts": ranks, "training.global_batch_size": 2 * ranks})
     for key, value in settings.items():
         line += ["--set", f"{key}={value}"]

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes the tables of docs/performance and docs/results/README.md from the files in docs/results, and the picture
+"""Writes the tables of docs/performance.md, docs/performance/ and docs/results/README.md from the files in docs/results, and the picture
 docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables, a module a page.
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/
@@ -16,7 +16,7 @@ import results_index
 from performance_tables import checks, kernels, layers, loss, memory, picture, schedules, several_gpus
 from performance_tables.common import RESULTS, ROOT, table
 
-NEEDED = [*sorted((ROOT / "docs" / "performance").glob("*.md")), RESULTS / "README.md"]  # pages that must have tables
+NEEDED = [ROOT / "docs" / "performance.md", *sorted((ROOT / "docs" / "performance").glob("*.md")), RESULTS / "README.md"]  # pages that must have tables
 PAGES = NEEDED + sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - set(NEEDED))
 
 

@@ -34,6 +34,7 @@ if [[ -n $rehearsal ]]; then
     configure cpu && build cpu fp8flow fp8flow_faults || exit
 else
     find_gpus
+    ((${#gpu_ids[@]} > 0)) || die 2 "no GPU is visible here"
     backend=hopper preset=cuda-release
     [[ -n $share || ${#gpu_ids[@]} =~ ^[248]$ ]] || die 2 "${#gpu_ids[@]} GPUs are visible here; scale_check.sh is for 2, 4 or 8"
     [[ -z $share || $share -gt ${#gpu_ids[@]} ]] || die 2 "--share: $share ranks have a GPU each here; leave it out"
@@ -88,7 +89,7 @@ golden() {
 # test_of NAME PROGRAM LIMIT FILTER [LAUNCHER...]
 test_of() { add --gpus "$gpus" --limit "$3" --detail '\[  (PASSED|FAILED)  \]' "test: $1" "${@:5}" "${run[@]}" "$bin/tests/$2" "--gtest_filter=$4"; }
 
-# Nothing but peer memory works between ranks that share a GPU.
+# NCCL does not work between ranks that share a GPU; peer memory and staging through the host do.
 if [[ -n $share ]]; then
     on_ranks "$share"
     shared() { golden "$1, $share ranks" "$2" 300 env FP8FLOW_SHARE_GPUS=1; }

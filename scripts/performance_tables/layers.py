@@ -55,7 +55,7 @@ def layers_4gpu():
 
 
 def layers_short():
-    """Four rows for the README."""
+    """Four rows for docs/performance.md."""
     columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "bf16 / flow", "file"]
     rows = layer_rows(columns)
     rows = [rows[i] for i in (0, 2, 5, 6)]

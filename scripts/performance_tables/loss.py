@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables of docs/performance/loss.md, and of transposed copies in docs/numerics.md."""
+"""Tables of docs/performance/loss.md, and of errors by family, trainings and transposed copies in docs/numerics.md."""
 import re
 
 from performance_tables.common import RESULTS, link, load, origin, source, table

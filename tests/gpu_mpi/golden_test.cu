@@ -10,6 +10,7 @@
 
 #include "kernels/core/random.h"
 #include "kernels/hopper/device/clock.h"
+#include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 #include "tests/golden/golden.h"
 #include "tests/gpu_mpi/ranks_on_gpus.h"
@@ -358,7 +359,7 @@ TEST(Golden, DividedStateOverMessagesChangesNoBit) {
 }
 
 // A step that is captured in a graph changes no bit either: every recipe, beside every schedule, with redone
-// steps, and 200 steps of the flow.
+// steps, and 200 steps of the flow (50, and recipes_for alone, where ranks share GPUs).
 TEST(Golden, GraphsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (!has_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";

@@ -11,7 +11,6 @@
 #include "tests/support/exchange_oracle.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which GPU a rank of a test has. NCCL wants one for every rank; peer memory does not, and with
-// FP8FLOW_SHARE_GPUS ranks share what there is: the driver lets one process of a GPU run at a time, so that a
+// FP8FLOW_SHARE_GPUS ranks share what there is: the driver runs one process of a GPU at a time, so that a
 // call of the exchange takes milliseconds.
 #pragma once
 
@@ -19,9 +19,9 @@ inline int local_rank() {
 
 inline bool has_own_gpu(const ProcessGroup& world) { return world.size() <= hopper::device_count(); }
 inline bool has_gpu(const ProcessGroup& world) {
-    return has_own_gpu(world) || std::getenv("FP8FLOW_SHARE_GPUS") != nullptr;
+    return has_own_gpu(world) || (hopper::device_count() > 0 && std::getenv("FP8FLOW_SHARE_GPUS") != nullptr);
 }
-// As that of a job of as many ranks as there are GPUs, where ranks share them.
+// Where ranks share GPUs, that of a job with one rank a GPU, which choose_backend accepts.
 inline Placement placement_of(const ProcessGroup& world) {
     const int gpus = std::min(world.size(), hopper::device_count());
     return {gpus, gpus, local_rank() % gpus};

@@ -35,7 +35,8 @@ protected:
             "bin/mpirun",
             "#!/bin/bash\nwhile [[ $1 == -* ]]; do [[ $1 != -n && $1 != --bind-to ]] || shift; shift; done\n"
             "exec \"$@\"\n");
-        const std::string log = "echo \"$(basename $0) $*\" >> " + folder_.path("ran") + "\n";
+        const std::string log =
+            "echo \"${FP8FLOW_SHARE_GPUS:+shared }$(basename $0) $*\" >> " + folder_.path("ran") + "\n";
         for (const char* test : {"gpu_norm_parity_test", "gpu_mpi_exchange_gpu_test",
                                  "gpu_mpi_checkpoint_gpu_test", "gpu_mpi_golden_test"})
             program(std::string("build/cuda-release/tests/") + test,
@@ -147,6 +148,9 @@ TEST_F(GpuCheck, MoreRanksShareTheGpus) {
         EXPECT_TRUE(name.ends_with(", 8 ranks")) << name;
         EXPECT_EQ(row["result"], "passed") << row;
     }
+    const std::string ran = read_whole(folder_.path("ran"));
+    expect_contains(ran, "shared gpu_mpi_golden_test --gtest_filter=Golden.SchedulesChangeNoBit");
+    expect_contains(ran, "shared gpu_mpi_checkpoint_gpu_test");
     expect_contains(check("--share 8 --rehearsal 4", "scale_check.sh").err, "--share");
 }
 

@@ -186,8 +186,9 @@ TEST(Exchange, ClosedForm) {
     }
 }
 
-// What a combine is given instead of sums goes through; nothing travels.
-TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
+// Own rows take the places of those that would arrive, and what a combine is given instead of sums goes
+// through; nothing travels.
+TEST(Exchange, WithoutRowsNothingTravels) {
     constexpr int64_t kTokens = 4, kHidden = 8;
     const ExchangeCase c{.tokens = {kTokens, kTokens}, .topk = 2, .experts = 4, .seed = 8};
     run_thread_ranks(2, 20, [&](ProcessGroup& group) {
@@ -210,15 +211,44 @@ TEST(Exchange, WithoutRowsOnlyTheResidualArrives) {
         };
         self.exchange.skip_rows(SkippedRows::all, self.ops);
         self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
-        EXPECT_EQ(rows(0), 7.0);
-        expect({.src = rows, .drow_prob = drow_prob, .y = y, .dprob = dprob}, [](int64_t) { return 0.0; });
+        const int64_t filled = plan.groups.cost_rows() * kHidden;
+        for (int64_t i = 0; i < rows.numel(); ++i)
+            EXPECT_EQ(rows(i), i < filled ? x(i % x.numel()) : 7.0) << i;
+        expect({.src = rows, .drow_prob = drow_prob, .y = y, .dprob = dprob},
+               [&](int64_t i) { return rows(i); });
         expect({.src = rows, .residual = x, .y = y}, [](int64_t i) { return 1.0 + static_cast<double>(i); });
         expect({.src = rows, .residual = x, .addend = one, .y = y},
                [](int64_t i) { return 2.0 + static_cast<double>(i); });
         EXPECT_EQ(self.exchange.wire_bytes().total(), 0);
         self.exchange.skip_rows(SkippedRows::none, self.ops);
         self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}}, self.scratch);
-        EXPECT_NE(rows(0), 7.0);
+        EXPECT_GT(self.exchange.wire_bytes().total(), 0);
+    });
+}
+
+TEST(Exchange, WithoutRowsScalesAreThoseOfOwnRows) {
+    const ExchangeCase c{
+        .tokens = {5, 9}, .topk = 2, .experts = 4, .hidden = 384, .wire = Wire::fp8, .seed = 18};
+    run_thread_ranks(2, 20, [&](ProcessGroup& group) {
+        test::ExchangeRank self(group, CombineOrder::rank);
+        const test::ExchangeLayer layer(c, group.rank());
+        const DispatchPlan plan = layer.plan();
+        const auto rows = layer.wire_rows(1, group.rank());
+        test::HostScaled dst = layer.rows_tensor();
+        self.exchange.skip_rows(SkippedRows::all, self.ops);
+        self.exchange.dispatch(rows, plan, dst, self.scratch);
+        const int64_t filled = plan.groups.cost_rows();
+        ASSERT_GT(filled, layer.num_tokens());
+        const auto* codes = dst.data.view().bytes_ptr();
+        const TensorView sent = static_cast<ScaledTensor>(rows).data;
+        for (int64_t i = 0; i < filled * c.hidden; ++i)
+            ASSERT_EQ(codes[i], static_cast<const uint8_t*>(sent.data)[i % sent.bytes()]) << i;
+        const TensorView from = static_cast<ScaledTensor>(rows).scales, to = dst.scales.view();
+        for (int64_t i = 0; i < to.bytes() / plan.groups.row_capacity * filled; ++i)
+            ASSERT_EQ(static_cast<const uint8_t*>(to.data)[i],
+                      static_cast<const uint8_t*>(from.data)[i % from.bytes()])
+                << i;
+        EXPECT_TRUE(dst.guards_intact());
     });
 }
 
