@@ -78,6 +78,7 @@ WHAT = {
     "scale_check_shared_h200_x2.json": "scripts/scale_check.sh --share: bits and two levels with 8 and 16 ranks on two GPUs",
     "scale_check_h200_x4.json": "scripts/scale_check.sh on four GPUs: layers, wire, bits, whole model, divided state, faults; records failures",
     "faults_h200_x4.json": "a rank killed, stopped and throwing, four GPUs",
+    "profile_deepseek_v3_4gpu_joined_memory.json": "the same at 6176230, where memory is joined after the first step",
     "exposed_deepseek_v3_2gpu.json": "exposed wire of each schedule, DeepSeek-V3 layer",
     "exposed_deepseek_v3_2gpu.svg": "its lanes in time",
     "exposed_deepseek_v3_2gpu_micro_batches.json": "the same, 8 micro-batches",

@@ -85,13 +85,16 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
                     .wire_bytes = sent};
     };
     // master and moments read and written, the gradient read here and for its norm, copies written: BF16, or
-    // FP8 in two orientations
+    // FP8 in two orientations. Squares of experts' gradients are left by the GEMMs that write them, unless
+    // their sums come later: from other ranks, or in the order of combine_order invariant.
     const double state_bytes = 2 * (kWord + moments) + kPlain;
     const bool divided = config.training.use_distributed_optimizer;
     const double dense = divided ? parameters.dense / all : parameters.dense,
                  experts = divided ? parameters.experts / replicas : parameters.experts;
     // every rank gets the sums of its slices alone; order invariant: all of experts'
     const bool divides_experts = divided && config.moe.moe_combine_order == CombineOrder::rank;
+    const bool reads_for_norm = replicas > 1 || config.moe.moe_combine_order != CombineOrder::rank;
+    const double normed = !reads_for_norm ? 0 : divides_experts ? experts : parameters.experts;
     // a tensor's update runs beside those before it: 1.6 us in profile_100m_4gpu_schedules.json, a quarter of
     // a launch
     const double updates = (f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4) / 4;
@@ -104,8 +107,7 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
          .stage = "optimizer",
          .direction = "update",
          .launches = updates,
-         .bytes = (dense + experts) * state_bytes + kWord * 2 * dense +
-                  gradient * ((divides_experts ? experts : parameters.experts) + experts)}};
+         .bytes = (dense + experts) * state_bytes + kWord * 2 * dense + gradient * (normed + experts)}};
     if (divided) {
         const Parameters bytes = gathered_bytes(config);
         work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));

@@ -75,6 +75,7 @@ FOUR_GPUS = [  # label, file
     ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
     ("4096 tokens, squares in FP32", "profile_deepseek_v3_4gpu_latest.json"),
+    ("4096 tokens, memory joined", "profile_deepseek_v3_4gpu_joined_memory.json"),
     ("4096 tokens, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("weight gradients begin with combine, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
     ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),

@@ -47,16 +47,21 @@ struct Case {
 
 TEST(Stages, AgreeWithWhatStepsCounted) {
     const std::set<std::string> added = {"moe layer/shared expert/forward", "moe layer/combine/forward"};
-    const Case cases[] = {{"profile_deepseek_v3_2gpu_schedules.json"},
-                          {"profile_deepseek_v3_2gpu_micro_batches.json"},
-                          {"profile_qwen3_235b_2gpu_schedules.json"},
-                          {"profile_state_dtypes_2gpu.json"},
-                          {"profile_100m_2gpu.json"},
+    const std::string update = "optimizer/optimizer/update";
+    std::set<std::string> added_and_update = added;
+    added_and_update.insert(update);
+    const Case cases[] = {{"profile_deepseek_v3_2gpu_schedules.json", {update}},
+                          {"profile_deepseek_v3_2gpu_micro_batches.json", {update}},
+                          {"profile_qwen3_235b_2gpu_schedules.json", {update}},
+                          {"profile_state_dtypes_2gpu.json", {update}},
+                          {"profile_100m_2gpu.json", {update}},
                           {"exposed_mixtral_2gpu.json"},
-                          {"profile_deepseek_v3.json", added},
-                          {"profile_deepseek_v3_8192.json", added},
-                          {"profile_mixtral_8x7b.json"},
-                          {"profile_qwen3_1gpu.json"}};
+                          {"exposed_100m_2gpu.json"},
+                          {"profile_deepseek_v3_4gpu_latest.json"},
+                          {"profile_deepseek_v3.json", added_and_update},
+                          {"profile_deepseek_v3_8192.json", added_and_update},
+                          {"profile_mixtral_8x7b.json", {update}},
+                          {"profile_qwen3_1gpu.json", {update}}};
     size_t compared = 0;
     for (const Case& one : cases) {
         const ProfileRecord record = committed(one.file);
