@@ -130,7 +130,7 @@ def exposed_2gpu():
                         ("one micro-batch, routing skewed 2.0", "exposed_deepseek_v3_2gpu_skewed_2.json"),
                         ("Mixtral-8x7B, 8 experts", "exposed_mixtral_2gpu.json"), ("107 M model", "exposed_100m_2gpu.json")):
         for r in load(name)["recipes"]:
-            schedule = schedule_of(r).replace("turns", "reduce + turns")
+            schedule = schedule_of(r)
             without = r["without rows"]
             rows.append([label, schedule, f"{r['passes seconds']['median'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
                          f"{without['passes seconds']['median'] * 1e3:.3f}", f"{without['layer clock hertz']['median'] / 1e6:.0f}",
