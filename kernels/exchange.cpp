@@ -201,7 +201,7 @@ void Exchange::dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& d
                                  const Launch& launch) {
     const int64_t room = dst.data.dim(0);
     if (room == 0) return;
-    const auto part = [&](const TensorView& of) { return of.bytes() / room * std::min(num_rows, room); };
+    const auto part = [&](const TensorView& of) { return of.bytes() / room * num_rows; };
     repeat(rows.data, dst.data, part(dst.data), launch);
     if (rows.scales) repeat(rows.scales, dst.scales, part(dst.scales), launch);
 }

@@ -89,6 +89,8 @@ FOUR_GPUS = [  # label, file
     ("the same, state divided", "profile_100m_4gpu_state_divided.json"),
     ("divided, wire beside the layers", "profile_100m_4gpu_state_divided_overlapped.json"),
 ]
+
+
 EIGHT_GPUS = [
     ("4096 tokens, EP 8", "profile_deepseek_v3_8gpu_schedules.json"),
     ("EP 4 on four of the eight", "profile_deepseek_v3_4gpu_beside_8gpu.json"),

@@ -90,7 +90,7 @@ private:
             case Kind::nccl_fixed:
                 if (!hopper::built_with_nccl())
                     reason = "built without NCCL";
-                else if (world->size() > hopper::device_count())
+                else if (!has_own_gpu(*world))
                     reason = "NCCL wants a GPU for every rank";
                 else
                     return hopper::make_nccl_exchange(ops, groups, order, sizes, deadline_seconds);
@@ -100,7 +100,7 @@ private:
                                                   PeerMapping::cuda_ipc, reason);
             case Kind::window:
                 reason = "NCCL wants a GPU for every rank";
-                if (world->size() > hopper::device_count()) return nullptr;
+                if (!has_own_gpu(*world)) return nullptr;
                 return hopper::make_peer_exchange(ops, groups, kLimits, order, deadline_seconds,
                                                   PeerMapping::nccl_window, reason);
             case Kind::levels:
@@ -110,7 +110,7 @@ private:
     }
     std::unique_ptr<Exchange> make_levels(hopper::MessageSizes sizes, CombineOrder order,
                                           double deadline_seconds, Ops& ops) {
-        const bool over_nccl = hopper::built_with_nccl() && world->size() <= hopper::device_count();
+        const bool over_nccl = hopper::built_with_nccl() && has_own_gpu(*world);
         if (sizes == hopper::MessageSizes::fixed && !over_nccl) {
             reason = "NCCL, and a GPU for every rank";
             return nullptr;
