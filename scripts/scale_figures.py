@@ -19,6 +19,8 @@ def arm_figures(arm):
     figures = {"ms": round(median["layer seconds"] * 1e3, 3), "passes ms": round(passes * 1e3, 3), "step ms": round(arm["step seconds"] * 1e3, 3)}
     if arm.get("layer clock hertz") and arm["layer clock hertz"]["median"] > 0:
         figures["MHz"] = round(arm["layer clock hertz"]["median"] / 1e6)
+    if arm.get("wire seconds alone") is not None:
+        figures["wire alone ms"] = round(arm["wire seconds alone"] * 1e3, 3)
     if arm.get("exposed wire seconds") is not None:
         figures["exposed ms"] = round(arm["exposed wire seconds"] * 1e3, 3)
     if arm.get("joules per token"):

@@ -35,6 +35,7 @@ constexpr const char* kLegend =
     "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense GEMM "
     "measured here\n"
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer\n"
+    "  alone ms    of wire ms, while no stage that computes is under way\n"
     "  exposed ms  of the layer, gone in the same steps without rows on the wire; MHz without: the clock "
     "then\n"
     "              between hosts, inside: gone without the rows of that level alone; a level may hide the "

@@ -48,6 +48,7 @@ struct RowSamples {
     };
     std::vector<ProfileRow> rows;
     std::vector<std::vector<double>> seconds;  // [step][row]
+    std::vector<double> wire_alone;            // [step], RankSeconds::alone
     std::vector<Call> calls;                   // of the last step
 };
 // Adds one resolved step.
@@ -85,6 +86,7 @@ struct LayerTimes {
 // the steps timed by stage.
 struct RankSeconds {
     double work = 0, wire = 0;  // all stages but plan, dispatch and combine; those
+    double alone = 0;           // of wire: while no stage that computes is under way on any lane
 };
 RankSeconds rank_seconds(const RowSamples& samples);
 // The rank with most work, and by which share that is more than the median's; absent: one rank.
@@ -117,6 +119,7 @@ struct ArmProfile {
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
     double wire_seconds = 0;                // plan, dispatch and combine of one layer, hidden or not
+    double wire_alone_seconds = 0;          // of them, by RankSeconds::alone
     std::vector<RankSeconds> by_rank;       // of one layer
     double casts = 0;                       // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category

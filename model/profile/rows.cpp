@@ -24,6 +24,41 @@ double runs_of(const std::vector<StageSpan>& spans, std::string_view part) {
     return std::max(1.0, static_cast<double>(runs));
 }
 
+bool crosses_ranks(std::string_view part, std::string_view stage) {
+    return part == kMoeLayer && (stage == "plan" || stage == "dispatch" || stage == "combine");
+}
+
+// Seconds of a step in which a MoE layer's plan, dispatch or combine is under way and nothing that computes:
+// no other stage without stages in it, on the main lanes or a side lane. Reductions of gradients, on the wire
+// lane, compute nothing.
+double wire_alone(const std::vector<StageSpan>& spans) {
+    std::vector<bool> innermost(spans.size(), true);
+    for (const StageSpan& span : spans)
+        if (span.parent >= 0) innermost[static_cast<size_t>(span.parent)] = false;
+    struct Edge {
+        double at = 0;
+        int wire = 0, work = 0;  // under way from here on: one more or one less
+    };
+    std::vector<Edge> edges;
+    for (size_t i = 0; i < spans.size(); ++i) {
+        const StageSpan& span = spans[i];
+        const StageName name = stage_of(spans, static_cast<int>(i));
+        const bool wire = crosses_ranks(name.part, name.stage);
+        if (!wire && (!innermost[i] || span.lane == Lane::wire)) continue;
+        const Edge begins{.at = span.begin, .wire = wire ? 1 : 0, .work = wire ? 0 : 1};
+        edges.push_back(begins);
+        edges.push_back({.at = span.begin + span.seconds, .wire = -begins.wire, .work = -begins.work});
+    }
+    std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+    double seconds = 0;
+    Edge now;
+    for (const Edge& edge : edges) {
+        if (now.wire > 0 && now.work == 0) seconds += edge.at - now.at;
+        now = {.at = edge.at, .wire = now.wire + edge.wire, .work = now.work + edge.work};
+    }
+    return seconds;
+}
+
 }  // namespace
 
 Spread spread_of(std::vector<double> samples) {
@@ -81,20 +116,13 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
         samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0), runs[r]});
     }
     samples.seconds.push_back(std::move(seconds));
+    samples.wire_alone.push_back(wire_alone(spans) / runs_of(spans, kMoeLayer));
 }
-
-namespace {
-
-bool crosses_ranks(const ProfileRow& row) {
-    return row.stage == "plan" || row.stage == "dispatch" || row.stage == "combine";
-}
-
-}  // namespace
 
 double wire_seconds(const std::vector<ProfileRow>& rows) {
     double seconds = 0;
     for (const ProfileRow& row : rows)
-        if (row.part == kMoeLayer && crosses_ranks(row)) seconds += row.seconds.median;
+        if (crosses_ranks(row.part, row.stage)) seconds += row.seconds.median;
     return seconds;
 }
 
@@ -105,9 +133,11 @@ RankSeconds rank_seconds(const RowSamples& samples) {
         wire.push_back(0);
         for (size_t r = 0; r < step.size(); ++r)
             if (samples.rows[r].part == kMoeLayer)
-                (crosses_ranks(samples.rows[r]) ? wire : work).back() += step[r];
+                (crosses_ranks(kMoeLayer, samples.rows[r].stage) ? wire : work).back() += step[r];
     }
-    return {.work = spread_of(work).median, .wire = spread_of(wire).median};
+    return {.work = spread_of(work).median,
+            .wire = spread_of(wire).median,
+            .alone = spread_of(samples.wire_alone).median};
 }
 
 std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {

@@ -31,8 +31,23 @@ private:
     int64_t marks_ = 0;
 };
 
-StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name) {
-    return {timer, level, name, {}};
+// Marks at the times given, in the order in which the host leaves them.
+class ScriptedTimeline final : public Timeline {
+public:
+    explicit ScriptedTimeline(std::vector<double> times) : times_(std::move(times)) {}
+    int64_t mark(Stream) override { return marks_++; }
+    double seconds_between(int64_t a, int64_t b) override { return at(b) - at(a); }
+    double clock_between(int64_t, int64_t) override { return 0; }
+    void reset() override { marks_ = 0; }
+
+private:
+    double at(int64_t mark) const { return times_.at(static_cast<size_t>(mark)); }
+    std::vector<double> times_;
+    int64_t marks_ = 0;
+};
+
+StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name, Lane lane = Lane::main) {
+    return {timer, level, name, {.lane = lane}};
 }
 
 // Two layers, forward and backward; each: 7 seconds forward (fc1 3, its cast 1), 3 backward; then the
@@ -198,6 +213,38 @@ TEST(Profile, OwnWorkLeavesOutStagesThatCrossRanks) {
     EXPECT_FALSE(slowest_of({rank_seconds(samples)}).has_value());
 }
 
+// Two micro-batches; the times of marks are of the device, so that lanes lie beside each other.
+TEST(Profile, WireIsAloneWhereNoLaneComputes) {
+    StageTimer timer;
+    timer.enable(std::make_unique<ScriptedTimeline>(std::vector<double>{
+                     0,  1,  5,  2,  3,  6,  10, 6, 8, 9, 12, 12,  // alone from 1 to 2, 3 to 5, 6 to 9
+                     12, 13, 17, 13, 14, 15, 17, 18}),             // from 13 to 14 and 15 to 17
+                 TimerDetail::stages);
+    const auto play = [&](StageLevel level, const char* name, Lane lane) { scope(timer, level, name, lane); };
+    timer.set_direction("forward");
+    {
+        auto part = scope(timer, StageLevel::part, kMoeLayer);
+        play(StageLevel::stage, "dispatch", Lane::main);
+        play(StageLevel::stage, "fc1", Lane::side);
+        play(StageLevel::stage, "combine", Lane::main);
+        play(StageLevel::part, "gradient reduction", Lane::wire);
+        play(StageLevel::stage, "fc1 wgrad", Lane::side);
+    }
+    {
+        auto part = scope(timer, StageLevel::part, kMoeLayer);
+        play(StageLevel::stage, "dispatch", Lane::main);
+        auto shared =
+            scope(timer, StageLevel::stage, "shared expert", Lane::side);  // nothing between its stages
+        play(StageLevel::stage, "fc1", Lane::side);
+    }
+    timer.resolve();
+    RowSamples samples;
+    add_step(timer, samples);
+    EXPECT_DOUBLE_EQ(samples.wire_alone.at(0), (1 + 2 + 3 + 1 + 2) / 2.0);
+    EXPECT_DOUBLE_EQ(rank_seconds(samples).alone, 4.5);
+    timer.disable();
+}
+
 // Hosts that no rows cross: nothing is exposed between them, without a measurement.
 TEST(Profile, RowsThatStayInsideHostsAreExposedThere) {
     ArmProfile arm;
@@ -339,6 +386,8 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     profile.arms[1].without_rows_between_hosts = {.layer = {4, 4, 4}, .passes = {5.25, 5, 6}};
     profile.arms[1].without_rows_inside_hosts = {.layer = {4, 4, 4}, .passes = {5.5, 5, 6}};
     profile.arms[1].wire = {.routing = 1, .dispatch = 2, .combine = 4, .between_hosts = 3};
+    profile.arms[1].wire_seconds = 3;
+    profile.arms[1].wire_alone_seconds = 1.5;
     profile.arms[1].by_rank = {{.work = 2, .wire = 3}, {.work = 3, .wire = 2}, {.work = 2, .wire = 4}};
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
@@ -360,6 +409,7 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     EXPECT_EQ(two.at("wire bytes").at("inside hosts"), 4.0);
     EXPECT_EQ(two.at("slowest rank"), (json{{"rank", 1}, {"over median", 0.5}}));
     EXPECT_EQ(two.at("work seconds by rank"), (json{2.0, 3.0, 2.0}));
+    EXPECT_EQ(two.at("wire seconds alone"), 1.5);
     EXPECT_EQ(two.at("wire seconds by rank"), (json{3.0, 2.0, 4.0}));
     for (const char* key : {"exposed wire seconds between hosts", "without rows between hosts"})
         EXPECT_FALSE(one.contains(key)) << key;
