@@ -75,9 +75,10 @@ FOUR_GPUS = [  # label, file
     ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
     ("4096 tokens, squares in FP32", "profile_deepseek_v3_4gpu_latest.json"),
-    ("4096 tokens, memory joined", "profile_deepseek_v3_4gpu_joined_memory.json"),
+    ("4096 tokens, memory joined", "exposed_deepseek_v3_4gpu.json"),
     ("4096 tokens, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("weight gradients begin with combine, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
+    ("8 micro-batches, memory joined", "exposed_deepseek_v3_4gpu_micro_batches.json"),
     ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),
     ("4096 tokens, all schedules, graph", "profile_deepseek_v3_4gpu_state_dtypes.json"),
     ("two hosts of two, 128 experts, EP 2 inside", "profile_deepseek_v3_4gpu_hosts_inside.json"),
@@ -85,6 +86,7 @@ FOUR_GPUS = [  # label, file
     ("the same, messages of a fixed size", "profile_deepseek_v3_4gpu_hosts_fixed.json"),
     ("the same, two levels", "profile_deepseek_v3_4gpu_hosts_two_levels.json"),
     ("107 M model, EP 4", "profile_100m_4gpu_schedules.json"),
+    ("the same, memory joined", "exposed_100m_4gpu.json"),
     ("107 M model, EP 2, state whole", "profile_100m_4gpu_state_whole.json"),
     ("the same, state divided", "profile_100m_4gpu_state_divided.json"),
     ("divided, wire beside the layers", "profile_100m_4gpu_state_divided_overlapped.json"),
@@ -108,7 +110,7 @@ EIGHT_GPUS = [
 
 
 def schedules_of(files):
-    """Schedules and state: passes, step, clock, exposed wire, energy. files: [(label, profile)]"""
+    """Schedules and state: passes, step, clock, wire calls, energy. files: [(label, profile)]"""
     rows = []
     for label, name in files:
         profile = load(name)
@@ -118,33 +120,48 @@ def schedules_of(files):
             arm = schedule_of(r, "fp32 state" if "graph" in label else "serial")
             rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm, f"{passes * 1e3:.2f}",
                          f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
-                         f"{r['exposed wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
-    return table(["layer", "commit", "schedule", "passes, ms a layer", "of the first", "MHz", "step, ms", "exposed, ms", "mJ a token"], rows, 3) + \
+                         f"{r['wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
+    return table(["layer", "commit", "schedule", "passes, ms a layer", "of the first", "MHz", "step, ms", "wire, ms", "mJ a token"], rows, 3) + \
         source(*(origin(name) for _, name in files))
 
 
-def exposed_2gpu():
-    """What the layer takes longer because rows cross ranks: passes of a step minus the same without rows."""
-    rows, files = [], []
-    for label, name in (("DeepSeek-V3 dimensions, 128 experts", "exposed_deepseek_v3_2gpu.json"),
-                        ("the same, 8 micro-batches", "exposed_deepseek_v3_2gpu_micro_batches.json"),
-                        ("one micro-batch, routing skewed 1.25", "exposed_deepseek_v3_2gpu_skewed_1_25.json"),
-                        ("one micro-batch, routing skewed 2.0", "exposed_deepseek_v3_2gpu_skewed_2.json"),
-                        ("Mixtral-8x7B, 8 experts", "exposed_mixtral_2gpu.json"), ("107 M model", "exposed_100m_2gpu.json")):
+EXPOSED_2_GPUS = [
+    ("DeepSeek-V3 dimensions, 128 experts", "exposed_deepseek_v3_2gpu.json"),
+    ("the same, 8 micro-batches", "exposed_deepseek_v3_2gpu_micro_batches.json"),
+    ("one micro-batch, routing skewed 1.25", "exposed_deepseek_v3_2gpu_skewed_1_25.json"),
+    ("one micro-batch, routing skewed 2.0", "exposed_deepseek_v3_2gpu_skewed_2.json"),
+    ("Mixtral-8x7B, 8 experts", "exposed_mixtral_2gpu.json"),
+    ("107 M model", "exposed_100m_2gpu.json"),
+]
+
+
+EXPOSED_4_GPUS = [
+    ("DeepSeek-V3 dimensions, 256 experts", "exposed_deepseek_v3_4gpu.json"),
+    ("the same, 8 micro-batches", "exposed_deepseek_v3_4gpu_micro_batches.json"),
+    ("107 M model", "exposed_100m_4gpu.json"),
+]
+
+
+def exposed(files):
+    """What the layer takes longer because rows cross ranks: passes of a step minus the same without rows; and how long calls take and have nothing
+    beside them, where the file says so. files: [(label, profile)]"""
+    rows, with_alone = [], "wire seconds alone" in load(files[0][1])["recipes"][0]
+    for label, name in files:
         for r in load(name)["recipes"]:
-            schedule = schedule_of(r)
             without = r["without rows"]
-            rows.append([label, schedule, f"{r['passes seconds']['median'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+            alone = [f"{r[key] * 1e3:.3f}" for key in ("wire seconds", "wire seconds alone")] if with_alone else []
+            rows.append([label, schedule_of(r), f"{r['passes seconds']['median'] * 1e3:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
                          f"{without['passes seconds']['median'] * 1e3:.3f}", f"{without['layer clock hertz']['median'] / 1e6:.0f}",
-                         f"{r['exposed wire seconds'] * 1e3:.3f}"])
-        files.append(name)
-    return table(["layer", "schedule", "passes, ms a layer", "MHz", "without rows, ms", "MHz", "exposed, ms"], rows, 2) + source(*map(origin, files))
+                         f"{r['exposed wire seconds'] * 1e3:.3f}", *alone])
+    return table(["layer", "schedule", "passes, ms a layer", "MHz", "without rows, ms", "MHz", "exposed, ms",
+                  *(["wire, ms", "alone, ms"] if with_alone else [])], rows, 2) + source(*(origin(name) for _, name in files))
 
 
 TABLES = {
     "schedules": schedules,
     "schedules_2gpu": schedules_2gpu,
-    "exposed_2gpu": exposed_2gpu,
+    "exposed_2gpu": lambda: exposed(EXPOSED_2_GPUS),
+    "exposed_4gpu": lambda: exposed(EXPOSED_4_GPUS),
     "gemm_waves": gemm_waves,
     "delayed_wgrad": delayed_wgrad,
     "schedules_4gpu": lambda: schedules_of(FOUR_GPUS),
