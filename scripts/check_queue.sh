@@ -73,6 +73,14 @@ add() {
 # on_ranks N: sets `run`, the launcher of so many ranks.
 on_ranks() { run=(mpirun -n "$1" --quiet --bind-to none --oversubscribe); }
 
+# parts_of_exchange: the kinds of exchange, each a check of its own, as lines "SUFFIX|FILTER|ENVIRONMENT". With handles of CUDA IPC NCCL starts
+# sooner (tests/gpu_mpi/golden_test.cu says why); its windows need those of cuMem.
+parts_of_exchange() {
+    local kind
+    for kind in peer levels levels_fixed nccl nccl_fixed staged; do echo ", $kind|*/$kind|NCCL_CUMEM_ENABLE=0"; done
+    echo ', window|*/window|'
+}
+
 # add_check [--gpus N] [--limit SECONDS] [--patience SECONDS] [--detail REGEX] [--figures COMMAND] NAME COMMAND...
 #   --gpus      this many GPUs, alone on them; without it: a share of one GPU
 #   --limit     the check is stopped and failed after so long (300)

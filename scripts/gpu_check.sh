@@ -46,7 +46,7 @@ tests_of() {
         done
     done
 }
-# parts_of TEST: what of it is a check of its own, as lines "SUFFIX|FILTER"; most tests are one check.
+# parts_of TEST: what of it is a check of its own, as lines "SUFFIX|FILTER|ENVIRONMENT"; most tests are one check.
 parts_of() {
     if [[ $1 == gpu_mpi_golden_test ]]; then
         echo ' hashes|Golden.Hopper'
@@ -61,6 +61,8 @@ parts_of() {
         echo ' hosts|Golden.HostsChangeNoBit'
         echo ' two levels|Golden.TwoLevelsChangeNoBit'
         echo ' delays|Golden.NoDelayChangesABit'
+    elif [[ $1 == gpu_mpi_exchange_gpu_test ]]; then
+        parts_of_exchange
     else
         echo '|*'
     fi
@@ -102,9 +104,10 @@ done
 for ranks in "${rank_counts[@]}"; do
     on_ranks "$ranks"
     for test in "${mpi_tests[@]}"; do
-        while IFS='|' read -r part filter; do
+        while IFS='|' read -r part filter environment; do
             if [[ $part == ' hashes' && $ranks == 8 ]]; then continue; fi  # the committed file has jobs of 1, 2 and 4 ranks
-            add --gpus "$ranks" --detail "$test_line" "$test$part on $ranks" "${run[@]}" "$bin/tests/$test" "--gtest_filter=$filter"
+            add --gpus "$ranks" --detail "$test_line" "$test$part on $ranks" env ${environment:+"$environment"} "${run[@]}" "$bin/tests/$test" \
+                "--gtest_filter=$filter"
         done < <(parts_of "$test")
     done
     split=(--set "parallel.expert_model_parallel_size=$ranks" --set "training.micro_batch_size=$((16 / ranks))")

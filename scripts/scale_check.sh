@@ -155,9 +155,9 @@ if [[ -z $rehearsal ]]; then
     golden 'order invariant' InvariantOrderChangesNoBit
     add --gpus "$gpus" --limit 200 --detail 'written|failed' 'train twice, validate' "$root/scripts/gpu_check.sh" \
         --only "^(train|train twice|validate) on $gpus\$" "$out/gpu_check"
-    # with handles of CUDA IPC NCCL starts sooner (tests/gpu_mpi/golden_test.cu says why); its windows need those of cuMem
-    test_of exchange gpu_mpi_exchange_gpu_test $((gpus == 8 ? 560 : 400)) '-*/window' env NCCL_CUMEM_ENABLE=0
-    test_of 'exchange over windows' gpu_mpi_exchange_gpu_test 200 '*/window'
+    while IFS='|' read -r part filter environment; do
+        test_of "exchange$part" gpu_mpi_exchange_gpu_test 300 "$filter" env ${environment:+"$environment"}
+    done < <(parts_of_exchange)
     test_of checkpoint gpu_mpi_checkpoint_gpu_test $((gpus == 8 ? 560 : 400)) '*'
 fi
 
@@ -175,10 +175,11 @@ profile "state divided overlapped" "$gpus" h200_100m "${half[@]}" "${divided[@]}
 if [[ -n $rehearsal ]]; then
     faults=(--fp8flow "$bin/fp8flow" --ranks "$gpus" --victims alternate --kinds killed --stages step --budget 60)
 else
-    faults=(--backend hopper --ranks "$gpus" --victims alternate --kinds 'killed,stopped,throwing' --start 40 --budget 140
-        --stages 'MPI_Init,set_up,first step,step,checkpoint,exporting,summary')
+    # eight processes take two to three times as long to start as four
+    faults=(--backend hopper --ranks "$gpus" --victims alternate --kinds 'killed,stopped,throwing' --start 40 --budget $((gpus == 8 ? 320 : 140))
+        --deadline $((gpus == 8 ? 10 : 5)) --stages 'MPI_Init,set_up,first step,step,checkpoint,exporting,summary')
 fi
-add --gpus "$gpus" --limit 200 --detail ' hold ' faults "$root/scripts/fault_matrix.py" "${faults[@]}" --json "$out/faults.json"
+add --gpus "$gpus" --limit $((gpus == 8 ? 400 : 200)) --detail ' hold ' faults "$root/scripts/fault_matrix.py" "${faults[@]}" --json "$out/faults.json"
 
 # Hosts of half the ranks each: experts inside a host, and experts over both, flat and by two levels.
 hosts=(--set "parallel.hosts=2x$((gpus / 2))")

@@ -311,8 +311,8 @@ struct CommandLine {
         profile
             ->add_flag(
                 "--schedules", schedules,
-                "every recipe serial, and with the shared expert, the weight gradients and both beside "
-                "(section schedule)")
+                "every recipe serial, with the shared expert, the weight gradients, both and the gradient "
+                "reduction beside, two micro-batches in turns, and a step as one graph (section schedule)")
             ->excludes("--ablate")
             ->excludes("--state-dtypes");
         profile

@@ -75,10 +75,10 @@ FOUR_GPUS = [  # label, file
     ("4096 tokens", "profile_deepseek_v3_4gpu_schedules.json"),
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
     ("4096 tokens, squares in FP32", "profile_deepseek_v3_4gpu_latest.json"),
-    ("4096 tokens, memory joined", "exposed_deepseek_v3_4gpu.json"),
+    ("4096 tokens, latest", "exposed_deepseek_v3_4gpu.json"),
     ("4096 tokens, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("weight gradients begin with combine, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
-    ("8 micro-batches, memory joined", "exposed_deepseek_v3_4gpu_micro_batches.json"),
+    ("8 micro-batches, latest", "exposed_deepseek_v3_4gpu_micro_batches.json"),
     ("8192 tokens", "profile_deepseek_v3_4gpu_8192_schedules.json"),
     ("4096 tokens, all schedules, graph", "profile_deepseek_v3_4gpu_state_dtypes.json"),
     ("two hosts of two, 128 experts, EP 2 inside", "profile_deepseek_v3_4gpu_hosts_inside.json"),
@@ -86,7 +86,7 @@ FOUR_GPUS = [  # label, file
     ("the same, messages of a fixed size", "profile_deepseek_v3_4gpu_hosts_fixed.json"),
     ("the same, two levels", "profile_deepseek_v3_4gpu_hosts_two_levels.json"),
     ("107 M model, EP 4", "profile_100m_4gpu_schedules.json"),
-    ("the same, memory joined", "exposed_100m_4gpu.json"),
+    ("107 M model, EP 4, latest", "exposed_100m_4gpu.json"),
     ("107 M model, EP 2, state whole", "profile_100m_4gpu_state_whole.json"),
     ("the same, state divided", "profile_100m_4gpu_state_divided.json"),
     ("divided, wire beside the layers", "profile_100m_4gpu_state_divided_overlapped.json"),
@@ -118,11 +118,12 @@ def schedules_of(files):
         for r in profile["recipes"]:
             passes = r["passes seconds"]["median"]
             arm = schedule_of(r, "fp32 state" if "graph" in label else "serial")
-            rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm, f"{passes * 1e3:.2f}",
-                         f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
+            rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm,
+                         "" if arm.endswith("turns") else f"{layer_ms(r):.2f}",
+                         f"{passes * 1e3:.2f}", f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
                          f"{r['wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
-    return table(["layer", "commit", "schedule", "passes, ms a layer", "of the first", "MHz", "step, ms", "wire, ms", "mJ a token"], rows, 3) + \
-        source(*(origin(name) for _, name in files))
+    return table(["layer", "commit", "schedule", "layer, ms", "passes, ms a layer", "of the first", "MHz", "step, ms", "wire, ms", "mJ a token"],
+                 rows, 3) + source(*(origin(name) for _, name in files))
 
 
 EXPOSED_2_GPUS = [

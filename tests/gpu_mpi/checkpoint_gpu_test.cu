@@ -10,7 +10,13 @@
 namespace fp8flow::test {
 namespace {
 
-class GpuCheckpoint : public testing::TestWithParam<Recipe> {
+// All ranks share the experts; divided: half of them do, and masters and moments are divided over the ranks.
+struct State {
+    Recipe recipe;
+    bool divided = false;
+};
+
+class GpuCheckpoint : public testing::TestWithParam<State> {
 protected:
     GpuCheckpoint() : world_(make_mpi_group(kTestDeadline)) {
         std::string path = world_->rank() == 0 ? folder_.path() : "";
@@ -34,12 +40,15 @@ protected:
 
 TEST_P(GpuCheckpoint, TwoHalvesAreTheWholeBitForBit) {
     if (!has_gpu(*world_)) GTEST_SKIP() << "a GPU for every rank is wanted";
+    const auto [recipe, divided] = GetParam();
+    const int expert_ranks = divided ? (world_->size() + 1) / 2 : world_->size();
     Config config = test_config(
-        GetParam(), {fmt::format("parallel.expert_model_parallel_size={}", world_->size()),
-                     fmt::format("moe.num_experts={}", std::max(4, world_->size())),
-                     fmt::format("training.global_batch_size={}", std::max(8, 2 * world_->size())),
-                     "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
-                     "training.train_iters=20", "checkpoint.save_interval=10"});
+        recipe, {fmt::format("parallel.expert_model_parallel_size={}", expert_ranks),
+                 fmt::format("training.use_distributed_optimizer={}", divided),
+                 fmt::format("moe.num_experts={}", std::max(4, world_->size())),
+                 fmt::format("training.global_batch_size={}", std::max(8, 2 * world_->size())),
+                 "moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true",
+                 "training.train_iters=20", "checkpoint.save_interval=10"});
     Config plain = config;
     plain.checkpoint.save_interval = 0;
     const TrainingRun whole = run(plain, 20);
@@ -57,9 +66,14 @@ TEST_P(GpuCheckpoint, TwoHalvesAreTheWholeBitForBit) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, GpuCheckpoint,
-                         testing::Values(Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
-                                         Recipe::fp8_flow, Recipe::fp8_rowwise, Recipe::mxfp8),
-                         [](const auto& info) { return std::string(recipe_name(info.param)); });
+                         testing::Values(State{Recipe::bf16}, State{Recipe::fp8_tensorwise},
+                                         State{Recipe::fp8_blockwise}, State{Recipe::fp8_flow},
+                                         State{Recipe::fp8_flow, true}, State{Recipe::fp8_rowwise},
+                                         State{Recipe::mxfp8}),
+                         [](const auto& info) {
+                             return std::string(recipe_name(info.param.recipe)) +
+                                    (info.param.divided ? "_divided" : "");
+                         });
 
 }  // namespace
 }  // namespace fp8flow::test

@@ -10,6 +10,8 @@
 #include "tests/support/exchange_oracle.h"
 #include "tests/support/files.h"
 
+#include <algorithm>
+#include <array>
 #include <chrono>
 #include <limits>
 #include <thread>
@@ -54,11 +56,14 @@ private:
 std::vector<int64_t> on_every_rank(int64_t ranks, int64_t tokens) {
     return std::vector<int64_t>(static_cast<std::size_t>(ranks), tokens);
 }
-std::vector<int64_t> uneven(int64_t ranks) {  // the last of four ranks has none
-    std::vector<int64_t> tokens{17, 64, 1, 0};
-    tokens.resize(static_cast<std::size_t>(ranks));
-    return tokens;
+// By fours of ranks, each with a token a rank more than the four before.
+std::vector<int64_t> by_fours(int64_t ranks, const std::array<int64_t, 4>& tokens) {
+    std::vector<int64_t> all;
+    for (int64_t r = 0; r < ranks; ++r) all.push_back(tokens[static_cast<std::size_t>(r % 4)] + r / 4);
+    return all;
 }
+std::vector<int64_t> uneven(int64_t ranks) { return by_fours(ranks, {17, 64, 1, 0}); }
+int64_t at_least_one_each(int64_t experts, int64_t ranks) { return std::max(experts, ranks); }
 
 TEST_P(GpuExchange, TokensTopKAndSkew) {
     uint64_t seed = 0;
@@ -158,7 +163,10 @@ TEST_P(GpuExchange, EachRankAloneWithoutTokensAndAllButIt) {
             std::vector<int64_t> tokens = on_every_rank(ranks(), others);
             tokens[static_cast<std::size_t>(r)] = 6 - others;
             for (CombineOrder order : kOrders)
-                check({.tokens = tokens, .experts = 8, .wire = Wire::fp8, .order = order});
+                check({.tokens = tokens,
+                       .experts = at_least_one_each(8, ranks()),
+                       .wire = Wire::fp8,
+                       .order = order});
         }
 }
 
@@ -193,7 +201,11 @@ TEST_P(GpuExchange, GroupsBesideEachOther) {
 
 TEST_P(GpuExchange, ReceivedRowsAreThoseOfTheReference) {
     for (Wire wire : kWires) {
-        const ExchangeCase c{.tokens = uneven(ranks()), .topk = 2, .experts = 8, .wire = wire, .seed = 9};
+        const ExchangeCase c{.tokens = uneven(ranks()),
+                             .topk = 2,
+                             .experts = at_least_one_each(8, ranks()),
+                             .wire = wire,
+                             .seed = 9};
         const ExchangeLayer layer(c, rank());
         ExchangeRank reference(*rig(c.order).expert_parallel, c.order);
         const HostScaled rows = layer.wire_rows(1, rank());
@@ -471,19 +483,23 @@ private:
     static std::vector<ExchangeCase> various(int64_t ranks) {
         const std::vector<int64_t> few = uneven(ranks);
         const std::vector<int64_t> more(few.rbegin(), few.rend());
-        std::vector<int64_t> many{1100, 2048, 1, 0};  // very uneven
-        many.resize(static_cast<std::size_t>(ranks));
+        const std::vector<int64_t> many = by_fours(ranks, {1100, 2048, 1, 0});
         return {
-            {.tokens = few, .topk = 2, .experts = 8, .hidden = 256, .alignment = 128, .wire = Wire::fp8},
+            {.tokens = few,
+             .topk = 2,
+             .experts = at_least_one_each(8, ranks),
+             .hidden = 256,
+             .alignment = 128,
+             .wire = Wire::fp8},
             {.tokens = more, .topk = 8, .experts = 16, .hidden = 512, .alignment = 128, .row_base = 128},
             {.tokens = on_every_rank(ranks, 300), .topk = 6, .experts = 16, .wire = Wire::fp8_free_scales},
             {.tokens = on_every_rank(ranks, 1),
              .topk = 1,
-             .experts = std::max<int64_t>(4, ranks),
+             .experts = at_least_one_each(4, ranks),
              .wire = Wire::fp8},
             {.tokens = on_every_rank(ranks, 90),
              .topk = 4,
-             .experts = 8,
+             .experts = at_least_one_each(8, ranks),
              .hidden = 384,
              .wire = Wire::fp8,
              .skew = Skew::hot_rank},

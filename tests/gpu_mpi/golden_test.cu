@@ -22,6 +22,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <span>
 #include <thread>
 
@@ -142,8 +143,8 @@ TEST(Golden, AlltoallIsFlex) {
 }
 
 // Every half of the ranks on a host of its own: rows stay in peers' memory (one rank's on its GPU), sums go
-// over NCCL, or all goes over NCCL where ranks on both hosts share the experts. The bits are those of one
-// host.
+// over NCCL, or all goes over NCCL where ranks on both hosts share the experts; with state divided over the
+// ranks, too. The bits are those of one host.
 TEST(Golden, HostsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank is on one host";
@@ -151,15 +152,13 @@ TEST(Golden, HostsChangeNoBit) {
     if (!hopper::built_with_nccl()) GTEST_SKIP() << "built without NCCL";
     const BackendChoice backend = gpu_of(*world);
     for (const char* recipe : kFp8AndBf16)
-        for (const int expert_ranks : {world->size(), world->size() / 2})
-            for (const char* variant : {"standard", "graph"}) {
-                golden::Case c{.recipe = recipe,
-                               .expert_ranks = expert_ranks,
-                               .ranks = world->size(),
-                               .micro_batches = 2};
-                const golden::Hashes one_host = run(c, *world, backend);
+        for (const int expert_ranks : {world->size(), world->size() / 2}) {
+            golden::Case c{
+                .recipe = recipe, .expert_ranks = expert_ranks, .ranks = world->size(), .micro_batches = 2};
+            const golden::Hashes one_host = run(c, *world, backend);
+            c.hosts = 2;
+            for (const char* variant : {"standard", "graph", "divided_beside"}) {
                 c.variant = variant;
-                c.hosts = 2;
                 std::string note;
                 EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one_host), "") << c.name();
                 EXPECT_NE(note.find(expert_ranks == world->size() ? "ranks on several hosts share"
@@ -167,39 +166,43 @@ TEST(Golden, HostsChangeNoBit) {
                           std::string::npos)
                     << note;
             }
+        }
 }
 
 // Two levels, NCCL between hosts and peer memory inside: with combine order invariant, and with order rank
-// where each GPU is a host, the bits of one level, in graphs too.
+// where each GPU is a host, the bits of one level, in graphs too. Two hosts or as many as ranks share the
+// experts, which all ranks do, or each half of at least four.
 TEST(Golden, TwoLevelsChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
     if (world->size() == 1) GTEST_SKIP() << "one rank shares its experts with nobody";
     if (!has_own_gpu(*world)) GTEST_SKIP() << "a GPU for every rank is wanted";
     const BackendChoice backend = gpu_of(*world);
+    const auto compare = [&](golden::Case c, int hosts) {
+        const std::string order = c.variant;
+        const golden::Hashes one = run(c, *world, backend);
+        c.dispatcher = "hierarchical";
+        c.hosts = hosts;
+        std::vector<std::string> variants = {order};
+        if (hopper::built_with_nccl()) variants.push_back(order == "standard" ? "graph" : "graph_invariant");
+        for (const std::string& variant : variants) {
+            c.variant = variant;
+            std::string note;
+            EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one), "")
+                << c.name() << " on " << hosts << " hosts";
+            EXPECT_NE(note.find("rows once per (token, host) between"), std::string::npos) << note;
+            EXPECT_EQ(note.find("peer memory") != std::string::npos, hosts != world->size()) << note;
+        }
+    };
     for (const char* recipe : kBf16AndFlow)
-        for (const std::string order : {"standard", "invariant"})
-            for (const int hosts : {2, world->size()}) {
-                if (order == "standard" && hosts != world->size()) continue;
-                golden::Case c{.recipe = recipe,
-                               .expert_ranks = world->size(),
-                               .ranks = world->size(),
-                               .micro_batches = 2,
-                               .variant = order};
-                const golden::Hashes one = run(c, *world, backend);
-                c.dispatcher = "hierarchical";
-                c.hosts = hosts;
-                std::vector<std::string> variants = {order};
-                if (hopper::built_with_nccl())
-                    variants.push_back(order == "standard" ? "graph" : "graph_invariant");
-                for (const std::string& variant : variants) {
-                    c.variant = variant;
-                    std::string note;
-                    EXPECT_EQ(golden::difference(run(c, *world, backend, &note), one), "")
-                        << c.name() << " on " << hosts << " hosts";
-                    EXPECT_NE(note.find("rows once per (token, host) between"), std::string::npos) << note;
-                    EXPECT_EQ(note.find("peer memory") != std::string::npos, hosts != world->size()) << note;
-                }
-            }
+        for (int groups = 1; groups <= 2 && 2 * groups <= world->size(); ++groups) {
+            golden::Case c{.recipe = recipe,
+                           .expert_ranks = world->size() / groups,
+                           .ranks = world->size(),
+                           .micro_batches = 2};
+            compare(c, world->size());
+            c.variant = "invariant";
+            for (const int hosts : std::set{2 * groups, world->size()}) compare(c, hosts);
+        }
 }
 
 // With combine order invariant a run does not depend on how many of the ranks share the experts.

@@ -81,10 +81,11 @@ TEST_F(GpuCheck, TheChecksAndTheirFigures) {
     EXPECT_EQ(result.status, 0) << result.out << result.err;
     const auto found = rows();
     for (const char* ranks : {"1", "2"})
-        for (const char* name : {"gpu_mpi_golden_test hashes", "gpu_mpi_golden_test alltoall is flex",
-                                 "gpu_mpi_golden_test recompute modes", "gpu_mpi_golden_test flow switches",
-                                 "gpu_mpi_golden_test schedules", "gpu_mpi_golden_test delays",
-                                 "gpu_mpi_exchange_gpu_test", "train"})
+        for (const char* name :
+             {"gpu_mpi_golden_test hashes", "gpu_mpi_golden_test alltoall is flex",
+              "gpu_mpi_golden_test recompute modes", "gpu_mpi_golden_test flow switches",
+              "gpu_mpi_golden_test schedules", "gpu_mpi_golden_test delays",
+              "gpu_mpi_exchange_gpu_test, levels", "gpu_mpi_exchange_gpu_test, window", "train"})
             EXPECT_EQ(found.count(fmt::format("{} on {}", name, ranks)), 1u) << name << " on " << ranks;
     EXPECT_EQ(found.count("gpu_norm_parity_test"), 1u);
     EXPECT_EQ(found.count("python"), 1u);
@@ -95,6 +96,7 @@ TEST_F(GpuCheck, TheChecksAndTheirFigures) {
     const std::string ran = read_whole(folder_.path("ran"));
     expect_contains(ran, "--set validate.max_relative_loss_error=0.0025");
     expect_contains(ran, "gpu_mpi_golden_test --gtest_filter=Golden.AlltoallIsFlex");
+    expect_contains(ran, "gpu_mpi_exchange_gpu_test --gtest_filter=*/window");
 }
 
 TEST_F(GpuCheck, TwoCallsTogetherDoAll) {
