@@ -91,6 +91,7 @@ WHAT = {
     "exposed_deepseek_v3_4gpu.svg": "its lanes in time",
     "exposed_deepseek_v3_4gpu_micro_batches.json": "the same, 8 micro-batches",
     "exposed_deepseek_v3_4gpu_micro_batches.svg": "its lanes in time",
+    "exposed_deepseek_v3_4gpu_bf16_gradients.json": "the same, one micro-batch, gradients in BF16",
     "exposed_100m_4gpu.json": "the same, 107 M model, EP 4",
     "profile_100m_graph_h100_x2.json": "configs/h200_100m.yaml on two H100s, schedules side by side, one of them a CUDA graph a step",
     "profile_quickstart_graph_h100.json": "configs/quickstart.yaml on one H100, likewise",

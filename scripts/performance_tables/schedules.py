@@ -76,6 +76,7 @@ FOUR_GPUS = [  # label, file
     ("4096 tokens, weight gradients begin with combine", "profile_deepseek_v3_4gpu_beside.json"),
     ("4096 tokens, squares in FP32", "profile_deepseek_v3_4gpu_latest.json"),
     ("4096 tokens, latest", "exposed_deepseek_v3_4gpu.json"),
+    ("4096 tokens, BF16 gradients", "exposed_deepseek_v3_4gpu_bf16_gradients.json"),
     ("4096 tokens, 8 micro-batches", "profile_deepseek_v3_4gpu_micro_batches.json"),
     ("weight gradients begin with combine, 8 micro-batches", "profile_deepseek_v3_4gpu_beside_micro_batches.json"),
     ("8 micro-batches, latest", "exposed_deepseek_v3_4gpu_micro_batches.json"),
@@ -138,7 +139,8 @@ EXPOSED_2_GPUS = [
 
 EXPOSED_4_GPUS = [
     ("DeepSeek-V3 dimensions, 256 experts", "exposed_deepseek_v3_4gpu.json"),
-    ("the same, 8 micro-batches", "exposed_deepseek_v3_4gpu_micro_batches.json"),
+    ("the same, BF16 gradients", "exposed_deepseek_v3_4gpu_bf16_gradients.json"),
+    ("FP32 gradients, 8 micro-batches", "exposed_deepseek_v3_4gpu_micro_batches.json"),
     ("107 M model", "exposed_100m_4gpu.json"),
 ]
 
