@@ -85,7 +85,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"wire bytes",
              {{"routing", arm.wire.routing}, {"dispatch", arm.wire.dispatch}, {"combine", arm.wire.combine}}},
             {"wire seconds", arm.wire_seconds},
-            {"wire seconds alone", arm.wire_alone_seconds},
+            {"wire seconds alone", arm.wire_alone_seconds()},
             {"work seconds by rank", json::array()},
             {"wire seconds by rank", json::array()},
             {"slowest rank", nullptr},

@@ -119,7 +119,6 @@ struct ArmProfile {
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
     double wire_seconds = 0;                // plan, dispatch and combine of one layer, hidden or not
-    double wire_alone_seconds = 0;          // of them, by RankSeconds::alone
     std::vector<RankSeconds> by_rank;       // of one layer
     double casts = 0;                       // of one layer
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
@@ -133,6 +132,15 @@ struct ArmProfile {
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }
+    // Of wire_seconds, while no stage that computes is under way; mean over ranks.
+    double wire_alone_seconds() const {
+        double alone = 0, wire = 0;
+        for (const RankSeconds& rank : by_rank) {
+            alone += rank.alone;
+            wire += rank.wire;
+        }
+        return wire > 0 ? wire_seconds * alone / wire : 0;
+    }
     // What a layer takes longer because rows cross ranks: of the passes, since two micro-batches may be under
     // way.
     std::optional<double> exposed_wire_seconds() const {

@@ -145,12 +145,6 @@ public:
         const RankSeconds mine = rank_seconds(samples_);
         result_.by_rank.resize(static_cast<size_t>(world_.size()));
         world_.all_gather(&mine, sizeof mine, result_.by_rank.data());
-        double alone = 0, wire = 0;
-        for (const RankSeconds& rank : result_.by_rank) {
-            alone += rank.alone;
-            wire += rank.wire;
-        }
-        if (wire > 0) result_.wire_alone_seconds = result_.wire_seconds * alone / wire;
         return std::move(result_);
     }
 

@@ -187,7 +187,7 @@ std::string summary_table(const Profile& profile) {
              format_fixed(arm.casts, 0),
              wire_text(arm),
              milliseconds(arm.wire_seconds),
-             milliseconds(arm.wire_alone_seconds),
+             milliseconds(arm.wire_alone_seconds()),
              exposed_text(arm),
              arm.without_rows && arm.without_rows->clock.median > 0
                  ? format_fixed(arm.without_rows->clock.median * 1e-6, 0)

@@ -387,8 +387,9 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     profile.arms[1].without_rows_inside_hosts = {.layer = {4, 4, 4}, .passes = {5.5, 5, 6}};
     profile.arms[1].wire = {.routing = 1, .dispatch = 2, .combine = 4, .between_hosts = 3};
     profile.arms[1].wire_seconds = 3;
-    profile.arms[1].wire_alone_seconds = 1.5;
-    profile.arms[1].by_rank = {{.work = 2, .wire = 3}, {.work = 3, .wire = 2}, {.work = 2, .wire = 4}};
+    profile.arms[1].by_rank = {{.work = 2, .wire = 3, .alone = 1.5},
+                               {.work = 3, .wire = 2, .alone = 1},
+                               {.work = 2, .wire = 4, .alone = 2}};
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
     const std::string table = summary_table(profile);
