@@ -135,7 +135,7 @@ train_whole() {
 }
 export -f train_whole
 export bin gpus
-whole_model=(--set "parallel.expert_model_parallel_size=$gpus" --set "training.global_batch_size=$((4 * gpus))" --set training.main_grads_dtype=bf16
+whole_model=(--set moe.moe_router_force_load_balancing=true --set "parallel.expert_model_parallel_size=$gpus" --set "training.global_batch_size=$((4 * gpus))" --set training.main_grads_dtype=bf16
     --set training.exp_avg_dtype=bf16 --set training.exp_avg_sq_dtype=bf16 --set training.train_iters=8 --set training.lr_warmup_iters=2
     --set training.eval_iters=0 --set output.log_interval=1)
 add --gpus "$gpus" --limit 300 --detail 'tokens/s|rror' --figures "python3 '$root/scripts/scale_figures.py' '$out/qwen3_30b_a3b'" "train qwen3_30b_a3b" \

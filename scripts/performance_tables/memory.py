@@ -5,7 +5,7 @@ from performance_tables.common import load, origin, schedule_of, source, table
 
 def state_dtypes():
     """Gradients and moments in BF16: layer, weight gradients, optimizer and step."""
-    names, rows = {"profile_state_dtypes_2gpu.json": "serial", "profile_state_dtypes_h100_x2.json": "serial",
+    names, rows = {"profile_state_dtypes_h100_x2.json": "serial",
                    "profile_state_dtypes_ff79989_h100_x2.json": "serial", "profile_state_dtypes_graph_h100_x2.json": "all schedules, graph"}, []
     for name, schedule in names.items():
         profile = load(name)

@@ -29,12 +29,12 @@ def schedule_rows(parts):
             if schedule != "turns" or micro_batches > 1:
                 arms.append(("reduce + turns" if schedule == "turns" else schedule, r))
         for schedule, r in arms:
-            layer, energy = r["layer seconds"], r.get("joules per token")
-            times = ["", ""] if schedule.endswith("turns") else [f"{layer['median'] * 1e3:.3f}", f"{layer['min'] * 1e3:.3f}"]
-            rows.append([label, schedule, *times, f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
-                         "" if energy is None else f"{energy * 1e3:.3f}", f"{r['activation bytes'] / 2**20:.0f} MiB"])
+            layer, megahertz = r["layer seconds"], r["layer clock hertz"]["median"] / 1e6
+            times = ["", "", f"{megahertz:.0f}", ""] if schedule.endswith("turns") else \
+                [f"{layer['median'] * 1e3:.3f}", f"{layer['min'] * 1e3:.3f}", f"{megahertz:.0f}", f"{layer['median'] * megahertz:.2f}"]
+            rows.append([label, schedule, *times, f"{r['step seconds'] * 1e3:.2f}", f"{r['activation bytes'] / 2**20:.0f} MiB"])
         files += [f for f in (name, old) if f is not None]
-    return table(["layer", "schedule", "layer ms", "min", "MHz", "step ms", "mJ/token", "activations"], rows, 2) + source(*map(origin, files))
+    return table(["layer", "schedule", "layer ms", "min", "MHz", "M cycles", "step ms", "activations"], rows, 2) + source(*map(origin, files))
 
 
 def schedules():
@@ -111,7 +111,7 @@ EIGHT_GPUS = [
 
 
 def schedules_of(files):
-    """Schedules and state: passes, step, clock, wire calls, energy. files: [(label, profile)]"""
+    """Schedules and state: passes, clock, cycles, step, wire calls. files: [(label, profile)]"""
     rows = []
     for label, name in files:
         profile = load(name)
@@ -121,9 +121,10 @@ def schedules_of(files):
             arm = schedule_of(r, "fp32 state" if "graph" in label else "serial")
             rows.append([label, profile["commit"], "overlapped" if "beside the layers" in label else arm,
                          "" if arm.endswith("turns") else f"{layer_ms(r):.2f}",
-                         f"{passes * 1e3:.2f}", f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}", f"{r['step seconds'] * 1e3:.2f}",
-                         f"{r['wire seconds'] * 1e3:.2f}", f"{r['joules per token'] * 1e3:.2f}" if r.get("joules per token") else ""])
-    return table(["layer", "commit", "schedule", "layer, ms", "passes, ms a layer", "of the first", "MHz", "step, ms", "wire, ms", "mJ a token"],
+                         f"{passes * 1e3:.2f}", f"{passes / first:.3f}", f"{r['layer clock hertz']['median'] / 1e6:.0f}",
+                         f"{passes * r['layer clock hertz']['median'] / 1e6:.2f}", f"{r['step seconds'] * 1e3:.2f}",
+                         f"{r['wire seconds'] * 1e3:.2f}"])
+    return table(["layer", "commit", "schedule", "layer, ms", "passes, ms a layer", "of the first", "MHz", "M cycles", "step, ms", "wire, ms"],
                  rows, 3) + source(*(origin(name) for _, name in files))
 
 
