@@ -74,8 +74,6 @@ class MoELayer(torch.nn.Module):
             raise ValueError(f"the experts of {name} use {act}, want SiLU")
         if getattr(block, "jitter_noise", 0):
             raise ValueError(f"router_jitter_noise is {block.jitter_noise}, want 0")
-        if getattr(getattr(experts, "config", None), "output_router_logits", False):
-            raise ValueError("output_router_logits is true, and the layer has no balancing loss: want false")
         attribute = HF_BLOCKS[name]
         layer = cls.__new__(cls)
         torch.nn.Module.__init__(layer)
@@ -102,6 +100,8 @@ class MoELayer(torch.nn.Module):
             raise ValueError("weights are " + ", ".join(f"{w.dtype} on {w.device}" for w in weights)
                              + ": want one device, and float32 or bfloat16 for all")
         rows = x.reshape(-1, hidden).to(torch.bfloat16).contiguous()
+        if self.gate._forward_hooks:  # transformers takes output_router_logits from there, for its balancing loss
+            self.gate(x.reshape(-1, hidden).to(dtype))
         return _Run.apply(self, rows, *weights).to(x.dtype).reshape(x.shape)
 
     def _ready(self, tokens, weights):

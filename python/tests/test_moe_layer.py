@@ -192,6 +192,40 @@ def test_copies_and_no_grad(device):
         assert torch.equal(twin(x), y) and not torch.equal(layer(x), y)
 
 
+@pytest.mark.parametrize("family", ["Qwen3Moe", "Olmoe", "Mixtral"])
+def test_router_logits_for_the_balancing_loss(device, family):
+    sizes = dict(vocab_size=64, hidden_size=H, intermediate_size=F, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+                 num_experts_per_tok=K, router_aux_loss_coef=1.0)
+    experts = dict(num_local_experts=E) if family == "Mixtral" else dict(num_experts=E)
+    if family == "Qwen3Moe":
+        experts.update(moe_intermediate_size=F, head_dim=64)
+    config = getattr(transformers, family + "Config")(**sizes, **experts)
+    model = getattr(transformers, family + "ForCausalLM")(config).to(device, torch.bfloat16)
+    ours = copy.deepcopy(model)
+    for layer in ours.model.layers:
+        layer.mlp = fp8flow.MoELayer.from_hf(layer.mlp, recipe="bf16")
+    tokens = torch.arange(32, device=device).reshape(2, 16)
+
+    def loss_of(causal, **options):
+        causal.zero_grad()
+        out = causal(input_ids=tokens, labels=tokens, **options)
+        out.loss.backward()
+        return out
+
+    assert loss_of(ours).router_logits is None
+    for options in ({"output_router_logits": True}, {}):  # asked for in the call, then by the configuration that was set afterwards
+        model.config.output_router_logits = ours.config.output_router_logits = not options
+        wanted, got = loss_of(model, **options), loss_of(ours, **options)
+        assert len(got.router_logits) == 2
+        for a, b in zip(got.router_logits, wanted.router_logits):
+            assert torch.allclose(a.float(), b.float(), rtol=0.02, atol=0.02)
+        aux = [float(out.aux_loss.detach()) for out in (got, wanted)]
+        assert abs(aux[0] - aux[1]) < 0.02 and aux[0] > 1
+        for name in ("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight"):
+            a, b = (m.get_parameter(name).grad.float() for m in (ours, model))
+            assert float((a - b).norm() / b.norm()) < 0.1, name
+
+
 def test_refuses(device):
     def refused(text, function, *arguments, **options):
         with pytest.raises(ValueError) as caught:
