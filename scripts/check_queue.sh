@@ -29,9 +29,9 @@ read_arguments() {
     shift
     while (($# > 0)); do
         case $1 in
-            -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
+            -h | --help) help_if_asked "$1" ;;
             -*)
-                [[ $1 == --* && $options == *" ${1#--} "* ]] || die 2 "unknown argument $1; see --help"
+                [[ $1 == --* && $options == *" ${1#--} "* ]] || no_arguments "$@"
                 (($# >= 2)) || die 2 "$1: a value is missing"
                 printf -v "${1#--}" %s "$2"
                 shift

@@ -13,6 +13,7 @@ silently, and an exception that is no longer needed is an error too.
 
 --history also asks git whether each commit exists (needs the whole history).
 """
+import argparse
 import json
 import pathlib
 import re
@@ -107,6 +108,9 @@ def commits():
 
 
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--history", action="store_true")
+    history = parser.parse_args().history
     wrong = 0
     files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
     for path in files:
@@ -122,7 +126,7 @@ def main():
     for name in sorted(set(EXCEPTIONS) - {path.name for path in files}):
         wrong += 1
         print(f"EXCEPTIONS names {name}, which does not exist", file=sys.stderr)
-    if "--history" in sys.argv[1:]:
+    if history:
         for name, commit in sorted(set(commits())):
             if subprocess.run(["git", "-C", ROOT, "cat-file", "-e", f"{commit}^{{commit}}"], check=False,
                               stderr=subprocess.DEVNULL).returncode != 0:

@@ -10,6 +10,13 @@ die() {  # die STATUS TEXT
     exit "$1"
 }
 
+# help_if_asked "$@": --help as the first argument prints the head of the script, and nothing else is done.
+help_if_asked() {
+    if [[ ${1:-} == -h || ${1:-} == --help ]]; then sed -n '3,${/^#/!q;s/^# \{0,1\}//p}' "$0" && exit; fi
+}
+# no_arguments "$@": of what is left, none means anything.
+no_arguments() { (($# == 0)) || die 2 "unknown argument '$1' (${0##*/} --help)"; }
+
 # CPU cores this process may use: affinity (nproc) and a container's CPU quota, whichever is less.
 usable_cores() {
     local cores quota period limit

@@ -8,6 +8,7 @@ Names of functions and symbols are left out, so that a namespace or a folder may
 listing counts. Prints the kernels of each side that have no equal on the other, by demangled name and number of lines.
 Exit status: 0 equal, 1 not, 2 usage. Needs cuobjdump and c++filt. Registers and shared memory: cuobjdump -res-usage.
 """
+import argparse
 import collections
 import hashlib
 import os
@@ -58,17 +59,18 @@ def without_equal(these, others):
 
 
 def main():
-    if len(sys.argv) != 3 or sys.argv[1].startswith("-"):
-        print(__doc__, file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("old")
+    parser.add_argument("new")
+    options = parser.parse_args()
     os.environ["PATH"] += os.pathsep + "/usr/local/cuda/bin"  # where the toolkit's installers put it
     for tool in ("cuobjdump", "c++filt"):
         if shutil.which(tool) is None:
             print(f"error: {tool} is not on PATH", file=sys.stderr)
             return 2
-    old, new = kernels(sys.argv[1]), kernels(sys.argv[2])
+    old, new = kernels(options.old), kernels(options.new)
     if not old or not new:
-        print(f"error: no kernels in {sys.argv[1] if not old else sys.argv[2]}", file=sys.stderr)
+        print(f"error: no kernels in {options.new if old else options.old}", file=sys.stderr)
         return 2
     gone, added = without_equal(old, new), without_equal(new, old)
     print(f"{len(old)} kernels before, {len(new)} after: {len(gone)} before without an equal after, "

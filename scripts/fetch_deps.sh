@@ -26,6 +26,7 @@ packages=(
     "cudnn-frontend|cudnn-frontend-1.18.0.tar.gz|122dde9e9ee37cc05d626097b3c85d507be0db3f73ee196baa5a034069460517|https://github.com/NVIDIA/cudnn-frontend/archive/refs/tags/v1.18.0.tar.gz|headers"
 )
 
+help_if_asked "$@"
 prefix=${FP8FLOW_DEPS:-$root/.deps} from="" pack="" archive="" download_only=no
 while (($# > 0)); do
     case $1 in
@@ -40,11 +41,7 @@ while (($# > 0)); do
             shift 2
             ;;
         --download-only) download_only=yes && shift ;;
-        -h | --help)
-            sed -n '2,14s/^# \{0,1\}//p' "$0"
-            exit 0
-            ;;
-        *) die 2 "unknown argument '$1' (fetch_deps.sh --help)" ;;
+        *) no_arguments "$@" ;;
     esac
 done
 [[ -z $from || -z $archive ]] || die 2 "--from and --archive both say where the archives are; give one"

@@ -13,10 +13,9 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [[ ${1:-} == -h || ${1:-} == --help || $# -lt 2 ]]; then
-    sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"
-    exit $(($# < 2 ? 2 : 0))
-fi
+help_if_asked "$@"
+if [[ ${1:-} == -* ]]; then no_arguments "$@"; fi
+(($# >= 2)) || die 2 "want HOST:RANKS,... and a command (hosts.sh --help)"
 hosts=$1 command=$2
 shift 2
 [[ $command =~ ^(train|validate|profile|bench)$ ]] || die 2 "command: got '$command', want train, validate, profile or bench"

@@ -126,6 +126,11 @@ def main():
     options, arguments = parser.parse_known_args()
     if not arguments:
         parser.error("name operations, or a --suite and --match, as for fp8flow bench")
+    with open(os.path.join(ROOT, "model/commands/main.cpp")) as file:
+        known = file.read()
+    for argument in arguments:  # before the profiler starts the program, which would say less
+        if argument.startswith("-") and f'"{argument.split("=")[0]}"' not in known:
+            parser.error(f"unrecognized arguments: {argument}")
     rows = kernels_of(*profile(options, arguments))
     print(text_of(rows), end="")
     if options.json:

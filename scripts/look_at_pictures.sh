@@ -2,11 +2,14 @@
 # SPDX-License-Identifier: MIT
 # Screenshots of the pictures (*.svg) and reports (*.html) of a folder, to be looked at: reports as wide as a phone (390 pixels) and
 # a desktop (1280), in light and dark colours. Needs Chromium; exit status 77 where there is none.
-# Run:  ./scripts/look_at_pictures.sh runs/quickstart [OUT]      (OUT: a folder for the PNGs; default: FOLDER/screenshots)
+# Usage: look_at_pictures.sh FOLDER [OUT]     OUT: a folder for the PNGs; default: FOLDER/screenshots
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+help_if_asked "$@"
+if [[ ${1:-} == -* ]]; then no_arguments "$@"; fi
+no_arguments "${@:3}"
 [[ $# -ge 1 && -d $1 ]] || die 2 "want a folder with pictures, got ${1:-nothing}"
 folder=$(cd "$1" && pwd)
 out=${2:-$folder/screenshots}

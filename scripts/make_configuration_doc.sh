@@ -9,12 +9,11 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+help_if_asked "$@"
 check=no
-case ${1:-} in
-    -h | --help) sed -n '2,6s/^# \{0,1\}//p' "$0" && exit ;;
-    --check) check=yes && shift ;;
-    -*) die 2 "unknown argument '$1' (make_configuration_doc.sh --help)" ;;
-esac
+if [[ ${1:-} == --check ]]; then check=yes && shift; fi
+if [[ ${1:-} == -* ]]; then no_arguments "$@"; fi
+no_arguments "${@:3}"
 program=${1:-}
 for built in "$root/build/cuda-release/fp8flow" "$root/build/cpu/fp8flow"; do
     if [[ -z $program && -x $built ]]; then program=$built; fi

@@ -9,8 +9,12 @@ Measured as the bench does: random data, buffers rotated beyond the cache, media
 so that the host's launching is hidden. Needs torch with CUDA, and nothing of this project.
 """
 
+import argparse
 import json
 import statistics
+
+if __name__ == "__main__":  # --help needs no torch
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
 
 import torch
 import torch.nn.functional as F

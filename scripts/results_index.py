@@ -6,6 +6,7 @@ standard library only.
 
 Usage: results_index.py     prints the rows
 """
+import argparse
 import json
 import re
 
@@ -241,5 +242,6 @@ def rows():
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     for row in rows():
         print(*row, sep=" | ")

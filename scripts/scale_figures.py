@@ -8,9 +8,9 @@ Usage: scale_figures.py PROFILE_JSON | BENCH_JSON | FOLDER_OF_TRAIN     {"arm": 
 Times are of a layer, forward and backward, medians over the measured steps of the slowest rank; `passes` are those of all micro-batches and
 layers of a step, `without rows` the same while dispatch and combine move nothing. A bar whose check did not run is "not run".
 """
+import argparse
 import json
 import os
-import sys
 
 
 def arm_figures(arm):
@@ -128,18 +128,21 @@ def bars(check):
 
 
 def main():
-    if len(sys.argv) == 3 and sys.argv[1] == "--bars":
-        with open(sys.argv[2]) as file:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("folder", nargs="?")
+    what.add_argument("--bars", metavar="FILE")
+    options = parser.parse_args()
+    if options.bars:
+        with open(options.bars) as file:
             rows = list(bars(json.load(file)))
         widths = [max(len(row[i]) for row in rows) for i in range(2)]
         for name, text, verdict in rows:
             print(f"{name:<{widths[0]}}  {text:<{widths[1]}}  {verdict}".rstrip())
-    elif len(sys.argv) == 2:
-        figures = figures_of(sys.argv[1])
+    else:
+        figures = figures_of(options.folder)
         if figures:
             print(json.dumps(figures))
-    else:
-        sys.exit(__doc__)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+help_if_asked "$@"
 build_packages=(cmake ninja-build g++ openmpi-bin libopenmpi-dev)
 libraries=(libfmt-dev libyaml-cpp-dev nlohmann-json3-dev libcli11-dev libgtest-dev)
 format_packages=(clang-format-14)
@@ -22,7 +23,7 @@ for group in "${@:-build}"; do
         build) wanted+=("${build_packages[@]}") ;;
         format) wanted+=("${format_packages[@]}") ;;
         tidy) wanted+=("${tidy_packages[@]}") ;;
-        *) die 2 "unknown group of packages '$group' (want build or format)" ;;
+        *) die 2 "unknown argument '$group' (want build, format or tidy)" ;;
     esac
 done
 

@@ -3,9 +3,25 @@
 # Sets up, builds everything and runs the tests, except those labelled slow. The CUDA backend is built wherever nvcc >= 12.9 works:
 # into build/cuda-release where a GPU is, into build/cuda-check where its kernels are only compiled.
 # Usage: test.sh [--slow] [arguments for ctest]     e.g. test.sh -L unit, test.sh -R permute; --slow: those labelled slow, and only they
+# Of ctest's: -R -E -L -LE -j --repeat --timeout with a value; -V -VV -N --rerun-failed --stop-on-failure
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+help_if_asked "$@"
+wanted=(-LE slow)
+if [[ ${1:-} == --slow ]]; then wanted=(-L slow) && shift; fi
+arguments=("$@")
+while (($# > 0)); do  # before an hour of building; ctest says nothing of what it does not know
+    case $1 in
+        -R | -E | -L | -LE | -j | --repeat | --timeout)
+            (($# >= 2)) || die 2 "$1: a value is missing"
+            shift 2
+            ;;
+        -V | -VV | -N | --rerun-failed | --stop-on-failure) shift ;;
+        *) no_arguments "$@" ;;
+    esac
+done
 
 "$root/scripts/setup_deps.sh" build
 
@@ -19,12 +35,10 @@ fi
 configure "$preset"
 build "$preset"
 
-wanted=(-LE slow)
-if [[ ${1:-} == --slow ]]; then wanted=(-L slow) && shift; fi
 say "running the tests (${wanted[*]})"
 log=$root/build/$preset/ctest.log
 status=0
-ctest --test-dir "$root/build/$preset" -j "$(usable_cores)" --output-on-failure --no-tests=error "${wanted[@]}" "$@" 2>&1 |
+ctest --test-dir "$root/build/$preset" -j "$(usable_cores)" --output-on-failure --no-tests=error "${wanted[@]}" "${arguments[@]}" 2>&1 |
     tee "$log" || status=$?
 
 count() { grep -c "$1" "$log" || true; }

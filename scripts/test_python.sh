@@ -3,7 +3,7 @@
 # Installs the Python package (python/) into a virtual environment and runs its tests, then examples/pytorch/train_qwen3_moe.py. Outside
 # CI's time: a whole build of the library is part of it. Needs a Python with torch >= 2.7, and for the layer's tests transformers >= 5;
 # pip fetches pytest and scikit-build-core where the environment has none. GPU kernels are built where a GPU is.
-# Usage: test_python.sh [--library FILE] [--out FILE] [arguments for pytest]
+# Usage: test_python.sh [--library FILE] [--out FILE] [arguments for pytest: -k, -m, -x, -v, -s or --lf first]
 #   --library  this libfp8flow.so of a build instead of installing anything, and the tests alone
 #   --out      the results, with commit, machine and versions
 #   PYTHON     the interpreter, default python3; FP8FLOW_DEPS as for test.sh
@@ -12,16 +12,17 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+help_if_asked "$@"
 library='' out=/dev/null python=${PYTHON:-python3}
 while (($# > 0)); do
     case $1 in
-        -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0" && exit ;;
         --library | --out)
             (($# >= 2)) || die 2 "$1: a value is missing"
             printf -v "${1#--}" %s "$2"
             shift 2
             ;;
-        *) break ;;
+        -k | -m | -x | -v | -s | --lf) break ;;  # pytest's
+        *) no_arguments "$@" ;;
     esac
 done
 missing() { "$1" -c "import $2" 2> /dev/null || die 77 "$1 has no $2: $3"; }

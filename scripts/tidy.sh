@@ -7,6 +7,10 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
+help_if_asked "$@"
+if [[ ${1:-} == -* && $1 != --all ]]; then no_arguments "$@"; fi
+if [[ ${1:-} == --all ]]; then no_arguments "${@:2}"; fi
+
 version=14
 tool=clang-tidy-$version
 command -v "$tool" > /dev/null || die 2 "clang-tidy $version is not installed (scripts/setup_deps.sh tidy)"

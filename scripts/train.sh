@@ -10,10 +10,7 @@ set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-if [[ ${1:-} == -h || ${1:-} == --help ]]; then
-    sed -n '2,7s/^# \{0,1\}//p' "$0"
-    exit 0
-fi
+help_if_asked "$@"
 ranks=${FP8FLOW_RANKS:-2}
 if [[ ${1:-} == -n ]]; then
     (($# >= 2)) || die 2 "-n: number of ranks is missing"
@@ -27,6 +24,10 @@ if (($# > 0)) && [[ $1 != -* ]]; then
     shift
 fi
 [[ -f $config ]] || die 2 "config file not found: $config"
+for argument in "$@"; do  # a misspelt option is found before the build, not after it
+    name=${argument%%=*}
+    if [[ $name == --* ]] && ! grep -qF "\"$name\"" "$root/model/commands/main.cpp"; then no_arguments "$name"; fi
+done
 
 "$root/scripts/setup_deps.sh" build
 
