@@ -5,6 +5,7 @@
 
 #include <fmt/core.h>
 
+#include <cerrno>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -25,6 +26,11 @@ enum class ExitCode : int {
     stopped = 16,   // by a signal, after a step; a resumed run continues from there
     internal = 70,  // our bug
 };
+
+// Of a call that failed with `error` (errno): memory where there is none left, wherever that was noticed.
+inline ExitCode class_of(int error, ExitCode otherwise) {
+    return error == ENOMEM ? ExitCode::memory : otherwise;
+}
 
 class Error : public std::runtime_error {
 public:

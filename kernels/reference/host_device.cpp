@@ -4,35 +4,21 @@
 #include "kernels/reference/host_device.h"
 
 #include "kernels/core/error.h"
-
-#include <unistd.h>
+#include "kernels/host_memory.h"
 
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
-#include <limits>
-#include <string>
 
 namespace fp8flow {
 
-// What the kernel can give without swapping, cached files given back; without it, what nobody uses.
-int64_t HostDevice::free_bytes() const {
-    std::ifstream file("/proc/meminfo");
-    std::string word;
-    for (int64_t kib = 0; file >> word; file.ignore(std::numeric_limits<std::streamsize>::max(), '\n'))
-        if (word == "MemAvailable:" && file >> kib) return kib * 1024;
-    return static_cast<int64_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<int64_t>(sysconf(_SC_PAGESIZE));
-}
+int64_t HostDevice::free_bytes() const { return host_memory().free_bytes; }
 
 void* HostDevice::allocate(std::size_t bytes) {
     ++num_synchronisations_;
     constexpr std::size_t kAlignment = 256;
     const std::size_t padded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
     void* data = std::aligned_alloc(kAlignment, padded == 0 ? kAlignment : padded);
-    require(data != nullptr, ExitCode::memory,
-            "out of host memory: asked for {:.1f} MiB, {:.1f} MiB free; lower training.micro_batch_size or "
-            "model.seq_length",
-            static_cast<double>(bytes) / 1048576.0, static_cast<double>(free_bytes()) / 1048576.0);
+    if (data == nullptr) fail(ExitCode::memory, "{}", out_of_host_memory(static_cast<int64_t>(bytes)));
     return data;
 }
 

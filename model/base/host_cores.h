@@ -2,7 +2,7 @@
 // How many cores of the host this process may use, and how busy the host is.
 #pragma once
 
-#include "model/base/host_memory.h"
+#include "kernels/host_memory.h"
 
 #include <chrono>
 #include <optional>

@@ -119,7 +119,7 @@ void LineFile::write_line(std::string_view line) {
 
 void LineFile::write_bytes(std::string_view bytes) {
     const int error = write_all(descriptor_, bytes);
-    require(error == 0, ExitCode::output, "{}: cannot write: {}", path_, reason(error));
+    require(error == 0, class_of(error, ExitCode::output), "{}: cannot write: {}", path_, reason(error));
 }
 
 void LineFile::write_json(const nlohmann::json& record) {
@@ -139,8 +139,8 @@ AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_v
         ::unlinkat(folder_, temporary_.c_str(), 0);
         descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
     }
-    require(descriptor_ >= 0, ExitCode::output, "{}: cannot create: {}; choose another --out", path_,
-            reason(errno));
+    require(descriptor_ >= 0, class_of(errno, ExitCode::output),
+            "{}: cannot create: {}; choose another --out", path_, reason(errno));
 }
 
 AtomicFile::AtomicFile(AtomicFile&& other) noexcept
@@ -158,7 +158,8 @@ AtomicFile::~AtomicFile() {
 
 void AtomicFile::write(const void* data, size_t bytes) {
     const int error = write_all(descriptor_, {static_cast<const char*>(data), bytes});
-    require(error == 0, ExitCode::output, "{}: cannot write {} bytes: {}", path_, bytes, reason(error));
+    require(error == 0, class_of(error, ExitCode::output), "{}: cannot write {} bytes: {}", path_, bytes,
+            reason(error));
     note_progress();
 }
 
@@ -168,7 +169,7 @@ void AtomicFile::commit() {
     if (error == 0 && ::renameat(folder_, temporary_.c_str(), folder_, name_.c_str()) != 0) error = errno;
     if (error != 0) ::unlinkat(folder_, temporary_.c_str(), 0);
     if (error == 0 && ::fsync(folder_) != 0) error = errno;
-    require(error == 0, ExitCode::output, "{}: cannot write: {}", path_, reason(error));
+    require(error == 0, class_of(error, ExitCode::output), "{}: cannot write: {}", path_, reason(error));
 }
 
 OutputFolder::OutputFolder(const std::string& path) {
@@ -186,13 +187,14 @@ OutputFolder::OutputFolder(const std::string& path) {
             "--out {}: is a symbolic link; name the folder itself", path);
     // The parents may be links (e.g. /var/run): what counts is where they lead.
     const fs::path real = fs::weakly_canonical(absolute.parent_path(), error) / absolute.filename();
-    require(!error, ExitCode::output, "--out {}: {}", path, error.message());
+    require(!error, class_of(error.value(), ExitCode::output), "--out {}: {}", path, error.message());
     refuse(real);
     fs::create_directories(real, error);
-    require(!error, ExitCode::output, "--out {}: cannot create: {}; choose another", path, error.message());
+    require(!error, class_of(error.value(), ExitCode::output), "--out {}: cannot create: {}; choose another",
+            path, error.message());
     path_ = real.string();
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    require(descriptor_ >= 0, ExitCode::output, "--out {}: {}", path, reason(errno));
+    require(descriptor_ >= 0, class_of(errno, ExitCode::output), "--out {}: {}", path, reason(errno));
     try {
         check_writable();
     } catch (...) {
@@ -221,8 +223,8 @@ void OutputFolder::check_writable() const {
     const int error = errno;
     if (file >= 0) ::close(file);
     if (file >= 0) ::unlinkat(descriptor_, probe.c_str(), 0);
-    require(file >= 0 || error == EEXIST, ExitCode::output, "{}: cannot write here: {}; choose another --out",
-            path_, reason(error));
+    require(file >= 0 || error == EEXIST, class_of(error, ExitCode::output),
+            "{}: cannot write here: {}; choose another --out", path_, reason(error));
 }
 
 AtomicFile OutputFolder::create_atomic(std::string_view name) const {
@@ -242,14 +244,15 @@ LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) 
     // regular file.
     const int file = ::openat(descriptor_, std::string(name).c_str(),
                               O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, kFileMode);
-    require(file >= 0, ExitCode::output, "{}: cannot open: {}", path_of(name), reason(errno));
+    require(file >= 0, class_of(errno, ExitCode::output), "{}: cannot open: {}", path_of(name),
+            reason(errno));
     LineFile lines(file, path_of(name));
     struct stat info {};
     require(::fstat(file, &info) == 0 && S_ISREG(info.st_mode), ExitCode::output, "{}: not a regular file",
             path_of(name));
     const off_t keep = start == LineFile::Start::append ? end_of_lines(file, info.st_size) : 0;
-    require(keep == info.st_size || ::ftruncate(file, keep) == 0, ExitCode::output, "{}: cannot truncate: {}",
-            path_of(name), reason(errno));
+    require(keep == info.st_size || ::ftruncate(file, keep) == 0, class_of(errno, ExitCode::output),
+            "{}: cannot truncate: {}", path_of(name), reason(errno));
     return lines;
 }
 
@@ -257,10 +260,10 @@ OutputFolder OutputFolder::subfolder(std::string_view name) const {
     check_name(name, path_);
     const std::string folder(name);
     const int made = ::mkdirat(descriptor_, folder.c_str(), kFolderMode);
-    require(made == 0 || errno == EEXIST, ExitCode::output, "{}: cannot create: {}", path_of(name),
-            reason(errno));
+    require(made == 0 || errno == EEXIST, class_of(errno, ExitCode::output), "{}: cannot create: {}",
+            path_of(name), reason(errno));
     const int opened = ::openat(descriptor_, folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    require(opened >= 0, ExitCode::output, "{}: {}", path_of(name), reason(errno));
+    require(opened >= 0, class_of(errno, ExitCode::output), "{}: {}", path_of(name), reason(errno));
     OutputFolder result(opened, path_of(name));
     result.check_writable();
     return result;

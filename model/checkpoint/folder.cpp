@@ -33,13 +33,14 @@ std::optional<int64_t> step_of_name(std::string_view name) {
 CheckpointFolder::CheckpointFolder(std::shared_ptr<Disk> disk, const std::string& path)
     : disk_(std::move(disk)), path_(path) {
     const int folder = disk_->open_folder(path);
-    require(folder >= 0, ExitCode::checkpoint, "{}: cannot open the folder of checkpoints: {}", path,
-            reason(folder));
+    require(folder >= 0, class_of(-folder, ExitCode::checkpoint),
+            "{}: cannot open the folder of checkpoints: {}", path, reason(folder));
     folder_ = DiskHandle(*disk_, folder);
 }
 
 void CheckpointFolder::check(int64_t result, const std::string& name, std::string_view what) const {
-    require(result >= 0, ExitCode::checkpoint, "{}: cannot {}: {}", path_of(name), what, reason(result));
+    require(result >= 0, class_of(static_cast<int>(-result), ExitCode::checkpoint), "{}: cannot {}: {}",
+            path_of(name), what, reason(result));
 }
 
 std::vector<int64_t> CheckpointFolder::steps() const {
@@ -140,7 +141,7 @@ CheckpointFolder::Part::Part(const CheckpointFolder& folder, int64_t step, const
 }
 
 void CheckpointFolder::Part::fail_with(int error, std::string_view what) const {
-    fail(ExitCode::checkpoint, "{}: cannot {}: {}", path_, what, reason(error));
+    fail(class_of(-error, ExitCode::checkpoint), "{}: cannot {}: {}", path_, what, reason(error));
 }
 
 void CheckpointFolder::Part::write(const void* data, size_t bytes) {

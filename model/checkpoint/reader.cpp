@@ -32,14 +32,15 @@ CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
 void CheckpointReader::read_manifest() {
     const std::string where = path_ + "/" + kManifestName;
     const int opened = disk_.open_file(folder_.get(), kManifestName);
-    require(opened >= 0, ExitCode::checkpoint, "{}: {}", where, reason(opened));
+    require(opened >= 0, class_of(-opened, ExitCode::checkpoint), "{}: {}", where, reason(opened));
     const DiskHandle file(disk_, opened);
     const int64_t size = disk_.size(opened);
     require(size >= 0 && size <= kMaxManifestBytes, ExitCode::checkpoint,
             "{}: {} bytes, a manifest has at most {}", where, size, kMaxManifestBytes);
     std::string text(static_cast<size_t>(size), '\0');
     const int error = read_all(disk_, opened, text.data(), text.size(), 0);
-    require(error == 0, ExitCode::checkpoint, "{}: cannot read it: {}", where, reason(error));
+    require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: cannot read it: {}", where,
+            reason(error));
     manifest_ = parse_manifest(text, where);
 }
 
@@ -47,14 +48,15 @@ void CheckpointReader::open_file(int64_t file) {
     const std::string where = path_of_file(file);
     const CheckpointManifest::File& expected = manifest_.files[static_cast<size_t>(file)];
     const int opened = disk_.open_file(folder_.get(), rank_file_name(file));
-    require(opened >= 0, ExitCode::checkpoint, "{}: {}", where, reason(opened));
+    require(opened >= 0, class_of(-opened, ExitCode::checkpoint), "{}: {}", where, reason(opened));
     files_.emplace_back(disk_, opened);
     const int64_t size = disk_.size(opened);
     require(size == expected.bytes, ExitCode::checkpoint, "{}: {}: {} bytes, {} were written", where,
             size < expected.bytes ? "truncated" : "grown", size, expected.bytes);
     const auto read = [&](void* out, size_t bytes, int64_t offset) {
         const int error = read_all(disk_, opened, out, bytes, offset);
-        require(error == 0, ExitCode::checkpoint, "{}: cannot read the header: {}", where, reason(error));
+        require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: cannot read the header: {}", where,
+                reason(error));
     };
     std::vector<uint8_t> first(static_cast<size_t>(std::min<int64_t>(8, size)));
     read(first.data(), first.size(), 0);
@@ -85,8 +87,8 @@ void CheckpointReader::read(const std::string& name, const Place& place, std::sp
                   place.bytes);
     const int error =
         read_all(disk_, files_[static_cast<size_t>(place.file)].get(), out.data(), out.size(), place.offset);
-    require(error == 0, ExitCode::checkpoint, "{}: tensor {}: cannot read it: {}", path_of_file(place.file),
-            name, reason(error));
+    require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: tensor {}: cannot read it: {}",
+            path_of_file(place.file), name, reason(error));
     require(crc32c(out.data(), out.size()) == place.crc, ExitCode::checkpoint,
             "{}: tensor {}: the checksum does not fit: damaged", path_of_file(place.file), name);
 }
@@ -148,8 +150,8 @@ void CheckpointReader::verify_file(int64_t file) const {
             block.resize(static_cast<size_t>(std::min(kVerifiedAtOnce, place.bytes - done)));
             const int error = read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(),
                                        block.size(), place.offset + done);
-            require(error == 0, ExitCode::checkpoint, "{}: tensor {}: cannot read it: {}", path_of_file(file),
-                    name, reason(error));
+            require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: tensor {}: cannot read it: {}",
+                    path_of_file(file), name, reason(error));
             crc = crc32c(block.data(), block.size(), crc);
         }
         require(crc == place.crc, ExitCode::checkpoint, "{}: tensor {}: the checksum does not fit: damaged",

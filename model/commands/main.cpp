@@ -4,8 +4,8 @@
 #include "kernels/comm/mpi_session.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "kernels/host_memory.h"
 #include "model/base/host_cores.h"
-#include "model/base/host_memory.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
 #include "model/config/config.h"
@@ -30,6 +30,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <thread>
 
 namespace {
@@ -43,17 +44,15 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
         message = e.what();
         return static_cast<int>(e.code());
     } catch (const std::bad_alloc&) {
-        HostMemory memory;
-        try {
-            memory = host_memory();
-        } catch (const std::bad_alloc&) {
-            memory.free_bytes = 0;
-        }
-        message = fmt::format(
-            "out of host memory: {} bytes are free within {}; lower training.micro_batch_size or "
-            "model.seq_length, or raise the limit",
-            memory.free_bytes, memory.limit.empty() ? "no limit that is known" : memory.limit);
+        message = out_of_host_memory(0);
         return static_cast<int>(ExitCode::memory);
+    } catch (const std::system_error& e) {  // a folder or a thread that found no memory
+        message = e.what();
+        if (e.code() == std::errc::not_enough_memory ||
+            e.code() == std::errc::resource_unavailable_try_again) {
+            message += ": " + out_of_host_memory(0);
+            return static_cast<int>(ExitCode::memory);
+        }
     } catch (const std::exception& e) {
         message = e.what();
     }

@@ -24,7 +24,7 @@ BatchFeed::BatchFeed(Device& device, int64_t seq_length, int64_t max_tokens, int
       seq_length_(seq_length),
       max_tokens_(max_tokens),
       labels_at_(kTokensAt + ids_bytes(max_tokens)),
-      slot_bytes_(labels_at_ + ids_bytes(max_tokens)),
+      slot_bytes_(static_cast<std::size_t>(slot_bytes(max_tokens))),
       slots_(device, slot_bytes_ * static_cast<std::size_t>(num_slots)),
       batch_(static_cast<uint8_t*>(device.allocate(slot_bytes_))),
       all_tokens_{.num_groups = 1,
@@ -33,6 +33,10 @@ BatchFeed::BatchFeed(Device& device, int64_t seq_length, int64_t max_tokens, int
                   .alignment = kBlock},
       window_(static_cast<std::size_t>(seq_length + 1)) {
     std::fill_n(slots_.at<uint8_t>(0), slot_bytes_ * static_cast<std::size_t>(num_slots), uint8_t{0});
+}
+
+int64_t BatchFeed::slot_bytes(int64_t max_tokens) {
+    return static_cast<int64_t>(kTokensAt + 2 * ids_bytes(max_tokens));
 }
 
 BatchFeed::~BatchFeed() { device_.free(batch_); }

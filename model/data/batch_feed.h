@@ -15,6 +15,7 @@ class BatchFeed {
 public:
     // Room for `max_tokens` tokens in each of `num_slots` slots.
     BatchFeed(Device& device, int64_t seq_length, int64_t max_tokens, int64_t num_slots);
+    static int64_t slot_bytes(int64_t max_tokens);
     ~BatchFeed();
     BatchFeed(const BatchFeed&) = delete;
     BatchFeed& operator=(const BatchFeed&) = delete;

@@ -158,7 +158,8 @@ private:
     void add_folder(const fs::path& folder, const fs::path& base) {
         std::error_code error;
         fs::directory_iterator entries(folder, error);
-        require(!error, ExitCode::data, "data.data_path: {}: {}", folder.string(), error.message());
+        require(!error, class_of(error.value(), ExitCode::data), "data.data_path: {}: {}", folder.string(),
+                error.message());
         for (const fs::directory_entry& entry : entries) {
             const std::string name = entry.path().filename().string();
             if (name.empty() || name[0] == '.') continue;
@@ -200,7 +201,7 @@ std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
 std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit) {
     // O_NONBLOCK: opening a pipe that took the file's place must not wait for a writer.
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    require(fd >= 0, ExitCode::data, "{}: {}", path, reason(errno));
+    require(fd >= 0, class_of(errno, ExitCode::data), "{}: {}", path, reason(errno));
     struct stat info {};
     std::vector<uint8_t> bytes;
     int error = 0;

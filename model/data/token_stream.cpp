@@ -56,7 +56,7 @@ void read_run(const TokenRun& run, int64_t first, std::span<int32_t> out, int64_
 TokenFile::TokenFile(const std::string& path) : path_(path) {
     // O_NONBLOCK: a pipe that took the file's place must not wait for a writer.
     fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    require(fd_ >= 0, ExitCode::data, "{}: {}", path, std::strerror(errno));
+    require(fd_ >= 0, class_of(errno, ExitCode::data), "{}: {}", path, std::strerror(errno));
     struct stat info {};
     const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
     if (!regular) ::close(fd_);
@@ -71,7 +71,7 @@ void TokenFile::read(int64_t offset, void* out, int64_t bytes) const {
     while (bytes > 0) {
         const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
         if (got < 0 && errno == EINTR) continue;
-        require(got >= 0, ExitCode::data, "{}: cannot read at byte {}: {}", path_, offset,
+        require(got >= 0, class_of(errno, ExitCode::data), "{}: cannot read at byte {}: {}", path_, offset,
                 std::strerror(errno));
         require(got > 0, ExitCode::data, "{}: the file ends at byte {}, expected {} bytes more", path_,
                 offset, bytes);

@@ -5,8 +5,9 @@
 #include "layers/moe_layer.h"
 #include "layers/transformer_block.h"
 #include "model/config/check.h"
+#include "model/data/batch_feed.h"
 #include "model/plan/plan.h"
-#include "model/train/transformer.h"
+#include "model/train/trainer.h"
 
 #include <fmt/format.h>
 
@@ -337,6 +338,17 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     return items;
 }
 
+MemoryItem step_tokens(const Config& config, int64_t gpus) {
+    const TrainingSpec& t = config.training;
+    const int64_t micro_batches = t.global_batch_size / (t.micro_batch_size * gpus);
+    const int64_t feeds = config.schedule.overlap_moe_expert_parallel_comm && micro_batches > 1 ? 2 : 1;
+    const int64_t slots = Trainer::kStepsInFlight * micro_batches * feeds;
+    const int64_t bytes = data::BatchFeed::slot_bytes(tokens_of(config));
+    return {"tokens of steps (host)", f64(slots) * f64(bytes),
+            fmt::format("{} steps x {} micro-batches{} x {} bytes", Trainer::kStepsInFlight, micro_batches,
+                        feeds > 1 ? " x 2" : "", bytes)};
+}
+
 std::vector<RecomputeChoice> recompute_choices(const Config& config) {
     using enum RecomputeGranularity;
     std::vector<RecomputeChoice> choices = {
@@ -413,6 +425,7 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
     plan.balanced_rows = balanced_rows(config);
     plan.row_capacity = rank_row_capacity(config);
     plan.memory = memory_items(config, gpus);
+    plan.host = step_tokens(config, gpus);
     for (const MemoryItem& item : plan.memory)
         require(
             item.bytes < 0x1p63, ExitCode::usage,

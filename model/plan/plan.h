@@ -59,6 +59,7 @@ struct RunPlan {
     double balanced_rows = 0;  // received rows of one rank and layer with even load, pads included
     double row_capacity = 0;   // rows that memory is reserved for
     std::vector<MemoryItem> memory;
+    MemoryItem host;                                    // step_tokens
     double saved_reserved = 0;                          // saved activations with row_capacity rows a layer
     double saved_used = 0;                              // with balanced_rows
     double workspace_reserved = 0, workspace_used = 0;  // of one MoE layer, likewise
@@ -91,6 +92,8 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
+// What a rank has in page-locked host memory next to that: the tokens of the steps in flight.
+MemoryItem step_tokens(const Config& config, int64_t gpus);
 // Rows that a rank receives, each once for all its experts: at most, which memory is reserved for
 // (saved_rows: received), and expected.
 double received_capacity(const Config& config);

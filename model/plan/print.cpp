@@ -59,6 +59,8 @@ std::string memory_table(const Config& config, const RunPlan& plan) {
             out += fmt::format("  {:<26}{:>18}   {}\n", item.category, size_text(item.bytes), item.formula);
     }
     out += fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
+    out += fmt::format("  {:<26}{:>18}   page-locked, not in the sum: {}\n", plan.host.category,
+                       size_text(plan.host.bytes), plan.host.formula);
     return out + fmt::format(
                      "  saved activations: {} reserved, {} used with even load\n"
                      "  MoE workspace: {} reserved, {} used with even load\n",
@@ -163,10 +165,10 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
             {{"part", part.part}, {"forward", part.forward}, {"backward", part.backward}});
     }
     json["memory_bytes"] = {
-        {"total", plan.total_bytes()},          {"balanced_rows", plan.balanced_rows},
-        {"row_capacity", plan.row_capacity},    {"saved_reserved", plan.saved_reserved},
-        {"saved_used", plan.saved_used},        {"workspace_reserved", plan.workspace_reserved},
-        {"workspace_used", plan.workspace_used}};
+        {"total", plan.total_bytes()},           {"balanced_rows", plan.balanced_rows},
+        {"row_capacity", plan.row_capacity},     {"saved_reserved", plan.saved_reserved},
+        {"saved_used", plan.saved_used},         {"workspace_reserved", plan.workspace_reserved},
+        {"workspace_used", plan.workspace_used}, {"host_tokens_of_steps", plan.host.bytes}};
     for (const auto& item : plan.memory) {
         json["memory_bytes"]["categories"].push_back({{"category", item.category}, {"bytes", item.bytes}});
     }

@@ -69,6 +69,7 @@ std::string key_for(const std::string& category, const Config& config) {
     if (has("workspace")) return rows + "training.micro_batch_size";
     if (has("exchange")) return "training.micro_batch_size";
     if (has("logits")) return "model.vocab_size";
+    if (has("tokens of steps")) return "training.global_batch_size";
     return "parallel.expert_model_parallel_size (larger), model.num_layers";
 }
 
@@ -78,13 +79,14 @@ Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet) {
     return fit_of(config, gpus, (1 - kOutsideShare) * sheet.memory_bytes);
 }
 
-Fit fit_of(const Config& config, int64_t gpus, double usable) {
-    const auto needed_with = [&](const Config& own) { return sum_of(plan::memory_items(own, gpus)); };
-    Fit fit{.needed = 0,
-            .usable = usable,
-            .items = plan::memory_items(config, gpus),
-            .largest = {},
-            .settings = {}};
+Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
+    const auto items_of = [&](const Config& own) {
+        std::vector<plan::MemoryItem> items = plan::memory_items(own, gpus);
+        if (where == Where::host) items.push_back(plan::step_tokens(own, gpus));
+        return items;
+    };
+    const auto needed_with = [&](const Config& own) { return sum_of(items_of(own)); };
+    Fit fit{.needed = 0, .usable = usable, .items = items_of(config), .largest = {}, .settings = {}};
     fit.needed = sum_of(fit.items);
     for (const plan::MemoryItem& item : fit.items)
         if (item.bytes > 0) fit.largest.push_back({item, key_for(item.category, config)});

@@ -27,7 +27,9 @@ struct Fit {
     bool fits() const { return needed <= usable; }
 };
 
-Fit fit_of(const Config& config, int64_t gpus, double usable);
+// host: the rank's memory is its host's, where the tokens of its steps are too (the reference backend).
+enum class Where : uint8_t { gpu, host };
+Fit fit_of(const Config& config, int64_t gpus, double usable, Where where = Where::gpu);
 // Of a GPU's memory, less kOutsideShare.
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
 // "fits", "with a, b", or "no key of this run makes it fit".

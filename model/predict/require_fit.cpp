@@ -2,20 +2,26 @@
 // What a run needs by plan against what is free on the rank that has least.
 #include "model/predict/require_fit.h"
 
-#include "model/base/host_memory.h"
-#include "model/predict/fit.h"
-
 #include <fmt/format.h>
+#include "kernels/host_memory.h"
 
 #include <algorithm>
 #include <limits>
+#include <span>
 
 namespace fp8flow::predict {
 
 namespace {
 
-double needed_by(const Config& config, int64_t ranks) {
-    return fit_of(config, ranks, std::numeric_limits<double>::infinity()).needed;
+double needed_by(const Config& config, int64_t ranks, Where where) {
+    return fit_of(config, ranks, std::numeric_limits<double>::infinity(), where).needed;
+}
+
+FreeMemory free_of_host(int64_t ranks_on_host) {
+    const HostMemory memory = host_memory();
+    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
+    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
+            sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
 
 }  // namespace
@@ -25,15 +31,12 @@ FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64
         const auto ops = make_ops(backend, Arithmetic::stated, config.kernels);
         return {static_cast<double>(ops->device().free_bytes()), "GPU memory"};
     }
-    const HostMemory memory = host_memory();
-    const int64_t sharing = memory.of_one_process ? 1 : ranks_on_host;
-    return {static_cast<double>(memory.free_bytes) / static_cast<double>(sharing),
-            sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
+    return free_of_host(ranks_on_host);
 }
 
 std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
-                          int rank) {
-    const Fit fit = fit_of(config, ranks, free);
+                          int rank, Where where) {
+    const Fit fit = fit_of(config, ranks, free, where);
     if (fit.fits()) return "";
     std::string consumers;
     for (const Consumer& consumer : fit.largest)
@@ -45,12 +48,32 @@ std::string shortage_text(const Config& config, int64_t ranks, double free, cons
                                             : fmt::format("it fits with {}", fmt::join(fit.settings, ", ")));
 }
 
+namespace {
+
+// Of host memory for tokens alone, which GPU ranks need too; "" where there is enough on all ranks.
+std::string token_shortage(const std::vector<Config>& runs, ProcessGroup& world, int64_t ranks_on_host) {
+    double tokens = 0;
+    for (const Config& run : runs) tokens = std::max(tokens, plan::step_tokens(run, world.size()).bytes);
+    const double free = std::min(free_of_host(ranks_on_host).bytes, 0x1p60);
+    auto missing = static_cast<int64_t>(tokens - free);
+    world.all_reduce_max(std::span<int64_t>(&missing, 1));
+    if (missing <= 0) return "";
+    return fmt::format(
+        "the tokens of the steps in flight take {:.2f} GiB of host memory for each rank, "
+        "{:.2f} GiB more than is free; lower training.global_batch_size",
+        tokens / 0x1p30, static_cast<double>(missing) / 0x1p30);
+}
+
+}  // namespace
+
 void require_fit(report::RunLog& log, const std::vector<Config>& runs, const BackendChoice& backend,
                  ProcessGroup& world, int64_t ranks_on_host, WhereShort what) {
     const int64_t ranks = world.size();
-    const Config& largest = *std::max_element(
-        runs.begin(), runs.end(),
-        [&](const Config& a, const Config& b) { return needed_by(a, ranks) < needed_by(b, ranks); });
+    const Where where = backend.kind == BackendKind::hopper ? Where::gpu : Where::host;
+    const Config& largest =
+        *std::max_element(runs.begin(), runs.end(), [&](const Config& a, const Config& b) {
+            return needed_by(a, ranks, where) < needed_by(b, ranks, where);
+        });
     const FreeMemory mine = free_memory(backend, largest, ranks_on_host);
     std::vector<double> all(static_cast<size_t>(ranks));
     world.all_gather(&mine.bytes, sizeof mine.bytes, all.data());
@@ -58,7 +81,8 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
     const auto rank = static_cast<int>(least - all.begin());
     std::string limit = mine.limit;
     world.broadcast(limit, rank);
-    const std::string text = shortage_text(largest, ranks, *least, limit, rank);
+    std::string text = token_shortage(runs, world, ranks_on_host);
+    if (text.empty()) text = shortage_text(largest, ranks, *least, limit, rank, where);
     require(text.empty() || what == WhereShort::warn, ExitCode::memory,
             "this run will not fit: {}; --force starts it all the same", text);
     if (!text.empty()) log.line("warning: this run will not fit, and is started with --force: " + text);

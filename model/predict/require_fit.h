@@ -6,6 +6,7 @@
 #include "kernels/comm/process_group.h"
 #include "model/base/backend.h"
 #include "model/config/config.h"
+#include "model/predict/fit.h"
 #include "model/report/run_report.h"
 
 #include <cstdint>
@@ -26,7 +27,7 @@ FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64
 
 // "" where the run fits into `free` bytes of rank `rank`; otherwise one line of what is short.
 std::string shortage_text(const Config& config, int64_t ranks, double free, const std::string& limit,
-                          int rank);
+                          int rank, Where where = Where::gpu);
 
 // Collective. `runs` run one after the other (arms of validate and profile): the one that needs most counts.
 // Throws Error(memory) on every rank where some rank has too little; with WhereShort::warn it is said.

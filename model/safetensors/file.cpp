@@ -51,7 +51,7 @@ SafetensorsFile::SafetensorsFile(const std::string& path, const OpenTensors& opt
     // O_NONBLOCK: a pipe of that name must not wait for a writer.
     const int links = options.links == FileLinks::refuse ? O_NOFOLLOW : 0;
     descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | links);
-    require(descriptor_ >= 0, options.code, "{}: {}", path,
+    require(descriptor_ >= 0, class_of(errno, options.code), "{}: {}", path,
             errno == ELOOP && links != 0 ? "is a symbolic link; name the file itself" : std::strerror(errno));
     try {
         size_ = regular_file_size(descriptor_, path, options.code);
@@ -61,8 +61,8 @@ SafetensorsFile::SafetensorsFile(const std::string& path, const OpenTensors& opt
             header_length(std::span(first).first(static_cast<size_t>(std::max<ssize_t>(got, 0))), size_, path,
                           options.code);
         void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor_, 0);
-        require(mapped != MAP_FAILED, options.code, "{}: cannot map {} bytes: {}", path, size_,
-                std::strerror(errno));
+        require(mapped != MAP_FAILED, class_of(errno, options.code), "{}: cannot map {} bytes: {}", path,
+                size_, std::strerror(errno));
         data_ = static_cast<const uint8_t*>(mapped);
         header_ =
             parse_header({reinterpret_cast<const char*>(data_) + first.size(), static_cast<size_t>(length)},

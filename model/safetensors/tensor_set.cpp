@@ -111,7 +111,7 @@ std::string read_index_text(const std::string& path, const OpenTensors& options)
     std::error_code error;
     const fs::file_status status =
         options.links == FileLinks::refuse ? fs::symlink_status(path, error) : fs::status(path, error);
-    require(!error && fs::is_regular_file(status), options.code, "{}: {}", path,
+    require(!error && fs::is_regular_file(status), class_of(error.value(), options.code), "{}: {}", path,
             error ? error.message() : "not a regular file");
     const uintmax_t size = fs::file_size(path, error);
     require(!error && size <= static_cast<uintmax_t>(kMaxIndexBytes), options.code,
@@ -133,7 +133,7 @@ std::string model_of_folder(const fs::path& folder, ExitCode code) {
     std::vector<std::string> found;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
         if (at->path().extension() == kEnding) found.push_back(at->path().string());
-    require(!error, code, "{}: {}", folder.string(), error.message());
+    require(!error, class_of(error.value(), code), "{}: {}", folder.string(), error.message());
     require(found.size() == 1, code,
             "{}: holds {} .safetensors files and no {}, want one of the two; name a file", folder.string(),
             found.size(), kIndexName);

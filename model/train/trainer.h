@@ -79,6 +79,8 @@ public:
 
 class Trainer {
 public:
+    static constexpr int64_t kStepsInFlight = 2;  // whose tokens are in host memory together
+
     Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
             std::shared_ptr<const data::TokenSource> data);
     ~Trainer();
@@ -230,8 +232,6 @@ private:
         ops_->device().copy_out(&value, word.data, sizeof value);
         return value;
     }
-
-    static constexpr int64_t kStepsInFlight = 2;
 
     Config config_;
     ProcessGroup& world_;

@@ -57,5 +57,31 @@ TEST(RequireFit, RefusesOnAllRanksOrWarns) {
     expect_contains(messages[0], "--force starts it all the same");
 }
 
+// Two steps of 8 sequences in micro-batches of 2: each of 64 tokens has 256 bytes of tokens, of labels, and
+// of counts. Of 16 M long sequences they are more than any host has, though the model is small.
+TEST(RequireFit, TokensOfTheStepsInFlightCount) {
+    EXPECT_EQ(plan::step_tokens(shipped("test"), 1).bytes, 2 * 4 * 768);
+    EXPECT_EQ(plan::step_tokens(shipped("test"), 4).bytes, 2 * 768);
+    EXPECT_EQ(plan::step_tokens(shipped("test", {"overlap_moe_expert_parallel_comm=true"}), 1).bytes,
+              4 * 4 * 768);
+    const Config many = shipped("test", {"training.global_batch_size=16777216", "model.seq_length=4096"});
+    EXPECT_EQ(plan::step_tokens(many, 1).bytes, 2.0 * (1 << 23) * (256 + 2 * 4 * 8192));
+    const double tokens = plan::step_tokens(many, 1).bytes;
+    EXPECT_GT(fit_of(many, 1, 1, Where::host).needed, tokens);
+    EXPECT_LT(fit_of(many, 1, 1, Where::gpu).needed, tokens);
+    run_thread_ranks(1, 60, [&](ProcessGroup& world) {
+        report::RunLog log(1, {});
+        try {
+            require_fit(log, {many}, choose_backend(BackendKind::reference), world, 1, WhereShort::refuse);
+            ADD_FAILURE() << "accepted";
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::memory);
+            expect_contains(error.what(),
+                            "the tokens of the steps in flight take 1028.00 GiB of host memory");
+            expect_contains(error.what(), "lower training.global_batch_size");
+        }
+    });
+}
+
 }  // namespace
 }  // namespace fp8flow::predict

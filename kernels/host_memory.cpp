@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Reads /proc, the cgroup file system (both versions) and the resource limits; what is not there does not
 // limit.
-#include "model/base/host_memory.h"
+#include "kernels/host_memory.h"
 
 #include <fmt/format.h>
 #include <sys/resource.h>
@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <fstream>
 #include <limits>
+#include <new>
 #include <optional>
 
 namespace fp8flow {
@@ -97,6 +98,21 @@ HostMemory host_memory(const HostMemoryFiles& files) {
     resource(RLIMIT_AS, "RLIMIT_AS (ulimit -v)", "VmSize");
     resource(RLIMIT_DATA, "RLIMIT_DATA (ulimit -d)", "VmData");
     return memory;
+}
+
+std::string out_of_host_memory(int64_t asked) {
+    HostMemory memory;
+    try {
+        memory = host_memory();
+    } catch (const std::bad_alloc&) {  // not even for that
+        memory.free_bytes = 0;
+    }
+    const auto mib = [](int64_t bytes) { return static_cast<double>(bytes) / 0x1p20; };
+    return fmt::format(
+        "out of host memory: {}{:.1f} MiB free within {}; lower training.micro_batch_size or "
+        "model.seq_length, or raise the limit",
+        asked > 0 ? fmt::format("asked for {:.1f} MiB, ", mib(asked)) : "", mib(memory.free_bytes),
+        memory.limit.empty() ? "no limit that is known" : memory.limit);
 }
 
 }  // namespace fp8flow

@@ -28,4 +28,7 @@ void each_cgroup(const HostMemoryFiles& files, const std::string& controller,
 // memory.limit_in_bytes), RLIMIT_AS and RLIMIT_DATA.
 HostMemory host_memory(const HostMemoryFiles& files = {});
 
+// What to say of `asked` bytes (0: not known how many) that could not be had: what is free, and the limit.
+std::string out_of_host_memory(int64_t asked);
+
 }  // namespace fp8flow

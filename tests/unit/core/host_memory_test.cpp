@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Which limit applies: physical memory, a cgroup or one around it, a resource limit.
-#include "model/base/host_memory.h"
+#include "kernels/host_memory.h"
 
+#include "kernels/core/error.h"
+#include "kernels/reference/host_device.h"
 #include "tests/support/files.h"
 
 #include <sys/resource.h>
@@ -47,6 +49,33 @@ TEST(HostMemory, AResourceLimitCountsWhatIsTaken) {
     EXPECT_EQ(memory.free_bytes, (int64_t{1} << 46) - (1 << 20));
     EXPECT_EQ(memory.limit, "the resource limit RLIMIT_AS (ulimit -v) of 70368744177664 bytes");
     EXPECT_TRUE(memory.of_one_process);
+}
+
+// What is said where an allocation fails, by the program and by the reference backend alike.
+TEST(HostMemory, WhatIsMissingIsSaidWithTheLimitThatApplies) {
+    rlimit before{};
+    ASSERT_EQ(::getrlimit(RLIMIT_AS, &before), 0);
+    const rlimit tight{rlim_t{1} << 32, before.rlim_max};
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
+    const std::string text = out_of_host_memory(64 << 20);
+    std::string of_device;
+    try {
+        HostDevice().allocate(std::size_t{1} << 40);
+    } catch (const Error& error) {
+        EXPECT_EQ(error.code(), ExitCode::memory);
+        of_device = error.what();
+    }
+    ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
+    expect_contains(text, "out of host memory: asked for 64.0 MiB, ");
+    for (const std::string& said : {text, of_device}) {
+        EXPECT_TRUE(said.find(" free within the resource limit RLIMIT_AS (ulimit -v) of 4294967296 bytes") !=
+                        std::string::npos ||
+                    said.find("physical memory") != std::string::npos ||
+                    said.find("cgroup") != std::string::npos)
+            << said;
+    }
+    EXPECT_EQ(class_of(ENOMEM, ExitCode::checkpoint), ExitCode::memory);
+    EXPECT_EQ(class_of(EACCES, ExitCode::checkpoint), ExitCode::checkpoint);
 }
 
 }  // namespace
