@@ -41,7 +41,7 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement) {
                                    : hopper::unavailable_reason();
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: {}; use --backend auto or reference", reason);
-    return {.note = fmt::format("backend: reference ({})", reason)};
+    return {.note = fmt::format("{}backend: reference ({})", devices > 0 ? "warning: " : "", reason)};
 }
 
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world) {
@@ -51,7 +51,7 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement, Pro
     if (without == 0 || own.kind != BackendKind::hopper) return own;
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: another rank has no GPU of its own");
-    return {.note = "backend: reference (another rank has no GPU of its own)"};
+    return {.note = "warning: backend: reference (another rank has no GPU of its own)"};
 }
 
 MachineFacts machine_facts(const BackendChoice& choice) {

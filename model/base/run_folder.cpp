@@ -114,7 +114,8 @@ void RunFolder::take_next(const Request& request) {
         if (attempt == Lease::Attempt::taken && is_free(folder_->path())) {
             if (number > 1)
                 note_ = fmt::format(
-                    "{} holds another run: this one goes to {} (--overwrite replaces the other, train "
+                    "warning: {} holds another run: this one goes to {} (--overwrite replaces the other, "
+                    "train "
                     "--resume "
                     "auto continues it)",
                     asked, name_);

@@ -99,6 +99,8 @@ void check_position(const CheckpointReader& reader, const Config& config, uint64
         config.training.train_iters, saved.step, reader.path());
 }
 
+constexpr const char* kOtherVersion = "the configuration in the checkpoint is not one of this version";
+
 // Keys that say where and how a run computes, not what.
 bool says_what_is_trained(const std::string& line) {
     if (line.starts_with("training.use_distributed_optimizer:")) return false;
@@ -114,7 +116,7 @@ std::vector<std::string> changed_keys(const CheckpointReader& reader, const Conf
         std::erase_if(lines, [](const std::string& line) { return !says_what_is_trained(line); });
         return lines;
     } catch (const Error&) {
-        return {"the configuration in the checkpoint is not one of this version"};
+        return {kOtherVersion};
     }
 }
 
@@ -221,6 +223,15 @@ std::optional<Chosen> choose(const std::string& load, const Target& target, cons
 }
 
 }  // namespace
+
+bool changes_the_model(const std::string& changed) {
+    for (const char* trained :
+         {"model.init_method_std:", "model.embedding_init_method_std:", "moe.moe_router_load_balancing_type:",
+          "moe.moe_aux_loss_coeff:", "moe.moe_z_loss_coeff:", "moe.moe_router_bias_update_rate:",
+          "moe.moe_expert_rank_capacity_factor:", "moe.moe_row_alignment:"})
+        if (changed.starts_with(trained)) return false;
+    return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
+}
 
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
                               ProcessGroup& world, const std::string& save_folder,

@@ -21,6 +21,9 @@ struct Resumed {
         changed;  // keys with other values than in the run that saved: "section.key: then | now"
 };
 
+// Of a line of `changed`: the same weights compute something else now.
+bool changes_the_model(const std::string& changed);
+
 // checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes
 // its checks, and nothing where there is none yet; a folder of checkpoints, or the run's folder above it,
 // gives its newest one, a checkpoint itself. Everything is verified on all ranks before the first byte of the

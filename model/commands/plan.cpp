@@ -83,8 +83,8 @@ void write_page(const PlanOptions& options, const Config& config, const std::vec
                     make_provenance(options.command, {}, 1)));
 }
 
-void print_notes(const Config& config) {
-    for (const std::string& note : config.notes) fmt::print("note: {}\n", note);
+void print_warnings(const Config& config) {
+    for (const std::string& text : config.warnings) fmt::print("warning: {}\n", text);
 }
 
 // The configuration of this command line, as arguments of another command, with what `changes` it.
@@ -135,7 +135,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const RunPlan plan = make_plan(config, ranks);
-    print_notes(config);
+    print_warnings(config);
     fmt::print("{}", plan_text(config, plan));
     const Gpu gpu = gpu_of(options);
     const bool known = can_predict(config, gpu);
@@ -174,7 +174,7 @@ int plan_table(const PlanOptions& options) {
     if (!options.micro_batches.empty()) search.micro_batches = options.micro_batches;
     const Gpu gpu = gpu_of(options);
     const std::vector<Choice> choices = choose(config, search, gpu);
-    if (!options.markdown) print_notes(config);
+    if (!options.markdown) print_warnings(config);
     fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (options.json)
         write(config.output.out, *options.json,

@@ -152,7 +152,7 @@ private:
         require(changed[1] == 0, ExitCode::data, "{}: \"{}\": {} of its values are NaN or infinite",
                 replay_.input, name, changed[1]);
         if (changed[0] > 0)
-            log_.line(fmt::format("{}: {} of {} values are no BF16 numbers and were rounded", name,
+            log_.line(fmt::format("warning: {}: {} of {} values are no BF16 numbers and were rounded", name,
                                   changed[0], tokens_ * hidden));
         return rounded;
     }

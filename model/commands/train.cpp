@@ -85,7 +85,7 @@ public:
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
-            log_.line("schedule.cuda_graph_impl: nothing is captured on the reference backend");
+            log_.line("note: schedule.cuda_graph_impl: nothing is captured on the reference backend");
         note_stage(Stage::weights);
         if (!options.weights.empty())
             for (const std::string& line :
@@ -302,9 +302,10 @@ private:
             log_.line(
                 fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
             for (const std::string& changed : resumed->changed)
-                log_.line("  changed since it was saved: " + changed);
+                log_.line((changes_the_model(changed) ? "warning: " : "note: ") +
+                          ("changed since it was saved: " + changed));
         } else if (spec.load == "auto") {
-            log_.line("no checkpoint to resume from: beginning anew");
+            log_.line("warning: no checkpoint to resume from: beginning at iteration 1");
         }
         if (overwrites_) remove_overwritten_checkpoints();
         if (spec.save_interval == 0) return;

@@ -164,8 +164,9 @@ struct Config {
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
     std::string foreign;  // ImportedModel::foreign with its name, unless model.attention is set
-    // What an imported model says and the settings do not; what resolve_config changed. Said at the start.
-    std::vector<std::string> notes;
+    // Where the run differs from what its files and settings say: what an imported model says and nobody
+    // reads, what resolve_config changed. Printed at the start.
+    std::vector<std::string> warnings;
 };
 
 // A key with its value as YAML and where it comes from, for messages.
@@ -181,9 +182,9 @@ struct ImportedModel {
         std::string key, text;  // of interest unless the user sets the key
     };
     std::vector<ConfigSetting> settings;
-    std::string name;     // "config.json: model_type olmoe"
-    std::string foreign;  // what of its layers is not implemented, which is left out; empty: nothing
-    std::vector<Note> notes;
+    std::string name;         // "config.json: model_type olmoe"
+    std::string foreign;      // what of its layers is not implemented, which is left out; empty: nothing
+    std::vector<Note> notes;  // become warnings
 };
 
 // Reads a YAML file and `section.key=value` (or `key=value`) overrides, resolves derived values and checks

@@ -206,10 +206,10 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     };
     if (!first.foreign.empty() && !set_by_user("model.attention")) {
         config.foreign = fmt::format("{}: {}", first.name, first.foreign);
-        config.notes.push_back(config.foreign + ", which is not implemented and left out");
+        config.warnings.push_back(config.foreign + ", which is not implemented and left out");
     }
     for (const ImportedModel::Note& note : first.notes)
-        if (!set_by_user(note.key)) config.notes.push_back(note.text);
+        if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);
     if (const auto own = registered_flows(); own.size() > 1 && config.precision.flow.empty())
         problems.add("--plugin", fmt::format("got {}, want one of them in --set precision.flow=NAME",
@@ -249,14 +249,14 @@ void resolve_config(Config& config) {
     if (own.size() == 1 && precision.flow.empty()) precision.flow = own.front();
     if (const auto base = base_of_flow(precision.flow); base && *base != precision.recipe) {
         if (config.origin.contains("precision.recipe"))
-            config.notes.push_back(fmt::format("precision.flow is {}, so precision.recipe is {} and not {}",
-                                               precision.flow, recipe_name(*base),
-                                               recipe_name(precision.recipe)));
+            config.warnings.push_back(
+                fmt::format("precision.flow is {}, so precision.recipe is {} and not {}", precision.flow,
+                            recipe_name(*base), recipe_name(precision.recipe)));
         precision.recipe = *base;
     }
     TrainingSpec& training = config.training;
     if (training.lr_warmup_iters > training.train_iters) {
-        config.notes.push_back(
+        config.warnings.push_back(
             fmt::format("training.lr_warmup_iters is {}, and the run has {} iterations: warm-up takes {}",
                         training.lr_warmup_iters, training.train_iters, training.train_iters));
         training.lr_warmup_iters = training.train_iters;

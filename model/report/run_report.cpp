@@ -23,8 +23,13 @@ namespace fp8flow::report {
 using namespace data;
 using namespace plan;
 
+// A text of several lines may have a warning in one of them.
 void RunLog::line(std::string_view text) {
-    write(text, terminal_.detail != Terminal::Detail::quiet || text.starts_with("warning:"));
+    for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+        end = text.find('\n', begin);
+        const std::string_view one = text.substr(begin, end - begin);
+        write(one, terminal_.detail != Terminal::Detail::quiet || one.starts_with("warning:"));
+    }
 }
 
 void RunLog::result(std::string_view text) { write(text, true); }
@@ -268,7 +273,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
         config.model.num_layers, config.model.hidden_size, config.moe.num_experts, config.moe.moe_router_topk,
         config.moe.moe_ffn_hidden_size, format_si(static_cast<double>(plan.total_parameters())),
         format_si(static_cast<double>(plan.active_parameters()))));
-    for (const std::string& note : config.notes) log.line("note: " + note);
+    for (const std::string& text : config.warnings) log.line("warning: " + text);
     log.line(fmt::format("recipe: {} ({} on the wire forward and backward, BF16 combine)",
                          recipe_name(config.precision),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));

@@ -83,7 +83,7 @@ TEST(Families, PlanTakesThemAndTrainSaysWhatIsForeign) {
         const std::string config = config_of(folder, family);
         const CommandResult plan = fp8flow_alone({"plan", "--hf-config", config}, folder.path());
         EXPECT_EQ(plan.status, 0) << plan.err;
-        expect_contains(plan.out, "note: " + config + ": model_type " + family.type);
+        expect_contains(plan.out, "warning: " + config + ": model_type " + family.type);
         expect_contains(plan.out, family.foreign);
         EXPECT_EQ(plan.out.find("is taken as 256") != std::string::npos,
                   family.fields["intermediate_size"] == 200)

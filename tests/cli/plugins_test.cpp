@@ -239,7 +239,7 @@ TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
     EXPECT_EQ(chosen.status, 0) << chosen.err;
     expect_contains(chosen.out, "Plan: recipe b");
     expect_contains(chosen.out,
-                    "note: precision.flow is b, so precision.recipe is fp8_rowwise and not fp8_flow");
+                    "warning: precision.flow is b, so precision.recipe is fp8_rowwise and not fp8_flow");
     refused("--plugin runs/two.so --set precision.flow=b --set moe.moe_row_alignment=1",
             "moe.moe_row_alignment: got 1, want 16 or 32 or 128 with recipe b");
     build("taken", start + "FP8FLOW_RECIPES(register_flow<A>(\"mxfp8\", Recipe::fp8_rowwise))\n");

@@ -93,7 +93,7 @@ TEST(Resume, WhatItSays) {
     };
     CommandResult result = run({"--resume", "auto"}, {"training.train_iters=6", "training.eval_interval=0"});
     ASSERT_EQ(result.status, 0) << result.err;
-    expect_contains(result.out, "no checkpoint to resume from: beginning anew");
+    expect_contains(result.out, "warning: no checkpoint to resume from: beginning at iteration 1");
     expect_contains(result.out, "checkpoint after iteration 4: ");
     expect_contains(result.out, "checkpoint after iteration 6: ");
     EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000006/manifest.json"));
@@ -116,7 +116,7 @@ TEST(Resume, WhatItSays) {
     result = run({"--resume", "auto"}, {"training.train_iters=9", "training.eval_interval=0"});
     ASSERT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, "step_00000006, 6 iterations done");
-    expect_contains(result.out, "changed since it was saved: training.train_iters: 6 | 9");
+    expect_contains(result.out, "note: changed since it was saved: training.train_iters: 6 | 9");
     expect_contains(result.out, "done: 3 iterations");
     EXPECT_EQ(numbers_of(out).size(), 11u);  // 9 steps, and an evaluation after the last one of each run
     EXPECT_EQ(read_whole(out + "/train.log").substr(0, log.size()), log);
@@ -126,6 +126,16 @@ TEST(Resume, WhatItSays) {
     EXPECT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, "done: 0 iterations");
     EXPECT_EQ(numbers_of(out).size(), 11u);
+
+    // The same weights in another model: a warning, though quiet; what only trains otherwise is a note.
+    result = run({"--resume", "auto", "--quiet"},
+                 {"training.train_iters=9", "training.eval_interval=0", "training.lr=2e-3",
+                  "model.rotary_base=500000", "model.norm_epsilon=1e-3", "moe.moe_router_topk=3"});
+    EXPECT_EQ(result.status, 0) << result.err;
+    for (const char* key :
+         {"model.rotary_base: 10000 | 500000", "model.norm_epsilon: ", "moe.moe_router_topk: "})
+        expect_contains(result.out, std::string("warning: changed since it was saved: ") + key);
+    EXPECT_EQ(result.out.find("training.lr"), std::string::npos) << result.out;
 
     // Another run's weights under another recipe.
     result =

@@ -75,7 +75,7 @@ TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
             const CommandResult again = fp8flow_on_ranks(ranks, line, folder_.path());
             ASSERT_EQ(again.status, 0) << again.err;
             EXPECT_EQ(lines_of(again.out).front(),
-                      out + " holds another run: this one goes to " + out + number +
+                      "warning: " + out + " holds another run: this one goes to " + out + number +
                           " (--overwrite replaces the other, train --resume auto continues it)");
             expect_contains(again.out, folder_.path(out + number) + "/");
             expect_contains(read_whole(folder_.path(out + number + "/config.yaml")), out + number);

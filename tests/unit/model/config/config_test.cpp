@@ -73,12 +73,12 @@ TEST(Config, WholeNumbersMayHaveAnExponent) {
     EXPECT_EQ(config.output.log_interval, 10);
 }
 
-TEST(Config, AWarmUpLongerThanTheRunShrinksWithANote) {
+TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
     const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml");
     EXPECT_EQ(config.training.lr_warmup_iters, 5);
-    EXPECT_EQ(config.notes, std::vector<std::string>{"training.lr_warmup_iters is 9, and the run has 5 "
+    EXPECT_EQ(config.warnings, std::vector<std::string>{"training.lr_warmup_iters is 9, and the run has 5 "
                                                      "iterations: warm-up takes 5"});
-    EXPECT_TRUE(parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml").notes.empty());
+    EXPECT_TRUE(parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml").warnings.empty());
 }
 
 TEST(Config, OverridesWinAndLeafKeysSuffice) {

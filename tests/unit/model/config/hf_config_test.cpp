@@ -373,9 +373,9 @@ TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
         EXPECT_EQ(c.moe.moe_router_enable_expert_bias, family.bias);
         EXPECT_EQ(c.moe.moe_router_num_groups, 0);
         EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, family.scaling);
-        ASSERT_FALSE(c.notes.empty());
-        expect_contains(c.notes[0], family.foreign);
-        expect_contains(c.notes[0], ", which is not implemented and left out");
+        ASSERT_FALSE(c.warnings.empty());
+        expect_contains(c.warnings[0], family.foreign);
+        expect_contains(c.warnings[0], ", which is not implemented and left out");
         // training is refused and says why, unless the user has decided about attention
         const std::string why = error_of(ExitCode::usage, [&] { require_own_layers(c); });
         expect_contains(why, "config.json: model_type " + family.json["model_type"].get<std::string>());
@@ -420,12 +420,12 @@ TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     const Json json = without(deepseek_v2_lite(), {"aux_loss_alpha"});
     const Config c = config_of(json);
     EXPECT_EQ(c.model.ffn_hidden_size, 11008);
-    ASSERT_EQ(c.notes.size(), 2u);
-    expect_contains(c.notes[1], "config.json: intermediate_size 10944 of dense layers is taken as 11008");
-    EXPECT_EQ(config_of(json, kYaml, {"model.ffn_hidden_size=10880"}).notes.size(), 1u);
-    EXPECT_EQ(config_of(moonlight()).notes.size(), 1u);
+    ASSERT_EQ(c.warnings.size(), 2u);
+    expect_contains(c.warnings[1], "config.json: intermediate_size 10944 of dense layers is taken as 11008");
+    EXPECT_EQ(config_of(json, kYaml, {"model.ffn_hidden_size=10880"}).warnings.size(), 1u);
+    EXPECT_EQ(config_of(moonlight()).warnings.size(), 1u);
     const Config no_dense = config_of(with(json, "first_k_dense_replace", 0));  // no layer has that width
-    EXPECT_EQ(no_dense.notes.size(), 1u);
+    EXPECT_EQ(no_dense.warnings.size(), 1u);
 }
 
 // The coefficient of a balancing loss is said, with our keys, and not taken over.
@@ -433,9 +433,9 @@ TEST(HfConfig, BalancingLossesAreSaid) {
     // attention is decided, so that no note says that it is left out
     const auto note_of = [](const Json& json) {
         const Config c = config_of(json, kYaml, {"model.attention=false"});
-        EXPECT_EQ(c.notes.size(), 1u);
+        EXPECT_EQ(c.warnings.size(), 1u);
         EXPECT_TRUE(c.moe.moe_router_load_balancing_type.empty());
-        return c.notes.empty() ? "" : c.notes[0];
+        return c.warnings.empty() ? "" : c.warnings[0];
     };
     // coef x top-k / layers
     expect_contains(
@@ -448,10 +448,10 @@ TEST(HfConfig, BalancingLossesAreSaid) {
                     "aux_loss_alpha = 0.001 is not read, the same loss is: --set "
                     "moe.moe_router_load_balancing_type=seq_aux_loss --set moe.moe_aux_loss_coeff=0.001");
     expect_contains(note_of(with(minimax_m2(), "router_aux_loss_coef", 0.001)), "and of softmax scores)");
-    EXPECT_TRUE(config_of(with(qwen3(), "router_aux_loss_coef", 0.0)).notes.empty());
+    EXPECT_TRUE(config_of(with(qwen3(), "router_aux_loss_coef", 0.0)).warnings.empty());
     EXPECT_TRUE(config_of(qwen3(), kYaml,
                           {"moe.moe_router_load_balancing_type=[aux_loss]", "moe.moe_aux_loss_coeff=[0.01]"})
-                    .notes.empty());
+                    .warnings.empty());
 }
 
 TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {

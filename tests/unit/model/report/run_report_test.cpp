@@ -84,13 +84,14 @@ TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
     RunLog log(0, {.detail = Terminal::Detail::quiet, .color = true});
     testing::internal::CaptureStdout();
     log.line("a step");
-    log.line("warning: x");
+    log.line("exchange: y\nwarning: x");
     log.open(out, "train.log");
     log.line("another step");
     log.result("done: 2");
     EXPECT_EQ(testing::internal::GetCapturedStdout(),
               colored("warning: x") + "\n" + colored("done: 2") + "\n");
-    EXPECT_EQ(read_whole(folder.path("out/train.log")), "a step\nwarning: x\nanother step\ndone: 2\n");
+    EXPECT_EQ(read_whole(folder.path("out/train.log")),
+              "a step\nexchange: y\nwarning: x\nanother step\ndone: 2\n");
 }
 
 }  // namespace
