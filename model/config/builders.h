@@ -19,8 +19,9 @@ inline std::optional<Refusal> refuse(std::string want, std::string hint = {}) {
     return Refusal{std::move(want), std::move(hint)};
 }
 
-template <class Number> std::optional<Number> read_number(const std::string& text) {
+template <class Number> std::optional<Number> read_number(std::string_view text) {
     Number value{};
+    if (text.size() > 1 && text[0] == '+' && text[1] != '-') text.remove_prefix(1);
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
     if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
     if constexpr (std::is_floating_point_v<Number>) {
@@ -29,14 +30,30 @@ template <class Number> std::optional<Number> read_number(const std::string& tex
     return value;
 }
 
-// 5000, and 5e3 where it is whole: what --help-config calls an integer. Above 2^53 digits only.
+// 5000, and 5e3 where it is whole: what --help-config calls an integer; YAML's 0x1388 and 0o11610 too. Above
+// 2^53 digits only.
 inline std::optional<int64_t> read_integer(const std::string& text) {
     constexpr double kExact = 0x1p53;
     if (const auto value = read_number<int64_t>(text)) return value;
+    if (text.size() > 2 && text[0] == '0' && (text[1] == 'x' || text[1] == 'o')) {
+        int64_t value = 0;
+        const char* const last = text.data() + text.size();
+        const auto [end, error] = std::from_chars(text.data() + 2, last, value, text[1] == 'x' ? 16 : 8);
+        return error == std::errc() && end == last && text[2] != '-' ? std::optional(value) : std::nullopt;
+    }
     if (text.find_first_of("eE") == std::string::npos) return std::nullopt;
     const auto value = read_number<double>(text);
     if (!value || std::abs(*value) > kExact || *value != std::trunc(*value)) return std::nullopt;
     return static_cast<int64_t>(*value);
+}
+
+// YAML's spellings.
+inline std::optional<bool> read_truth(std::string_view text) {
+    for (const char* name : {"true", "True", "TRUE"})
+        if (text == name) return true;
+    for (const char* name : {"false", "False", "FALSE"})
+        if (text == name) return false;
+    return std::nullopt;
 }
 
 // Double quotes, so that any text survives the way through YAML.
@@ -147,10 +164,9 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
     ConfigField field{section, key, "true or false", std::move(doc), {}, {}, false, {}};
     field.get = [at](const Config& config) { return at(config) ? "true" : "false"; };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        if (written.is_list || (written.items.at(0) != "true" && written.items.at(0) != "false")) {
-            return refuse("true or false");
-        }
-        at(config) = written.items.at(0) == "true";
+        const auto value = written.is_list ? std::nullopt : read_truth(written.items.at(0));
+        if (!value) return refuse("true or false");
+        at(config) = *value;
         return std::nullopt;
     };
     return field;
@@ -257,7 +273,11 @@ inline ConfigField fixed(std::string section, std::string key, std::string only,
     ConfigField field{section, key, "only " + only, reason, {}, {}, true, {}};
     field.get = [only](const Config&) { return only; };
     field.set = [only, reason](Config&, const WrittenValue& written) -> std::optional<Refusal> {
-        if (!written.is_list && written.items.at(0) == only) return std::nullopt;
+        if (!written.is_list) {
+            const std::string& got = written.items.at(0);
+            if (const auto truth = read_truth(got); got == only || (truth && truth == read_truth(only)))
+                return std::nullopt;
+        }
         return refuse(fmt::format("{} ({})", only, reason));
     };
     return field;

@@ -88,8 +88,15 @@ private:
             problems_.add(fmt::format("{}:{}:{}", name, problem->line, problem->column), problem->text);
             return std::nullopt;
         }
+        // yaml-cpp takes a tab in front of nothing, or of a comment, for indentation.
+        std::string plain(text);
+        bool leads = true;
+        for (char& c : plain) {
+            if (leads && c == '\t') c = ' ';
+            leads = c == '\n' || (leads && c == ' ');
+        }
         try {
-            return YAML::Load(std::string(text));
+            return YAML::Load(plain);
         } catch (const YAML::Exception& error) {
             problems_.add(place(name, error.mark),
                           fmt::format("got text that is no YAML ({}), want key: value", error.msg));

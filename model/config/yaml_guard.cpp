@@ -24,6 +24,9 @@ size_t utf8_length(std::string_view text, size_t at) {
     return length;
 }
 
+constexpr const char* kBlanks = " \t";
+bool is_blank(char c) { return c == ' ' || c == '\t'; }
+
 class Scanner {
 public:
     std::optional<YamlProblem> scan(std::string_view text) {
@@ -64,11 +67,8 @@ private:
             const size_t length = utf8_length(line, i);
             const auto byte = static_cast<unsigned char>(line[i]);
             if (length == 0) return refuse(i, fmt::format("got byte 0x{:02x}, want UTF-8 text", byte));
-            if (byte < 0x20 || byte == 0x7F) {
-                return refuse(i, byte == '\t'
-                                     ? std::string("got a tab, want spaces")
-                                     : fmt::format("got control character 0x{:02x}, want text", byte));
-            }
+            if ((byte < 0x20 && byte != '\t') || byte == 0x7F)
+                return refuse(i, fmt::format("got control character 0x{:02x}, want text", byte));
             i += length;
         }
     }
@@ -76,12 +76,14 @@ private:
     void scan_line(std::string_view line) {
         check_bytes(line);
         if (problem_) return;
-        const size_t indent = line.find_first_not_of(' ');
-        if (indent == std::string_view::npos || line[indent] == '#') return;
+        const size_t indent = line.find_first_not_of(' '), text = line.find_first_not_of(kBlanks);
+        if (text == std::string_view::npos || line[text] == '#') return;
+        if (line[indent] == '\t') return refuse(indent, "got a tab in front of the text, want spaces");
         if (indent == 0 && (line.starts_with("---") || line.starts_with("..."))) {
-            if (seen_content_ || line.find_first_not_of(" -") != std::string_view::npos) {
+            const size_t after = line.find_first_not_of(kBlanks, 3);
+            const bool alone = after == std::string_view::npos || (after > 3 && line[after] == '#');
+            if (seen_content_ || line[0] == '.' || !alone)
                 refuse(0, "got a document mark, want one document");
-            }
             seen_content_ = true;
             return;
         }
@@ -99,9 +101,9 @@ private:
         bool token_start = true;  // whether a new YAML token may begin here
         for (size_t i = begin; i < line.size() && !problem_; ++i) {
             const char c = line[i];
-            const bool space_follows = i + 1 == line.size() || line[i + 1] == ' ';
-            if (c == ' ') continue;
-            if (c == '#' && (i == 0 || line[i - 1] == ' ')) return;
+            const bool space_follows = i + 1 == line.size() || is_blank(line[i + 1]);
+            if (is_blank(c)) continue;
+            if (c == '#' && (i == 0 || is_blank(line[i - 1]))) return;
             if (c == '"' || c == '\'') {
                 if (!token_start)
                     return refuse(i, "got a quote inside a value, want the whole value in quotes");

@@ -51,8 +51,8 @@ TEST(HostileConfig, EchoedValuesAreCutAndEscaped) {
 }
 
 TEST(HostileConfig, MoreTokensThanAreCounted) {
-    const std::string text = error_of("training: {train_iters: 9223372036854775807}");
-    EXPECT_NE(text.find("training.train_iters: got 9223372036854775807, want at most"), std::string::npos)
+    const std::string text = error_of("training: {train_iters: 9007199254740992}");
+    EXPECT_NE(text.find("training.train_iters: got 9007199254740992, want at most"), std::string::npos)
         << text;
 }
 
@@ -86,7 +86,9 @@ TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
         {"model: {<<: {num_layers: 2}}", "t:1:9: model.<<: got an unknown key"},
         // Characters.
         {std::string("model: {}\0", 10), "t:1:10: got control character 0x00, want text"},
-        {"model:\n\tnum_layers: 2\n", "t:2:1: got a tab, want spaces"},
+        {"model:\n\tnum_layers: 2\n", "t:2:1: got a tab in front of the text, want spaces"},
+        {"model:\n \tnum_layers: 2\n", "t:2:2: got a tab in front of the text, want spaces"},
+        {"---- # x\nmodel: {}", "t:1:1: got a document mark, want one document"},
         {"output: {out: \"a\x01\"}", "t:1:17: got control character 0x01, want text"},
         {"output: {out: \xff\xfe}", "t:1:15: got byte 0xff, want UTF-8 text"},
         {"output: {out: \xc0\xaf}", "t:1:15: got byte 0xc0, want UTF-8 text"},
@@ -116,7 +118,7 @@ TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
         // Numbers.
         {"model: {num_layers: 99999999999999999999}", "t:1:21: model.num_layers: got 99999999999999999999"},
         {"model: {num_layers: -1}", "t:1:21: model.num_layers: got -1, want an integer in [1, 4096]"},
-        {"model: {num_layers: 0x10}", "t:1:21: model.num_layers: got 0x10, want an integer in [1, 4096]"},
+        {"model: {num_layers: 0x1001}", "t:1:21: model.num_layers: got 0x1001, want an integer in [1, 4096]"},
         {"model: {hidden_size: 9223372036854775807}",
          "t:1:22: model.hidden_size: got 9223372036854775807, want"},
         {"training: {lr: .inf}", "t:1:16: training.lr: got .inf, want a number >= 0"},

@@ -73,6 +73,30 @@ TEST(Config, WholeNumbersMayHaveAnExponent) {
     EXPECT_EQ(config.output.log_interval, 10);
 }
 
+// YAML's core schema: spellings of truth, signs, other bases, tabs between tokens.
+TEST(Config, EverySpellingOfYamlsCoreSchema) {
+    const Config config = parse_config(
+        "\xef\xbb\xbf--- # comment\n"
+        "model:\t# comment\n  qk_layernorm:\tTrue\t# comment\n  num_layers: 0x3\n  swiglu: TRUE\n"
+        "\t\nmoe: {\tnum_experts: +8,\tmoe_router_topk: 0o4\t}\n"
+        "training: {lr: +.5, min_lr: 1., clip_grad: 1E+1}\nprecision:\n  flow: \"a\tb\"\t\n"
+        "data:\n  file_extensions:\n    -\t.h\n",
+        "t.yaml", {"fp8_wgrad=False", "precision.flow=\"\"", "lr_decay_style=constant"});
+    EXPECT_TRUE(config.model.qk_layernorm);
+    EXPECT_FALSE(config.precision.fp8_wgrad);
+    EXPECT_EQ(config.model.num_layers, 3);
+    EXPECT_EQ(config.moe.num_experts, 8);
+    EXPECT_EQ(config.moe.moe_router_topk, 4);
+    EXPECT_EQ(config.training.lr, 0.5);
+    EXPECT_EQ(config.training.min_lr, 1);
+    EXPECT_EQ(config.training.clip_grad, 10);
+    EXPECT_EQ(config.data.file_extensions, std::vector<std::string>{".h"});
+    for (const char* other : {"yes", "on", "tRUE", "1", "~"})
+        EXPECT_NE(error_of("model: {}", {std::string("qk_layernorm=") + other}), "") << other;
+    for (const char* other : {"0x", "0o8", "0x-3", "+-3", "++3", "1_000", "03x"})
+        EXPECT_NE(error_of("model: {}", {std::string("num_layers=") + other}), "") << other;
+}
+
 TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
     const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml");
     EXPECT_EQ(config.training.lr_warmup_iters, 5);
