@@ -28,6 +28,7 @@ public:
     Reader(Config& config, ConfigProblems& problems) : config_(config), problems_(problems) {}
 
     void read_document(std::string_view text, const std::string& name) {
+        refuse_lfs_pointer(text, name, ExitCode::usage);
         const auto root = load(text, name);
         if (!root) return;
         if (!root->IsMap() || root->size() == 0) {

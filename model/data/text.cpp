@@ -5,6 +5,7 @@
 #include "kernels/core/error.h"
 #include "model/data/files.h"
 #include "model/data/permutation.h"
+#include "model/safetensors/header.h"
 
 #include <algorithm>
 #include <cmath>
@@ -67,6 +68,10 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
             ++binary_;
             continue;
         }
+        if (is_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()})) {
+            ++pointers_;
+            continue;
+        }
         const uint64_t content = mix64(fnv1a(bytes.data(), bytes.size()), bytes.size());
         if (!contents.insert(content).second) {
             ++copies_;
@@ -80,11 +85,13 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
         fingerprint_ = mix64(fingerprint_, path_hash(file.relative), content);
         documents.push_back({file.relative, std::move(bytes)});
     }
-    require(!documents.empty(), ExitCode::data,
-            "{}: no text: {} files found, of which {} binary (a zero byte in the first 4 KiB), {} empty; "
-            "name other files in "
-            "data.data_path or widen its list of extensions",
-            where_, files.size(), binary_, empty_);
+    require(
+        !documents.empty(), ExitCode::data,
+        "{}: no text: {} files found, of which {} binary (a zero byte in the first 4 KiB), {} empty, {} Git "
+        "LFS pointers (git lfs pull fetches the files); "
+        "name other files in "
+        "data.data_path or widen its list of extensions",
+        where_, files.size(), binary_, empty_, pointers_);
     return documents;
 }
 
@@ -146,6 +153,8 @@ std::string TextSource::description() const {
     if (single_file_) text += " (one file: its end is held out)";
     if (binary_ + empty_ + copies_ > 0)
         text += fmt::format("; left out {} binary, {} empty, {} copies", binary_, empty_, copies_);
+    if (pointers_ > 0)
+        text += fmt::format("; left out {} Git LFS pointers: git lfs pull fetches the files", pointers_);
     if (cut_) text += "; cut at the limit of bytes";
     return text;
 }

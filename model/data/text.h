@@ -72,8 +72,8 @@ private:
     std::array<Part, 2> parts_;
     std::string where_;
     uint64_t fingerprint_ = 0;
-    int64_t binary_ = 0, empty_ = 0, copies_ = 0;  // files left out, by reason
-    bool cut_ = false;                             // max_bytes was reached
+    int64_t binary_ = 0, empty_ = 0, copies_ = 0, pointers_ = 0;  // files left out, by reason
+    bool cut_ = false;                                            // max_bytes was reached
     bool single_file_ = false;
 };
 

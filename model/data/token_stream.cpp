@@ -3,6 +3,7 @@
 #include "model/data/token_stream.h"
 
 #include "kernels/core/error.h"
+#include "model/safetensors/header.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -59,8 +60,12 @@ TokenFile::TokenFile(const std::string& path) : path_(path) {
     require(fd_ >= 0, class_of(errno, ExitCode::data), "{}: {}", path, std::strerror(errno));
     struct stat info {};
     const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
-    if (!regular) ::close(fd_);
+    char first[64] = {};
+    const ssize_t got = regular ? ::pread(fd_, first, sizeof first, 0) : 0;
+    const std::string_view text(first, static_cast<size_t>(std::max<ssize_t>(got, 0)));
+    if (!regular || is_lfs_pointer(text)) ::close(fd_);
     require(regular, ExitCode::data, "{}: not a regular file", path);
+    refuse_lfs_pointer(text, path, ExitCode::data);
     size_ = info.st_size;
 }
 

@@ -267,6 +267,17 @@ std::string printable(std::string_view text, size_t longest) {
     return out;
 }
 
+bool is_lfs_pointer(std::string_view text) {
+    constexpr std::string_view kPointer = "version https://git-lfs.github.com/spec/";
+    return text.starts_with(kPointer) || text == kPointer.substr(0, kLengthBytes);
+}
+
+void refuse_lfs_pointer(std::string_view text, const std::string& file, ExitCode code) {
+    require(!is_lfs_pointer(text), code,
+            "{}: is a Git LFS pointer, not the file itself; fetch it with git lfs pull, or download it again",
+            file);
+}
+
 bool is_plain_tensor_name(std::string_view name) {
     return !name.empty() && name.size() <= kMaxTensorName &&
            std::none_of(name.begin(), name.end(), is_control);
@@ -278,6 +289,7 @@ int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const 
         file_bytes >= kLengthBytes && first.size() >= kLengthBytes, code,
         "{}: {} bytes are too few for a safetensors file, which begins with the length of its header in 8",
         file, file_bytes);
+    refuse_lfs_pointer({reinterpret_cast<const char*>(first.data()), first.size()}, file, code);
     uint64_t length = 0;  // little endian
     for (int i = kLengthBytes; i-- > 0;) length = length << 8 | first[static_cast<size_t>(i)];
     require(length <= static_cast<uint64_t>(kMaxHeaderBytes), code,

@@ -13,6 +13,7 @@ namespace fp8flow {
 
 nlohmann::json parse_json(std::string_view text, const std::string& where, ExitCode code) {
     using Json = nlohmann::json;
+    refuse_lfs_pointer(text, where, code);
     std::vector<std::set<std::string>> keys(kMaxJsonDepth + 1);  // of the open objects
     const auto watch = [&](int depth, Json::parse_event_t event, Json& value) {
         if (event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start) {

@@ -155,6 +155,7 @@ void throw_problems(const std::vector<std::string>& problems, ExitCode code) {
 }
 
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file,
+    refuse_lfs_pointer(text, file, code);
                                                ExitCode code) {
     // the JSON reader would take one for the end of the text
     require(text.find('\0') == std::string_view::npos, code, "{}: has a zero byte", file);

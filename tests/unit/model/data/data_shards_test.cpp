@@ -132,6 +132,7 @@ TEST(Shards, RefusesBrokenShards) {
         {whole.substr(0, 1023), "1023 bytes, a token shard"},
         {whole.substr(0, 1024), "truncated by 80 bytes"},
         {whole.substr(0, 1025), "truncated by 79 bytes"},
+        {"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1104\n", "is a Git LFS pointer"},
         {whole.substr(0, whole.size() - 1),
          "truncated by 1 bytes: the header counts 40 tokens x 2 bytes + 1024 = 1104 bytes, the file has "
          "1103"},

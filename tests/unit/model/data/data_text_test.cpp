@@ -277,13 +277,17 @@ TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
     const TemporaryFolder folder;
     folder.write("bin/a.bin", std::string(10, '\0'));
     folder.write("bin/b.bin", "");
+    folder.write("bin/c.bin", "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 12\n");
     folder.write("short/a.txt", "hello");
     folder.write("mixed/a.txt", std::string(1000, 'a'));
     folder.write("mixed/b.txt", std::string(10, 'b'));
     std::filesystem::create_directories(folder.path("empty"));
     const auto make = [](TextOptions options) { return [options] { TextSource source(options); }; };
-    expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
-                    folder.path("bin") + ": no text: 2 files found, of which 1 binary");
+    expect_contains(
+        error_of(ExitCode::data, make({.data_path = {folder.path("bin")}})),
+        folder.path("bin") +
+            ": no text: 3 files found, of which 1 binary (a zero byte in the first 4 KiB), 1 empty, "
+            "1 Git LFS pointers (git lfs pull");
     expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("empty")}})),
                     "no text: 0 files found");
     expect_contains(error_of(ExitCode::data, make({.data_path = {folder.path("none")}})), "No such file");

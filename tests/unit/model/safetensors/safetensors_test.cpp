@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Safetensors files: what is written is read back bit by bit, in every element type and with awkward shapes;
 // numbers convert exactly; models of several files; and files that change after they were opened.
+#include "model/safetensors/json.h"
 #include "model/safetensors/tensor_set.h"
 #include "model/safetensors/writer.h"
 
@@ -8,6 +9,8 @@
 #include "tests/support/safetensors_bytes.h"
 
 #include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
 
 #include <bit>
 #include <cmath>
@@ -254,6 +257,20 @@ TEST_F(ShardedModel, AFolderWithoutIndexHoldsOneFile) {
     std::filesystem::remove(folder.path("model.safetensors.index.json"));
     expect_contains(error_of(ExitCode::data, [&] { TensorSet(folder.path()); }),
                     "holds 2 .safetensors files");
+TEST_F(ShardedModel, PointersOfGitLfsAreCalledThat) {
+    const std::string pointer =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4983068496\n";
+    for (const char* name : {"m-1.safetensors", "model.safetensors.index.json"}) {
+        folder.write(name, pointer);
+        expect_contains(error_of(ExitCode::data, [&] { TensorSet(folder.path()).find("a"); }),
+                        std::string(name) + ": is a Git LFS pointer, not the file itself");
+    }
+    expect_contains(error_of(ExitCode::usage, [&] { parse_json(pointer, "config.json", ExitCode::usage); }),
+                    "config.json: is a Git LFS pointer");
+    EXPECT_FALSE(is_lfs_pointer("version 2 of a text"));
+    EXPECT_FALSE(is_lfs_pointer(""));
+}
+
     std::filesystem::remove(folder.path("m-1.safetensors"));
     EXPECT_EQ(TensorSet(folder.path()).names(), std::vector<std::string>{"c"});
     folder.write("model.safetensors", written({{"d", FileDType::u8, {1}}}, {"v"}));
