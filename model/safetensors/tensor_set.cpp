@@ -125,19 +125,18 @@ std::string read_index_text(const std::string& path, const OpenTensors& options)
     return text;
 }
 
-// The file or index to open for a folder.
-std::string model_of_folder(const fs::path& folder, ExitCode code) {
-    std::error_code error;
-    for (const char* name : {kIndexName, kSingleName})
-        if (fs::exists(folder / name, error)) return folder / name;
-    std::vector<std::string> found;
+// The file or index to open for a folder; `found`: the names of its .safetensors files.
+std::string model_of_folder(const fs::path& folder, ExitCode code, std::set<std::string>& found) {
+    std::error_code error, ignored;
     for (fs::directory_iterator at(folder, error), end; !error && at != end; at.increment(error))
-        if (at->path().extension() == kEnding) found.push_back(at->path().string());
+        if (at->path().extension() == kEnding) found.insert(at->path().filename().string());
+    for (const char* name : {kIndexName, kSingleName})
+        if (fs::exists(folder / name, ignored)) return folder / name;
     require(!error, class_of(error.value(), code), "{}: {}", folder.string(), error.message());
     require(found.size() == 1, code,
             "{}: holds {} .safetensors files and no {}, want one of the two; name a file", folder.string(),
             found.size(), kIndexName);
-    return found[0];
+    return folder / *found.begin();
 }
 
 }  // namespace
@@ -155,8 +154,8 @@ void throw_problems(const std::vector<std::string>& problems, ExitCode code) {
 }
 
 std::map<std::string, std::string> parse_index(std::string_view text, const std::string& file,
-    refuse_lfs_pointer(text, file, code);
                                                ExitCode code) {
+    refuse_lfs_pointer(text, file, code);
     // the JSON reader would take one for the end of the text
     require(text.find('\0') == std::string_view::npos, code, "{}: has a zero byte", file);
     IndexReader reader;
@@ -169,16 +168,20 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
 
 TensorSet::TensorSet(const std::string& path, const OpenTensors& options) : path_(path), options_(options) {
     std::error_code ignored;
-    const std::string model = fs::is_directory(path, ignored) ? model_of_folder(path, options.code) : path;
+    std::set<std::string> found;
+    const std::string model =
+        fs::is_directory(path, ignored) ? model_of_folder(path, options.code, found) : path;
     const fs::path place(model);
     folder_ = place.parent_path().string();
     if (place.extension() == ".json") {
-        indexed_ = true;
         file_of_ = parse_index(read_index_text(model, options), model, options.code);
-        return;
+        indexed_ = true;
+    } else {
+        const std::string name = place.filename().string();
+        for (const TensorEntry& entry : open(name).tensors()) file_of_[entry.name] = name;
     }
-    const std::string name = place.filename().string();
-    for (const TensorEntry& entry : open(name).tensors()) file_of_[entry.name] = name;
+    for (const auto& [tensor, file] : file_of_) found.erase(file);
+    unread_.assign(found.begin(), found.end());
 }
 
 std::vector<std::string> TensorSet::names() const {
@@ -195,10 +198,7 @@ const SafetensorsFile& TensorSet::open(const std::string& file) const {
         std::vector<std::string> problems;
         for (const TensorEntry& entry : opened->tensors()) {
             const auto listed = file_of_.find(entry.name);
-            if (listed == file_of_.end())
-                problems.push_back(fmt::format("{}: holds tensor \"{}\", which the index does not name",
-                                               opened->path(), printable(entry.name)));
-            else if (listed->second != file)
+            if (listed != file_of_.end() && listed->second != file)
                 problems.push_back(fmt::format("{}: holds tensor \"{}\", which the index puts into {}",
                                                opened->path(), printable(entry.name), listed->second));
         }
@@ -207,6 +207,8 @@ const SafetensorsFile& TensorSet::open(const std::string& file) const {
                 problems.push_back(fmt::format("{}: tensor \"{}\" is missing, the index puts it here",
                                                opened->path(), printable(name)));
         throw_problems(problems, options_.code);
+        for (const TensorEntry& entry : opened->tensors())
+            if (!file_of_.contains(entry.name)) unindexed_.push_back({opened.get(), &entry});
     }
     slot = std::move(opened);
     return *slot;

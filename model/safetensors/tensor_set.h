@@ -30,9 +30,13 @@ public:
         explicit operator bool() const { return entry != nullptr; }
         std::span<const uint8_t> bytes() const { return file->bytes(*entry); }
     };
-    // Absent if there is no such tensor. Opens and checks the file that holds it, and that its tensors are
-    // those that the index gives it.
+    // Absent if there is no such tensor. Opens and checks the file that holds it, and that it has every
+    // tensor that the index gives it and none of those that the index gives another file.
     Item find(const std::string& name) const;
+    // Tensors that the files opened so far hold and the index does not name.
+    const std::vector<Item>& unindexed() const { return unindexed_; }
+    // Files of a folder that end in .safetensors and are no part of the set.
+    const std::vector<std::string>& unread() const { return unread_; }
 
 private:
     const SafetensorsFile& open(const std::string& file) const;
@@ -41,7 +45,9 @@ private:
     OpenTensors options_;
     bool indexed_ = false;
     std::map<std::string, std::string> file_of_;  // tensor -> plain file name
+    std::vector<std::string> unread_;
     mutable std::map<std::string, std::unique_ptr<SafetensorsFile>> files_;
+    mutable std::vector<Item> unindexed_;
 };
 
 // What an index file says: tensor -> plain file name. Throws Error(code).

@@ -46,10 +46,10 @@ std::string shape_text(const std::vector<int64_t>& shape) {
     return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
-// Not parameters, though some files hold them.
-bool is_ignorable(const std::string& name, const ModelSpec& model) {
-    return name.ends_with("rotary_emb.inv_freq") ||
-           (name == "lm_head.weight" && !model.untie_embeddings_and_output_weights);
+// Tables of the rotary embedding, which older files hold; model.rotary_base gives ours, and theirs in
+// Transformers.
+bool is_rotary_table(const std::string& name) {
+    return name.starts_with("rotary_emb.") || name.find(".rotary_emb.") != std::string::npos;
 }
 
 class Check {
@@ -72,8 +72,12 @@ public:
     void find_extra(const std::string& scope, const std::set<std::string>& others) {
         for (const std::string& name : set_.names())
             if (name.starts_with(scope) && !wanted_.contains(name) && !others.contains(name) &&
-                !is_ignorable(name, shapes_.model))
+                !is_rotary_table(name))
                 problem("tensor \"{}\" is extra: the configuration has no place for it", printable(name));
+        for (const TensorSet::Item& item : set_.unindexed())
+            if (!is_rotary_table(item.entry->name))
+                problems_.push_back(fmt::format("{}: holds tensor \"{}\", which the index does not name",
+                                                item.file->path(), printable(item.entry->name)));
     }
 
     void finish() const { throw_problems(problems_, set_.code()); }
@@ -197,6 +201,25 @@ void copy_elements(const WeightTarget& target, int64_t element, const std::vecto
                    static_cast<size_t>(end - begin) * sizeof(float));
 }
 
+// A head that differs from the embedding is lost where the two are tied.
+void require_same_values(const TensorSet& set, const WeightPiece& embedding, const WeightPiece& head) {
+    const PieceReader readers[] = {{set, embedding}, {set, head}};
+    std::vector<float> values[2];
+    const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / embedding.cols);
+    for (int64_t first = 0; first < embedding.rows; first += at_once) {
+        note_progress();
+        const int64_t rows = std::min(at_once, embedding.rows - first);
+        for (int i = 0; i < 2; ++i) {
+            values[i].resize(static_cast<size_t>(rows * embedding.cols));
+            readers[i].read(first, rows, values[i]);
+        }
+        require(values[0] == values[1], set.code(),
+                "{}: tensor \"{}\" differs from \"{}\", and tied weights have one of them; set "
+                "model.untie_embeddings_and_output_weights: true to use both, or remove the tensor",
+                set.path(), head.tensor, embedding.tensor);
+    }
+}
+
 }  // namespace
 
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
@@ -204,12 +227,21 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::string& scope, ParameterStore& store, Device& device,
                            const std::set<std::string>& others) {
     Check check(set, shapes);
+    std::vector<WeightPiece> tied;  // the embedding and the head, where the files have both
     for (const WeightTarget& target : targets)
         for (const WeightPiece& piece :
-             pieces_of(of_all_experts(target.spec, shapes.moe), shapes.model, shapes.moe, names))
+             pieces_of(of_all_experts(target.spec, shapes.moe), shapes.model, shapes.moe, names)) {
             check.want(piece);
+            if (target.spec.name != "embedding.word_embeddings.weight" || !set.contains("lm_head.weight") ||
+                shapes.model.untie_embeddings_and_output_weights)
+                continue;
+            tied = {piece, piece};
+            tied[1].tensor = "lm_head.weight";
+            check.want(tied[1]);
+        }
     check.find_extra(scope, others);
     check.finish();
+    if (!tied.empty()) require_same_values(set, tied[0], tied[1]);
 
     std::vector<std::string> problems;
     std::vector<float> values;
@@ -291,6 +323,9 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     names.first_layer = 0;
     const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, "",
                                               model.parameters(), device);
+    if (!set.unread().empty())
+        lines.push_back(fmt::format("warning: {}: not read, for they are no part of the model: {}", path,
+                                    fmt::join(set.unread(), ", ")));
     lines.push_back(fmt::format(
         "weights: {} ({} tensors{})", path, loaded.tensors,
         loaded.dequantised > 0 ? fmt::format(", {} of them FP8, dequantised", loaded.dequantised) : ""));

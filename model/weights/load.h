@@ -39,7 +39,8 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others`. Throws
+// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others` and
+// tables of the rotary embedding. A head that is tied to the embedding must equal it. Throws
 // Error(set.code()) with a line per problem; in the end also for values that are NaN or infinite. Each rank
 // reads only what it holds. Where parameters are sharded the working copies are not written
 // (ParameterStore::write_all_copies).

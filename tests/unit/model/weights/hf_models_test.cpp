@@ -88,12 +88,8 @@ RoundTrip round_trip(LayerCase c, const ExportChoice& choice, int from, int to, 
     return result;
 }
 
-// Everything that is no MoE block, by hand: queries, keys and values in this order, gate above up, and the
-// vocabulary without its padding.
-TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
-    const TemporaryFolder folder;
-    LayerCase c = whole_model(true);
-    c.tokens = {16};
+// Every tensor of whole_model(true), made by hand.
+std::vector<HandMade> qwen_tensors(const LayerCase& c) {
     const int64_t ffn = c.model.ffn_hidden_size, query = 4 * 32, key = 2 * 32;
     std::vector<HandMade> tensors = {marked("model.embed_tokens.weight", {100, kH}, 1),
                                      marked("lm_head.weight", {100, kH}, 2),
@@ -118,7 +114,17 @@ TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
     for (HandMade& expert :
          test::experts(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight"))
         tensors.push_back(std::move(expert));
-    write_file(folder, "model.safetensors", tensors);
+    return tensors;
+}
+
+// Everything that is no MoE block, by hand: queries, keys and values in this order, gate above up, and the
+// vocabulary without its padding.
+TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    c.tokens = {16};
+    const int64_t ffn = c.model.ffn_hidden_size, query = 4 * 32, key = 2 * 32;
+    write_file(folder, "model.safetensors", qwen_tensors(c));
     on_one_rank([&](ProcessGroup& group) {
         ModelFixture model(group, c);
         load_model(folder.path(), test::config_of(c), model.model(), model.rank().ops.device());
@@ -156,6 +162,55 @@ TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
         rows_are("layers.1.moe.experts.linear_fc1.weight", 6 * kF, kF, kH, 31);
         rows_are("layers.1.moe.experts.linear_fc2.weight", 3 * kH, kH, kF, 33);
     });
+}
+
+// Or it follows from the configuration: a head that is tied to the embedding, tables of the rotary embedding.
+TEST(HfModels, EveryTensorOfTheFilesIsUsedOrRefused) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    c.tokens = {16};
+    std::vector<HandMade> tensors = qwen_tensors(c);
+    const auto load = [&](const std::string& left_out_of_the_index = "") {
+        write_file(folder, "m.safetensors", tensors);
+        nlohmann::json map;
+        for (const HandMade& made : tensors)
+            if (made.tensor.name != left_out_of_the_index) map[made.tensor.name] = "m.safetensors";
+        folder.write("model.safetensors.index.json", nlohmann::json({{"weight_map", map}}).dump());
+        std::vector<std::string> lines;
+        on_one_rank([&](ProcessGroup& group) {
+            ModelFixture model(group, c);
+            lines = load_model(folder.path(), test::config_of(c), model.model(), model.rank().ops.device());
+        });
+        return lines;
+    };
+    ASSERT_EQ(tensors[1].tensor.name, "lm_head.weight");
+    EXPECT_NO_THROW(load());
+    c.model.untie_embeddings_and_output_weights = false;
+    expect_contains(
+        error_of(ExitCode::data, load),
+        "tensor \"lm_head.weight\" differs from \"model.embed_tokens.weight\", and tied weights have "
+        "one of them; set model.untie_embeddings_and_output_weights: true to use both");
+    tensors[1] = marked("lm_head.weight", {101, kH}, 1);
+    expect_contains(error_of(ExitCode::data, load),
+                    "tensor \"lm_head.weight\" is BF16[101, 128], want [100, 128]");
+    tensors[1] = marked("lm_head.weight", {100, kH}, 1);
+    EXPECT_EQ(load().size(), 1u);
+
+    const std::string table = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    tensors.push_back(marked(table, {16}, 5));
+    EXPECT_NO_THROW(load());
+    EXPECT_NO_THROW(load(table));
+    tensors.back() = marked("model.layers.0.self_attn.q_proj.bias", {128}, 5);
+    expect_contains(error_of(ExitCode::data, load), "q_proj.bias\" is extra: the configuration has no place");
+    expect_contains(
+        error_of(ExitCode::data, [&] { load("model.layers.0.self_attn.q_proj.bias"); }),
+        "m.safetensors: holds tensor \"model.layers.0.self_attn.q_proj.bias\", which the index does "
+        "not name");
+    tensors.pop_back();
+    write_file(folder, "adapter_model.safetensors", {marked("lora", {1}, 1)});
+    expect_contains(load().front(),
+                    "warning: " + folder.path() +
+                        ": not read, for they are no part of the model: adapter_model.safetensors");
 }
 
 TEST(HfModels, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
