@@ -5,6 +5,7 @@
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <pwd.h>
 #include <sys/stat.h>
@@ -24,9 +25,6 @@ namespace fp8flow {
 namespace fs = std::filesystem;
 
 namespace {
-
-constexpr mode_t kFileMode = 0644;
-constexpr mode_t kFolderMode = 0755;
 
 // Folders of the system, with everything below them.
 constexpr std::array<std::string_view, 13> kSystemTrees = {"/bin",   "/boot",  "/dev",    "/etc",  "/lib",
@@ -128,16 +126,22 @@ void LineFile::write_json(const nlohmann::json& record) {
     write_line(record.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
 }
 
+namespace {
+
+constexpr std::string_view kTemporary = ".tmp.";  // .NAME.tmp.PROCESS
+
+}  // namespace
+
 AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_view name)
     : folder_(folder),
       name_(name),
-      temporary_("." + name_ + ".tmp." + std::to_string(::getpid())),
+      temporary_("." + name_ + std::string(kTemporary) + std::to_string(::getpid())),
       path_(folder_path + "/" + name_) {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
+    descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kNewFileMode);
     if (descriptor_ < 0 && errno == EEXIST) {  // left by a process of the same id that died
         ::unlinkat(folder_, temporary_.c_str(), 0);
-        descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kFileMode);
+        descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kNewFileMode);
     }
     require(descriptor_ >= 0, class_of(errno, ExitCode::output),
             "{}: cannot create: {}; choose another --out", path_, reason(errno));
@@ -218,8 +222,8 @@ OutputFolder::~OutputFolder() {
 
 void OutputFolder::check_writable() const {
     const std::string probe = ".writable." + std::to_string(::getpid());
-    const int file =
-        ::openat(descriptor_, probe.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kFileMode);
+    const int file = ::openat(descriptor_, probe.c_str(),
+                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kNewFileMode);
     const int error = errno;
     if (file >= 0) ::close(file);
     if (file >= 0) ::unlinkat(descriptor_, probe.c_str(), 0);
@@ -242,8 +246,9 @@ LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) 
     check_name(name, path_);
     // O_NONBLOCK: a pipe of that name must not wait for a reader. O_TRUNC only after we know that it is a
     // regular file.
-    const int file = ::openat(descriptor_, std::string(name).c_str(),
-                              O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, kFileMode);
+    const int file =
+        ::openat(descriptor_, std::string(name).c_str(),
+                 O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, kNewFileMode);
     require(file >= 0, class_of(errno, ExitCode::output), "{}: cannot open: {}", path_of(name),
             reason(errno));
     LineFile lines(file, path_of(name));
@@ -259,7 +264,7 @@ LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) 
 OutputFolder OutputFolder::subfolder(std::string_view name) const {
     check_name(name, path_);
     const std::string folder(name);
-    const int made = ::mkdirat(descriptor_, folder.c_str(), kFolderMode);
+    const int made = ::mkdirat(descriptor_, folder.c_str(), kNewFolderMode);
     require(made == 0 || errno == EEXIST, class_of(errno, ExitCode::output), "{}: cannot create: {}",
             path_of(name), reason(errno));
     const int opened = ::openat(descriptor_, folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
@@ -267,6 +272,31 @@ OutputFolder OutputFolder::subfolder(std::string_view name) const {
     OutputFolder result(opened, path_of(name));
     result.check_writable();
     return result;
+}
+
+void OutputFolder::remove_files(const std::function<bool(const std::string&)>& which) const {
+    // A descriptor of its own: reading moves its position, and closedir closes it.
+    const int copy = ::openat(descriptor_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR* const entries = copy < 0 ? nullptr : ::fdopendir(copy);
+    if (entries == nullptr && copy >= 0) ::close(copy);
+    require(entries != nullptr, class_of(errno, ExitCode::output), "{}: cannot list: {}", path_,
+            reason(errno));
+    std::vector<std::string> names;
+    while (const dirent* entry = ::readdir(entries))
+        if (which(entry->d_name)) names.emplace_back(entry->d_name);
+    ::closedir(entries);
+    for (const std::string& name : names)
+        require(::unlinkat(descriptor_, name.c_str(), 0) == 0 || errno == ENOENT || errno == EISDIR,
+                class_of(errno, ExitCode::output), "{}: cannot remove: {}", path_of(name), reason(errno));
+}
+
+void OutputFolder::remove_leftovers() const {
+    remove_files([](const std::string& name) {
+        const size_t at = name.rfind(kTemporary);
+        const size_t process = at == std::string::npos ? name.size() : at + kTemporary.size();
+        return name[0] == '.' && process < name.size() &&
+               name.find_first_not_of("0123456789", process) == std::string::npos;
+    });
 }
 
 }  // namespace fp8flow

@@ -7,10 +7,15 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <functional>
 #include <string>
 #include <string_view>
 
 namespace fp8flow {
+
+// Permissions of every file and folder that a run makes, checkpoints and exported weights too, but for what
+// the umask takes from them.
+constexpr unsigned kNewFileMode = 0666, kNewFolderMode = 0777;
 
 // A file that grows by whole lines; each line reaches the system in one write, so a crash of this program
 // loses none.
@@ -85,6 +90,11 @@ public:
 
     // A folder below this one, created where missing.
     OutputFolder subfolder(std::string_view name) const;
+
+    // Removes the files, not folders, of the names that `which` wants gone. Throws ExitCode::output.
+    void remove_files(const std::function<bool(const std::string& name)>& which) const;
+    // Of AtomicFiles whose process died. Nobody else may be writing here.
+    void remove_leftovers() const;
 
 private:
     OutputFolder(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}

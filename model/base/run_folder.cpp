@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <filesystem>
+#include <regex>
 #include <thread>
+#include <utility>
 
 namespace fp8flow {
 
@@ -18,6 +21,23 @@ namespace fs = std::filesystem;
 namespace {
 
 constexpr int kMostNumbers = 10000;
+
+bool is_exported(const std::string& name) {
+    static const std::regex names(
+        R"(config\.json|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json)");
+    return std::regex_match(name, names);
+}
+
+// What the commands write into their folder and into those below it.
+constexpr std::array<const char*, 3> kFolders = {"gradients", "hf", "tensorboard"};
+bool is_written_by_runs(const std::string& name) {
+    static const std::regex names(
+        R"((train|validate|profile|replay)\.log|config\.yaml|report\.html|loss\.(svg|jsonl)|metrics\.jsonl|)"
+        R"((memory|tensor_stats|transposed_stats|calibration|validate|profile|replay)\.json|samples\.npy|)"
+        R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
+        R"((intermediates|trace)\.rank\d+\.(safetensors|json)|events\.out\.tfevents\..*)");
+    return std::regex_match(name, names);
+}
 
 // Hidden files are leases and what a process that died was writing; a start that was killed leaves an empty
 // folder of checkpoints.
@@ -51,10 +71,12 @@ std::vector<std::string> missing_folders(const std::string& path) {
 }  // namespace
 
 RunFolder::RunFolder(const Request& request, ProcessGroup& world)
-    : name_(without_trailing_slashes(request.path)) {
+    : name_(without_trailing_slashes(request.path)), overwrites_(request.taken == Taken::overwrite) {
     try {
-        if (request.taken == Taken::enter) take_this(request, world);
+        if (request.taken != Taken::next) take_this(request, world);
         if (request.taken == Taken::next && world.rank() == 0) take_next(request);
+        if (folder_) folder_->remove_leftovers();
+        for (const OutputFolder& below : folders_below()) below.remove_leftovers();
         world.broadcast(name_, 0);
     } catch (...) {
         close();
@@ -114,10 +136,8 @@ void RunFolder::take_next(const Request& request) {
         if (attempt == Lease::Attempt::taken && is_free(folder_->path())) {
             if (number > 1)
                 note_ = fmt::format(
-                    "warning: {} holds another run: this one goes to {} (--overwrite replaces the other, "
-                    "train "
-                    "--resume "
-                    "auto continues it)",
+                    "warning: {} holds another run: this one goes to {} (--overwrite replaces "
+                    "the other, train --resume auto continues it)",
                     asked, name_);
             return;
         }
@@ -127,6 +147,30 @@ void RunFolder::take_next(const Request& request) {
     fail(ExitCode::output, "{} {}: it and {} folders with a number are taken; choose another", request.key,
          asked, kMostNumbers - 1);
 }
+
+void RunFolder::keep() {
+    const bool first = !std::exchange(kept_, true);
+    if (!first || !overwrites_ || !folder_) return;
+    for (const OutputFolder& below : folders_below()) {
+        remove_exported(below);
+        below.remove_files(is_written_by_runs);
+    }
+    folder_->remove_files(is_written_by_runs);
+}
+
+std::vector<OutputFolder> RunFolder::folders_below() const {
+    std::vector<OutputFolder> folders;
+    std::error_code error;
+    for (const char* name : kFolders) {
+        if (!folder_ || !fs::is_directory(fs::symlink_status(folder_->path_of(name), error))) continue;
+        // a folder that the user has protected is refused only where it would have to be emptied
+        if (overwrites_ || ::access(folder_->path_of(name).c_str(), W_OK) == 0)
+            folders.push_back(folder_->subfolder(name));
+    }
+    return folders;
+}
+
+void remove_exported(const OutputFolder& folder) { folder.remove_files(is_exported); }
 
 void RunFolder::check() const {
     if (lease_) lease_->check();

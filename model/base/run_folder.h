@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // RunFolder: the folder of one run, held by a lease from the start of the run to its end. The first rank
 // holds it; all ranks know its name. A folder is free if it holds nothing but hidden files and empty folders.
-// Until keep(), a run writes no file here, and if it fails by then, what it made is removed. Read next:
-// lease.h, output.h.
+// Until keep(), a run writes no file here, and if it fails by then, what it made is removed. What processes
+// that died were writing is removed at the start. Read next: lease.h, output.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -20,8 +20,9 @@ class RunFolder {
 public:
     // What becomes of a folder that is not free.
     enum class Taken {
-        next,   // the run goes to the first of NAME-2, NAME-3, ... that is
-        enter,  // one to continue or to overwrite; refused while another run is in it
+        next,      // the run goes to the first of NAME-2, NAME-3, ... that is
+        enter,     // one to continue; refused while another run is in it
+        overwrite  // the same, and keep() removes what an earlier run wrote
     };
     struct Request {
         std::string path;           // as the user wrote it
@@ -37,12 +38,13 @@ public:
     RunFolder& operator=(const RunFolder&) = delete;
 
     const std::string& name() const { return name_; }  // as the user wrote it, with the number
-    const std::string& note() const { return note_; }  // one line where the run goes elsewhere; else empty
+    const std::string& note() const { return note_; }  // a warning where the run goes elsewhere; else empty
     bool is_first_rank() const { return folder_.has_value(); }
     // Of the first rank.
     const OutputFolder& folder() const { return *folder_; }
 
-    void keep() { kept_ = true; }
+    // The run starts: call it before the first file is written.
+    void keep();
     // Throw ExitCode::output if another run has the folder now. On other ranks they do nothing.
     void check() const;
     void check_if_unsure() const;
@@ -53,12 +55,17 @@ private:
     Lease::Attempt try_to_take(const Request& request);
     void open(const Request& request);
     void close();
+    std::vector<OutputFolder> folders_below() const;
 
     std::string name_, note_;
+    bool overwrites_ = false;
     std::optional<OutputFolder> folder_;
     std::unique_ptr<Lease> lease_;
     std::vector<std::string> made_;  // folders, outer before inner
     bool kept_ = false;
 };
+
+// Removes the files of an export with Hugging Face names.
+void remove_exported(const OutputFolder& folder);
 
 }  // namespace fp8flow

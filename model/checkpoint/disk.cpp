@@ -2,6 +2,8 @@
 // The calls as the system has them, with its interruptions repeated.
 #include "model/checkpoint/disk.h"
 
+#include "model/base/output.h"
+
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -18,8 +20,6 @@ namespace fp8flow::checkpoint {
 
 namespace {
 
-constexpr mode_t kFileMode = 0600;  // a model may be a secret
-constexpr mode_t kFolderMode = 0700;
 constexpr size_t kLargestTransfer = size_t{1} << 30;  // Linux moves at most 2 GiB a call
 
 template <class Result> Result or_error(Result result) { return result < 0 ? -errno : result; }
@@ -46,7 +46,7 @@ int Disk::open_folder(int folder, const std::string& name) {
 int Disk::create_file(int folder, const std::string& name) {
     return uninterrupted([&] {
         return ::openat(folder, name.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC,
-                        kFileMode);
+                        kNewFileMode);
     });
 }
 
@@ -84,7 +84,7 @@ int Disk::sync(int file) {
 int Disk::close(int file) { return or_error(::close(file)); }
 
 int Disk::make_folder(int folder, const std::string& name) {
-    return or_error(::mkdirat(folder, name.c_str(), kFolderMode));
+    return or_error(::mkdirat(folder, name.c_str(), kNewFolderMode));
 }
 
 int Disk::rename(int folder, const std::string& from, const std::string& to) {

@@ -30,7 +30,7 @@ struct RunOptions {
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
     std::optional<int64_t> measured_steps;                          // profile
     std::string command;                                            // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;                // enter: --overwrite
+    RunFolder::Taken taken = RunFolder::Taken::next;                // overwrite: --overwrite
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
     report::Terminal terminal;
     Placement placement;
@@ -47,7 +47,7 @@ struct BenchOptions {
     bool capture = false;      // instead of timing: one call of each row, for an attached profiler
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;  // enter: --overwrite
+    RunFolder::Taken taken = RunFolder::Taken::next;  // overwrite: --overwrite
     int samples = 0;                                  // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
     report::Terminal terminal;

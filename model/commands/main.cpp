@@ -477,7 +477,7 @@ struct CommandLine {
         if (schedules) options.ablation = validate::Ablation::schedules;
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
-        if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::enter;
+        if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::overwrite;
         if (force) options.where_short = predict::WhereShort::warn;
         using report::Terminal;
         options.terminal = {quiet     ? Terminal::Detail::quiet

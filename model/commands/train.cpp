@@ -44,7 +44,7 @@ bool continues_in_folder(const RunOptions& options, const Config& config) {
     };
     const bool continues =
         load == "auto" || (!load.empty() && real(load).starts_with(real(config.output.out)));
-    require(!continues || options.taken != RunFolder::Taken::enter, ExitCode::usage,
+    require(!continues || options.taken != RunFolder::Taken::overwrite, ExitCode::usage,
             "--overwrite would remove what --resume {} continues: give one of the two", load);
     return continues;
 }
@@ -67,7 +67,7 @@ public:
           provenance_(make_provenance(options.command, backend_, world.size())),
           export_(export_plan(config_, options.export_format)),
           continues_(continues_in_folder(options, config_)),
-          overwrites_(options.taken == RunFolder::Taken::enter),
+          overwrites_(options.taken == RunFolder::Taken::overwrite),
           run_folder_(train_folder_of(options, config_, continues_), world),
           log_(world.rank(), options.terminal) {
         require_own_layers(config_);
@@ -99,9 +99,9 @@ public:
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
         trainer_->stop_when([] { return stop_signal() != 0; });
-        if (run_folder_.is_first_rank()) open_files();
         // From here on the run has started: what it has made stays.
         run_folder_.keep();
+        if (run_folder_.is_first_rank()) open_files();
         if (checkpoint_folder_) checkpoint_folder_->keep();
     }
 
@@ -335,8 +335,6 @@ private:
         // the first ranks that share the experts hold everything
         if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
         const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
-        if (world_.rank() == 0 && !export_->config_json.empty())
-            folder.write_atomic("config.json", export_->config_json);
         export_weights(folder, targets, {config_.model, config_.moe}, *export_,
                        trainer_->expert_parallel_group(), trainer_->ops().device());
         log_.line(fmt::format("weights: written to {}/", folder.path()));

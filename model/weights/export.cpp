@@ -5,6 +5,7 @@
 
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/scalar_math.h"
+#include "model/base/run_folder.h"
 #include "model/safetensors/writer.h"
 
 #include <algorithm>
@@ -150,15 +151,22 @@ void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>&
     const int rank = group.rank(), ranks = group.size();
     FP8FLOW_CHECK(ranks == 1 || choice.names.experts != ExpertNames::fused, "fused experts from {} ranks",
                   ranks);
+    if (rank == 0) folder.remove_leftovers();
+    group.barrier();
     Exporter exporter(targets, shapes, choice, device);
     AtomicFile file = folder.create_atomic(file_name(rank, ranks));
     const std::vector<Stored> stored = exporter.stored_by(rank);
     SafetensorsWriter writer(exporter.declarations(stored), {{"format", "pt"}},
                              [&](const void* data, size_t bytes) { file.write(data, bytes); });
     exporter.write(stored, writer);
+    group.barrier();
+    // What an earlier export left goes when everything is written and before anything has its name.
+    if (rank == 0) remove_exported(folder);
+    group.barrier();
     file.commit();
     group.barrier();
     if (rank != 0) return;
+    if (!choice.config_json.empty()) folder.write_atomic("config.json", choice.config_json);
     nlohmann::ordered_json map = nlohmann::ordered_json::object();
     int64_t total = 0;
     for (int r = 0; r < ranks; ++r)

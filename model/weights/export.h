@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Our FP32 masters as a Hugging Face model: config.json, one safetensors file for each rank that holds
-// experts, and an index, which says what belongs together where a folder still has files of an earlier
-// export.
+// experts, and an index. Files of an earlier export are replaced or removed.
 #pragma once
 
 #include "kernels/comm/process_group.h"

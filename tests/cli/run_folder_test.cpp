@@ -105,13 +105,24 @@ TEST_F(RunFolders, EveryCommandFollowsTheRule) {
 }
 
 TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
-    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=1"}), folder_.path()).status, 0);
+    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=1", "--tensor-stats", "--set",
+                                          "output.tensorboard_dir=tensorboard"}),
+                            folder_.path())
+                  .status,
+              0);
+    EXPECT_TRUE(fs::exists(folder_.path("out/tensor_stats.json")));
+    folder_.write("out/notes.txt", "mine");
+    folder_.write("out/.report.html.tmp.1", "of a process that died");
     const CommandResult second = fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=2", "--set",
                                                              "training.train_iters=2", "--overwrite"}),
                                                folder_.path());
     EXPECT_EQ(second.status, 0) << second.err;
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000002"}));
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 2u);
+    EXPECT_EQ(names_in(folder_.path("out")),
+              (std::set<std::string>{"checkpoints", "config.yaml", "loss.svg", "memory.json", "metrics.jsonl",
+                                     "notes.txt", "report.html", "tensorboard", "train.log"}));
+    EXPECT_TRUE(fs::is_empty(folder_.path("out/tensorboard")));
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
     for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
         const CommandResult both =

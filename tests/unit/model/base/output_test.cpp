@@ -2,6 +2,8 @@
 // The output folder: what it refuses, atomic replacement, growing files, and that nothing outside is touched.
 #include "model/base/output.h"
 
+#include "model/checkpoint/disk.h"
+
 #include "tests/support/files.h"
 
 #include <sys/resource.h>
@@ -96,11 +98,6 @@ TEST(OutputFolder, ReplacesAtomically) {
     out.write_atomic("config.yaml", std::string(1 << 20, 'n'));
     EXPECT_EQ(read_whole(folder.path("run/config.yaml")), std::string(1 << 20, 'n'));
     EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"config.yaml"}));
-    struct stat info {};
-    ASSERT_EQ(::stat(folder.path("run/config.yaml").c_str(), &info), 0);
-    const mode_t mask = ::umask(0);
-    ::umask(mask);
-    EXPECT_EQ(info.st_mode & 0777, 0644u & ~mask);
     // A reader that has the old file open keeps the old text: the file was replaced, not rewritten.
     std::ifstream reader(folder.path("run/config.yaml"));
     out.write_atomic("config.yaml", "newest");
@@ -110,6 +107,47 @@ TEST(OutputFolder, ReplacesAtomically) {
     out.write_atomic("config.yaml", "last");
     EXPECT_EQ(read_whole(folder.path("run/config.yaml")), "last");
     EXPECT_EQ(names_in(folder.path("run")), (std::set<std::string>{"config.yaml"}));
+}
+
+// One policy for everything that a run makes: what the umask leaves.
+TEST(OutputFolder, TheUmaskDecidesPermissions) {
+    const TemporaryFolder folder;
+    const mode_t before = ::umask(0);
+    for (const mode_t mask : {mode_t{0002}, mode_t{0077}}) {
+        SCOPED_TRACE(mask);
+        ::umask(mask);
+        const std::string run = fmt::format("run{}", mask);
+        const OutputFolder out(folder.path(run));
+        out.write_atomic("whole.json", "{}");
+        out.open_lines("lines.jsonl", LineFile::Start::append);
+        out.subfolder("hf").write_atomic("model.safetensors", "x");
+        checkpoint::Disk disk;
+        ASSERT_EQ(disk.make_folder(out.descriptor(), "checkpoints"), 0);
+        const int file = disk.create_file(out.descriptor(), "rank_0000.safetensors");
+        ASSERT_GE(file, 0);
+        disk.close(file);
+        for (const auto& entry : std::filesystem::recursive_directory_iterator(folder.path(run)))
+            EXPECT_EQ(static_cast<mode_t>(entry.status().permissions()),
+                      (entry.is_directory() ? 0777u : 0666u) & ~mask)
+                << entry.path();
+        EXPECT_EQ(static_cast<mode_t>(std::filesystem::status(folder.path(run)).permissions()),
+                  0777u & ~mask);
+    }
+    ::umask(before);
+}
+
+TEST(OutputFolder, RemovesWhatDeadWritersLeft) {
+    const TemporaryFolder folder;
+    for (const char* kept : {".lease", ".config.yaml.tmp.", ".config.yaml.tmp.12x", "a.tmp.12", ".hidden"})
+        folder.write(std::string("run/") + kept, "mine");
+    folder.write("run/.config.yaml.tmp.12", "torn");
+    folder.write("run/.model-00001-of-00002.safetensors.tmp.4194304", "torn");
+    std::filesystem::create_directory(folder.path("run/.folder.tmp.1"));
+    const OutputFolder out(folder.path("run"));
+    out.remove_leftovers();
+    EXPECT_EQ(names_in(folder.path("run")),
+              (std::set<std::string>{".lease", ".config.yaml.tmp.", ".config.yaml.tmp.12x", "a.tmp.12",
+                                     ".hidden", ".folder.tmp.1"}));
 }
 
 TEST(OutputFolder, WritesNothingOutside) {

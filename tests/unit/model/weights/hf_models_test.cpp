@@ -10,6 +10,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <filesystem>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -162,6 +163,32 @@ TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
         rows_are("layers.1.moe.experts.linear_fc1.weight", 6 * kF, kF, kH, 31);
         rows_are("layers.1.moe.experts.linear_fc2.weight", 3 * kH, kH, kF, 33);
     });
+}
+
+TEST(HfModels, AnExportReplacesTheOneBefore) {
+    const TemporaryFolder folder;
+    const LayerCase c = whole_model(false);
+    ExportChoice choice{.names = export_names(test::config_of(c)),
+                        .format = ExportFormat::f32,
+                        .config_json = hf_config_of(test::config_of(c), ExportFormat::f32)};
+    const std::string hf = folder.path("hf");
+    const auto files = [&] {
+        std::set<std::string> names;
+        for (const auto& entry : std::filesystem::directory_iterator(hf))
+            names.insert(entry.path().filename().string());
+        return names;
+    };
+    round_trip(c, choice, 2, 1, hf);
+    EXPECT_EQ(files(),
+              (std::set<std::string>{"config.json", "model-00001-of-00002.safetensors",
+                                     "model-00002-of-00002.safetensors", "model.safetensors.index.json"}));
+    folder.write("hf/tokenizer.json", "{}");  // the user's
+    folder.write("hf/.model-00002-of-00002.safetensors.tmp.1", "of a process that died");
+    choice.config_json.clear();
+    const RoundTrip trip = round_trip(c, choice, 1, 1, hf);
+    EXPECT_EQ(trip.before, trip.after);
+    EXPECT_EQ(files(), (std::set<std::string>{"model-00001-of-00001.safetensors",
+                                              "model.safetensors.index.json", "tokenizer.json"}));
 }
 
 // Or it follows from the configuration: a head that is tied to the embedding, tables of the rotary embedding.
