@@ -131,6 +131,7 @@ private:
         copy("num_local_experts", "moe.num_experts");
         copy("intermediate_size", "moe.moe_ffn_hidden_size");
         attention("false");
+        no_window(nullptr);  // the class knows neither use_sliding_window nor attention_bias
         softmax_router(true);
     }
 
@@ -142,6 +143,9 @@ private:
         copy("moe_intermediate_size", "moe.moe_ffn_hidden_size");
         copy("intermediate_size", "model.ffn_hidden_size");
         attention("true");
+        if (boolean("use_sliding_window", false)) no_window(4096);
+        want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
+             "linear layers have no bias here");
         softmax_router(boolean("norm_topk_prob", false));
         const int64_t step = integer("decoder_sparse_step", 1), layers = integer("num_hidden_layers", 0);
         if (step < 1) problem("decoder_sparse_step", fmt::format("got {}, want at least 1", step));
@@ -334,13 +338,14 @@ private:
                     "num_attention_heads");
         }
         rope();
-        want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
-             "linear layers have no bias here");
-        const bool window = present("sliding_window") && boolean("use_sliding_window", true);
-        if (window)
-            problem("sliding_window",
-                    fmt::format("got {}, want null: attention is over the whole sequence here",
-                                shown(json_["sliding_window"])));
+    }
+    // A key that is absent has the value that its class gives it.
+    void no_window(const Json& absent) {
+        const Json window = json_.value("sliding_window", absent);
+        if (!window.is_null())
+            problem(
+                "sliding_window",
+                fmt::format("got {}, want null: attention is over the whole sequence here", shown(window)));
     }
 
     // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters.

@@ -513,7 +513,15 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
 TEST(HfConfig, WhatDeepSeekV3LeavesOutHasTransformersDefaults) {
     const Config c = config_of(without(
         deepseek(), {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
+    EXPECT_NO_THROW(config_of(with(without(qwen3(), {"use_sliding_window"}), "sliding_window", 4096)));
+    EXPECT_NO_THROW(config_of(with(qwen3(), "use_sliding_window", true)));
+    expect_contains(refused(with(without(qwen3(), {"sliding_window"}), "use_sliding_window", true)),
+                    "sliding_window: got 4096");
+    // Mixtral's class knows its window alone
                      "routed_scaling_factor", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok"}));
+    expect_contains(refused(with(with(mixtral(), "sliding_window", 4096), "use_sliding_window", false)),
+                    "sliding_window: got 4096");
+    EXPECT_NO_THROW(config_of(with(mixtral(), "attention_bias", true)));
     EXPECT_EQ(c.moe.moe_router_num_groups, 8);
     EXPECT_EQ(c.moe.moe_router_group_topk, 4);
     EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 2048);
