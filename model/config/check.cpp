@@ -75,16 +75,17 @@ private:
     using Names = std::initializer_list<const char*>;
 
     // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of
-    // the first name that was written down: a rule broken by a default points at the key that clashes with
-    // it.
+    // the first name that the user wrote down, or else of one that an imported model has: a rule broken by a
+    // default points at the key that clashes with it.
     void rule(bool holds, Names names, const std::string& text) {
         if (holds || !problems_.usable(names)) return;
         std::string where = "configuration";
+        bool by_user = false;
         for (const char* name : names) {
-            if (const auto found = c_.origin.find(name); found != c_.origin.end()) {
-                where = found->second;
-                break;
-            }
+            const auto found = c_.origin.find(name);
+            if (found == c_.origin.end() || by_user) continue;
+            by_user = !problems_.imported(name);
+            if (by_user || where == "configuration") where = found->second;
         }
         problems_.add(where, fmt::format("{}: {}", *names.begin(), text));
     }

@@ -17,13 +17,16 @@ public:
     void add(const std::string& where, const std::string& text);
     // The named field has no usable value; rules that read it are skipped.
     void mark_bad(const std::string& name) { bad_.insert(name); }
+    // It has the value of an imported model, which is rarely what is to be changed.
+    void mark_imported(const std::string& name) { imported_.insert(name); }
+    bool imported(const std::string& name) const { return imported_.contains(name); }
     bool usable(std::initializer_list<const char*> names) const;
     bool empty() const { return lines_.empty(); }
     void throw_if_any() const;  // one Error(usage), a line per problem
 
 private:
     std::vector<std::string> lines_;
-    std::set<std::string> bad_;
+    std::set<std::string> bad_, imported_;
 };
 
 void collect_config_problems(const Config& config, std::optional<int64_t> world_size,

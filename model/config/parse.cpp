@@ -204,13 +204,13 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     ConfigProblems problems;
     Reader reader(config, problems);
     for (const ConfigSetting& setting : first.settings) reader.read_setting(setting);
-    const auto imported = config.origin;
+    const Config theirs = config;
     reader.read_document(text, name);
     for (const auto& override_text : overrides) reader.read_override(override_text);
     const auto set_by_user = [&](const std::string& key) {
-        const auto before = imported.find(key);
+        const auto before = theirs.origin.find(key);
         const auto now = config.origin.find(key);
-        return now != config.origin.end() && (before == imported.end() || now->second != before->second);
+        return now != config.origin.end() && (before == theirs.origin.end() || now->second != before->second);
     };
     if (!first.foreign.empty() && !set_by_user("model.attention")) {
         config.foreign = fmt::format("{}: {}", first.name, first.foreign);
@@ -222,7 +222,23 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     if (const auto own = registered_flows(); own.size() > 1 && config.precision.flow.empty())
         problems.add("--plugin", fmt::format("got {}, want one of them in --set precision.flow=NAME",
                                              fmt::join(own, ", ")));
+    std::vector<std::string> changed;  // of the imported model
+    bool in_file = false;
+    for (const ConfigSetting& setting : first.settings) {
+        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        if (!set_by_user(setting.key)) {
+            problems.mark_imported(setting.key);
+        } else if (const std::string now = field->get(config), before = field->get(theirs); now != before) {
+            changed.push_back(
+                fmt::format("{} {} ({} there)", setting.key, printable(now, 40), printable(before, 40)));
+            in_file = in_file || config.origin[setting.key].starts_with(name);
+        }
+    }
+    const std::string change = fmt::format("{} comes after {} and changes its model: {}", name, first.name,
+                                           fmt::join(changed, ", "));
+    if (in_file) config.warnings.push_back(change);
     collect_config_problems(config, world_size, problems);
+    if (in_file && !problems.empty()) problems.add(change, "remove these keys to take the model as it is");
     problems.throw_if_any();
     return config;
 }

@@ -222,9 +222,9 @@ Config config_of(const Json& json, const std::string& yaml = kYaml,
                  const std::vector<std::string>& overrides = {}) {
     return parse_config(yaml, "t.yaml", overrides, std::nullopt, parse_hf_config(json.dump(), "config.json"));
 }
-std::string refused(const Json& json) {
+std::string refused(const Json& json, const std::string& yaml = kYaml) {
     try {
-        config_of(json);
+        config_of(json, yaml);
     } catch (const Error& error) {
         EXPECT_EQ(error.code(), ExitCode::usage);
         return error.what();
@@ -460,6 +460,18 @@ TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
     EXPECT_EQ(c.model.num_layers, 2);
     EXPECT_EQ(c.moe.num_experts, 32);
     EXPECT_EQ(c.model.hidden_size, 2048);
+    ASSERT_EQ(c.warnings.size(), 2u);
+    expect_contains(c.warnings[1],
+                    "t.yaml comes after config.json: model_type qwen3_moe and changes its model: "
+                    "model.num_layers 2 (48 there), ");
+    expect_contains(c.warnings[1], "moe.num_experts 32 (128 there)");
+    EXPECT_EQ(config_of(qwen3(), "model: {num_layers: 48}", {"moe.num_experts=64"}).warnings.size(), 1u);
+    // a rule that a key of the user's breaks is that key's
+    expect_contains(
+        refused(qwen3(), "model: {seq_length: 64,\n num_layers: 4}"),
+        "t.yaml:2:14: model.moe_layer_freq: got 48 entries, want num_layers = 4\n"
+        "t.yaml comes after config.json: model_type qwen3_moe and changes its model: model.num_layers "
+        "4 (48 there): remove these keys to take the model as it is");
     // what it says is checked by the same rules, and named by its place
     expect_contains(refused(with(qwen3(), "hidden_size", 2050)),
                     "config.json: hidden_size: model.hidden_size: got 2050");
@@ -501,7 +513,15 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 7);
     // a window that is not used is none
     EXPECT_NO_THROW(config_of(with(qwen3(), "sliding_window", 4096)));
+    EXPECT_NO_THROW(config_of(with(without(qwen3(), {"use_sliding_window"}), "sliding_window", 4096)));
+    EXPECT_NO_THROW(config_of(with(qwen3(), "use_sliding_window", true)));
+    expect_contains(refused(with(without(qwen3(), {"sliding_window"}), "use_sliding_window", true)),
+                    "sliding_window: got 4096");
+    // Mixtral's class knows its window alone
     expect_contains(refused(with(mixtral(), "sliding_window", 4096)), "sliding_window: got 4096");
+    expect_contains(refused(with(with(mixtral(), "sliding_window", 4096), "use_sliding_window", false)),
+                    "sliding_window: got 4096");
+    EXPECT_NO_THROW(config_of(with(mixtral(), "attention_bias", true)));
     expect_contains(refused(without(mixtral(), {"rope_theta"})), "rope_theta: got null, want a number");
     // where Transformers 5 puts it
     const Json moved = with(without(mixtral(), {"rope_theta"}), "rope_parameters",
@@ -513,15 +533,7 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
 TEST(HfConfig, WhatDeepSeekV3LeavesOutHasTransformersDefaults) {
     const Config c = config_of(without(
         deepseek(), {"n_group", "topk_group", "n_shared_experts", "first_k_dense_replace",
-    EXPECT_NO_THROW(config_of(with(without(qwen3(), {"use_sliding_window"}), "sliding_window", 4096)));
-    EXPECT_NO_THROW(config_of(with(qwen3(), "use_sliding_window", true)));
-    expect_contains(refused(with(without(qwen3(), {"sliding_window"}), "use_sliding_window", true)),
-                    "sliding_window: got 4096");
-    // Mixtral's class knows its window alone
                      "routed_scaling_factor", "norm_topk_prob", "n_routed_experts", "num_experts_per_tok"}));
-    expect_contains(refused(with(with(mixtral(), "sliding_window", 4096), "use_sliding_window", false)),
-                    "sliding_window: got 4096");
-    EXPECT_NO_THROW(config_of(with(mixtral(), "attention_bias", true)));
     EXPECT_EQ(c.moe.moe_router_num_groups, 8);
     EXPECT_EQ(c.moe.moe_router_group_topk, 4);
     EXPECT_EQ(c.moe.moe_shared_expert_intermediate_size, 2048);
