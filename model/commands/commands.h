@@ -20,11 +20,10 @@ namespace fp8flow {
 struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
-    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
-    std::string plugin;         // library with recipes of the caller's (fp8flow/recipe.h); empty: none
-    std::string weights;        // train, replay: safetensors with Hugging Face names; empty: initial weights
-    std::string export_format;  // train: bf16 | f32 | fp8, written below out at the end; empty: nothing
-    int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
+    std::string hf_config;     // a Hugging Face config.json, read before the configuration; empty: none
+    std::string plugin;        // library with recipes of the caller's (fp8flow/recipe.h); empty: none
+    std::string weights;       // replay: safetensors with Hugging Face names; empty: those of the input
+    int64_t dump_samples = 0;  // train: write so many token windows and train nothing; 0: train
     BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
@@ -82,6 +81,14 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
 inline std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin) {
     if (!plugin.empty()) arguments.insert(arguments.end(), {"--plugin", plugin});
     return arguments;
+}
+// The same of one that runs on ranks: what decides a run and is no key of the configuration.
+inline std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options) {
+    constexpr const char* kNames[] = {"auto", "reference", "hopper"};
+    if (options.backend != BackendKind::automatic)
+        arguments.insert(arguments.end(), {"--backend", kNames[static_cast<size_t>(options.backend)]});
+    if (options.where_short == predict::WhereShort::warn) arguments.emplace_back("--force");
+    return with_plugin(std::move(arguments), options.plugin);
 }
 
 // Where a run of these options writes.

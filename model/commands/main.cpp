@@ -8,6 +8,7 @@
 #include "model/base/host_cores.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
+#include "model/config/builders.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/profile/compare.h"
@@ -239,7 +240,7 @@ struct CommandLine {
     ReplayOptions replay_options;
     BenchOptions bench_options;
     PlanOptions plan_options;
-    std::string backend = "auto", out, json, recipes, resume, schedule;
+    std::string backend = "auto", out, json, recipes, resume, schedule, weights, export_format;
     std::vector<std::string> plan_recipes;
     int64_t steps = 0;
     double start_deadline = kStartDeadline, mhz = 0;
@@ -330,10 +331,10 @@ struct CommandLine {
     void add_train_options() {
         train->add_flag("--verbose", verbose, "step lines with every field of Megatron-LM's")
             ->excludes("--quiet");
-        train->add_option("--weights", options.weights,
+        train->add_option("--weights", weights,
                           "start from a Hugging Face model: a .safetensors file, an index, or a folder");
         train
-            ->add_option("--export", options.export_format,
+            ->add_option("--export", export_format,
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
         train
@@ -469,6 +470,9 @@ struct CommandLine {
         if (!options.plugin.empty()) load_recipes(options.plugin);
         if (!out.empty()) options.overrides.push_back("output.out=" + out);
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
+        if (!weights.empty())
+            options.overrides.push_back("checkpoint.pretrained_checkpoint=" + builders::quoted(weights));
+        if (!export_format.empty()) options.overrides.push_back("output.export_format=" + export_format);
         if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
         require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
                 "--steps: got {}, want 1 to {}", steps, kMostSteps);

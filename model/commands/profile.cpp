@@ -80,7 +80,7 @@ public:
         if (!run_folder_->is_first_rank()) return;
         folder_ = &run_folder_->folder();
         log_.open(*folder_, "profile.log");
-        folder_->write_atomic("config.yaml", dump_config(config_));
+        folder_->write_atomic("config.yaml", run_config_yaml(config_, profile_.provenance));
     }
 
     int run() {

@@ -42,8 +42,13 @@ bool continues_in_folder(const RunOptions& options, const Config& config) {
         return (std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error) / "")
             .string();
     };
-    const bool continues =
-        load == "auto" || (!load.empty() && real(load).starts_with(real(config.output.out)));
+    const auto is_below = [&](const std::string& path) {
+        return !path.empty() && real(path).starts_with(real(config.output.out));
+    };
+    const bool continues = load == "auto" || is_below(load);
+    const std::string& weights = config.checkpoint.pretrained_checkpoint;
+    require(options.taken != RunFolder::Taken::overwrite || !is_below(weights), ExitCode::usage,
+            "--overwrite would remove what --weights {} reads: choose another --out", weights);
     require(!continues || options.taken != RunFolder::Taken::overwrite, ExitCode::usage,
             "--overwrite would remove what --resume {} continues: give one of the two", load);
     return continues;
@@ -59,15 +64,12 @@ class TrainRun {
 public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          name_(run_name(options.config_path, options.hf_config)),
-          export_format_(options.export_format),
-          plugin_(options.plugin),
+          options_(options),
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
-          export_(export_plan(config_, options.export_format)),
+          export_(export_plan(config_)),
           continues_(continues_in_folder(options, config_)),
-          overwrites_(options.taken == RunFolder::Taken::overwrite),
           run_folder_(train_folder_of(options, config_, continues_), world),
           log_(world.rank(), options.terminal) {
         require_own_layers(config_);
@@ -87,11 +89,12 @@ public:
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
             log_.line("note: schedule.cuda_graph_impl: nothing is captured on the reference backend");
         note_stage(Stage::weights);
-        if (!options.weights.empty())
+        if (const std::string& weights = config_.checkpoint.pretrained_checkpoint; !weights.empty()) {
             for (const std::string& line :
-                 load_model(options.weights, config_, trainer_->transformer(), trainer_->ops().device()))
+                 load_model(weights, config_, trainer_->transformer(), trainer_->ops().device()))
                 log_.line(line);
-        if (!options.weights.empty()) trainer_->weights_replaced();
+            trainer_->weights_replaced();
+        }
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         note_stage(Stage::resume);
         open_checkpoints();
@@ -235,7 +238,7 @@ private:
     void open_files() {
         folder_ = &run_folder_.folder();
         log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
-        folder_->write_atomic("config.yaml", dump_config(config_));
+        folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
         if (config_.output.metrics) open_records();
         if (!config_.output.tensorboard_dir.empty())
             events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
@@ -261,8 +264,9 @@ private:
     void find_checkpoints() {
         if (config_.checkpoint.save_interval == 0 && config_.checkpoint.load != "auto") return;
         checkpoints_ = checkpoint_path();
-        const bool replaces = overwrites_ && config_.checkpoint.save.empty();
-        if (config_.checkpoint.load.empty() && !replaces) refuse_newer_checkpoints(0);
+        const bool replaces = options_.taken == RunFolder::Taken::overwrite;
+        if (config_.checkpoint.load.empty() && !(replaces && config_.checkpoint.save.empty()))
+            refuse_newer_checkpoints(0);
     }
 
     // Those below --out; another folder's are refused like anybody's.
@@ -307,7 +311,7 @@ private:
         } else if (spec.load == "auto") {
             log_.line("warning: no checkpoint to resume from: beginning at iteration 1");
         }
-        if (overwrites_) remove_overwritten_checkpoints();
+        if (options_.taken == RunFolder::Taken::overwrite) remove_overwritten_checkpoints();
         if (spec.save_interval == 0) return;
         refuse_newer_checkpoints(trainer_->steps_done());
         saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_);
@@ -451,7 +455,7 @@ private:
     }
 
     void finish(double seconds) {
-        const RunTitle title{name_, config_, provenance_};
+        const RunTitle title{run_name(options_.config_path, options_.hf_config), config_, provenance_};
         const TrainLosses losses{.train = losses_,
                                  .held_out = held_out_,
                                  .floor = data_->entropy_floor_nats(),
@@ -540,28 +544,29 @@ private:
                 line.insert(line.end(), {"--resume", "auto"});
             else
                 line.insert(line.end(), {"--overwrite", "--set", "checkpoint.save_interval=100"});
-            if (!export_format_.empty()) line.insert(line.end(), {"--export", export_format_});
+            if (saver_ && config_.checkpoint.finetune)  // it goes on with its own checkpoints
+                line.insert(line.end(), {"--set", "checkpoint.finetune=false"});
             return {{saver_ ? "continue from here" : "no checkpoint to continue from: begin again, with some",
-                     command_line("train", with_plugin(line, plugin_), ranks)}};
+                     command_line("train", with_options(line, options_), ranks)}};
         }
         std::vector<std::string> validate = {config_to_name_, "--out", out + "_validate"};
         if (config_.validate.warmup_iters >= iterations)
             validate.insert(validate.end(), {"--set", "validate.warmup_iters=0"});
-        return {{"compare recipes", command_line("validate", with_plugin(validate, plugin_), ranks)},
+        return {{"compare recipes", command_line("validate", with_options(validate, options_), ranks)},
                 {"where the time goes",
-                 command_line("profile", with_plugin({config_to_name_, "--out", out + "_profile"}, plugin_),
+                 command_line("profile", with_options({config_to_name_, "--out", out + "_profile"}, options_),
                               ranks)}};
     }
 
     ProcessGroup& world_;
     StopSignals signals_;
-    std::string name_, export_format_, plugin_;
+    RunOptions options_;
     Config config_;
     std::string config_to_name_;  // in commands that come next
     BackendChoice backend_;
     Provenance provenance_;
     std::optional<ExportChoice> export_;
-    bool continues_, overwrites_;
+    bool continues_;
     RunFolder run_folder_;
     std::optional<RunFolder> checkpoint_folder_;  // where it saves or looks for one
     const OutputFolder* folder_ = nullptr;        // of the first rank, which writes
@@ -574,11 +579,10 @@ private:
     bool exported_ = false;
     bool save_failed_ = false;  // the last checkpoint
     int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
-    int64_t num_captures_ = 0;
+    int64_t num_captures_ = 0, parameter_bytes_ = 0;
     std::optional<EtaEstimator> eta_;
     std::optional<LineFile> metrics_;
     std::optional<EventFile> events_;
-    int64_t parameter_bytes_ = 0;
     RunLog log_;
     TensorStats stats_;
     Series losses_, held_out_;

@@ -32,7 +32,7 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
           name_(run_name(options.config_path, options.hf_config)),
-          plugin_(options.plugin),
+          options_(options),
           ablation_(options.ablation != Ablation::none),
           arms_(make_arms(config_, options.ablation, world.size())),
           eta_(config_.training.train_iters * static_cast<int64_t>(arms_.size())),
@@ -57,11 +57,15 @@ public:
         data_ = open_data(config_);
         log_.line("data: " + data_text(config_, *data_));
         for (const std::string& warning : data_warnings(config_, *data_)) log_.line(warning);
+        if (!config_.checkpoint.pretrained_checkpoint.empty())
+            log_.line(
+                "warning: checkpoint.pretrained_checkpoint is read by train alone: every recipe starts from "
+                "initial weights here");
         run_folder_->keep();
         if (!run_folder_->is_first_rank()) return;
         folder_ = &run_folder_->folder();
         log_.open(*folder_, "validate.log");
-        folder_->write_atomic("config.yaml", dump_config(config_));
+        folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
         curve_file_.emplace(folder_->open_lines("loss.jsonl", LineFile::Start::truncate));
     }
 
@@ -195,12 +199,13 @@ private:
         if (all_pass || ablation_)
             return {
                 "where the time goes",
-                command_line("profile", with_plugin({config_to_name_, "--out", out + "_profile"}, plugin_),
+                command_line("profile", with_options({config_to_name_, "--out", out + "_profile"}, options_),
                              world_.size())};
-        return {"which optimisation it is",
-                command_line("validate",
-                             with_plugin({config_to_name_, "--ablate", "--out", out + "_ablation"}, plugin_),
-                             world_.size())};
+        return {
+            "which optimisation it is",
+            command_line("validate",
+                         with_options({config_to_name_, "--ablate", "--out", out + "_ablation"}, options_),
+                         world_.size())};
     }
 
     // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes
@@ -282,7 +287,8 @@ private:
     Config config_;
     BackendChoice backend_;
     Provenance provenance_;
-    std::string name_, plugin_, config_to_name_;
+    std::string name_, config_to_name_;
+    RunOptions options_;
     bool ablation_;
     std::vector<Arm> arms_;
     EtaEstimator eta_;

@@ -22,6 +22,9 @@ constexpr int64_t kByteVocabulary =
 enum class LrDecayStyle : uint8_t { constant, cosine };
 enum class OnDivergence : uint8_t { stop, skip, rollback };
 enum class OnError : uint8_t { stop, warn };
+// Of weights with Hugging Face names. fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a
+// scale for each 128 x 128 block, the rest in BF16.
+enum class ExportFormat : uint8_t { none, bf16, f32, fp8 };
 // text: bytes of the user's files; synthetic: seeded Markov chain; shards: llm.c `.bin` token files;
 // megatron: its `.bin` with `.idx`.
 enum class DataKind : uint8_t { text, synthetic, shards, megatron };
@@ -103,11 +106,13 @@ struct OutputSpec {
     bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
     bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;
+    ExportFormat export_format = ExportFormat::none;  // weights in the end, to `hf` below `out`
 };
 
 struct CheckpointSpec {
     std::string save;           // folder of this run's checkpoints; empty: checkpoints below output.out
     int64_t save_interval = 0;  // steps between checkpoints, and one after the last step; 0: none
+    std::string pretrained_checkpoint;  // weights with Hugging Face names to begin with; empty: initial ones
     std::string load;  // resume from: `auto`, a folder of checkpoints, or one of them; empty: start afresh
     int64_t most_recent_k = 2;         // checkpoints that are kept; 0: all
     bool async_save = true;            // write in the background

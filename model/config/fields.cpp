@@ -458,6 +458,9 @@ void add_output(std::vector<ConfigField>& fields) {
                              "transposed copies lose"));
     fields.push_back(integer(s, "tensor_stats_interval", AT(output.tensor_stats_interval), {.min = 1},
                              "steps between tensor statistics"));
+    fields.push_back(choice(s, "export_format", AT(output.export_format), {"none", "bf16", "f32", "fp8"},
+                            "in the end, train writes the weights with Hugging Face names to hf below "
+                            "output.out; --export sets it"));
 }
 
 void add_validate(std::vector<ConfigField>& fields) {
@@ -503,6 +506,9 @@ void add_checkpoint(std::vector<ConfigField>& fields) {
                                    "folder of this run's checkpoints; \"\": checkpoints below output.out"));
     fields.push_back(integer(s, "save_interval", AT(checkpoint.save_interval), {.min = 0},
                              "steps between checkpoints, and one after the last step; 0: none"));
+    fields.push_back(optional_text(s, "pretrained_checkpoint", AT(checkpoint.pretrained_checkpoint),
+                                   "a Hugging Face model that train begins with: a .safetensors file, an "
+                                   "index, or a folder; --weights sets it"));
     fields.push_back(
         optional_text(s, "load", AT(checkpoint.load),
                       "resume from: auto (the newest complete checkpoint of this run, if any), a run's "

@@ -406,10 +406,13 @@ ImportedModel parse_hf_config(std::string_view text, const std::string& file) {
 }
 
 void require_own_layers(const Config& config) {
-    require(config.foreign.empty(), ExitCode::usage,
-            "{}; it is known by its MoE layers alone: fp8flow plan, profile, validate and replay take them; "
-            "train does with --set model.attention=false, without attention",
-            config.foreign);
+    require(
+        config.foreign.empty(), ExitCode::usage,
+        "{}; it is known by its MoE layers alone: fp8flow plan, profile, validate and replay take them; {}",
+        config.foreign,
+        config.checkpoint.pretrained_checkpoint.empty()
+            ? "train does with --set model.attention=false, without attention"
+            : "train cannot begin with its weights, as --weights says; replay can, one layer at a time");
 }
 
 ImportedModel read_hf_config(const std::string& path) {

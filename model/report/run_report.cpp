@@ -7,6 +7,7 @@
 #include "model/report/progress.h"
 #include "model/report/records.h"
 #include "model/report/table.h"
+#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <omp.h>
@@ -248,6 +249,16 @@ std::string next_text(const std::vector<NextStep>& steps) {
         text += fmt::format("{}  {:<4}  {:<{}}  {}", text.empty() ? "" : "\n", text.empty() ? "next" : "",
                             step.what, width, step.command);
     return text;
+}
+
+std::string run_config_yaml(const Config& config, const Provenance& provenance) {
+    constexpr size_t kLongest = 4096;
+    std::string text = fmt::format(
+        "# Written by: {}\n# Not in this file: the number of ranks, --plugin, --backend and --force; the "
+        "line above has them.\n",
+        printable(provenance.command, kLongest));
+    for (const std::string& warning : config.warnings) text += "# " + printable(warning, kLongest) + "\n";
+    return text + dump_config(config);
 }
 
 std::string config_of_run(const std::string& config_path, const std::string& hf_config,

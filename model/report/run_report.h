@@ -90,6 +90,8 @@ struct NextStep {
     std::string what, command;
 };
 std::string next_text(const std::vector<NextStep>& steps);
+// config.yaml of a run: what wrote it and what decides the run and is no key, as comments; then every key.
+std::string run_config_yaml(const Config& config, const Provenance& provenance);
 // The configuration of a run for such a command: the file that it read, or where more than --out came after
 // the file, the one below `out` that has every key.
 std::string config_of_run(const std::string& config_path, const std::string& hf_config,

@@ -187,11 +187,9 @@ HfNames export_names(const Config& config) {
     return names;
 }
 
-std::optional<ExportChoice> export_plan(const Config& config, const std::string& format) {
-    if (format.empty()) return std::nullopt;
-    ExportChoice choice{.names = export_names(config)};
-    if (format == "f32") choice.format = ExportFormat::f32;
-    if (format == "fp8") choice.format = ExportFormat::fp8;
+std::optional<ExportChoice> export_plan(const Config& config) {
+    if (config.output.export_format == ExportFormat::none) return std::nullopt;
+    ExportChoice choice{.names = export_names(config), .format = config.output.export_format};
     if (config.model.attention) choice.config_json = hf_config_of(config, choice.format);
     return choice;
 }

@@ -12,10 +12,6 @@
 
 namespace fp8flow::weights {
 
-// fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a scale for each 128 x 128 block, the
-// rest in BF16.
-enum class ExportFormat { bf16, f32, fp8 };
-
 struct ExportChoice {
     HfNames names;
     ExportFormat format = ExportFormat::bf16;
@@ -28,11 +24,11 @@ void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>&
                     const WeightShapes& shapes, const ExportChoice& choice, ProcessGroup& expert_parallel,
                     Device& device);
 
-// What `--export` asks for: "bf16", "f32" or "fp8"; nothing for "". Names and config.json are those of
+// What output.export_format asks for. Names and config.json are those of
 // mixtral, or with model.qk_layernorm of qwen3_moe. Without attention there are only the layers' names
 // (deepseek_v3 and qwen3_moe agree on them) and no config.json. Throws Error(usage) if neither family
 // computes what a configuration with attention says.
-std::optional<ExportChoice> export_plan(const Config& config, const std::string& format);
+std::optional<ExportChoice> export_plan(const Config& config);
 HfNames export_names(const Config& config);
 std::string hf_config_of(const Config& config, ExportFormat format);
 

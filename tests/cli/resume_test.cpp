@@ -143,6 +143,10 @@ TEST(Resume, WhatItSays) {
                             {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
     EXPECT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, "0 iterations done");
+    result =
+        fp8flow_alone(train(folder.path("tuned"), 1, {"--resume", out + "/checkpoints", "--quiet"},
+                            {"checkpoint.finetune=true", "precision.recipe=bf16", "training.train_iters=2"}));
+    expect_contains(result.out, "warning: " + folder.path("tuned") + " holds another run: this one goes to");
 
     // The run's own folder, its checkpoints, or one of them.
     for (const char* named : {"", "/", "/checkpoints", "/checkpoints/step_00000009"}) {

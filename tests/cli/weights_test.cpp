@@ -56,6 +56,74 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     expect_contains(loaded.out, "weights: " + a + "/hf (");
     EXPECT_NEAR(first_loss(c), first_loss(a), 1e-6);
     EXPECT_GT(std::abs(first_loss(b) - first_loss(a)), 1e-4);
+
+    // The run's own configuration begins with the same weights, and says what a file of keys cannot hold.
+    const std::string own = read_whole(c + "/config.yaml");
+    expect_contains(own, "# Written by: fp8flow train " + config_file("test") + " --backend reference");
+    expect_contains(own, "pretrained_checkpoint: \"" + a + "/hf\"\n");
+    const CommandResult again =
+        fp8flow_alone({"train", c + "/config.yaml", "--backend", "reference", "--out", folder.path("again")});
+    ASSERT_EQ(again.status, 0) << again.err;
+    EXPECT_EQ(losses_of(folder.path("again")), losses_of(c));
+    // It names the backend, too, in the commands that come next.
+    expect_contains(again.out, "profile " + c + "/config.yaml --out " + folder.path("again") +
+                                   "_profile --backend reference");
+    const CommandResult compared =
+        fp8flow_alone({"validate", c + "/config.yaml", "--out", folder.path("v"), "--set",
+                       "validate.recipes=[bf16]", "--set", "validate.warmup_iters=0", "--quiet"});
+    expect_contains(compared.out, "warning: checkpoint.pretrained_checkpoint is read by train alone");
+
+    // An export on fewer ranks leaves no file of this one, and neither does --overwrite without an export.
+    settings = kModel;
+    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--export", "bf16", "--overwrite"})).status, 0);
+    const auto models_in = [&](const std::string& out) {
+        int found = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(out + "/hf"))
+            found += entry.is_regular_file();
+        return found;
+    };
+    EXPECT_EQ(models_in(a), 3);
+    const CommandResult refused = fp8flow_alone(train(a, settings, {"--weights", a + "/hf", "--overwrite"}));
+    EXPECT_EQ(refused.status, 2);
+    expect_contains(refused.err, "--overwrite would remove what --weights " + a + "/hf reads");
+    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--overwrite"})).status, 0);
+    EXPECT_EQ(models_in(a), 0);
+}
+
+// DeepSeek's attention is not ours: what is proposed is accepted.
+TEST(Weights, AFamilyThatTrainDoesNotKnowIsRefusedWithWhatIsPossible) {
+    const TemporaryFolder folder;
+    const std::string json = folder.write(
+        "config.json",
+        R"({"model_type":"deepseek_v3","num_hidden_layers":2,"hidden_size":128,"vocab_size":64,"rms_norm_eps":1e-6,)"
+        R"("moe_intermediate_size":128,"intermediate_size":256,"n_routed_experts":4,"num_experts_per_tok":2,)"
+        R"("n_group":1,"first_k_dense_replace":1})");
+    const auto run = [&](const Texts& more) {
+        Texts line = {"train",
+                      "--hf-config",
+                      json,
+                      "--backend",
+                      "reference",
+                      "--out",
+                      folder.path("a"),
+                      "--set",
+                      "training.train_iters=1",
+                      "--set",
+                      "model.seq_length=16",
+                      "--set",
+                      "data.synthetic_order=1",
+                      "--set",
+                      "training.eval_iters=0"};
+        line.insert(line.begin() + 1, folder.write("c.yaml", "training: {global_batch_size: 1}"));
+        line.insert(line.end(), more.begin(), more.end());
+        return fp8flow_alone(line);
+    };
+    expect_contains(run({}).err, "train does with --set model.attention=false, without attention");
+    EXPECT_EQ(run({"--set", "model.attention=false"}).status, 0);
+    const CommandResult weights = run({"--weights", folder.path()});
+    EXPECT_EQ(weights.status, 2);
+    expect_contains(weights.err, "train cannot begin with its weights, as --weights says");
+    EXPECT_EQ(weights.err.find("--set"), std::string::npos) << weights.err;
 }
 
 // State divided over the ranks: the exported files are those of whole state, byte by byte, and each rank
