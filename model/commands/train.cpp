@@ -54,12 +54,6 @@ bool continues_in_folder(const RunOptions& options, const Config& config) {
     return continues;
 }
 
-RunFolder::Request train_folder_of(const RunOptions& options, const Config& config, bool continues) {
-    RunFolder::Request request = run_folder_of(options, config);
-    if (continues) request.taken = RunFolder::Taken::enter;
-    return request;
-}
-
 class TrainRun {
 public:
     TrainRun(const RunOptions& options, ProcessGroup& world)
@@ -70,7 +64,10 @@ public:
           provenance_(make_provenance(options.command, backend_, world.size())),
           export_(export_plan(config_)),
           continues_(continues_in_folder(options, config_)),
-          run_folder_(train_folder_of(options, config_, continues_), world),
+          run_folder_({.path = config_.output.out,
+                       .command = options.command,
+                       .taken = continues_ ? RunFolder::Taken::enter : options.taken},
+                      world),
           log_(world.rank(), options.terminal) {
         require_own_layers(config_);
         config_.output.out = run_folder_.name();
@@ -237,6 +234,9 @@ private:
     // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
     void open_files() {
         folder_ = &run_folder_.folder();
+        if (const std::string hf = folder_->path_of("hf");
+            continues_ && !export_ && std::filesystem::exists(hf + "/model.safetensors.index.json"))
+            log_.line("warning: " + hf + " has the weights of an earlier iteration; --export replaces them");
         log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
         folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
         if (config_.output.metrics) open_records();

@@ -90,6 +90,23 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     EXPECT_EQ(models_in(a), 0);
 }
 
+TEST(Weights, AnExportOfAnEarlierIterationIsSaid) {
+    const TemporaryFolder folder;
+    const std::string a = folder.path("a");
+    Texts settings = kModel;
+    settings.emplace_back("checkpoint.save_interval=1");
+    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--export", "bf16"})).status, 0);
+    settings.emplace_back("training.train_iters=3");
+    const CommandResult resumed = fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet"}));
+    EXPECT_EQ(resumed.status, 0) << resumed.err;
+    expect_contains(resumed.out, "warning: " + a + "/hf has the weights of an earlier iteration");
+    settings.back() = "training.train_iters=4";
+    const CommandResult exported =
+        fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet", "--export", "bf16"}));
+    EXPECT_EQ(exported.status, 0) << exported.err;
+    EXPECT_EQ(exported.out.find("earlier iteration"), std::string::npos);
+}
+
 // DeepSeek's attention is not ours: what is proposed is accepted.
 TEST(Weights, AFamilyThatTrainDoesNotKnowIsRefusedWithWhatIsPossible) {
     const TemporaryFolder folder;
