@@ -33,6 +33,7 @@ constexpr double kShortCall = 0.4e-3;  // seconds
 struct Timing {
     double median = 0, min = 0, p90 = 0;  // burst
     std::optional<double> sustained;      // mean of the second half
+    int samples = 0;                      // of the burst
 };
 
 // Calls that all ranks make together. barrier: waits until every rank has arrived. largest: the largest value

@@ -16,8 +16,8 @@ using nlohmann::json;
 
 namespace {
 
-profile::Spread spread_of(const json& value) {
-    return {value.at("median"), value.at("min"), value.at("max")};
+report::Spread spread_of(const json& value, int64_t steps) {
+    return {value.at("median"), value.at("min"), value.at("max"), steps};
 }
 
 profile::Profile read(const json& file) {
@@ -30,18 +30,19 @@ profile::Profile read(const json& file) {
     result.provenance.ranks = result.ranks;
     result.provenance.gpus = host ? 0 : result.ranks;
     result.provenance.date = file.at("date");
+    const int64_t steps = file.at("steps");
     for (const json& recipe : file.at("recipes")) {
         profile::ArmProfile arm;
         arm.name = recipe.at("name");
-        arm.whole.layer = spread_of(recipe.at("layer seconds"));
-        arm.whole.forward = spread_of(recipe.at("layer forward seconds"));
-        arm.whole.backward = spread_of(recipe.at("layer backward seconds"));
+        arm.whole.layer = spread_of(recipe.at("layer seconds"), steps);
+        arm.whole.forward = spread_of(recipe.at("layer forward seconds"), steps);
+        arm.whole.backward = spread_of(recipe.at("layer backward seconds"), steps);
         arm.tokens = recipe.at("tokens per second per gpu").get<double>() * arm.whole.layer.median;
         for (const json& row : recipe.at("rows"))
             arm.rows.push_back({.part = row.at("part"),
                                 .stage = row.at("stage"),
                                 .direction = row.at("direction"),
-                                .seconds = spread_of(row.at("seconds"))});
+                                .seconds = spread_of(row.at("seconds"), steps)});
         result.arms.push_back(std::move(arm));
     }
     return result;

@@ -74,4 +74,13 @@ std::string busy_warning(double share) {
         100 * share);
 }
 
+std::string busy_warning(const BackendChoice& backend, ProcessGroup& world) {
+    constexpr std::chrono::milliseconds kWindow{200};
+    if (backend.kind == BackendKind::hopper) return {};
+    world.barrier();
+    const std::string warning = busy_warning(busy_share(kWindow).value_or(0));
+    world.barrier();
+    return warning;
+}
+
 }  // namespace fp8flow

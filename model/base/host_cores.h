@@ -2,7 +2,9 @@
 // How many cores of the host this process may use, and how busy the host is.
 #pragma once
 
+#include "kernels/comm/process_group.h"
 #include "kernels/host_memory.h"
+#include "model/base/backend.h"
 
 #include <chrono>
 #include <optional>
@@ -25,5 +27,7 @@ std::optional<double> busy_share(std::chrono::milliseconds window, const HostMem
 
 // What to say before a measurement on the CPU; empty below a tenth.
 std::string busy_warning(double share);
+// The same of this machine, while all ranks sleep: what is busy are others. Collective; empty on a GPU.
+std::string busy_warning(const BackendChoice& backend, ProcessGroup& world);
 
 }  // namespace fp8flow

@@ -29,8 +29,13 @@ std::string peer_of(const Row& row) {
     if (row.peer.empty()) return "-";
     const std::string& result = row.peer_result;
     if (!row.peer_seconds) return row.peer + (result.empty() ? "" : ": " + result);
-    return fmt::format("{:.2f}x {}{}", *row.peer_seconds / row.timing.median, row.peer,
+    return fmt::format("{} {}{}", ratio_text(spread_of_peer(row), spread_of(row.timing)), row.peer,
                        result.empty() ? "" : " (" + result + ")");
+}
+// One mean, taken to scatter as much as the burst.
+Spread sustained(const Timing& timing) {
+    const double scale = *timing.sustained / timing.median;
+    return {*timing.sustained, timing.min * scale, timing.p90 * scale, timing.samples};
 }
 std::string error_of(const Row& row) { return row.nmse ? fmt::format("{:.1e}", *row.nmse) : "-"; }
 
@@ -53,8 +58,8 @@ std::string side_by_side(const std::string& operation, const std::vector<const R
         const Timing &a = first.timing, &b = second.timing;
         table.add_row({first.short_shape, per_second(first, a.median), per_second(first, a.sustained),
                        per_second(second, b.median), per_second(second, b.sustained),
-                       fmt::format("{:.2f}x", b.median / a.median),
-                       a.sustained && b.sustained ? fmt::format("{:.2f}x", *b.sustained / *a.sustained) : "-",
+                       ratio_text(spread_of(b), spread_of(a)),
+                       a.sustained && b.sustained ? ratio_text(sustained(b), sustained(a)) : "-",
                        first.ceiling.empty() ? "-" : first.ceiling,
                        first.ceiling_seconds ? format_percent(*first.ceiling_seconds / a.median, 1) : "-",
                        error_of(first), error_of(second)});
@@ -67,6 +72,13 @@ std::string side_by_side(const std::string& operation, const std::vector<const R
 std::string microseconds(double seconds) {
     const double us = seconds * 1e6;
     return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
+}
+
+Spread spread_of(const Timing& timing) { return {timing.median, timing.min, timing.p90, timing.samples}; }
+
+Spread spread_of_peer(const Row& row) {
+    if (row.peer_timing) return spread_of(*row.peer_timing);
+    return {*row.peer_seconds, *row.peer_seconds, *row.peer_seconds, row.timing.samples};
 }
 
 std::string day_of(const Provenance& provenance) { return provenance.date.substr(0, 10); }

@@ -6,6 +6,7 @@
 #include "model/base/provenance.h"
 #include "model/bench/peers.h"
 #include "model/bench/runner.h"
+#include "model/report/spread.h"
 
 #include <nlohmann/json_fwd.hpp>
 
@@ -20,6 +21,10 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance);
 std::string day_of(const Provenance& provenance);  // "2026-11-20"
 
 std::string microseconds(double seconds);  // "1.23", "12.3", "1234"
+
+// min to p90. A figure of another run has no spread: it counts as exact.
+report::Spread spread_of(const Timing& timing);
+report::Spread spread_of_peer(const Row& row);
 
 // The rows as CSV, one column for each of bench.json's values; and as one Markdown table.
 std::string rows_csv(const nlohmann::json& rows);

@@ -199,7 +199,8 @@ void Runner::time_peer(Row& row, const Sets& sets, Subject& subject, const Launc
     subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run(other); };
     subject.regimes = Subject::Regimes::burst;
     world_.barrier();
-    row.peer_seconds = largest(meter_->time(subject).median);
+    row.peer_timing = meter_->time(subject);
+    row.peer_seconds = largest(row.peer_timing->median);
 }
 
 Messages* Runner::messages() {

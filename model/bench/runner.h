@@ -24,6 +24,7 @@ struct Row {
     std::string ceiling;                    // that rate, as text
     std::string peer;                       // fastest other implementation of this shape
     std::optional<double> peer_seconds;
+    std::optional<Timing> peer_timing;  // measured in this run
     std::string peer_result;  // of a plugin: "equal", how its result differs, or why it was left out
     std::string peer_gpu, peer_source;  // its GPU, and the source of the figure
     bool peer_comparable = false;       // on such a GPU

@@ -61,7 +61,7 @@ std::string all_rows(const std::vector<Row>& rows) {
                        row.target && !row.target->text().empty() ? row.target->text() : "-", verdict(row),
                        row.launches ? std::to_string(*row.launches) : "-",
                        row.peer_seconds ? microseconds(*row.peer_seconds) : "-",
-                       row.peer_seconds ? fmt::format("{:.2f}x", *row.peer_seconds / seconds) : "-",
+                       row.peer_seconds ? ratio_text(spread_of_peer(row), spread_of(row.timing)) : "-",
                        peer(row)});
     }
     return table.text();
@@ -83,7 +83,7 @@ std::string fused_rows(const std::vector<Row>& rows) {
         any = true;
         table.add_row({row.operation, row.short_shape, microseconds(row.timing.median),
                        microseconds(baseline->timing.median),
-                       fmt::format("{:.2f}x", baseline->timing.median / row.timing.median),
+                       ratio_text(spread_of(baseline->timing), spread_of(row.timing)),
                        format_bytes(static_cast<double>(row.tensor_bytes)),
                        format_bytes(static_cast<double>(baseline->tensor_bytes))});
     }
@@ -96,7 +96,8 @@ std::string summary(const std::vector<Row>& rows) {
     for (const Row& row : rows) {
         if (row.peer_comparable && row.peer_seconds) {
             ++against_peers;
-            not_slower += *row.peer_seconds >= row.timing.median ? 1 : 0;
+            const Spread peer = spread_of_peer(row), own = spread_of(row.timing);
+            not_slower += peer.median >= own.median || !resolved(peer, own) ? 1 : 0;
         }
         if (!row.meets_target) continue;
         ++judged;
@@ -113,7 +114,7 @@ std::string summary(const std::vector<Row>& rows) {
     if (against_peers > 0)
         text += fmt::format("; {} of {} as fast as the fastest peer on such a GPU, or faster", not_slower,
                             against_peers);
-    return text + "\n";
+    return text + fmt::format("\n{}: {}\n", kNotResolved, kResolvedRule);
 }
 
 }  // namespace

@@ -115,15 +115,6 @@ MeasureOptions measure_options(const BenchOptions& options, const BackendChoice&
     return measure;
 }
 
-// All ranks sleep meanwhile, so what is busy are others.
-void warn_if_busy(ProcessGroup& world) {
-    constexpr std::chrono::milliseconds kWindow{200};
-    world.barrier();
-    const std::string warning = busy_warning(busy_share(kWindow).value_or(0));
-    if (world.rank() == 0 && !warning.empty()) fmt::print(stderr, "{}\n", warning);
-    world.barrier();
-}
-
 void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const Provenance& provenance) {
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
@@ -189,7 +180,8 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        item.what->name, item.shape.text());
         return 0;
     }
-    if (choice.kind != BackendKind::hopper) warn_if_busy(world);
+    if (const std::string busy = busy_warning(choice, world); prints && !busy.empty())
+        fmt::print(stderr, "{}\n", busy);
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {

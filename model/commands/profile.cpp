@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a
 // picture.
+#include "model/base/host_cores.h"
 #include "model/commands/commands.h"
 #include "model/predict/calibrate.h"
 #include "model/profile/ceilings.h"
@@ -47,7 +48,8 @@ constexpr const char* kLegend =
     "  J/step      energy of all GPUs over steps of at least profile.energy_seconds; -: not counted here\n"
     "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
     "use at their peak\n"
-    "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time";
+    "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time\n"
+    "  {}: {}";
 
 class ProfileRun {
 public:
@@ -95,6 +97,8 @@ public:
             : hosts_.spanned    ? ", as many without rows on the wire, between hosts and inside them"
                                 : ", as many without rows on the wire"));
         world_.set_activity("measuring the machine");
+        profile_.busy = busy_warning(backend_, world_);
+        if (!profile_.busy.empty()) log_.line(profile_.busy);
         ProfileCeilings ceilings(backend_, world_);
         profile_.machine = ceilings.rates();
         report_machine();
@@ -186,11 +190,8 @@ private:
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.result(summary_table(profile_));
-        log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops)));
-        if (profile_.ablation)
-            log_.line(
-                "  no noise floor: no arm runs twice; a difference smaller than an arm's spread over its "
-                "steps is none");
+        log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops), kNotResolved, kResolvedRule));
+        if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
         log_.result(fmt::format(
             "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}{}trace.rank*.json "
             "(ui.perfetto.dev), config.yaml, profile.log",

@@ -2,12 +2,14 @@
 // `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
 // a control arm.
 #include "model/validate/validate.h"
+#include "model/base/host_cores.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
+#include "model/report/spread.h"
 #include "model/report/table.h"
 #include "model/report/titles.h"
 #include "model/validate/arms.h"
@@ -72,6 +74,7 @@ public:
     int run() {
         std::string names;
         for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
+        if (const std::string busy = busy_warning(backend_, world_); !busy.empty()) log_.line(busy);
         log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
                               config_.training.train_iters));
         for (const Arm& arm : arms_) curves_.push_back(train_arm(arm));
@@ -178,7 +181,7 @@ private:
             "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
             "limit {}:",
             v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
-        log_.result(table(comparisons, verdicts));
+        log_.result(table(comparisons, verdicts, noise));
         if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
         if (noisy)
             log_.line(fmt::format(
@@ -210,8 +213,8 @@ private:
 
     // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes
     // kept for the backward.
-    std::string table(const std::vector<Comparison>& comparisons,
-                      const std::vector<std::string>& verdicts) const {
+    std::string table(const std::vector<Comparison>& comparisons, const std::vector<std::string>& verdicts,
+                      std::optional<double> noise) const {
         Table table({{"arm", Align::left},
                      {"final loss (EMA)"},
                      {"held out"},
@@ -245,6 +248,8 @@ private:
             row.push_back(format_bytes(curve.saved_bytes));
             row.push_back(format_fixed(curve.seconds_per_step * 1e3, 0));
             row.push_back(i == 0 ? "baseline" : verdicts[i - 1]);
+            if (i > 0 && noise && curve.name != kControlArm && !resolved(comparisons[i - 1].max, *noise))
+                row.back() += ", within the noise floor";
             table.add_row(row);
         }
         return table.text(2);

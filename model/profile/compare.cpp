@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Old and new milliseconds of each stage, of the layer and of the step; what makes them hard to compare.
+// What the runs differ in, then old and new milliseconds of each stage, of the layer and of the step.
 #include "model/profile/compare.h"
 
 #include "kernels/core/error.h"
+#include "model/config/config.h"
 #include "model/profile/profile.h"
+#include "model/report/spread.h"
 #include "model/report/table.h"
+#include "model/safetensors/header.h"
 
 #include <nlohmann/json.hpp>
 
@@ -12,6 +15,9 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
+#include <optional>
+#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -57,39 +63,101 @@ std::vector<Pair> pairs_of(const json& before, const json& after) {
     return pairs;
 }
 
-std::string known_milliseconds(double seconds) { return seconds < 0 ? "-" : format_fixed(seconds * 1e3, 3); }
-std::string ratio(double before, double after) {
-    return before > 0 && after >= 0 ? format_fixed(after / before, 3) + " x" : "-";
+Spread spread_from(const json& value, int64_t samples) {
+    return {value.at("median"), value.at("min"), value.at("max"), samples};
 }
 
-// What differs between the runs besides the program.
+// "section.key" to its value, of a configuration as dump_config writes it.
+std::map<std::string, std::string> keys_of(const std::string& dump) {
+    std::map<std::string, std::string> keys;
+    std::istringstream lines(dump);
+    std::string section;
+    for (std::string line; std::getline(lines, line);) {
+        const size_t colon = line.find(':');
+        if (colon == std::string::npos) continue;
+        if (line.front() != ' ')
+            section = line.substr(0, colon);
+        else
+            keys[section + "." + line.substr(2, colon - 2)] = line.substr(std::min(colon + 2, line.size()));
+    }
+    keys.erase("output.out");
+    return keys;
+}
+
+// What differs between the runs besides the program. A key that one file does not know has its default there.
 std::string differences(const json& before, const json& after) {
     std::string text;
-    const auto line = [&](const char* what, const std::string& one, const std::string& other) {
-        text += fmt::format("  {:<8}  {} | {}\n", what, one, other);
+    const auto shown = [](const json& value) {
+        return value.is_null() ? "not known"
+                               : printable(value.is_string() ? std::string(value) : value.dump());
     };
-    const auto value = [](const json& file, const char* key) {
-        return file.contains(key) && file[key].is_string() ? file[key].get<std::string>() : "not known";
+    const auto line = [&](const std::string& what, const json& one, const json& other) {
+        text += fmt::format("    {}: {} | {}\n", what, shown(one), shown(other));
     };
-    line("commit", value(before, "commit"), value(after, "commit"));
-    line("date", value(before, "date"), value(after, "date"));
-    line("machine", value(before.at("machine"), "device"), value(after.at("machine"), "device"));
-    for (const char* key : {"ranks", "routing"})
-        if (before.value(key, json()) != after.value(key, json()))
-            line(key, before.value(key, json()).dump(), after.value(key, json()).dump());
-    return text;
+    const json none, &old_machine = before.at("machine"), &new_machine = after.at("machine");
+    for (const char* key : {"device", "gpu", "gpus", "cpu", "host cores"})
+        if (old_machine.value(key, none) != new_machine.value(key, none))
+            line(key, old_machine.value(key, none), new_machine.value(key, none));
+    for (const char* key : {"ranks", "routing", "steps"})
+        if (before.value(key, none) != after.value(key, none))
+            line(key, before.value(key, none), after.value(key, none));
+    const auto defaults = keys_of(dump_config(Config{})), old_keys = keys_of(before.value("config", "")),
+               new_keys = keys_of(after.value("config", ""));
+    auto all = old_keys;
+    all.insert(new_keys.begin(), new_keys.end());
+    const auto value = [&](const auto& keys, const std::string& key) {
+        const auto found = keys.find(key), usual = defaults.find(key);
+        return found != keys.end()       ? json(found->second)
+               : usual != defaults.end() ? json(usual->second)
+                                         : none;
+    };
+    for (const auto& [key, ignored] : all)
+        if (const json one = value(old_keys, key), other = value(new_keys, key); one != other)
+            line(key, one, other);
+    std::string head = fmt::format("  commit: {} | {}\n  date: {} | {}\n",
+                                   shown(before.value("commit", none)), shown(after.value("commit", none)),
+                                   shown(before.value("date", none)), shown(after.value("date", none)));
+    for (const json* file : {&before, &after})
+        if (file->contains("busy"))
+            head += fmt::format("  {}: {}\n", file == &before ? "old" : "new", shown(file->at("busy")));
+    if (text.empty()) return head + "  the same machine and configuration\n";
+    return head + "  the runs differ in more than the program, and the times below with them:\n" + text;
 }
 
-std::string table_of(const Pair& pair) {
-    using Stage = std::tuple<std::string, std::string, std::string>;  // part, stage, direction
-    const auto stage_of_row = [](const json& row) {
-        return Stage{row.at("part"), row.at("stage"), row.at("direction")};
-    };
-    const auto seconds_of = [&](const json& recipe, const Stage& stage) {
-        for (const json& row : recipe.at("rows"))
-            if (stage_of_row(row) == stage) return row.at("seconds").at("median").get<double>();
-        return -1.0;
-    };
+// A stage, or the whole, of one file; absent: it has none.
+using Measured = std::optional<Spread>;
+
+std::vector<std::string> cells_of(const Measured& before, const Measured& after) {
+    const auto known = [](const Measured& one) { return one ? format_fixed(one->median * 1e3, 3) : "-"; };
+    std::vector<std::string> cells = {known(before), known(after), "-", "-"};
+    if (!before || !after) return cells;
+    cells[2] = fmt::format("{:+.3f}", (after->median - before->median) * 1e3);
+    if (std::min(before->samples, after->samples) == 0)
+        cells[3] = "spread not known";
+    else if (!resolved(*before, *after) || before->median <= 0)
+        cells[3] = kNotResolved;
+    else
+        cells[3] = format_fixed(after->median / before->median, 3) + " x";
+    return cells;
+}
+
+using Stage = std::tuple<std::string, std::string, std::string>;  // part, stage, direction
+Stage stage_of_row(const json& row) { return {row.at("part"), row.at("stage"), row.at("direction")}; }
+
+Measured of_stage(const json& recipe, const Stage& stage, int64_t steps) {
+    for (const json& row : recipe.at("rows"))
+        if (stage_of_row(row) == stage) return spread_from(row.at("seconds"), steps);
+    return std::nullopt;
+}
+
+// Files of earlier programs have the median alone.
+Measured of_step(const json& recipe) {
+    const double median = recipe.at("step seconds");
+    if (!recipe.contains("step seconds by step")) return Spread{median, median, median, 0};
+    return spread_of(recipe.at("step seconds by step").get<std::vector<double>>());
+}
+
+std::string table_of(const Pair& pair, int64_t old_steps, int64_t new_steps) {
     std::vector<Stage> stages;
     for (const json* recipe : {pair.before, pair.after})
         for (const json& row : recipe->at("rows")) {
@@ -106,7 +174,12 @@ std::string table_of(const Pair& pair) {
                  {"direction", Align::left},
                  {"old ms"},
                  {"new ms"},
+                 {"delta ms"},
                  {"new/old"}});
+    const auto add = [&](std::vector<std::string> names, const Measured& before, const Measured& after) {
+        for (std::string& cell : cells_of(before, after)) names.push_back(std::move(cell));
+        table.add_row(std::move(names));
+    };
     for (const std::string& part : parts) {
         std::string shown = part;
         const bool has_stages = std::any_of(stages.begin(), stages.end(), [&](const Stage& stage) {
@@ -114,25 +187,20 @@ std::string table_of(const Pair& pair) {
         });
         for (const Stage& stage : stages) {
             if (std::get<0>(stage) != part) continue;
-            const double before = seconds_of(*pair.before, stage), after = seconds_of(*pair.after, stage);
             const std::string& name = std::get<1>(stage);
-            table.add_row({shown,
-                           name != part ? name
-                           : has_stages ? "between stages"
-                                        : "",
-                           std::get<2>(stage), known_milliseconds(before), known_milliseconds(after),
-                           ratio(before, after)});
+            add({shown,
+                 name != part ? name
+                 : has_stages ? "between stages"
+                              : "",
+                 std::get<2>(stage)},
+                of_stage(*pair.before, stage, old_steps), of_stage(*pair.after, stage, new_steps));
             shown.clear();
         }
         table.add_rule();
     }
-    const auto total = [&](const char* name, const auto& get) {
-        const double before = get(*pair.before), after = get(*pair.after);
-        table.add_row(
-            {name, "", "", known_milliseconds(before), known_milliseconds(after), ratio(before, after)});
-    };
-    total("layer", [](const json& r) { return r.at("layer seconds").at("median").get<double>(); });
-    total("step", [](const json& r) { return r.at("step seconds").get<double>(); });
+    add({"layer", "", ""}, spread_from(pair.before->at("layer seconds"), old_steps),
+        spread_from(pair.after->at("layer seconds"), new_steps));
+    add({"step", "", ""}, of_step(*pair.before), of_step(*pair.after));
     return table.text(2);
 }
 
@@ -158,9 +226,11 @@ std::string compare_profiles(const std::string& old_path, const std::string& new
                 "--compare: {} and {} have no recipe in common; give both runs of profile the same --recipes",
                 old_path, new_path);
         std::string text = fmt::format("old {} | new {}\n{}", old_path, new_path, differences(before, after));
+        const int64_t old_steps = before.at("steps"), new_steps = after.at("steps");
         for (const Pair& pair : pairs)
-            text += fmt::format("\n{}\n{}{}", pair.name, table_of(pair), clocks_of(pair));
-        return text;
+            text +=
+                fmt::format("\n{}\n{}{}", pair.name, table_of(pair, old_steps, new_steps), clocks_of(pair));
+        return text + fmt::format("\n  {}: {}\n", kNotResolved, kResolvedRule);
     } catch (const json::exception& problem) {
         fail(ExitCode::data, "--compare: {} or {} is not what this version writes: {}", old_path, new_path,
              problem.what());

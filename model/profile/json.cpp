@@ -57,6 +57,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
                    {"config", dump_config(config)},
                    {"recipes", json::array()}};
     add_provenance(result, profile.provenance);
+    if (!profile.busy.empty()) result["busy"] = profile.busy;
     if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice
     const double base = profile.arms.empty() ? 0 : profile.arms.front().whole.layer.median;
     for (const ArmProfile& arm : profile.arms) {
@@ -73,6 +74,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer seconds by step", arm.whole.layer_by_step},
             {"layer clock hertz by step", arm.whole.clock_by_step},
             {"step seconds", arm.step_seconds},
+            {"step seconds by step", arm.seconds_by_step},
             {"host seconds", arm.host_seconds},
             {"host stops per step", arm.host_stops ? json(*arm.host_stops) : json()},
             {"joules per step", nullptr},
@@ -105,17 +107,20 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"rows", rows}};
         if (!arm.exchange.empty()) one["exchange"] = arm.exchange;
         for (const RankSeconds& rank : arm.by_rank) {
-            one["work seconds by rank"].push_back(rank.work);
+            one["work seconds by rank"].push_back(rank.work.median);
             one["wire seconds by rank"].push_back(rank.wire);
         }
         if (const auto slowest = slowest_of(arm.by_rank))
-            one["slowest rank"] = {{"rank", slowest->rank}, {"over median", slowest->over_median}};
+            one["slowest rank"] = {{"rank", slowest->rank},
+                                   {"over median", slowest->over_median},
+                                   {"resolved", slowest->resolved}};
         if (arm.num_hosts > 1) {
             one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
             one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
         }
         if (arm.without_rows) {
             one["exposed wire seconds"] = *arm.exposed_wire_seconds();
+            one["exposed wire resolved"] = report::resolved(arm.whole.passes, arm.without_rows->passes);
             one["without rows"] = without_rows_json(*arm.without_rows);
         }
         if (const auto levels = arm.exposed_by_level()) {
@@ -131,6 +136,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
         }
         if (arm.whole.layer.median > 0) one["speed-up"] = base / arm.whole.layer.median;
+        one["speed-up resolved"] = report::resolved(profile.arms.front().whole.layer, arm.whole.layer);
         result["recipes"].push_back(std::move(one));
     }
     return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

@@ -74,18 +74,15 @@ json routing_of(const Profile& profile) {
 std::string profile_page(const Profile& profile, const Config& config) {
     Page page(title_of(profile, "one MoE layer"), config, profile.provenance);
     page.fact("routing", profile.routing);
+    if (!profile.busy.empty()) page.fact("busy", profile.busy);
+    page.fact(std::string(kNotResolved), std::string(kResolvedRule));
     for (const ArmProfile& arm : profile.arms) {
         std::string text = fmt::format("{}; step {:.3f} ms, {} tokens/s a GPU",
                                        heading_of(profile, arm).substr(arm.name.size() + 2),
                                        arm.step_seconds * 1e3, format_si(arm.tokens_per_second()));
-        if (const auto exposed = arm.exposed_wire_seconds())
-            text += fmt::format(", exposed wire {:.3f} ms", *exposed * 1e3);
-        if (const auto levels = arm.exposed_by_level())
-            text += fmt::format(" ({:.3f} ms between hosts, {:.3f} ms inside)", levels->between_hosts * 1e3,
-                                levels->inside_hosts * 1e3);
+        if (arm.without_rows) text += ", exposed wire " + exposed_text(arm, " ms");
         if (const auto slowest = slowest_of(arm.by_rank))
-            text += fmt::format(", slowest rank {} ({} over the median)", slowest->rank,
-                                format_percent(slowest->over_median, 1));
+            text += ", slowest rank and how far over the median: " + slowest_text(*slowest);
         page.fact(arm.name, text);
     }
     for (size_t c = 0; c < kPalette.size(); ++c) page.color(name_of_category(c), kPalette[c]);

@@ -61,12 +61,13 @@ std::string title_of(const Profile& profile, const std::string& what) {
                  ? " on " + device_count(profile.provenance)
                  : " on " + counted(profile.ranks, "rank");
     if (profile.arms.size() < 2 || profile.ablation) return title;
-    const auto best = std::max_element(
-        profile.arms.begin(), profile.arms.end(),
-        [&](const auto& a, const auto& b) { return speed_up(profile, a) < speed_up(profile, b); });
-    const std::string& first = profile.arms.front().name;
-    if (best == profile.arms.begin()) return title + ": none faster than " + first;
-    return title + fmt::format(": {} {:.2f} x as fast as {}", best->name, speed_up(profile, *best), first);
+    const ArmProfile &first = profile.arms.front(), *best = &first;
+    for (const ArmProfile& arm : profile.arms)
+        if (resolved(first.whole.layer, arm.whole.layer) && speed_up(profile, arm) > speed_up(profile, *best))
+            best = &arm;
+    if (best == &first) return title + ": none faster than " + first.name + " beyond the spread";
+    return title +
+           fmt::format(": {} {} as fast as {}", best->name, speed_up_text(profile, *best, " x"), first.name);
 }
 
 std::string name_of_lane(size_t lane) { return kLaneNames[lane]; }
@@ -99,9 +100,14 @@ Window window_of(const std::vector<StageSpan>& trace, std::string_view direction
 
 std::string heading_of(const Profile& profile, const ArmProfile& arm) {
     std::string heading = fmt::format("{}: {:.3f} ms", arm.name, arm.whole.layer.median * 1e3);
-    if (&arm != profile.arms.data() && speed_up(profile, arm) > 0)
-        heading += fmt::format(", {:.2f} x", speed_up(profile, arm));
+    if (&arm != profile.arms.data()) heading += ", speed-up " + speed_up_text(profile, arm, " x");
     return heading;
+}
+
+std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit) {
+    const ArmProfile& first = profile.arms.front();
+    return &arm == &first ? fmt::format("1.00{}", unit)
+                          : ratio_text(first.whole.layer, arm.whole.layer, unit);
 }
 
 std::vector<double> milliseconds_of(const ArmProfile& arm, std::string_view direction) {
@@ -256,6 +262,7 @@ std::string ablation_picture(const Profile& profile) {
     chart.subtitle = where(profile);
     chart.x_label = "milliseconds of the layer, forward and backward, from end to end";
     chart.legend = "median; line: fastest to slowest step; dashed: the first";
+    const Spread& first = profile.arms.front().whole.layer;
     for (const ArmProfile& arm : profile.arms) {
         const Spread& layer = arm.whole.layer;
         chart.dots.push_back(
@@ -263,8 +270,8 @@ std::string ablation_picture(const Profile& profile) {
              .value = layer.median * 1e3,
              .low = layer.min * 1e3,
              .high = layer.max * 1e3,
-             .note = fmt::format("{:.3f} ms, {:+.1f} %", layer.median * 1e3,
-                                 100 * (layer.median / profile.arms.front().whole.layer.median - 1))});
+             .note = fmt::format("{:.3f} ms{}{}", layer.median * 1e3, &layer == &first ? "" : ", ",
+                                 &layer == &first ? "" : percent_text(first, layer))});
     }
     return render_svg(chart);
 }

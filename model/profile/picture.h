@@ -31,6 +31,8 @@ Window window_of(const std::vector<StageSpan>& trace, std::string_view direction
 // What a direction of an arm takes, by category: its time from end to end without the stage timer, divided as
 // the stages' own times are.
 std::vector<double> milliseconds_of(const ArmProfile& arm, std::string_view direction);
+// "1.42x" of the first arm's layer over this one's; "1.00x" of the first itself; or "not resolved"
+std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit = "x");
 // "fp8_flow: 3.210 ms, 1.42 x"
 std::string heading_of(const Profile& profile, const ArmProfile& arm);
 // "layer_mixtral_8x7b, one MoE layer on 4 GPUs: fp8_flow 1.42 x as fast as bf16"

@@ -8,22 +8,22 @@
 #include "kernels/core/stage_timer.h"
 #include "model/base/provenance.h"
 #include "model/config/config.h"
+#include "model/report/spread.h"
 #include "model/train/trainer.h"
 
 #include <functional>
 #include <map>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fp8flow::profile {
 
 inline constexpr const char* kMoeLayer = "moe layer";
 
-struct Spread {
-    double median = 0, min = 0, max = 0;
-};
-Spread spread_of(std::vector<double> samples);
+using report::Spread;
+using report::spread_of;
 
 // One stage in one direction. Of a layer's parts (MoE layer, dense layer, attention): one layer and
 // micro-batch; of all others: one step. Times over steps and ranks; counts are means over ranks.
@@ -82,17 +82,18 @@ struct LayerTimes {
 };
 
 // Where a rank is slow, all that share the experts wait for it in the stages that cross ranks; its own work,
-// which no rank waits in, is where it shows. Of one MoE layer and micro-batch, both directions; medians over
-// the steps timed by stage.
+// which no rank waits in, is where it shows. Of one MoE layer and micro-batch, both directions; over the
+// steps timed by stage.
 struct RankSeconds {
-    double work = 0, wire = 0;  // all stages but plan, dispatch and combine; those
-    double alone = 0;           // of wire: while no stage that computes is under way on any lane
+    Spread work;                 // all stages but plan, dispatch and combine
+    double wire = 0, alone = 0;  // medians of those, and of them while no stage computes on any lane
 };
 RankSeconds rank_seconds(const RowSamples& samples);
 // The rank with most work, and by which share that is more than the median's; absent: one rank.
 struct SlowestRank {
     int rank = 0;
     double over_median = 0;
+    bool resolved = false;  // beyond the spread of its steps and of the median rank's
 };
 std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks);
 
@@ -102,8 +103,9 @@ struct ArmProfile {
     std::vector<ProfileRow> rows;
     LayerTimes whole;
     // The whole step, nothing timed inside it: from end to end, and what the host needs to launch it.
-    // Medians, host clock, this rank's.
+    // Host clock, this rank's; medians, and every step.
     double step_seconds = 0, host_seconds = 0;
+    std::vector<double> seconds_by_step;
     // How often the host waited for the device while it launched such a step: the most of all steps and
     // ranks; absent: the host is the device.
     std::optional<int64_t> host_stops;
@@ -174,8 +176,8 @@ struct Profile {
     std::vector<ArmProfile> arms;  // speed-ups are over the first
     MachineRates machine;
     int64_t ranks = 1, steps = 0;
-    std::string routing;
-    std::string model, shape;  // report::run_name, report::model_shape
+    std::string routing, busy;  // busy: what the host said of other programs; empty: idle
+    std::string model, shape;   // report::run_name, report::model_shape
     Provenance provenance;
     bool ablation = false;  // arms are the flow with one optimisation off
 };
@@ -183,6 +185,8 @@ struct Profile {
 std::string arm_table(const ArmProfile& arm);            // every stage of one recipe
 std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
 std::string summary_table(const Profile& profile);       // one line a recipe
+std::string exposed_text(const ArmProfile& arm, std::string_view unit);  // with its levels
+std::string slowest_text(const SlowestRank& slowest);                    // "3, +4.2 %"
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
 std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <initializer_list>
+#include <numeric>
 #include <string_view>
 #include <utility>
 
@@ -60,15 +61,6 @@ double wire_alone(const std::vector<StageSpan>& spans) {
 }
 
 }  // namespace
-
-Spread spread_of(std::vector<double> samples) {
-    if (samples.empty()) return {};
-    std::sort(samples.begin(), samples.end());
-    const size_t middle = samples.size() / 2;
-    const double median =
-        samples.size() % 2 == 1 ? samples[middle] : (samples[middle - 1] + samples[middle]) / 2;
-    return {median, samples.front(), samples.back()};
-}
 
 void add_step(const StageTimer& timer, RowSamples& samples) {
     const std::vector<StageSpan>& spans = timer.spans();
@@ -135,20 +127,24 @@ RankSeconds rank_seconds(const RowSamples& samples) {
             if (samples.rows[r].part == kMoeLayer)
                 (crosses_ranks(kMoeLayer, samples.rows[r].stage) ? wire : work).back() += step[r];
     }
-    return {.work = spread_of(work).median,
+    return {.work = spread_of(work),
             .wire = spread_of(wire).median,
             .alone = spread_of(samples.wire_alone).median};
 }
 
 std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {
     if (ranks.size() < 2) return std::nullopt;
-    const auto slowest = std::max_element(ranks.begin(), ranks.end(),
-                                          [](const auto& a, const auto& b) { return a.work < b.work; });
+    std::vector<size_t> order(ranks.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(),
+                     [&](size_t a, size_t b) { return ranks[a].work.median > ranks[b].work.median; });
+    const Spread &slowest = ranks[order.front()].work, &middle = ranks[order[order.size() / 2]].work;
     std::vector<double> work;
-    for (const RankSeconds& rank : ranks) work.push_back(rank.work);
+    for (const RankSeconds& rank : ranks) work.push_back(rank.work.median);
     const double median = spread_of(work).median;
-    return SlowestRank{.rank = static_cast<int>(slowest - ranks.begin()),
-                       .over_median = median > 0 ? slowest->work / median - 1 : 0};
+    return SlowestRank{.rank = static_cast<int>(order.front()),
+                       .over_median = median > 0 ? slowest.median / median - 1 : 0,
+                       .resolved = report::resolved(slowest, middle)};
 }
 
 void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samples) {
@@ -213,6 +209,7 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
             rows[r].peak_bytes = std::max(rows[r].peak_bytes, numbers[counts.size()]);
         }
         rows[r].seconds = spread_of(std::move(seconds));
+        rows[r].seconds.samples = static_cast<int64_t>(samples.seconds.size());  // ranks share their steps
     }
     // parts of layers first, then in order of appearance
     const auto place = [](const ProfileRow& row) {

@@ -103,6 +103,7 @@ public:
         world_.all_reduce_max(std::span<int64_t>(&stops, 1));
         if (backend_.kind == BackendKind::hopper) result_.host_stops = stops;
         result_.step_seconds = spread_of(steps).median;
+        result_.seconds_by_step = steps;
         result_.host_seconds = spread_of(host).median;
     }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The tables that `profile` prints.
 #include "model/report/table.h"
+#include "model/profile/picture.h"
 #include "model/profile/profile.h"
 
 #include <fmt/format.h>
@@ -12,11 +13,6 @@ namespace fp8flow::profile {
 using namespace report;
 
 namespace {
-
-std::string milliseconds(double seconds) {
-    const double ms = seconds * 1e3;
-    return format_fixed(ms, ms >= 100 ? 1 : ms >= 10 ? 2 : 3);
-}
 
 std::string or_dash(bool known, const std::string& text) { return known ? text : "-"; }
 
@@ -46,22 +42,25 @@ std::string wire_text(const ArmProfile& arm) {
                        format_bytes(arm.wire.inside_hosts()));
 }
 
-std::string slowest_text(const ArmProfile& arm) {
-    const auto slowest = slowest_of(arm.by_rank);
-    if (!slowest) return "-";
-    return fmt::format("{}, +{}", slowest->rank, format_percent(slowest->over_median, 1));
-}
-
-std::string exposed_text(const ArmProfile& arm) {
-    const auto levels = arm.exposed_by_level();
-    if (!arm.without_rows) return "-";
-    const std::string all = milliseconds(*arm.exposed_wire_seconds());
-    if (!levels) return all;
-    return fmt::format("{}: {} between hosts, {} inside", all, milliseconds(levels->between_hosts),
-                       milliseconds(levels->inside_hosts));
-}
-
 }  // namespace
+
+std::string slowest_text(const SlowestRank& slowest) {
+    if (!slowest.resolved) return std::string(kNotResolved);
+    return fmt::format("{}, +{}", slowest.rank, format_percent(slowest.over_median, 1));
+}
+
+std::string exposed_text(const ArmProfile& arm, std::string_view unit) {
+    if (!arm.without_rows) return "-";
+    const auto exposed = [&](const LayerTimes& without) {
+        return milliseconds_text(arm.whole.passes, without.passes, unit);
+    };
+    const std::string all = exposed(*arm.without_rows);
+    if (arm.num_hosts < 2) return all;
+    if (!arm.without_rows_between_hosts)
+        return fmt::format("{0}: {1}{2} between hosts, {0} inside", all, milliseconds(0), unit);
+    return fmt::format("{}: {} between hosts, {} inside", all, exposed(*arm.without_rows_between_hosts),
+                       exposed(*arm.without_rows_inside_hosts));
+}
 
 std::string arm_table(const ArmProfile& arm) {
     Table table({{"part", Align::left},
@@ -169,8 +168,8 @@ std::string summary_table(const Profile& profile) {
                  {"J/step"},
                  {"mJ/token"},
                  {"load max/mean"}});
-    const double base = profile.arms.empty() ? 0 : profile.arms.front().whole.layer.median;
     for (const ArmProfile& arm : profile.arms) {
+        const auto slowest = slowest_of(arm.by_rank);
         double saved = 0;
         for (const auto& [category, bytes] : arm.saved) saved += static_cast<double>(bytes);
         const double tflops = arm.flops_per_second() * 1e-12;
@@ -180,7 +179,7 @@ std::string summary_table(const Profile& profile) {
              milliseconds(arm.whole.layer.min),
              milliseconds(arm.whole.layer.max),
              or_dash(arm.whole.clock.median > 0, format_fixed(arm.whole.clock.median * 1e-6, 0)),
-             or_dash(arm.whole.layer.median > 0, format_fixed(base / arm.whole.layer.median, 2) + "x"),
+             speed_up_text(profile, arm),
              format_si(arm.tokens_per_second()),
              tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),
              or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
@@ -188,11 +187,11 @@ std::string summary_table(const Profile& profile) {
              wire_text(arm),
              milliseconds(arm.wire_seconds),
              milliseconds(arm.wire_alone_seconds()),
-             exposed_text(arm),
+             exposed_text(arm, ""),
              arm.without_rows && arm.without_rows->clock.median > 0
                  ? format_fixed(arm.without_rows->clock.median * 1e-6, 0)
                  : "-",
-             slowest_text(arm),
+             slowest ? slowest_text(*slowest) : "-",
              format_bytes(saved),
              milliseconds(arm.step_seconds),
              milliseconds(arm.host_seconds),

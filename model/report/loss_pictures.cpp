@@ -3,6 +3,7 @@
 #include "model/report/loss_pictures.h"
 
 #include "model/report/run_report.h"
+#include "model/report/spread.h"
 #include "model/report/table.h"
 #include "model/report/titles.h"
 
@@ -100,6 +101,11 @@ std::string train_picture(const RunTitle& title, const TrainLosses& losses) {
     return render_svg(chart);
 }
 
+std::string error_text(double error, std::optional<double> noise) {
+    return fmt::format("{:.3g} %{}", error * 100.0,
+                       !noise || resolved(error, *noise) ? "" : " (within the noise floor)");
+}
+
 std::string verdict_text(const Config& config, const ValidateLosses& losses) {
     const std::string limit = fmt::format("limit {:.3g} %", config.validate.max_relative_loss_error * 100.0);
     std::vector<const validate::Comparison*> recipes;
@@ -112,10 +118,11 @@ std::string verdict_text(const Config& config, const ValidateLosses& losses) {
         const double worst = (*std::max_element(recipes.begin(), recipes.end(), [](auto a, auto b) {
                                  return a->max < b->max;
                              }))->max;
-        text = fmt::format("{} arms at most {:.3g} %", recipes.size(), worst * 100.0);
+        text = fmt::format("{} arms at most {}", recipes.size(), error_text(worst, losses.noise));
     } else {
         for (const validate::Comparison* c : recipes)
-            text += fmt::format("{}{} {:.3g} %", text.empty() ? "" : ", ", c->name, c->max * 100.0);
+            text +=
+                fmt::format("{}{} {}", text.empty() ? "" : ", ", c->name, error_text(c->max, losses.noise));
     }
     return fmt::format("{}: {} from the loss of {}, {}", losses.verdict, text, base, limit);
 }
@@ -156,7 +163,9 @@ std::string validate_dots(const RunTitle& title, const ValidateLosses& losses) {
                               .value = percent.back(),
                               .low = *std::min_element(from, percent.end()),
                               .high = *std::max_element(from, percent.end()),
-                              .note = fmt::format("{:+.4f} %", percent.back())});
+                              .note = !losses.noise || resolved(percent.back(), 100.0 * *losses.noise)
+                                          ? fmt::format("{:+.4f} %", percent.back())
+                                          : std::string(kNotResolved)});
     }
     return render_svg(chart);
 }

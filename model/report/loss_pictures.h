@@ -47,6 +47,8 @@ struct ValidatePanels {
     Panel losses, differences;
 };
 ValidatePanels validate_panels(const Config& config, const ValidateLosses& losses);
+// "0.063 %", and "(within the noise floor)" where another summation order moves the loss as far
+std::string error_text(double error, std::optional<double> noise);
 // "pass: fp8_flow within 0.063 % of bf16's loss, limit 0.25 %"
 std::string verdict_text(const Config& config, const ValidateLosses& losses);
 

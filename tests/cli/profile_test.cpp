@@ -196,12 +196,12 @@ TEST(Profile, ExposedWireIsToldByLevel) {
         }
         EXPECT_EQ(recipe.at("work seconds by rank").size(), 4u);
         EXPECT_GE(recipe.at("slowest rank").at("over median").get<double>(), 0);
-        expect_contains(run.out, "between hosts, ");
+        expect_contains(run.out, "not resolved: not resolved between hosts, ");  // two steps
         for (const char* level : {"wire between hosts (", "wire inside hosts ("}) {
             expect_contains(run.out, level);
             expect_contains(recipe.at("exchange").get<std::string>(), level);
         }
-        expect_contains(read_whole(out + "/report.html"), "ms between hosts");
+        expect_contains(read_whole(out + "/report.html"), "not resolved between hosts");
     }
 }
 
@@ -266,9 +266,31 @@ TEST(Profile, SchedulesAndComparison) {
 
     const CommandResult same = fp8flow_alone({"profile", "--compare", file, file});
     ASSERT_EQ(same.status, 0) << same.err;
-    for (const char* text : {"fp8_flow + shared + wgrad", "fc1 wgrad", "1.000 x", "layer", "commit"})
+    for (const char* text : {"fp8_flow + shared + wgrad", "fc1 wgrad", "+0.000  not resolved", "layer",
+                             "commit", "the same machine and configuration"})
         expect_contains(same.out, text);
-    EXPECT_EQ(same.out.find("0.999 x"), std::string::npos);
+    EXPECT_EQ(same.out.find("1.000 x"), std::string::npos);
+
+    // Another machine and configuration, and twice the time: keys first, then the ratio.
+    json other_run = json::parse(read_whole(file)), both = other_run;
+    other_run["machine"]["gpu"] = "NVIDIA H200";
+    std::string config = other_run.at("config");
+    config.replace(config.find("seq_length: 16"), 14, "seq_length: 32");
+    other_run["config"] = config;
+    for (json* side : {&both, &other_run}) {
+        (*side)["steps"] = 3;
+        json& recipe = (*side)["recipes"][0];
+        const double layer = side == &both ? 0.5 : 1.0;
+        recipe["layer seconds"] = {{"median", layer}, {"min", layer}, {"max", layer}};
+        recipe.erase("step seconds by step");  // as programs before wrote it
+    }
+    const CommandResult differ = fp8flow_alone({"profile", "--compare", folder.write("a.json", both.dump()),
+                                                folder.write("b.json", other_run.dump())});
+    ASSERT_EQ(differ.status, 0) << differ.err;
+    for (const char* text : {"the runs differ in more than the program", "gpu: not known | NVIDIA H200",
+                             "model.seq_length: 16 | 32", "+500.000", "2.000 x", "spread not known"})
+        expect_contains(differ.out, text);
+    EXPECT_LT(differ.out.find("model.seq_length"), differ.out.find("delta ms"));
     const CommandResult missing = fp8flow_alone({"profile", "--compare", file, folder.path("none.json")});
     EXPECT_EQ(missing.status, 10);
     expect_contains(missing.err, "none.json is no file");

@@ -81,7 +81,10 @@ std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
         std::string text = fmt::format("{} a step", format_duration(curve.seconds_per_step));
         if (curve.held_out > 0) text += fmt::format(", held out {:.4f}", curve.held_out);
         if (i > 0)
-            text = fmt::format("at most {} from {}, {}", format_percent(losses.comparisons[i - 1].max, 4),
+            text = fmt::format("at most {} from {}, {}",
+                               curve.name == losses.control_arm
+                                   ? format_percent(losses.comparisons[i - 1].max, 4)
+                                   : error_text(losses.comparisons[i - 1].max, losses.noise),
                                losses.curves[curve.against].name, text);
         page.fact(curve.name, text);
         page.color(curve.name, kPalette[i % kPalette.size()]);

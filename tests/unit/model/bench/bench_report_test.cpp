@@ -226,6 +226,7 @@ Row row_of(const std::string& operation, const std::string& shape, double share)
     const Shape at = shape_of(operation, shape);
     Row row{.operation = operation, .shape = at.text(), .short_shape = at.short_text()};
     row.timing.median = row.timing.min = row.timing.p90 = 100e-6 / share;
+    row.timing.samples = 3;
     row.ceiling_seconds = 100e-6;
     row.work = bytes(400e6);
     if (const auto family = family_of(at, 1)) row.family = family->name;
@@ -282,6 +283,25 @@ TEST(BenchVerdicts, FollowFromBarsPeersAndBaselines) {
     expect(">= 80 % or 1.5x");
     expect("two passes, us");
     expect("1.50x");
+}
+
+TEST(BenchVerdicts, GainsAndRatiosWithinTheSpreadAreNotResolved) {
+    const std::string shape = "T=8192,H=8192,y=no,fp8=vec128,transposed=tile128";
+    std::vector<Row> rows = {with_peer(row_of("rms_norm_quantize", shape, 0.50), 210e-6, true),
+                             row_of("rms_norm_quantize", shape + ",fused=no", 0.333)};
+    rows[0].timing.p90 = 305e-6;  // 105 us wide: more than the gain of 100
+    const std::string table = suite_table(rows), markdown = rows_markdown(rows);
+    for (const char* noise : {"1.05x", "1.50x"}) {
+        EXPECT_EQ(table.find(noise), std::string::npos) << table;
+        EXPECT_EQ(markdown.find(noise), std::string::npos) << markdown;
+    }
+    EXPECT_NE(markdown.find("not resolved other"), std::string::npos) << markdown;
+    EXPECT_NE(table.find("not resolved: two medians"), std::string::npos) << table;
+    rows[0].timing.p90 = rows[0].timing.median;
+    EXPECT_NE(suite_table(rows).find("1.05x"), std::string::npos);
+    rows[0].peer_timing =
+        Timing{.median = 210e-6, .min = 150e-6, .p90 = 215e-6, .sustained = {}, .samples = 3};
+    EXPECT_EQ(suite_table(rows).find("1.05x"), std::string::npos) << "the peer's own spread";
 }
 
 TEST(BenchVerdicts, APeerOfTheSameRunIsComparable) {
