@@ -99,14 +99,18 @@ std::vector<std::string> arguments_of(const PlanOptions& options, const std::vec
 }
 
 // What to do with a plan of one run: measure it.
-void print_next(const PlanOptions& options, const Config& config, int64_t ranks) {
+void print_next(const PlanOptions& options, const Config& config, int64_t ranks, int64_t per_host) {
     if (options.schedule) return;  // it is no key of the configuration
     std::vector<std::string> changes;
     const int64_t batch = config.training.global_batch_size;
     if (batch != read_config(options, std::nullopt).training.global_batch_size)
         changes.push_back(fmt::format("training.global_batch_size={}", batch));
-    const std::string line = report::command_line("profile", arguments_of(options, changes), ranks);
-    fmt::print("\n{}\n", report::next_text({{"measure it", line}}));
+    const std::string line =
+        report::gpu_command_line("profile", arguments_of(options, changes), ranks, per_host);
+    const std::string what = ranks > per_host ? fmt::format("measure it (hosts: {} lines 'NAME slots={}')",
+                                                            round_up(ranks, per_host) / per_host, per_host)
+                                              : "measure it";
+    fmt::print("\n{}\n", report::next_text({{what, line}}));
 }
 
 // What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
@@ -157,7 +161,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     }
     if (known) write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
-    if (fit_of(config, ranks, gpu.sheet).fits()) print_next(options, config, ranks);
+    if (fit_of(config, ranks, gpu.sheet).fits()) print_next(options, config, ranks, gpu.sheet.gpus_per_host);
     return 0;
 }
 

@@ -78,6 +78,8 @@ struct RunPlan {
 // Throws Error(usage) if the configuration is not legal on that many GPUs, or its sizes cannot be counted.
 RunPlan make_plan(const Config& config, int64_t gpus);
 
+// "sequences of 4096 tokens (model.seq_length), experts evenly loaded"; a length that nobody gave says so.
+std::string assumptions_text(const Config& config);
 std::string plan_text(const Config& config, const RunPlan& plan);
 std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance);
 

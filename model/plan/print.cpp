@@ -132,13 +132,23 @@ double RunPlan::wire_bytes() const {
                            [](double n, const auto& leg) { return n + leg.forward + leg.backward; });
 }
 
+std::string assumptions_text(const Config& config) {
+    const ModelSpec& model = config.model;
+    const bool given = config.origin.contains("model.seq_length");
+    const std::string most = model.max_position_embeddings > model.seq_length
+                                 ? fmt::format("; the model takes up to {}", model.max_position_embeddings)
+                                 : "";
+    return fmt::format("sequences of {} tokens (model.seq_length{}{}), experts evenly loaded",
+                       model.seq_length, given ? "" : ", by default", most);
+}
+
 std::string plan_text(const Config& config, const RunPlan& plan) {
     const int64_t ep = config.parallel.expert_model_parallel_size;
     std::string out = fmt::format(
         "Plan: recipe {}, {} GPU{} = expert parallel {} x data parallel {}; {} tokens per rank and "
-        "micro-batch, {} per step\n\n",
+        "micro-batch, {} per step\nAssumed: {}\n\n",
         recipe_name(config.precision), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep, plan.tokens,
-        config.training.global_batch_size * config.model.seq_length);
+        config.training.global_batch_size * config.model.seq_length, assumptions_text(config));
     out += fmt::format("{}\n{}\n{}\n{}", parameter_table(plan), flop_table(plan), memory_table(config, plan),
                        recompute_table(plan));
     if (ep > 1 && plan.wire_bytes() > 0) out += fmt::format("\n{}", wire_table(config, plan));

@@ -29,7 +29,9 @@ struct Choice {
     StepTime time;
     std::optional<StepTime> per_host;  // with rows once per (token, host), where experts span hosts
     Fit fit;
-    bool best = false;  // of its number of GPUs and recipe: the fastest that fits
+    bool best = false;  // of its number of GPUs and recipe: shown in detail; the fastest, if it fits
+
+    bool fastest_that_fits() const { return best && fit.fits(); }
 
     const char* basis(const Gpu& gpu) const;  // how far the figures are from anything measured
 };

@@ -12,8 +12,9 @@ using nlohmann::json;
 
 std::string plan_page(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu,
                       const Provenance& provenance) {
-    Page page(model + ": plan" + speed_up_of(choices), choices.front().config, provenance);
+    Page page(model + ": plan" + speed_up_of(choices, gpu), choices.front().config, provenance);
     page.fact("prediction", statement(gpu));
+    page.fact("assumed", plan::assumptions_text(choices.front().config));
     std::vector<PageRows> times,
         memory = {{"",
                    {{gpu.sheet.gpu + ", usable",

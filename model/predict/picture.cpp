@@ -4,6 +4,7 @@
 
 #include "model/predict/choose.h"
 #include "model/report/run_report.h"
+#include "model/report/spread.h"
 #include "model/report/svg.h"
 #include "model/report/titles.h"
 
@@ -18,15 +19,15 @@ namespace {
 
 using namespace report;
 
-constexpr double kMostMicroseconds = 1e4;  // in a bar; above, milliseconds read better
-
 std::string subtitle_of(const Gpu& gpu) {
     return fmt::format("predicted for the {}; {}", gpu.sheet.gpu,
                        gpu.calibrated ? "calibrated " + gpu.calibration.date : std::string("uncalibrated"));
 }
 
 std::string shape_of(const std::vector<Choice>& choices) {
-    return choices.empty() ? "" : model_shape(choices.front().config) + "; ";
+    return choices.empty() ? ""
+                           : model_shape(choices.front().config) + "; " +
+                                 plan::assumptions_text(choices.front().config) + "; ";
 }
 
 void add_value(BarChart& chart, Bar& bar, const std::string& category, double value) {
@@ -52,18 +53,23 @@ std::string label_of(const Choice& choice) {
                        choice.config.parallel.expert_model_parallel_size);
 }
 
-std::string speed_up_of(const std::vector<Choice>& choices) {
+std::string speed_up_of(const std::vector<Choice>& choices, const Gpu& gpu) {
+    const auto& check = gpu.calibration.check;
     std::string text;
     int64_t most = 0;
     for (const Choice& base : choices)
         for (const Choice& other : choices) {
             const Recipe recipe = other.config.precision.recipe;
-            if (!base.best || !other.best || base.gpus != other.gpus || base.gpus < most) continue;
+            if (!base.fastest_that_fits() || !other.fastest_that_fits() || base.gpus != other.gpus ||
+                base.gpus < most)
+                continue;
             if (base.config.precision.recipe != Recipe::bf16 || recipe == Recipe::bf16) continue;
             most = base.gpus;
-            text = fmt::format(", {} on {}: {:.2f} x as fast as bf16", recipe_name(recipe),
-                               counted(base.gpus, "GPU"),
-                               other.time.tokens_per_second() / base.time.tokens_per_second());
+            const double ratio = other.time.tokens_per_second() / base.time.tokens_per_second();
+            text = fmt::format(", {} on {}: ", recipe_name(recipe), counted(base.gpus, "GPU")) +
+                   (gpu.calibrated && check && resolved(ratio - 1, check->mean_step)
+                        ? fmt::format("{:.2f} x as fast as bf16", ratio)
+                        : std::string("against bf16 within the error of the prediction"));
         }
     return text;
 }
@@ -96,27 +102,22 @@ std::string memory_picture(const std::string& model, const std::vector<Choice>& 
 
 std::string time_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu) {
     BarChart chart;
-    chart.title = model + ": time of a step" + speed_up_of(choices);
+    chart.title = model + ": time of 1000 tokens of a GPU" + speed_up_of(choices, gpu);
     chart.subtitle = shape_of(choices) + subtitle_of(gpu) + "; what a schedule hides is part of the bars";
-    chart.x_label = "microseconds of a step for each 1000 tokens of a GPU";
-    chart.unit = " us";
+    chart.x_label = "milliseconds of a step for each 1000 tokens of a GPU";
+    chart.unit = " ms";
     for (const Choice& choice : choices) {
         if (!choice.best) continue;
         Bar bar{label_of(choice), {}};
         const double thousands = choice.time.tokens / static_cast<double>(choice.gpus) / 1e3;
         for (const StageTime& stage : choice.time.stages)
-            add_value(chart, bar, kind_of(stage.work), stage.seconds * stage.runs * 1e6 / thousands);
+            add_value(chart, bar, kind_of(stage.work), stage.seconds * stage.runs * 1e3 / thousands);
         chart.bars.push_back(bar);
     }
     double most = 0;
     for (const Bar& bar : chart.bars)
         most = std::max(most, std::accumulate(bar.values.begin(), bar.values.end(), 0.0));
-    if (most > kMostMicroseconds) {
-        chart.x_label = "milliseconds of a step for each 1000 tokens of a GPU";
-        chart.unit = " ms";
-        for (Bar& bar : chart.bars)
-            for (double& value : bar.values) value *= 1e-3;
-    }
+    chart.decimals = most < 1 ? 3 : most < 100 ? 2 : 1;
     return render(chart);
 }
 

@@ -37,7 +37,7 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
         gpus = c.gpus;
         std::vector<std::string> cells = {
             std::to_string(c.gpus),
-            std::string(recipe_name(c.config.precision.recipe)) + (c.best ? " *" : ""),
+            std::string(recipe_name(c.config.precision.recipe)) + (c.fastest_that_fits() ? " *" : ""),
             std::to_string(expert_parallel(c)),
             std::to_string(c.gpus / expert_parallel(c)),
             std::to_string(c.config.training.micro_batch_size),
@@ -110,6 +110,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"expert_model_parallel_size", expert_parallel(c)},
                            {"micro_batch_size", c.config.training.micro_batch_size},
                            {"global_batch_size", c.config.training.global_batch_size},
+                           {"seq_length", c.config.model.seq_length},
                            {"tokens_per_step", c.time.tokens},
                            {"clock_hertz", c.time.clock},
                            {"layer_seconds", c.time.layer},
@@ -123,7 +124,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"usable_bytes", c.fit.usable},
                            {"fits", c.fit.fits()},
                            {"settings_that_fit", c.fit.settings},
-                           {"best", c.best},
+                           {"best", c.fastest_that_fits()},
                            {"basis", c.basis(gpu)},
                            {"memory", memory},
                            {"largest", largest},
@@ -169,7 +170,8 @@ std::string statement(const Gpu& gpu) {
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
-    std::string out = statement(gpu);
+    std::string out =
+        statement(gpu) + fmt::format("Assumed: {}.\n", plan::assumptions_text(choices.front().config));
     out += fmt::format(
         "MFU is of {:.0f} TFLOP/s BF16. * the fastest that fits, of its recipe and number of GPUs.\n",
         gpu.sheet.peak() * 1e-12);

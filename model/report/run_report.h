@@ -85,6 +85,9 @@ std::string shell_word(const std::string& argument);
 // How to start `command` with these arguments as this run was started, ready to be typed.
 std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
                          int64_t world_size);
+// The same on that many GPUs: as a CUDA build is started, on several hosts with a hostfile.
+std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
+                             int64_t gpus, int64_t gpus_per_host);
 // What to do next, by what it does.
 struct NextStep {
     std::string what, command;

@@ -109,6 +109,20 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     EXPECT_EQ(page.at("sections").at("memory").at("data").at("unit"), "GiB");
 }
 
+// What to do next is done on GPUs: with a CUDA build, one rank a GPU, and a hostfile beyond one host.
+TEST(Plan, NextIsALineForGpus) {
+    const CommandResult few = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4"});
+    const CommandResult many = fp8flow_alone({"plan", config_file("qwen3_30b_a3b"), "--gpus", "32"});
+    expect_contains(few.out, "measure it  mpirun -n 4 --quiet --bind-to none ");
+    expect_contains(many.out,
+                    "measure it (hosts: 4 lines 'NAME slots=8')  mpirun -n 32 --quiet --hostfile hosts ");
+    for (const CommandResult& plan : {few, many}) {
+        ASSERT_EQ(plan.status, 0) << plan.err;
+        EXPECT_EQ(plan.out.find("--oversubscribe"), std::string::npos);
+        EXPECT_EQ(plan.out.find("build/cpu/"), std::string::npos);
+    }
+}
+
 TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {
     const CommandResult plan =
         fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--set", "precision.recipe=mxfp8"});
@@ -144,8 +158,13 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
                                               "h800", "--set", "model.seq_length=4096"},
                                              folder.path());
     ASSERT_EQ(plan.status, 0) << plan.err;
-    for (const char* part : {"uncalibrated: datasheet of the H800", "Does not fit", "Largest:"})
+    for (const char* part : {"uncalibrated: datasheet of the H800", "Does not fit", "Largest:",
+                             "sequences of 4096 tokens (model.seq_length; the model takes up to 32768)"})
         expect_contains(plan.out, part);
+    const CommandResult silent =
+        fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16"}, folder.path());
+    expect_contains(silent.out,
+                    "sequences of 256 tokens (model.seq_length, by default; the model takes up to 32768)");
     const CommandResult profile =
         fp8flow_alone({"profile", "--hf-config", "config.json", "--steps", "1", "--set", "num_layers=1",
                        "--set", "hidden_size=128", "--set", "moe_ffn_hidden_size=128", "--set",

@@ -25,7 +25,7 @@ protected:
         const fs::path sources = FP8FLOW_SOURCE_DIR;
         for (const char* name : {"configs", "docs", "scripts", "README.md"})
             fs::create_symlink(sources / name, folder_.path(name));
-        for (const char* name : {"build/cpu", "bin"}) {
+        for (const char* name : {"build/cpu", "build/cuda-release", "bin"}) {
             fs::create_directories(folder_.path(name));
             fs::create_symlink(FP8FLOW_EXECUTABLE, folder_.path(std::string(name) + "/fp8flow"));
         }

@@ -104,7 +104,32 @@ TEST(Choose, JsonAndPicturesHoldTheChoices) {
         sum += stage.at("seconds").get<double>() * stage.at("runs").get<double>();
     EXPECT_NEAR(sum, json.at("choices")[1].at("step_seconds").get<double>(), 1e-9);
     EXPECT_NE(memory_picture("layer_deepseek_v3", choices, gpu).find("H200, usable"), std::string::npos);
-    EXPECT_NE(time_picture("layer_deepseek_v3", choices, gpu).find("MoE GEMMs"), std::string::npos);
+    const std::string times = time_picture("layer_deepseek_v3", choices, gpu);
+    for (const char* text : {"MoE GEMMs", "time of 1000 tokens of a GPU", "fp8_flow on 4 GPUs: 1.1",
+                             "sequences of 4096 tokens (model.seq_length)"})
+        EXPECT_NE(times.find(text), std::string::npos) << text;
+    EXPECT_EQ(times.find(" us"), std::string::npos) << "one unit for all bars";
+    EXPECT_EQ(json.at("choices")[1].at("seq_length"), 4096);
+    Gpu vague = gpu;
+    vague.calibration.check->mean_step = 0.5;
+    EXPECT_NE(time_picture("a", choices, vague).find("within the error of the prediction"),
+              std::string::npos);
+}
+
+// Nothing fits: no row is the fastest that does, whatever is shown in detail.
+TEST(Choose, OnlyWhatFitsIsMarkedAndCompared) {
+    const Gpu gpu = load_gpu("h100");
+    const Config config = shipped("qwen3_30b_a3b");
+    const auto choices = choose(config, open_search(config, {8}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
+    for (const Choice& choice : choices) {
+        ASSERT_FALSE(choice.fit.fits());
+        EXPECT_TRUE(choice.best);
+        EXPECT_FALSE(choice.fastest_that_fits());
+    }
+    EXPECT_EQ(choices_markdown(choices, gpu).find("*"), std::string::npos) << choices_markdown(choices, gpu);
+    EXPECT_NE(choices_text(choices, gpu).find("Does not fit"), std::string::npos);
+    EXPECT_EQ(nlohmann::json::parse(choices_json(choices, gpu, {})).at("choices")[0].at("best"), false);
+    EXPECT_EQ(time_picture("a", choices, gpu).find("as fast as"), std::string::npos);
 }
 
 }  // namespace
