@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The row movers: permute + pad, unpermute + unpad and the gradient of its merging weights, and the unfused
 // pair pad / unpad. Copies move bytes, whatever the dtype; sums run in fp32 in the order of recv_rows.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -13,6 +14,8 @@ namespace fp8flow {
 namespace {
 
 using reference::base_of;
+using reference::check_rows_named;
+using reference::group_ranges;
 
 // Scales of one row (vec128_wire or vec128 in, vec128 out: one float per block, a whole row of scales apart);
 // zeros for a pad.
@@ -69,6 +72,7 @@ void regroup_rows(const ScaledTensor& src, const RowGroups& src_groups, const Sc
     const int64_t* counts = src_groups.counts.as<int64_t>();
     const int64_t* src_offsets = src_groups.offsets.as<int64_t>();
     const int64_t* dst_offsets = dst_groups.offsets.as<int64_t>();
+    group_ranges(src_groups, 0), group_ranges(dst_groups, 0);  // they fit
 #pragma omp parallel
     for (int64_t g = 0; g < dst_groups.num_groups; ++g) {
 #pragma omp for schedule(static) nowait
@@ -81,7 +85,8 @@ void regroup_rows(const ScaledTensor& src, const RowGroups& src_groups, const Sc
 
 void ReferenceOps::do_permute_pad(const op::PermutePad& args, const Launch&) {
     const int32_t* row_source = args.row_source.as<int32_t>() + base_of(args.row_source);
-    const int64_t rows = args.groups.offsets.as<int64_t>()[args.groups.num_groups];
+    const int64_t rows = group_ranges(args.groups, 0).back().end;
+    check_rows_named(args.row_source, rows, "row_source", args.src.data.dim(0));
 #pragma omp parallel for schedule(static)
     for (int64_t row = 0; row < rows; ++row) copy_row(args.src, row_source[row], args.dst, row);
 }
@@ -90,6 +95,9 @@ void ReferenceOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Laun
     const int64_t hidden = args.dst.cols(), topk = args.recv_rows.dim(1), base = base_of(args.src);
     const int64_t received = *args.num_rows.as<int64_t>();
     const int32_t* recv_rows = args.recv_rows.as<int32_t>();
+    require(received >= 0 && received <= args.recv_rows.dim(0), ExitCode::usage,
+            "num_rows is {}, recv_rows {}", received, describe(args.recv_rows));
+    check_rows_named(args.recv_rows, received * topk, "recv_rows", args.src.dim(0) - base);
     const float* prob = args.row_prob ? args.row_prob.as<float>() + base_of(args.row_prob) : nullptr;
 #pragma omp parallel
     {
@@ -115,7 +123,8 @@ void ReferenceOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward&
     const int64_t hidden = args.src.cols(), base = base_of(args.src);
     const int32_t* row_source = args.row_source.as<int32_t>() + base_of(args.row_source);
     float* drow_prob = args.drow_prob.as<float>() + base_of(args.drow_prob);
-    const int64_t rows = args.groups.offsets.as<int64_t>()[args.groups.num_groups];
+    const int64_t rows = group_ranges(args.groups, 0).back().end;
+    check_rows_named(args.row_source, rows, "row_source", args.ddst.dim(0));
 #pragma omp parallel
     {
         std::vector<float> row(static_cast<std::size_t>(hidden)), gradient(static_cast<std::size_t>(hidden));

@@ -56,7 +56,7 @@ void list_sends(const op::PlanDispatch& args) {
             const int64_t expert = own_ids[token * topk + k];
             if (expert < 0) continue;
             const int64_t to = expert / args.num_local_experts;
-            if (to >= ranks || last_token[to] == token) continue;
+            if (last_token[to] == token) continue;
             last_token[to] = token;
             tokens[to * slots + counts[to]++] = static_cast<int32_t>(token);
         }
@@ -66,6 +66,7 @@ void list_sends(const op::PlanDispatch& args) {
 }  // namespace
 
 void ReferenceOps::do_plan_dispatch(const op::PlanDispatch& args, const Launch&) {
+    reference::check_expert_ids(args.all_ids, "all_ids", -1, args.all_ids.dim(0) * args.num_local_experts);
     const int64_t ranks = args.all_ids.dim(0), slots = args.all_ids.dim(1), topk = args.all_ids.dim(2);
     const int64_t num_groups = args.groups.num_groups, received_capacity = ranks * slots;
     const int32_t* ids = args.all_ids.as<int32_t>();

@@ -3,6 +3,7 @@
 #include "kernels/core/scalar_math.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/router_scores.h"
+#include "kernels/reference/rows.h"
 
 #include <algorithm>
 #include <limits>
@@ -12,6 +13,7 @@ namespace fp8flow {
 
 namespace {
 
+using reference::check_expert_ids;
 using reference::choose_largest;
 using reference::kScoreSumEps;
 using reference::token_sum;
@@ -93,6 +95,7 @@ void ReferenceOps::do_router_top_k(const op::RouterTopK& args, const Launch&) {
     const int64_t tokens = args.logits.dim(0), experts = args.logits.dim(1), topk = args.ids.dim(1);
     const op::RouterOptions& options = args.options;
     const float* bias = args.expert_bias ? args.expert_bias.as<float>() : nullptr;
+    if (args.forced_ids) check_expert_ids(args.forced_ids, "forced_ids", 0, experts);
     const int32_t* forced = args.forced_ids ? args.forced_ids.as<int32_t>() : nullptr;
     int64_t* counts = args.counts.as<int64_t>();
 #pragma omp parallel

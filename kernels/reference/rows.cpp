@@ -4,6 +4,8 @@
 
 #include "kernels/core/error.h"
 
+#include <algorithm>
+
 namespace fp8flow::reference {
 
 namespace {
@@ -76,9 +78,37 @@ std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows) {
     const int64_t* counts = groups.counts.as<int64_t>();
     const int64_t* offsets = groups.offsets.as<int64_t>();
     std::vector<GroupRange> ranges;
-    for (int64_t g = 0; g < groups.num_groups; ++g)
-        ranges.push_back({g, offsets[g], counts[g], offsets[g + 1]});
+    for (int64_t g = 0; g < groups.num_groups; ++g) {
+        const int64_t first = offsets[g], end = offsets[g + 1];
+        require(
+            first >= 0 && first % groups.alignment == 0 && counts[g] >= 0 && end >= first &&
+                counts[g] <= end - first && end <= groups.row_capacity,
+            ExitCode::usage,
+            "group {} has {} rows from row {} to {}, want them inside a capacity of {}, from multiples of {}",
+            g, counts[g], first, end, groups.row_capacity, groups.alignment);
+        ranges.push_back({g, first, counts[g], end});
+    }
     return ranges;
+}
+
+void check_rows_named(const TensorView& numbers, int64_t count, const char* what, int64_t end) {
+    const int32_t* const all = numbers.as<int32_t>() + base_of(numbers);
+    for (int64_t i = 0; i < count; ++i)
+        require(all[i] >= -1 && all[i] < end, ExitCode::usage, "{}: number {} is {}, want -1 to {}", what, i,
+                all[i], end - 1);
+}
+
+void check_expert_ids(const TensorView& ids, const char* what, int32_t least, int64_t experts) {
+    const int64_t topk = ids.cols();
+    for (int64_t first = 0; first < ids.numel(); first += topk) {
+        const int32_t* const own = ids.as<int32_t>() + first;
+        for (int64_t k = 0; k < topk; ++k) {
+            require(own[k] >= least && own[k] < experts, ExitCode::usage,
+                    "{}: token {} names expert {}, want 0 to {}", what, first / topk, own[k], experts - 1);
+            require(own[k] < 0 || std::find(own, own + k, own[k]) == own + k, ExitCode::usage,
+                    "{}: token {} names expert {} twice", what, first / topk, own[k]);
+        }
+    }
 }
 
 float lane_sum(const float* values, int64_t count) {

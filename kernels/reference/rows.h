@@ -32,8 +32,13 @@ inline void store_row(const TensorView& view, int64_t row, const float* values) 
 struct GroupRange {
     int64_t group, first, count, end;
 };
-// Groups in order. groups.num_groups == 0: one group of `rows` valid rows.
+// Groups in order. groups.num_groups == 0: one group of `rows` valid rows. Throws Error(usage) where counts
+// and offsets contradict each other or the capacity.
 std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows);
+// Throws Error(usage) unless each of the first `count` numbers is -1 or below `end`.
+void check_rows_named(const TensorView& numbers, int64_t count, const char* what, int64_t end);
+// The same for ids [.., K] of experts, from `least` on, different in a row but for -1.
+void check_expert_ids(const TensorView& ids, const char* what, int32_t least, int64_t experts);
 
 // Sum of values in 8 interleaved lanes (i % 8), lanes added as ((0+4)+(2+6)) + ((1+5)+(3+7)): the reduction
 // order of this project.

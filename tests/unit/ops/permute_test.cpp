@@ -5,6 +5,7 @@
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <numeric>
@@ -325,6 +326,56 @@ TEST(UnpermuteProbsBackward, CentralDifferences) {
                         ASSERT_NEAR(got, want, 1e-6 * size) << "row " << row;
                     }
                 }
+}
+
+// Groups and row numbers that lie outside their tensors.
+TEST(Permute, WrongNumbersAreRefused) {
+    constexpr int64_t kTokens = 3, kHidden = 8;
+    const GroupsFixture groups({2, 3}, 16);
+    HostTensor src(DType::f32, {kTokens, kHidden}), rows(DType::f32, {32, kHidden}), probs(DType::f32, {32}),
+        sums(DType::f32, {kTokens, kHidden}), row_source(DType::i32, {32}),
+        recv_rows(DType::i32, {kTokens, 2}), num_rows(DType::i64, {1});
+    const auto refused = [&](int which) {
+        try {
+            ReferenceOps ops;
+            if (which == 0)
+                ops.permute_pad({.src = {src}, .row_source = row_source, .groups = groups, .dst = {rows}});
+            if (which == 1) ops.unpermute_unpad({rows, recv_rows, num_rows, {}, sums});
+            if (which == 2)
+                ops.unpermute_probs_backward({.ddst = src,
+                                              .src = rows,
+                                              .row_source = row_source,
+                                              .groups = groups,
+                                              .drow_prob = probs});
+            if (which == 3) ops.pad_rows({{rows}, groups, groups, {rows}});
+            if (which == 4)
+                ops.quantize_rows({rows, groups, {}, {}, HostScaled(DType::e4m3, {32, 8}, ScaleLayout::row)});
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::usage);
+            return std::string(error.what());
+        }
+        return std::string();
+    };
+    src.zero(), rows.zero(), num_rows.zero();
+    for (int i = 0; i < 5; ++i) EXPECT_EQ(refused(i), "") << i;  // numbers are all -1: pads
+    for (const int32_t row : {3, -2}) {
+        row_source.as<int32_t>()[17] = row;
+        for (const int i : {0, 2})
+            EXPECT_EQ(refused(i), fmt::format("row_source: number 17 is {}, want -1 to 2", row));
+    }
+    row_source.as<int32_t>()[17] = -1;
+    recv_rows.as<int32_t>()[3] = 32;
+    EXPECT_EQ(refused(1), "");  // of a token that is not there
+    num_rows.as<int64_t>()[0] = 3;
+    EXPECT_EQ(refused(1), "recv_rows: number 3 is 32, want -1 to 31");
+    num_rows.as<int64_t>()[0] = 4;
+    EXPECT_EQ(refused(1), "num_rows is 4, recv_rows i32[3, 2]");
+    RowGroups inside = groups;
+    inside.counts.as<int64_t>()[1] = 17;
+    for (const int i : {0, 2, 3, 4})
+        EXPECT_EQ(refused(i),
+                  "group 1 has 17 rows from row 16 to 32, want them inside a capacity of 32, from "
+                  "multiples of 16");
 }
 
 }  // namespace

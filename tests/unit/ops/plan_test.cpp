@@ -5,6 +5,7 @@
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/plans.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <map>
@@ -279,6 +280,29 @@ TEST(Plan, RowsWantedAreAMaximum) {
     }
     plan.args.rows_wanted = {};
     ReferenceOps().plan_dispatch(plan.args);  // optional
+}
+
+// Device data in other backends; here a wrong id is an error, not a token without its expert.
+TEST(Plan, WrongIdsAreRefused) {
+    const auto message = [](int32_t id, int64_t k) -> std::string {
+        Routing routing = Routing::random({4, 4}, 5, 2, 4, 1);  // a slot of each rank is empty
+        routing.id(1, 2, 0) = 3, routing.id(1, 2, 1) = 1;
+        try {
+            routing.id(1, 2, k) = id;
+            const PlanFixture plan(routing, 1, 16);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::usage);
+            return error.what();
+        }
+        return "";
+    };
+    EXPECT_EQ(message(2, 0), "");
+    EXPECT_EQ(message(-1, 1), "");
+    for (const int32_t id : {4, -2, INT32_MAX, INT32_MIN})
+        EXPECT_NE(message(id, 1).find(fmt::format("token 7 names expert {}, want 0 to 3", id)),
+                  std::string::npos)
+            << message(id, 1);
+    EXPECT_NE(message(3, 1).find("token 7 names expert 3 twice"), std::string::npos) << message(3, 1);
 }
 
 TEST(Plan, WrongArgumentsAreRefusedWithNumbers) {

@@ -293,6 +293,10 @@ TEST(RouterTopK, ForcedIds) {
             const std::vector<double> want = probs_of(call.logits_of(t), call.ids_of(t), variant.options);
             for (int64_t k = 0; k < 4; ++k) EXPECT_NEAR(call.probs(t * 4 + k), want[k], 32 * kEps * want[k]);
         }
+        for (const int32_t wrong : {-1, 16, forced.as<int32_t>()[8]}) {
+            forced.as<int32_t>()[9] = wrong;
+            EXPECT_THROW(call.run(), Error);
+        }
     }
 }
 
