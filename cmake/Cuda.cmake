@@ -8,7 +8,10 @@ set(FP8FLOW_CUDA_REASON "switched off (FP8FLOW_CUDA=OFF)")
 if(NOT FP8FLOW_CUDA MATCHES "^(AUTO|ON|OFF)$")
     message(FATAL_ERROR "FP8FLOW_CUDA is '${FP8FLOW_CUDA}', want AUTO, ON or OFF")
 endif()
-if(NOT FP8FLOW_CUDA STREQUAL "OFF")
+file(GLOB gpus /dev/nvidia[0-9]*)  # as gpu_visible in scripts/common.sh
+if(FP8FLOW_CUDA STREQUAL "AUTO" AND NOT gpus)
+    set(FP8FLOW_CUDA_REASON "no GPU is here (FP8FLOW_CUDA=ON builds it nevertheless)")
+elseif(NOT FP8FLOW_CUDA STREQUAL "OFF")
     # The probe costs a second or two: its good result is kept; a bad one is tried again at every configuration.
     if(NOT FP8FLOW_NVCC OR NOT EXISTS "${FP8FLOW_NVCC}")
         fp8flow_find_cuda_toolkit()

@@ -213,7 +213,8 @@ endif()
 # The installed library, and examples/ built with it in a folder of their own.
 if(TARGET fp8flow_shared)
     add_test(NAME installed_library COMMAND ${CMAKE_COMMAND} -DBUILD=${PROJECT_BINARY_DIR} -DSOURCE=${PROJECT_SOURCE_DIR}
-             -DWORK=${PROJECT_BINARY_DIR}/library_test -DNVCC=${FP8FLOW_NVCC} -P ${PROJECT_SOURCE_DIR}/tests/library/installed.cmake)
+             -DWORK=${PROJECT_BINARY_DIR}/library_test -DNVCC=${FP8FLOW_NVCC} -DDEPS=${FP8FLOW_DEPS}
+             -P ${PROJECT_SOURCE_DIR}/tests/library/installed.cmake)
     set_tests_properties(installed_library PROPERTIES LABELS cli TIMEOUT 600 ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2"
                          REQUIRED_FILES "$<TARGET_FILE:fp8flow>;$<TARGET_LINKER_FILE:fp8flow_shared_mpi>")
 endif()

@@ -41,7 +41,6 @@ venv=$work/venv/bin/python
 "$python" -c 'import site; print(*site.getsitepackages(), sep="\n")' > "$("$venv" -c 'import site; print(site.getsitepackages()[0])')/outer.pth"
 "$venv" -m pip install --quiet pytest scikit-build-core ninja
 options=(-Cbuild-dir="$work/cmake")
-if ! gpu_visible; then options+=(-Ccmake.define.FP8FLOW_CUDA=OFF); fi
 prefix=$(deps_prefix) || exit
 if [[ -n $prefix ]]; then options+=("-Ccmake.define.FP8FLOW_DEPS=$prefix"); fi
 if command -v ccache > /dev/null; then

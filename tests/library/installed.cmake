@@ -38,6 +38,16 @@ foreach(header ${headers})
     endif()
 endforeach()
 
+# As pip configures it: CUDA files are not built where no GPU could run them, unless asked for.
+file(GLOB gpus /dev/nvidia[0-9]*)
+if(NOT gpus)
+    execute_process(COMMAND ${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/pip -DFP8FLOW_TESTS=OFF -DFP8FLOW_DEPS=${DEPS}
+                    RESULT_VARIABLE status OUTPUT_VARIABLE text ERROR_VARIABLE text)
+    if(NOT status EQUAL 0 OR NOT text MATCHES "CUDA backend: off: no GPU is here [(]FP8FLOW_CUDA=ON")
+        message(FATAL_ERROR "without a GPU, FP8FLOW_CUDA=AUTO: status ${status}\n${text}")
+    endif()
+endif()
+
 file(COPY ${SOURCE}/examples/ DESTINATION ${WORK}/examples)
 set(options -S ${WORK}/examples -B ${WORK}/build -DCMAKE_BUILD_TYPE=Release -DCMAKE_PREFIX_PATH=${WORK}/prefix)
 if(NVCC)
