@@ -19,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 std::string library(const std::string& name) {
-    return std::string(FP8FLOW_BINARY_DIR) + "/tests/lib" + name + ".so";
+    return std::string(FP8FLOW_BINARY_DIR "/tests/lib") + name + ".so";
 }
 
 CommandResult bench(const std::vector<std::string>& more) {

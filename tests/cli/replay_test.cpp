@@ -357,7 +357,7 @@ TEST(Replay, WhatDoesNotFitIsRefusedByName) {
 }
 
 TEST(Replay, AgreesWithNumpyInFloat64) {
-    const std::string script = std::string(FP8FLOW_SOURCE_DIR) + "/scripts/compare_layer.py";
+    const std::string script = FP8FLOW_SOURCE_DIR "/scripts/compare_layer.py";
     for (const Texts& options :
          {Texts{"--ranks", "1"}, Texts{"--ranks", "1", "--norm"},
           Texts{"--ranks", "2", "--recipes", "bf16,fp8_flow", "--stages"},

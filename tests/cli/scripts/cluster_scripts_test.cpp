@@ -15,7 +15,7 @@
 namespace fp8flow {
 namespace {
 
-const std::string kScripts = std::string(FP8FLOW_SOURCE_DIR) + "/scripts/";
+const std::string kScripts = FP8FLOW_SOURCE_DIR "/scripts/";
 
 CommandResult run_bash(const std::string& text, const TemporaryFolder& folder) {
     return RunningCommand({"bash", "-c", text}, folder.path()).wait(60);
@@ -106,7 +106,7 @@ protected:
                 program + " FP8FLOW_REMOTE_SHELL='" + shell + "'; " + kScripts + "hosts.sh " + arguments,
             folder_);
     }
-    const std::string here_ = std::string(FP8FLOW_SOURCE_DIR) + "/tests/mpi/daemon_here.sh";
+    const std::string here_ = FP8FLOW_SOURCE_DIR "/tests/mpi/daemon_here.sh";
     TemporaryFolder folder_;
 };
 

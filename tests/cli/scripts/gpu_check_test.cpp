@@ -22,7 +22,7 @@ protected:
         for (const char* script :
              {"gpu_check.sh", "scale_check.sh", "scale_figures.py", "check_queue.sh", "common.sh"})
             program(std::string("scripts/") + script,
-                    read_whole(std::string(FP8FLOW_SOURCE_DIR) + "/scripts/" + script));
+                    read_whole(std::string(FP8FLOW_SOURCE_DIR "/scripts/") + script));
         for (const char* test :
              {"gpu/norm/norm_parity_test.cu", "gpu_mpi/exchange_gpu_test.cu", "gpu_mpi/golden_test.cu"})
             folder_.write(std::string("tests/") + test, "");

@@ -60,7 +60,7 @@ std::string train(const Config& config, const std::shared_ptr<const data::TokenS
 
 TEST(OutOfMemory, IsAnErrorWhereverItHappensAndTheNextRunWorks) {
     const Config config =
-        load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml", {"precision.recipe=fp8_flow"}, 1);
+        load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml", {"precision.recipe=fp8_flow"}, 1);
     const auto data = open_data(config);
     ASSERT_EQ(train(config, data), "");  // libraries and kernels are loaded
     const size_t before = free_bytes();
@@ -85,7 +85,7 @@ TEST(OutOfMemory, IsAnErrorWhereverItHappensAndTheNextRunWorks) {
 // trainer goes on.
 TEST(OutOfMemory, RowsThatCannotGrowLeaveTheModelBeforeTheStep) {
     const Config config =
-        load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
+        load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml",
                     {"precision.recipe=fp8_flow", "model.seq_length=128", "training.micro_batch_size=64",
                      "training.global_batch_size=64", "model.moe_layer_freq=[1, 1]",
                      "moe.moe_router_force_biased=2.0", "moe.moe_expert_rank_capacity_factor=0.25"},

@@ -64,7 +64,7 @@ TEST_P(Poison, StopsTheStepAndNamesTheTensor) {
                                      {"layers.1.moe.experts.linear_fc1.weight", 3 * 256 * 128 + 9},
                                      {"layers.1.moe.experts.linear_fc2.weight", 128},
                                      {"output_layer.weight", 0}};
-    const Config config = load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
+    const Config config = load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml",
                                       {std::string("precision.recipe=") + GetParam()}, 1);
     const auto data = open_data(config);
     for (const Poisoned& tensor : kTensors)

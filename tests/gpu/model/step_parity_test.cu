@@ -23,7 +23,7 @@ constexpr int kSteps = 3;
 // kernels: native | cublaslt (GEMMs; attention is native, with the reference's bits) | cudnn (attention).
 Config tiny_config(const std::string& recipe, const std::string& kernels) {
     const bool cudnn = kernels == "cudnn";
-    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml",
+    return load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml",
                        {"precision.recipe=" + recipe, "moe.moe_router_force_load_balancing=true",
                         "training.global_batch_size=2", "model.qk_layernorm=true",
                         "kernels.gemm_backend=" + (cudnn ? "native" : kernels),

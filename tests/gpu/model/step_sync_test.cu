@@ -15,7 +15,7 @@ namespace {
 
 Config config_of(const std::string& recipe, std::vector<std::string> keys) {
     keys.push_back("precision.recipe=" + recipe);
-    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/test.yaml", keys, 1);
+    return load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml", keys, 1);
 }
 
 enum class Pace { ahead, one_by_one };

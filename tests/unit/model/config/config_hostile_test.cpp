@@ -144,7 +144,7 @@ TEST(HostileConfig, HarmlessFormsPass) {
 
 // Bytes of a shipped file replaced, removed, doubled: accepted or refused, never anything else.
 TEST(HostileConfig, MutatedFilesNeverCrash) {
-    std::ifstream file(std::string(FP8FLOW_SOURCE_DIR) + "/configs/layer_deepseek_v3.yaml");
+    std::ifstream file(FP8FLOW_SOURCE_DIR "/configs/layer_deepseek_v3.yaml");
     const std::string seed_text{std::istreambuf_iterator<char>(file), {}};
     ASSERT_FALSE(seed_text.empty());
     const std::string alphabet = "[]{}:,-?&*!|>'\"#%@` \n\t0a=~<.\\\x80\xff";

@@ -13,7 +13,7 @@
 namespace fp8flow {
 namespace {
 
-const std::string kConfigs = std::string(FP8FLOW_SOURCE_DIR) + "/configs/";
+const std::string kConfigs = FP8FLOW_SOURCE_DIR "/configs/";
 
 // The error text of reading `yaml` under the name t.yaml, or "" where it is accepted.
 std::string error_of(const std::string& yaml, const std::vector<std::string>& overrides = {},

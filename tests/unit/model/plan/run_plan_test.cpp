@@ -21,7 +21,7 @@ using namespace plan;
 namespace {
 
 Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/" + name, overrides);
+    return load_config(std::string(FP8FLOW_SOURCE_DIR "/configs/") + name, overrides);
 }
 
 int64_t total_of(const Config& config, const std::string& part) {

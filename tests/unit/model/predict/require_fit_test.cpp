@@ -15,7 +15,7 @@ namespace fp8flow::predict {
 namespace {
 
 Config shipped(const std::string& name, const std::vector<std::string>& overrides = {}) {
-    return load_config(std::string(FP8FLOW_SOURCE_DIR) + "/configs/" + name + ".yaml", overrides);
+    return load_config(std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml", overrides);
 }
 
 TEST(RequireFit, TheLastByteCounts) {

@@ -20,7 +20,7 @@ constexpr int kNoPackage = 77, kNoInterpreter = 127;
 
 // Exit status of the helper script.
 int python(const std::string& action, const std::string& path) {
-    const std::string script = std::string(FP8FLOW_SOURCE_DIR) + "/tests/support/safetensors_round_trip.py";
+    const std::string script = FP8FLOW_SOURCE_DIR "/tests/support/safetensors_round_trip.py";
     const int status = std::system(("python3 '" + script + "' " + action + " '" + path + "'").c_str());
     return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
