@@ -50,6 +50,19 @@ template <class Body> int guarded(Body body) {
     return guarded([](void* argument) { (*static_cast<Body*>(argument))(); }, &body);
 }
 
+// A struct of the caller's. A program built against version 1 has no size there, but a pointer or a number.
+template <class T> const T& given(const T* argument, const char* what) {
+    require(argument != nullptr, ExitCode::usage, "{} is null", what);
+    require(
+        argument->size == sizeof(T), ExitCode::usage,
+        "{}: size is {}, want {}: the program was built against another version of the C interface than {}, "
+        "or left size unset",
+        what, argument->size, sizeof(T), FP8FLOW_C_VERSION);
+    for (const int64_t word : argument->reserved)
+        require(word == 0, ExitCode::usage, "{}: a reserved word is {}, want 0", what, word);
+    return *argument;
+}
+
 // The context to itself, its device current, and `stream` after the call before. When it ends, the next call
 // follows what this one gave to the stream.
 class ContextLock {

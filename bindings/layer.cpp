@@ -21,21 +21,18 @@ Recipe recipe_of(const char* name) {
     return static_cast<Recipe>(found - kRecipeNames.begin());
 }
 
-LoneLayerSpec spec_of(const fp8flow_layer_spec& given) {
-    require(given.size == sizeof(fp8flow_layer_spec), ExitCode::usage,
-            "the spec has {} bytes, want {}: header and library are of different versions", given.size,
-            sizeof(fp8flow_layer_spec));
-    require(given.weight_dtype == FP8FLOW_F32 || given.weight_dtype == FP8FLOW_BF16, ExitCode::usage,
-            "weight_dtype is {}, want {} (f32) or {} (bf16)", given.weight_dtype,
+LoneLayerSpec spec_of(const fp8flow_layer_spec& from) {
+    require(from.weight_dtype == FP8FLOW_F32 || from.weight_dtype == FP8FLOW_BF16, ExitCode::usage,
+            "weight_dtype is {}, want {} (f32) or {} (bf16)", from.weight_dtype,
             static_cast<int>(FP8FLOW_F32), static_cast<int>(FP8FLOW_BF16));
-    LoneLayerSpec spec{.hidden_size = given.hidden_size, .max_tokens = given.max_tokens};
+    LoneLayerSpec spec{.hidden_size = from.hidden_size, .max_tokens = from.max_tokens};
     spec.masters = Masters::callers;
-    spec.precision.recipe = recipe_of(given.recipe);
-    spec.moe.num_experts = given.num_experts;
-    spec.moe.moe_router_topk = given.topk;
-    spec.moe.moe_ffn_hidden_size = given.ffn_hidden_size;
-    spec.moe.moe_router_pre_softmax = given.pre_softmax != 0;
-    spec.moe.moe_router_topk_scaling_factor = given.topk_scaling;
+    spec.precision.recipe = recipe_of(from.recipe);
+    spec.moe.num_experts = from.num_experts;
+    spec.moe.moe_router_topk = from.topk;
+    spec.moe.moe_ffn_hidden_size = from.ffn_hidden_size;
+    spec.moe.moe_router_pre_softmax = from.pre_softmax != 0;
+    spec.moe.moe_router_topk_scaling_factor = from.topk_scaling;
     return spec;
 }
 
@@ -80,10 +77,10 @@ fp8flow_layer::fp8flow_layer(fp8flow_context& owner, const LoneLayerSpec& spec, 
 
 int fp8flow_layer_create(fp8flow_context* context, const fp8flow_layer_spec* spec, fp8flow_layer** layer) {
     return guarded([&] {
-        require(context != nullptr && spec != nullptr && layer != nullptr, ExitCode::usage,
-                "context, spec or layer is null");
+        require(context != nullptr && layer != nullptr, ExitCode::usage, "context or layer is null");
         const ContextLock lock(*context, nullptr);
-        *layer = new fp8flow_layer(*context, spec_of(*spec), static_cast<DType>(spec->weight_dtype));
+        *layer =
+            new fp8flow_layer(*context, spec_of(given(spec, "spec")), static_cast<DType>(spec->weight_dtype));
     });
 }
 
@@ -98,9 +95,9 @@ void fp8flow_layer_destroy(fp8flow_layer* layer) {
 
 int fp8flow_layer_set_weights(fp8flow_layer* layer, const fp8flow_layer_weights* weights, void* stream) {
     return call(layer, stream, [&](const Launch& launch) {
-        require(weights != nullptr, ExitCode::usage, "the weights are null");
+        const fp8flow_layer_weights& all = given(weights, "weights");
         ParameterStore& store = layer->layer.parameters();
-        const std::array tensors = {weights->router, weights->w1, weights->w2};
+        const std::array tensors = {all.router, all.w1, all.w2};
         for (size_t i = 0; i < tensors.size(); ++i) {
             Parameter& parameter = store.all().at(i);
             store.write_copies(parameter,
@@ -123,11 +120,11 @@ int fp8flow_layer_forward(fp8flow_layer* layer, const void* x, void* y, int64_t 
 int fp8flow_layer_backward(fp8flow_layer* layer, const void* dy, void* dx,
                            const fp8flow_layer_gradients* gradients, void* stream) {
     return call(layer, stream, [&](const Launch& launch) {
-        require(gradients != nullptr, ExitCode::usage, "the gradients are null");
+        const fp8flow_layer_gradients& all = given(gradients, "gradients");
         require(layer->tokens >= 0, ExitCode::usage, "backward without a forward before it");
         const TensorView dy_rows = rows(*layer, dy, layer->tokens), dx_rows = rows(*layer, dx, layer->tokens);
         auto& parameters = layer->layer.parameters().all();
-        const std::array<void*, 3> tensors = {gradients->router, gradients->w1, gradients->w2};
+        const std::array<void*, 3> tensors = {all.router, all.w1, all.w2};
         for (size_t i = 0; i < tensors.size(); ++i)
             parameters.at(i).main_grad =
                 in_place_of(parameters[i], tensors[i], i == 0 ? DType::f32 : layer->weight_dtype);

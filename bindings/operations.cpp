@@ -4,6 +4,8 @@
 #include "kernels/core/error.h"
 #include "layers/moe_layer.h"
 
+#include <algorithm>
+
 namespace fp8flow::bindings {
 
 namespace {
@@ -18,10 +20,9 @@ static_assert(FP8FLOW_PLAIN == static_cast<int>(ScaleLayout::none) &&
               FP8FLOW_VEC128 == static_cast<int>(ScaleLayout::vec128) &&
               FP8FLOW_BLOCK128 == static_cast<int>(ScaleLayout::block128) &&
               FP8FLOW_TILE128 == static_cast<int>(ScaleLayout::tile128));
-static_assert(FP8FLOW_POW2 == static_cast<int>(ScaleFormat::pow2) &&
-              FP8FLOW_FP32 == static_cast<int>(ScaleFormat::fp32));
 
-TensorView view_of(const fp8flow_tensor& tensor, const char* what) {
+TensorView view_of(const fp8flow_tensor* from, const char* what) {
+    const fp8flow_tensor& tensor = given(from, what);
     require(tensor.dtype >= FP8FLOW_F32 && tensor.dtype <= FP8FLOW_I64, ExitCode::usage,
             "{}: dtype {}, want 0 to {} (enum fp8flow_dtype)", what, tensor.dtype,
             static_cast<int>(FP8FLOW_I64));
@@ -35,19 +36,32 @@ TensorView view_of(const fp8flow_tensor& tensor, const char* what) {
     require(view.data != nullptr || view.numel() == 0, ExitCode::usage, "{}: the data are null", what);
     return view;
 }
-TensorView view_of(const fp8flow_tensor* tensor, const char* what) {
-    require(tensor != nullptr, ExitCode::usage, "{} is null", what);
-    return view_of(*tensor, what);
+
+// What a tensor declares, 0 being nothing.
+ScaleFormat declared_format(int format, const char* what) {
+    constexpr ScaleFormat kFormats[] = {ScaleFormat::undeclared, ScaleFormat::pow2, ScaleFormat::fp32};
+    require(format >= FP8FLOW_UNDECLARED && format <= FP8FLOW_FP32, ExitCode::usage,
+            "{}: scale_format is {}, want {} (undeclared), {} (pow2) or {} (fp32)", what, format,
+            static_cast<int>(FP8FLOW_UNDECLARED), static_cast<int>(FP8FLOW_POW2),
+            static_cast<int>(FP8FLOW_FP32));
+    return kFormats[format];
+}
+ScaleFormat format_of(int format) {
+    require(format == FP8FLOW_POW2 || format == FP8FLOW_FP32, ExitCode::usage,
+            "scale_format is {}, want {} (pow2) or {} (fp32)", format, static_cast<int>(FP8FLOW_POW2),
+            static_cast<int>(FP8FLOW_FP32));
+    return declared_format(format, "scale_format");
 }
 
-ScaledTensor scaled_of(const fp8flow_scaled* tensor, const char* what) {
-    require(tensor != nullptr, ExitCode::usage, "{} is null", what);
-    if (tensor->layout == FP8FLOW_PLAIN) return {.data = view_of(tensor->codes, what)};
+ScaledTensor scaled_of(const fp8flow_scaled* from, const char* what) {
+    const fp8flow_scaled* const tensor = &given(from, what);
+    if (tensor->layout == FP8FLOW_PLAIN) return {.data = view_of(&tensor->codes, what)};
     require(tensor->layout >= FP8FLOW_VEC128_WIRE && tensor->layout <= FP8FLOW_TILE128, ExitCode::usage,
             "{}: layout {}, want one of enum fp8flow_layout", what, tensor->layout);
-    return {.data = view_of(tensor->codes, what),
-            .scales = view_of(tensor->scales, what),
-            .layout = static_cast<ScaleLayout>(tensor->layout)};
+    return {.data = view_of(&tensor->codes, what),
+            .scales = view_of(&tensor->scales, what),
+            .layout = static_cast<ScaleLayout>(tensor->layout),
+            .format = declared_format(tensor->scale_format, what)};
 }
 
 // Sizes are written by plan_rows and read by all others.
@@ -57,6 +71,7 @@ TensorView words(const int64_t* data, int64_t count) {
 
 RowGroups groups_of(const fp8flow_groups* groups) {
     if (groups == nullptr) return {};
+    given(groups, "groups");
     require(groups->num_groups > 0 && groups->counts != nullptr && groups->offsets != nullptr,
             ExitCode::usage, "{} groups, their counts or offsets are null", groups->num_groups);
     return {.num_groups = groups->num_groups,
@@ -70,19 +85,17 @@ TensorView floats(const float* data, int64_t count) {
     return data == nullptr ? TensorView{} : make_view(const_cast<float*>(data), DType::f32, {count});
 }
 
-ScaleFormat format_of(int format) {
-    require(format == FP8FLOW_POW2 || format == FP8FLOW_FP32, ExitCode::usage,
-            "scale_format is {}, want {} (pow2) or {} (fp32)", format, static_cast<int>(FP8FLOW_POW2),
-            static_cast<int>(FP8FLOW_FP32));
-    return static_cast<ScaleFormat>(format);
-}
-
-const fp8flow_plan& present(const fp8flow_plan* plan) {
-    require(plan != nullptr, ExitCode::usage, "the plan is null");
-    require(plan->row_source != nullptr && plan->row_prob != nullptr && plan->token_rows != nullptr &&
-                plan->token_offsets != nullptr,
+const fp8flow_plan& present(const fp8flow_plan* from) {
+    const fp8flow_plan& plan = given(from, "plan");
+    given(&plan.groups, "plan.groups");
+    const bool rows = plan.groups.row_capacity > 0, tokens = plan.tokens > 0;
+    require((!rows || (plan.row_source != nullptr && plan.row_prob != nullptr)) &&
+                (!tokens || plan.token_rows != nullptr) && plan.token_offsets != nullptr,
             ExitCode::usage, "a pointer of the plan is null");
-    return *plan;
+    require(plan.tokens >= 0 && plan.choices >= 1 && plan.choices <= plan.groups.num_groups, ExitCode::usage,
+            "the plan has {} tokens and {} choices of {} experts", plan.tokens, plan.choices,
+            plan.groups.num_groups);
+    return plan;
 }
 TensorView token_rows(const fp8flow_plan& plan) {
     return make_view(plan.token_rows, DType::i32, {plan.tokens, plan.choices});
@@ -144,8 +157,10 @@ int fp8flow_transpose_fp8(fp8flow_context* context, const fp8flow_scaled* src, c
 
 int64_t fp8flow_max_rows(int64_t tokens, int64_t choices, int64_t experts, int64_t alignment) {
     if (tokens < 0 || choices <= 0 || experts <= 0 || alignment <= 0) return -1;
-    return MoeLayer::worst_rows(
+    if (std::max({tokens, choices, experts, alignment}) > INT32_MAX) return -1;
+    const int64_t rows = MoeLayer::worst_rows(
         {.num_experts = experts, .moe_router_topk = choices, .moe_row_alignment = alignment}, tokens, 1);
+    return rows > INT32_MAX ? -1 : rows;
 }
 
 int fp8flow_plan_rows(fp8flow_context* context, const fp8flow_tensor* ids, const fp8flow_tensor* probs,
@@ -154,13 +169,29 @@ int fp8flow_plan_rows(fp8flow_context* context, const fp8flow_tensor* ids, const
         const fp8flow_plan& p = present(plan);
         const int64_t experts = p.groups.num_groups,
                       least = fp8flow_max_rows(p.tokens, p.choices, experts, p.groups.alignment);
+        const TensorView id_view = view_of(ids, "ids"), prob_view = view_of(probs, "probs");
+        for (const TensorView& view : {id_view, prob_view})
+            require(view.rank == 2 && view.dims[0] == p.tokens && view.dims[1] == p.choices, ExitCode::usage,
+                    "ids or probs are {}, want [{}, {}] as the plan", describe(view), p.tokens, p.choices);
         require(least >= 0 && p.groups.row_capacity >= least, ExitCode::usage,
                 "row_capacity is {}, want at least {} for {} tokens, {} choices, {} experts, alignment {}",
                 p.groups.row_capacity, least, p.tokens, p.choices, experts, p.groups.alignment);
+        // -1 would be a token of a rank that has fewer
+        if (context->backend.kind == BackendKind::reference && id_view.dtype == DType::i32)
+            for (int64_t i = 0; i < id_view.numel(); ++i)
+                require(id_view.as<int32_t>()[i] >= 0, ExitCode::usage,
+                        "ids: token {} names expert {}, want 0 to {}", i / p.choices,
+                        id_view.as<int32_t>()[i], experts - 1);
+        // Rows past the last group feed nothing; the operation leaves them as they are.
+        const auto bytes = static_cast<size_t>(p.groups.row_capacity) * sizeof(int32_t);
+        if (bytes > 0) {
+            ops.device().fill(p.row_source, 0xFF, bytes, launch.stream);
+            ops.device().fill(p.row_prob, 0, bytes, launch.stream);
+        }
         ArenaScope scope(context->scratch);
         const TensorView overflow = context->scratch.tensor(DType::i32, {1}, "plan");
-        op::PlanDispatch args{.all_ids = view_of(ids, "ids").reshape({1, p.tokens, p.choices}),
-                              .all_probs = view_of(probs, "probs").reshape({1, p.tokens, p.choices}),
+        op::PlanDispatch args{.all_ids = id_view.reshape({1, p.tokens, p.choices}),
+                              .all_probs = prob_view.reshape({1, p.tokens, p.choices}),
                               .num_local_experts = experts,
                               .groups = groups_of(&p.groups),
                               .row_source = row_source(p),

@@ -117,6 +117,7 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
                   "rows {} with scales {} cannot become {} with scales {}", describe(rows.data),
                   name_of(rows.layout), describe(dst.data), name_of(dst.layout));
     if (!plain) check_fp8(dst, "dst");
+    check_moved(rows, dst, "dst");
     ++num_dispatches_;
     if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, dst, plan.groups.cost_rows(), launch);
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
@@ -134,6 +135,7 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   "rows {} with scales {} {} arrive as {} with scales {} {}", describe(rows.data),
                   name_of(rows.layout), describe(rows.scales), describe(received.data),
                   name_of(received.layout), describe(received.scales));
+    check_moved(rows, received, "received");
     ++num_dispatches_;
     if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, received, received.data.dim(0), launch);
     const double moved = bytes_of({rows.data, rows.scales});
@@ -203,7 +205,14 @@ void Exchange::dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& d
     if (room == 0) return;
     const auto part = [&](const TensorView& of) { return of.bytes() / room * num_rows; };
     repeat(rows.data, dst.data, part(dst.data), launch);
-    if (rows.scales) repeat(rows.scales, dst.scales, part(dst.scales), launch);
+    if (!rows.scales) return;
+    if (rows.scales.dtype == dst.scales.dtype)
+        return repeat(rows.scales, dst.scales, part(dst.scales), launch);
+    // bytes of E8M0 are no floats
+    const int64_t own = std::min(rows.scales.dim(0), room), blocks = rows.scales.dim(1);
+    const TensorView floats = make_view(dst.scales.data, dst.scales.dtype, {blocks, own});
+    skip_ops_->relayout_scales({.wire = rows.scales.slice(0, own), .vec128 = floats}, launch);
+    repeat(floats, dst.scales, part(dst.scales), launch);
 }
 
 void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
@@ -272,7 +281,8 @@ void Exchange::dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const D
     const int64_t capacity = plan.all_ids.dim(0) * plan.all_ids.dim(1);
     ScaledTensor received{.data = scratch.tensor(rows.data.dtype, {capacity, rows.data.dim(1)}, "dispatch"),
                           .scales = {},
-                          .layout = rows.layout};
+                          .layout = rows.layout,
+                          .format = rows.format};
     if (rows.scales)
         received.scales = scratch.tensor(rows.scales.dtype, {capacity, rows.scales.dim(1)}, "dispatch");
     do_dispatch_rows(rows, plan, received, scratch, launch);

@@ -2,12 +2,14 @@
  * The C interface of libfp8flow: operations of the experts, and one MoE layer, on plain pointers, sizes and a
  * stream. For programs and languages that do not speak C++; the Python package is built on it.
  *
- * What is declared here stays as it is; a later version adds, and raises FP8FLOW_C_VERSION. No exception
- * leaves a call. Tensors are row-major and contiguous, in host memory for the reference backend and in the
- * memory of the context's GPU for the Hopper backend; they are borrowed for the call, and for the work it
- * gives to the stream. `stream` is a cudaStream_t, and ignored by the reference backend, whose calls return
- * when the work is done. Letters: T tokens, K choices a token, E experts, H hidden size, F width of an
- * expert, M routed rows with pads. Contracts in full: kernels/ops/ (one struct an operation).
+ * What is declared here stays as it is; a later version adds, and raises FP8FLOW_C_VERSION. Every struct
+ * begins with its size: set it to sizeof the struct, and everything that you do not use, `reserved` included,
+ * to 0, as designated initialisers do. A struct of another version is refused. No exception leaves a call.
+ * Tensors are row-major and contiguous, in host memory for the reference backend and in the memory of the
+ * context's GPU for the Hopper backend; they are borrowed for the call, and for the work it gives to the
+ * stream. `stream` is a cudaStream_t, and ignored by the reference backend, whose calls return when the work
+ * is done. Letters: T tokens, K choices a token, E experts, H hidden size, F width of an expert, M routed
+ * rows with pads. Contracts in full: kernels/ops/ (one struct an operation).
  */
 #pragma once
 
@@ -18,7 +20,7 @@
 extern "C" {
 #endif
 
-#define FP8FLOW_C_VERSION 1
+#define FP8FLOW_C_VERSION 2
 int fp8flow_c_version(void); /* of the library: at least the header's, or do not call it */
 
 /* Calls return one of these. The text of the last failure on this thread: what, where, numbers; never null.
@@ -51,10 +53,12 @@ enum fp8flow_dtype {
     FP8FLOW_I64 = 7
 };
 typedef struct fp8flow_tensor {
+    size_t size; /* sizeof(fp8flow_tensor) */
     void* data;
     int32_t dtype; /* enum fp8flow_dtype */
     int32_t rank;  /* 1 to 4 */
     int64_t dims[4];
+    int64_t reserved[4];
 } fp8flow_tensor;
 
 /* Which FP8 codes [.., R, C] share a scale, and where it is; value = code * scale. */
@@ -65,22 +69,29 @@ enum fp8flow_layout {
     FP8FLOW_BLOCK128 = 5,    /* weights: 128x128 blocks, [E, R/128, C/128 padded to 4] f32 */
     FP8FLOW_TILE128 = 6      /* a transposed copy [dim, M]: 128x128 tiles, [M/128, dim/128] f32 */
 };
+/* What scales are. pow2: powers of two, as transpose_fp8 needs; fp32: maximum / 448 exactly. undeclared: of a
+ * tensor whose owner has not said; quantisers take one of the other two. */
+enum fp8flow_scale_format { FP8FLOW_UNDECLARED = 0, FP8FLOW_POW2 = 1, FP8FLOW_FP32 = 2 };
 typedef struct fp8flow_scaled {
+    size_t size;                  /* sizeof(fp8flow_scaled) */
     fp8flow_tensor codes, scales; /* divisions above round up */
     int32_t layout;               /* enum fp8flow_layout; plain: `scales` is not looked at */
+    /* enum fp8flow_scale_format, declared by the owner: a call that writes other scales is refused, as is
+     * one that copies scales of another format here. E8M0 scales are pow2 without it. */
+    int32_t scale_format;
+    int64_t reserved[4];
 } fp8flow_scaled;
-
-/* pow2: scales are powers of two, as transpose_fp8 needs; fp32: maximum / 448 exactly */
-enum fp8flow_scale_format { FP8FLOW_POW2 = 0, FP8FLOW_FP32 = 1 };
 
 /* M rows sorted by expert: of group g counts[g] rows, then pads, from row offsets[g] to offsets[g + 1].
  * Operations read sizes in device memory; they write pads as zeros and nothing past offsets[num_groups]. */
 typedef struct fp8flow_groups {
+    size_t size; /* sizeof(fp8flow_groups) */
     int64_t num_groups;
     const int64_t* counts;  /* [num_groups] */
     const int64_t* offsets; /* [num_groups + 1], multiples of alignment */
     int64_t row_capacity;   /* M: at least offsets[num_groups] */
     int64_t alignment;      /* 128 wherever a scale spans rows */
+    int64_t reserved[4];
 } fp8flow_groups;
 
 /* ---- quantisers (E4M3). src f32, bf16 or f16 [M, C]; groups null: all rows are one group without pads. */
@@ -96,24 +107,30 @@ int fp8flow_quantize_columns(fp8flow_context* context, const fp8flow_tensor* src
 int fp8flow_quantize_weight(fp8flow_context* context, const fp8flow_tensor* src, int scale_format,
                             const fp8flow_scaled* fprop, const fp8flow_scaled* dgrad, void* stream);
 
-/* src [M, dim] vec128 with power-of-two scales -> dst [dim, M] tile128: exponents are shifted, nothing is
- * dequantised. */
+/* src [M, dim] vec128, declared FP8FLOW_POW2 -> dst [dim, M] tile128: exponents are shifted, nothing is
+ * dequantised. The reference backend reads the scales and refuses others; on a GPU the declaration counts. */
 int fp8flow_transpose_fp8(fp8flow_context* context, const fp8flow_scaled* src, const fp8flow_groups* groups,
                           const fp8flow_scaled* dst, void* stream);
 
 /* ---- plan, permute and pad */
-/* Written by fp8flow_plan_rows, into memory of the caller; rows of an expert are in ascending tokens. */
+/* Written by fp8flow_plan_rows, all of it, into memory of the caller; rows of an expert are in ascending
+ * tokens. */
 typedef struct fp8flow_plan {
+    size_t size;             /* sizeof(fp8flow_plan) */
     fp8flow_groups groups;   /* num_groups is E; row_capacity from fp8flow_max_rows */
-    int32_t* row_source;     /* [M] the token that feeds row r; -1: a pad */
-    float* row_prob;         /* [M] its probability; 0 in pads */
+    int32_t* row_source;     /* [M] the token that feeds row r; -1: a pad, or past the last group */
+    float* row_prob;         /* [M] its probability; 0 where row_source is -1 */
     int32_t* token_rows;     /* [T, K] rows of token t in ascending experts */
     int64_t* token_offsets;  /* [2] 0 and T, which unpermute reads */
-    int64_t tokens, choices; /* T, K */
+    int64_t tokens, choices; /* T (0 is allowed), K */
+    int64_t reserved[4];
 } fp8flow_plan;
-/* M that suffices whatever the routing is; -1: an argument is not positive. */
+/* M that suffices whatever the routing is; -1: tokens is negative, another argument is not positive, or M
+ * does not fit 32 bits. */
 int64_t fp8flow_max_rows(int64_t tokens, int64_t choices, int64_t experts, int64_t alignment);
-/* ids i32 [T, K], all different in a row and in [0, E); probs f32 [T, K]. */
+/* ids i32 [T, K], all different in a row and in [0, E); probs f32 [T, K]. The reference backend refuses other
+ * ids. On a GPU nobody waits to read them: an id outside names no expert, and one named twice counts once, so
+ * that the sum of groups.counts is T * K exactly where all ids are right. */
 int fp8flow_plan_rows(fp8flow_context* context, const fp8flow_tensor* ids, const fp8flow_tensor* probs,
                       const fp8flow_plan* plan, void* stream);
 /* src [T, H] -> dst [M, H]: both plain of one dtype (bf16, f32), or codes with vec128_wire -> vec128. */
@@ -155,17 +172,22 @@ typedef struct fp8flow_layer_spec {
     /* 0: softmax over the chosen experts. 1: over all, before the choice, and not normalised again. */
     int32_t pre_softmax;
     int32_t weight_dtype; /* of set_weights and the gradients of experts: FP8FLOW_F32 or FP8FLOW_BF16 */
+    int64_t reserved[8];
 } fp8flow_layer_spec;
 int fp8flow_layer_create(fp8flow_context* context, const fp8flow_layer_spec* spec, fp8flow_layer** layer);
 void fp8flow_layer_destroy(fp8flow_layer* layer); /* null is allowed */
 
 /* Tensors of the weights' shapes: router [E, H], w1 [E, 2F, H] (gate rows, then up rows), w2 [E, H, F]. */
 typedef struct fp8flow_layer_weights {
+    size_t size; /* sizeof(fp8flow_layer_weights) */
     const void *router, *w1, *w2;
+    int64_t reserved[4];
 } fp8flow_layer_weights;
 typedef struct fp8flow_layer_gradients {
+    size_t size;   /* sizeof(fp8flow_layer_gradients) */
     float* router; /* f32 whatever weight_dtype is */
     void *w1, *w2; /* of weight_dtype */
+    int64_t reserved[4];
 } fp8flow_layer_gradients;
 /* Casts or quantises the weights into the layer's copies. Before the first forward, and after every change.
  */

@@ -28,8 +28,8 @@ typedef struct fp8flow_plugin_tensor {
 } fp8flow_plugin_tensor;
 
 /* Every other argument: "eps", "groups.alignment", "options.score". Enumerations are numbered from 0 in the
- * order of their header; "dst.layout" is a ScaleLayout of kernels/core/scaled_tensor.h. Integers above 2^53
- * are rounded. */
+ * order of their header; "dst.layout" and "dst.format" are a ScaleLayout and a ScaleFormat of
+ * kernels/core/scaled_tensor.h. Integers above 2^53 are rounded. */
 typedef struct fp8flow_plugin_number {
     const char* name;
     double value;

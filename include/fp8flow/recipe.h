@@ -17,9 +17,10 @@
 namespace fp8flow {
 
 // What a flow and the program hand each other, by its sizes: a library that was built with other headers is
-// refused where one of them has changed.
+// refused where one of them has changed, or where a member has come without changing a size (the first
+// number: 1 since ScaledTensor::format).
 inline constexpr uint64_t kRecipeHeaders = [] {
-    uint64_t hash = 0;
+    uint64_t hash = 1;
     for (const uint64_t size :
          {sizeof(Context), sizeof(PrecisionSpec), sizeof(RecomputeSpec), sizeof(CastFlow), sizeof(Fp8Flow),
           sizeof(Flow::Forward), sizeof(Flow::Backward), sizeof(ExpertsSaved), sizeof(Parameter), sizeof(Ops),

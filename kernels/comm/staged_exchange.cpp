@@ -39,7 +39,8 @@ TensorView StagedExchange::copy_out(const TensorView& view, const Launch& launch
 ScaledTensor StagedExchange::copy_out(const ScaledTensor& tensor, const Launch& launch) {
     return {.data = copy_out(tensor.data, launch),
             .scales = copy_out(tensor.scales, launch),
-            .layout = tensor.layout};
+            .layout = tensor.layout,
+            .format = tensor.format};
 }
 
 void StagedExchange::copy_in(const TensorView& host, const TensorView& device, const Launch& launch) {

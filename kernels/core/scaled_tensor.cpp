@@ -21,6 +21,15 @@ const char* name_of(ScaleLayout layout) {
     return "?";
 }
 
+const char* name_of(ScaleFormat format) {
+    switch (format) {
+        case ScaleFormat::pow2: return "pow2";
+        case ScaleFormat::fp32: return "fp32";
+        case ScaleFormat::undeclared: return "undeclared";
+    }
+    return "?";
+}
+
 ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups) {
     FP8FLOW_CHECK(codes.rank == 2 || codes.rank == 3, "codes {}", describe(codes));
     const bool batched = codes.rank == 3;
@@ -54,6 +63,27 @@ void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups) {
     for (int i = 0; i < want.rank && same; ++i) same = scales.dims[i] == want.dims[i];
     FP8FLOW_CHECK(same, "{}: layout {} of codes {} does not fit scales {}", what, name_of(tensor.layout),
                   describe(tensor.data), describe(scales));
+}
+
+ScaleFormat format_of(const ScaledTensor& tensor) {
+    return tensor.scales.dtype == DType::e8m0 ? ScaleFormat::pow2 : tensor.format;
+}
+
+void check_written(const ScaledTensor& dst, const char* what, ScaleFormat written) {
+    FP8FLOW_CHECK(written == ScaleFormat::pow2 || written == ScaleFormat::fp32, "scale_format is {}",
+                  name_of(written));
+    if (dst.layout == ScaleLayout::mx32) return;  // E8M0, whatever the format of other layouts is
+    FP8FLOW_CHECK(written == ScaleFormat::pow2 || dst.scales.dtype == DType::f32,
+                  "scale_format fp32 does not fit into scales {}", describe(dst.scales));
+    FP8FLOW_CHECK(dst.format == ScaleFormat::undeclared || dst.format == written,
+                  "{} declares scales {}, and scale_format is {}", what, name_of(dst.format),
+                  name_of(written));
+}
+
+void check_moved(const ScaledTensor& src, const ScaledTensor& dst, const char* what) {
+    FP8FLOW_CHECK(dst.format == ScaleFormat::undeclared || dst.format == format_of(src),
+                  "{} declares scales {}, and those of its source are {}", what, name_of(dst.format),
+                  name_of(format_of(src)));
 }
 
 }  // namespace fp8flow

@@ -28,17 +28,21 @@ enum class ScaleLayout : uint8_t {
 };
 
 // pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max
-// exactly.
-enum class ScaleFormat : uint8_t { pow2, fp32 };
+// exactly. undeclared: of a tensor whose owner has not said; a quantiser cannot write it.
+enum class ScaleFormat : uint8_t { pow2, fp32, undeclared };
 // Rounding of MXFP8's E8M0 scales: floor (OCP reference) or rceil (round up amax/448, as cuBLAS).
 enum class MxRounding : uint8_t { floor, rceil };
 
 const char* name_of(ScaleLayout layout);
+const char* name_of(ScaleFormat format);
 
 struct ScaledTensor {
     TensorView data;  // [R, C] or [E, R, C]: FP8 values, e4m3 or e5m2; layout none: any dtype
     TensorView scales;
     ScaleLayout layout = ScaleLayout::none;
+    // What the owner of the memory declares. A quantiser writes no other format, operations that move scales
+    // do not change it, and transpose_fp8 takes pow2 only.
+    ScaleFormat format = ScaleFormat::undeclared;
 
     explicit operator bool() const { return static_cast<bool>(data); }
 };
@@ -53,5 +57,12 @@ ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t grou
 // Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or
 // f32).
 void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups = 0);
+
+// pow2 where the scales are E8M0, else what the tensor declares.
+ScaleFormat format_of(const ScaledTensor& tensor);
+// Throws unless scales of `written` fit into dst (E8M0 holds powers of two only) and dst declares that or
+// nothing. check_moved: the same for scales that an operation copies from src.
+void check_written(const ScaledTensor& dst, const char* what, ScaleFormat written);
+void check_moved(const ScaledTensor& src, const ScaledTensor& dst, const char* what);
 
 }  // namespace fp8flow

@@ -45,8 +45,7 @@ void check(const op::RmsNormQuantize& args) {
                       name_of(args.rows.layout));
         check_fp8(args.rows, "rows");
         check_tensor(args.rows.data, "rows", args.rows.data.dtype, {tokens, width});
-        FP8FLOW_CHECK(args.scale_format == ScaleFormat::pow2 || args.rows.scales.dtype == DType::f32,
-                      "scale_format fp32 does not fit into scales {}", describe(args.rows.scales));
+        if (blocks) check_written(args.rows, "rows", args.scale_format);
     }
     if (args.transposed) {
         const TensorView& codes = args.transposed.data;
@@ -60,6 +59,8 @@ void check(const op::RmsNormQuantize& args) {
                       "blocks with power-of-two scales",
                       name_of(args.transposed.layout), describe(args.rows.data), name_of(args.rows.layout));
     }
+    if (args.transposed.layout == ScaleLayout::tile128)
+        check_written(args.transposed, "transposed", args.scale_format);
     if (args.amax) check_tensor(args.amax, "amax", DType::f32, {1});
 }
 OpCost cost(const op::RmsNormQuantize& args) {

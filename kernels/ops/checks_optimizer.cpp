@@ -74,10 +74,12 @@ void check(const op::AdamWQuantize& args) {
     const int64_t experts = weight.dim(0), rows = weight.dim(1), columns = weight.dim(2);
     if (args.fprop) {
         check_fp8(args.fprop, "fprop copy");
+        check_written(args.fprop, "fprop copy", args.scale_format);
         check_tensor(args.fprop.data, "fprop codes", args.fprop.data.dtype, {experts, rows, columns});
     }
     if (args.dgrad) {
         check_fp8(args.dgrad, "dgrad copy");
+        check_written(args.dgrad, "dgrad copy", args.scale_format);
         check_tensor(args.dgrad.data, "dgrad codes", args.dgrad.data.dtype, {experts, columns, rows});
     }
 }

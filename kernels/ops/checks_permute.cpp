@@ -37,6 +37,7 @@ void check_movable(const ScaledTensor& src, ScaleLayout src_layout, const Scaled
                   name_of(src_layout));
     check_fp8(src, "src");
     check_fp8(dst, "dst");
+    check_moved(src, dst, "dst");
 }
 
 double row_bytes(const ScaledTensor& rows) {

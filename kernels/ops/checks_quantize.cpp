@@ -59,15 +59,15 @@ void check_rows(const ScaledTensor& dst, const char* what, const TensorView& src
     FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(1) == src.dim(1), "{} is {}, src {}", what,
                   describe(dst.data), describe(src));
     check_extent(dst.data, what, dst.data.dim(0), groups, src.dim(0));
-    FP8FLOW_CHECK(dst.layout == L::mx32 || format == ScaleFormat::pow2 || dst.scales.dtype == DType::f32,
-                  "scale_format fp32 does not fit into scales {}", describe(dst.scales));
+    check_written(dst, what, format);
 }
 
 // dst [K, M] of src [M, K]; a block along M must not straddle two groups.
 void check_columns(const ScaledTensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
-                   std::initializer_list<L> layouts) {
+                   ScaleFormat format, std::initializer_list<L> layouts) {
     check_layout(dst, what, layouts);
     check_fp8(dst, what, std::max<int64_t>(groups.num_groups, 1));
+    check_written(dst, what, format);
     FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(0) == src.dim(1), "{} is {}, src {}", what,
                   describe(dst.data), describe(src));
     check_extent(dst.data, what, dst.data.dim(1), groups, src.dim(0), true);
@@ -104,21 +104,23 @@ double bytes_of_fp8_columns(const ScaledTensor& tensor, int64_t rows) {
 // Maximum and multiplication.
 double flops_of(int64_t rows, const TensorView& src) { return 2.0 * static_cast<double>(rows * src.cols()); }
 
-void check_transpose(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst, L layout) {
+void check_transpose(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
+                     ScaleFormat format, L layout) {
     check_row_groups(groups);
     check_layout(src, "src", {L::vec128});
     check_fp8(src, "src");
     FP8FLOW_CHECK(src.data.rank == 2, "src is {}", describe(src.data));
     check_extent(src.data, "src", src.data.dim(0), groups, src.data.dim(0));
-    check_columns(dst, "dst", src.data, groups, {layout});
+    check_columns(dst, "dst", src.data, groups, format, {layout});
 }
 
 int64_t batch_of(const TensorView& view) { return view.rank == 3 ? view.dim(0) : 1; }
 
-void check_copy(const ScaledTensor& copy, const char* what, const TensorView& src, int64_t rows,
-                int64_t cols) {
+void check_copy(const ScaledTensor& copy, const char* what, const TensorView& src, ScaleFormat format,
+                int64_t rows, int64_t cols) {
     check_layout(copy, what, {L::block128, L::row, L::tensor, L::mx32});
     check_fp8(copy, what);
+    check_written(copy, what, format);
     FP8FLOW_CHECK(batch_of(copy.data) == batch_of(src) && copy.data.dim(-2) == rows &&
                       copy.data.dim(-1) == cols && copy.data.row_base == nullptr,
                   "{} is {}, src {}", what, describe(copy.data), describe(src));
@@ -141,12 +143,12 @@ OpCost cost(const op::QuantizeRows& args) {
 void check(const op::QuantizeColumns& args) {
     const std::initializer_list<L> layouts = {L::vec128, L::group_row, L::mx32};
     check_source(args.src, args.groups);
-    check_columns(args.dst, "dst", args.src, args.groups, layouts);
+    check_columns(args.dst, "dst", args.src, args.groups, args.scale_format, layouts);
     FP8FLOW_CHECK(static_cast<bool>(args.src2) == static_cast<bool>(args.dst2), "src2 is {}, dst2 is {}",
                   describe(args.src2), describe(args.dst2.data));
     if (!args.src2) return;
     check_source(args.src2, args.groups);
-    check_columns(args.dst2, "dst2", args.src2, args.groups, layouts);
+    check_columns(args.dst2, "dst2", args.src2, args.groups, args.scale_format, layouts);
 }
 OpCost cost(const op::QuantizeColumns& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
@@ -159,7 +161,8 @@ OpCost cost(const op::QuantizeColumns& args) {
 void check(const op::QuantizeDual& args) {
     check_source(args.src, args.groups);
     check_rows(args.rows, "rows", args.src, args.groups, args.scale_format, {L::vec128, L::row, L::mx32});
-    check_columns(args.columns, "columns", args.src, args.groups, {L::vec128, L::group_row, L::mx32});
+    check_columns(args.columns, "columns", args.src, args.groups, args.scale_format,
+                  {L::vec128, L::group_row, L::mx32});
 }
 OpCost cost(const op::QuantizeDual& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
@@ -173,7 +176,8 @@ void check(const op::QuantizeTensor& args) {
     check_source(args.src, args.groups);
     FP8FLOW_CHECK(args.rows || args.transposed, "nothing to write");
     if (args.rows) check_rows(args.rows, "rows", args.src, args.groups, args.scale_format, {L::tensor});
-    if (args.transposed) check_columns(args.transposed, "transposed", args.src, args.groups, {L::tensor});
+    if (args.transposed)
+        check_columns(args.transposed, "transposed", args.src, args.groups, args.scale_format, {L::tensor});
     FP8FLOW_CHECK(!args.rows || !args.transposed || args.rows.data.dtype == args.transposed.data.dtype,
                   "rows are {}, transposed {}", describe(args.rows.data), describe(args.transposed.data));
 }
@@ -190,8 +194,8 @@ void check(const op::QuantizeWeight& args) {
     FP8FLOW_CHECK((src.rank == 2 || src.rank == 3) && is_bf16_or_f32(src.dtype), "src is {}", describe(src));
     check_own_rows(src, "src");
     FP8FLOW_CHECK(args.fprop || args.dgrad, "nothing to write");
-    if (args.fprop) check_copy(args.fprop, "fprop", src, src.dim(-2), src.dim(-1));
-    if (args.dgrad) check_copy(args.dgrad, "dgrad", src, src.dim(-1), src.dim(-2));
+    if (args.fprop) check_copy(args.fprop, "fprop", src, args.scale_format, src.dim(-2), src.dim(-1));
+    if (args.dgrad) check_copy(args.dgrad, "dgrad", src, args.scale_format, src.dim(-1), src.dim(-2));
     if (!args.fprop || !args.dgrad) return;
     FP8FLOW_CHECK(args.fprop.layout == args.dgrad.layout && args.fprop.data.dtype == args.dgrad.data.dtype,
                   "copies differ: {} {} and {} {}", describe(args.fprop.data), name_of(args.fprop.layout),
@@ -230,7 +234,11 @@ OpCost cost(const op::Dequantize& args) {
 }
 
 void check(const op::TransposeFp8& args) {
-    check_transpose(args.src, args.groups, args.dst, L::tile128);
+    check_transpose(args.src, args.groups, args.dst, ScaleFormat::pow2, L::tile128);
+    require(format_of(args.src) == ScaleFormat::pow2, ExitCode::usage,
+            "src declares scales {}, want pow2: exponents are shifted and mantissas ignored (quantise with "
+            "scale_format pow2 and declare it, or use transpose_requantize)",
+            name_of(format_of(args.src)));
     FP8FLOW_CHECK(args.src.data.dtype == args.dst.data.dtype, "src is {}, dst {}", describe(args.src.data),
                   describe(args.dst.data));
 }
@@ -241,7 +249,7 @@ OpCost cost(const op::TransposeFp8& args) {
 }
 
 void check(const op::TransposeRequantize& args) {
-    check_transpose(args.src, args.groups, args.dst, L::vec128);
+    check_transpose(args.src, args.groups, args.dst, args.scale_format, L::vec128);
 }
 OpCost cost(const op::TransposeRequantize& args) {
     const int64_t rows = routed_rows(args.groups, args.src.data.dim(0));

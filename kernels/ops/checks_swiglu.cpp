@@ -30,11 +30,12 @@ void check_inputs(const TensorView& h, const TensorView& prob, const RowGroups& 
     check_rows(prob, "prob", groups, h, {});
 }
 
-void check_quantized(const ScaledTensor& out, const char* what, const RowGroups& groups, const TensorView& h,
-                     int64_t cols) {
+void check_quantized(const ScaledTensor& out, const char* what, ScaleFormat format, const RowGroups& groups,
+                     const TensorView& h, int64_t cols) {
     FP8FLOW_CHECK(out.layout == ScaleLayout::vec128, "{} has scales {}, must be vec128", what,
                   name_of(out.layout));
     check_fp8(out, what);
+    check_written(out, what, format);
     check_rows(out.data, what, groups, h, {cols});
 }
 
@@ -84,7 +85,7 @@ OpCost cost(const op::Swiglu& args) {
 void check(const op::SwigluQuantize& args) {
     const int64_t width = args.a.data.cols();
     check_inputs(args.h, args.prob, args.groups, width);
-    check_quantized(args.a, "a", args.groups, args.h, width);
+    check_quantized(args.a, "a", args.scale_format, args.groups, args.h, width);
 }
 OpCost cost(const op::SwigluQuantize& args) {
     return row_cost(args.groups, args.h, row_bytes(args.h) + row_bytes(args.prob) + row_bytes(args.a),
@@ -111,7 +112,7 @@ void check(const op::SwigluBackwardQuantize& args) {
         "gate and up of {} columns need scale blocks of their own: the width must be a multiple of {} "
         "(moe_ffn_hidden_size)",
         width, kBlock);
-    check_quantized(args.dh, "dh", args.groups, args.h, 2 * width);
+    check_quantized(args.dh, "dh", args.scale_format, args.groups, args.h, 2 * width);
 }
 OpCost cost(const op::SwigluBackwardQuantize& args) {
     return row_cost(args.groups, args.h,

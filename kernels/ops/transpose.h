@@ -11,7 +11,8 @@ namespace fp8flow::op {
 
 // Per group and 128x128 tile (tiles counted from the group's first row): target = max of the tile's valid row
 // scales; each code of row r is multiplied by 2^-k, k = exponent(target) - exponent(scale_r) >= 0, in its
-// exponent field, and stored transposed. Requires power-of-two scales and groups aligned to 128. Pad rows
+// exponent field, and stored transposed. Requires src to declare power-of-two scales (the reference backend
+// reads them and refuses others) and groups aligned to 128. Pad rows
 // (not read) and rows with scale 0.0f give codes 0 and do not count for the target, so a tile of them alone
 // has scale 0.0f; all-zero rows carry the scale of kAmaxEps, which never exceeds that of a real row. Without
 // groups dst may be wider than M: the rest is pads. Every tile below offsets[G] is written, nothing past it.

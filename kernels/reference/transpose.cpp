@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The transpose for weight gradients: scaling-aware on the codes, or dequantise + requantise. Contracts:
 // kernels/ops/transpose.h.
+#include "kernels/core/error.h"
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"
 
@@ -29,6 +30,20 @@ const ShiftTable& shift_table(DType dtype) {
     };
     static const ShiftTable e4m3 = build(DType::e4m3), e5m2 = build(DType::e5m2);
     return dtype == DType::e5m2 ? e5m2 : e4m3;
+}
+
+// What the format that src declares promises: 0 (a pad), or a normal power of two.
+void check_powers_of_two(const ScaledRows& src, const std::vector<GroupRange>& ranges) {
+    for (int64_t block = 0; block < ceil_div(src.dim, kBlock); ++block)
+        for (const GroupRange& range : ranges)
+            for (int64_t row = range.first; row < range.first + range.count; ++row) {
+                const float scale = src.scales[block * src.scale_stride + row];
+                const uint32_t bits = float_bits(scale);
+                const bool power = (bits & 0x807FFFFFu) == 0 && bits != 0x7F800000u;
+                require(power, ExitCode::usage,
+                        "src declares scales pow2, and that of row {} in columns {} and following is {}", row,
+                        block * kBlock, scale);
+            }
 }
 
 int exponent_of(float scale) { return static_cast<int>(float_bits(scale) >> 23); }
@@ -83,7 +98,9 @@ void ReferenceOps::do_transpose_fp8(const op::TransposeFp8& args, const Launch&)
     const int64_t base = base_of(codes);
     const ScaledRows rows = {codes.bytes_ptr() + base * codes.cols(), args.src.scales.as<float>() + base,
                              codes.cols(), codes.dim(0)};
-    transpose_tiles(rows, codes.dtype, column_ranges(args.groups, codes.dim(0), args.dst.data), args.dst);
+    const std::vector<GroupRange> ranges = column_ranges(args.groups, codes.dim(0), args.dst.data);
+    check_powers_of_two(rows, ranges);
+    transpose_tiles(rows, codes.dtype, ranges, args.dst);
 }
 
 void ReferenceOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch&) {

@@ -26,8 +26,8 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     begin_routed(saved, io.plan, precision_);
     const int64_t hidden = io.x.plain.cols();
     const bool drop_x = recompute_.rows != SavedRows::sorted;
-    saved.x = fp8_rows(ctx, saved, keep_unless(drop_x), DType::e4m3, hidden, ScaleLayout::vec128,
-                       "dispatch");                                                     // [M, H] e4m3
+    saved.x = fp8_rows(ctx, saved, keep_unless(drop_x), DType::e4m3, hidden, ScaleLayout::vec128, "dispatch",
+                       precision_.scale_format);                                        // [M, H] e4m3
     const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");  // [M, H] bf16
 
     if (recompute_.rows == SavedRows::received) {
@@ -53,13 +53,15 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     const int64_t hidden = io.dx.cols();
     const bool again = !saved.x;
     if (again)
-        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, ScaleLayout::vec128, "dispatch");
+        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, ScaleLayout::vec128, "dispatch",
+                           precision_.scale_format);
     const ScaledTensor dh = gradient_of_h(ctx, io.weights, saved);              // [M, 2F]
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");  // [M] f32
     {
         const HalfScope fc2_alone(ctx, saved);
         const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
-                                          ScaleLayout::vec128, "dispatch");  // [M, H]
+                                          ScaleLayout::vec128, "dispatch",
+                                          precision_.scale_format);  // [M, H]
         receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
         if (again) receive_again(ctx, io, saved);
         fc2_backward(ctx, io.weights, saved, dye, dh, drow_prob);
@@ -78,7 +80,7 @@ void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved
                drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
     saved.a = fp8_rows(ctx, saved, keep_unless(drop_a), DType::e4m3, w.w2->spec.shape[2], ScaleLayout::vec128,
-                       "swiglu");
+                       "swiglu", precision_.scale_format);
 
     if (drop_h && fuses_fc1(ctx)) {
         fc1_swiglu(ctx, *w.w1, saved);
@@ -111,7 +113,7 @@ void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& s
 
 ScaledTensor Fp8Flow::gradient_of_h(Context& ctx, const ExpertWeights& w, const ExpertsSaved& saved) const {
     return fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * w.w2->spec.shape[2],
-                    ScaleLayout::vec128, "swiglu");
+                    ScaleLayout::vec128, "swiglu", precision_.scale_format);
 }
 
 // The expert-sorted rows saved.x [M, H] again, of rows that were kept once or not at all (saved_rows).
@@ -132,7 +134,8 @@ void Fp8Flow::rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved)
     }
     if (!saved.a) {  // moe_act, moe_expert
         const RecomputeScope again(ctx);
-        saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu");
+        saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu",
+                           precision_.scale_format);
         swiglu(ctx, saved);
     }
 }
@@ -208,7 +211,10 @@ ScaledTensor Fp8Flow::local_rows(Context& ctx, Received, const TokenRows& tokens
     const int64_t num_tokens = tokens.plain.rows(), width = tokens.plain.cols();
     const TensorView scales = ctx.scratch.tensor(DType::f32, {width / kBlock, num_tokens}, "dispatch");
     ctx.ops.relayout_scales({.wire = tokens.quantized.scales, .vec128 = scales}, ctx.launch);
-    return {.data = tokens.quantized.data, .scales = scales, .layout = ScaleLayout::vec128};
+    return {.data = tokens.quantized.data,
+            .scales = scales,
+            .layout = ScaleLayout::vec128,
+            .format = tokens.quantized.format};
 }
 
 // An observer needs h in memory.

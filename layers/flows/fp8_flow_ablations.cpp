@@ -45,8 +45,9 @@ protected:
                             const ExpertsSaved& saved) const override {
         if (precision_.moe_quantize_before_dispatch) return Fp8Flow::local_rows(ctx, what, tokens, saved);
         const DType code = what == Received::x ? DType::e4m3 : gradient_code(precision_);
-        const ScaledTensor dst = ctx.scratch.fp8(code, {tokens.plain.rows(), tokens.plain.cols()},
-                                                 ScaleLayout::vec128, "dispatch");
+        ScaledTensor dst = ctx.scratch.fp8(code, {tokens.plain.rows(), tokens.plain.cols()},
+                                           ScaleLayout::vec128, "dispatch");
+        dst.format = precision_.scale_format;
         cast(ctx, tokens.plain, saved, dst);
         if (!ctx.recomputing) observe(ctx, name_of(what), dst, saved.groups, tokens.plain);
         return dst;

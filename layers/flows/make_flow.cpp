@@ -73,7 +73,8 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
     const DType scale_dtype = scale_format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0;
     return {.data = arena.tensor(code, {tokens, width}, category),
             .scales = arena.tensor(scale_dtype, {tokens, ceil_div(width, kBlock)}, category),
-            .layout = ScaleLayout::vec128_wire};
+            .layout = ScaleLayout::vec128_wire,
+            .format = scale_format};
 }
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {

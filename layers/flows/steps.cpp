@@ -43,10 +43,12 @@ TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const 
 }
 
 ScaledTensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
-                      ScaleLayout layout, const char* kind) {
-    if (!in_row_arena(saved, life))
-        return arena_of(ctx, life).fp8(dtype, {saved.groups.row_capacity, width}, layout, kind);
-    ScaledTensor result = ctx.rows.fp8(dtype, width, layout, kind);
+                      ScaleLayout layout, const char* kind, ScaleFormat format) {
+    const bool shared = in_row_arena(saved, life);
+    ScaledTensor result =
+        shared ? ctx.rows.fp8(dtype, width, layout, kind)
+               : arena_of(ctx, life).fp8(dtype, {saved.groups.row_capacity, width}, layout, kind);
+    result.format = format;
     if (!result.scales) result.scales = layer_scales(ctx, saved, life, layout, width, kind);
     return result;
 }
@@ -89,7 +91,8 @@ namespace {
 ScaledTensor received_rows(Arena& arena, const ScaledTensor& tokens, const DispatchPlan& plan) {
     const int64_t rows = plan.all_ids.dim(0) * plan.all_ids.dim(1);
     ScaledTensor received{.data = arena.tensor(tokens.data.dtype, {rows, tokens.data.cols()}, "dispatch"),
-                          .layout = tokens.layout};
+                          .layout = tokens.layout,
+                          .format = tokens.format};
     if (tokens.scales)  // E8M0 bytes, or fp32 where scales are free
         received.scales = arena.tensor(tokens.scales.dtype, {rows, tokens.scales.cols()}, "dispatch");
     return received;
@@ -134,8 +137,9 @@ void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, Pe
         ctx.exchange.dispatch_rows(tokens, plan.unpadded, received, ctx.scratch, wire);
     });
     auto timed = ctx.stage("dispatch");
-    const ScaledTensor permuted = ctx.scratch.fp8(
-        tokens.data.dtype, {plan.unpadded.groups.row_capacity, width}, dst.layout, "dispatch");
+    ScaledTensor permuted = ctx.scratch.fp8(tokens.data.dtype, {plan.unpadded.groups.row_capacity, width},
+                                            dst.layout, "dispatch");
+    permuted.format = dst.format;
     ctx.ops.permute_pad({.src = received,
                          .row_source = plan.unpadded.row_source,
                          .groups = plan.unpadded.groups,

@@ -25,7 +25,7 @@ inline Life wgrad_life(const Context& ctx, const ExpertsSaved& saved, Life alone
 TensorView rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
                 const char* kind);
 ScaledTensor fp8_rows(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
-                      ScaleLayout layout, const char* kind);
+                      ScaleLayout layout, const char* kind, ScaleFormat format = ScaleFormat::undeclared);
 ScaledTensor fp8_columns(Context& ctx, const ExpertsSaved& saved, Life life, DType dtype, int64_t width,
                          ScaleLayout layout, const char* kind);
 TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const char* kind);  // [M] f32

@@ -64,7 +64,7 @@ TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
 }
 
 ScaledTensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
-    ScaledTensor tensor{codes, {}, layout};
+    ScaledTensor tensor{codes, {}, layout, scale};
     ScaleShape s = scale_shape(layout, codes, groups);
     if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32) s.dtype = DType::f32;
     if (s.rank == 1) tensor.scales = allocate(s.dtype, {s.dims[0]});
@@ -79,7 +79,7 @@ ScaledTensor Buffers::fp8_output(DType dtype, Dims shape, ScaleLayout layout, in
 }
 
 ScaledTensor Buffers::fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups) {
-    const ScaledTensor tensor = fp8_output(dtype, shape, layout, groups);
+    const ScaledTensor tensor = fp8_output(dtype, shape, layout, groups, ScaleFormat::pow2);
     filled(tensor.data, {Distribution::normal, 1});
     if (tensor.scales) filled(tensor.scales, {Distribution::pow2, 3});
     return tensor;
@@ -97,7 +97,8 @@ ScaledTensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, Scale
     } else {
         // scales of 1 leave the codes as they were drawn
         Arena scratch(device_, "bench rows");
-        const ScaledTensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
+        ScaledTensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
+        source.format = ScaleFormat::pow2;
         const ScaledTensor tiles{
             tensor.data, scratch.tensor(DType::f32, {ceil_div(rows, kBlock), ceil_div(dim, kBlock)}, "tiles"),
             ScaleLayout::tile128};

@@ -42,7 +42,7 @@ public:
     ScaledTensor fp8_input(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
     // scale: fp32 stores f32 scales on the wire
     ScaledTensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
-                            ScaleFormat scale = ScaleFormat::pow2);
+                            ScaleFormat scale = ScaleFormat::undeclared);
     // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of
     // 128 rows.
     ScaledTensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,

@@ -41,6 +41,7 @@ private:
         add(name, tensor.data);
         add(name + ".scales", tensor.scales);
         add(name + ".layout", tensor.layout);
+        add(name + ".format", tensor.format);
     }
     void add(const std::string& name, const RowGroups& groups) {
         if (groups.num_groups == 0) return;

@@ -8,7 +8,7 @@ import threading
 
 import torch
 
-C_VERSION = 1  # FP8FLOW_C_VERSION of the header that this file repeats
+C_VERSION = 2  # FP8FLOW_C_VERSION of the header that this file repeats
 
 int32, int64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
 
@@ -21,37 +21,48 @@ class Error(RuntimeError):
         self.status = status
 
 
-class CTensor(ctypes.Structure):
-    _fields_ = [("data", pointer), ("dtype", int32), ("rank", int32), ("dims", int64 * 4)]
+class Sized(ctypes.Structure):
+    """A struct of the interface: its size first, reserved words of 0 last."""
+
+    def __init__(self, *values, **named):
+        super().__init__(ctypes.sizeof(self), *values, **named)
 
 
-class CScaled(ctypes.Structure):
-    _fields_ = [("codes", CTensor), ("scales", CTensor), ("layout", int32)]
+def sized(*fields, reserved=4):
+    return [("size", ctypes.c_size_t), *fields, ("reserved", int64 * reserved)]
 
 
-class CGroups(ctypes.Structure):
-    _fields_ = [("num_groups", int64), ("counts", pointer), ("offsets", pointer), ("row_capacity", int64), ("alignment", int64)]
+class CTensor(Sized):
+    _fields_ = sized(("data", pointer), ("dtype", int32), ("rank", int32), ("dims", int64 * 4))
 
 
-class CPlan(ctypes.Structure):
-    _fields_ = [("groups", CGroups), ("row_source", pointer), ("row_prob", pointer), ("token_rows", pointer), ("token_offsets", pointer),
-                ("tokens", int64), ("choices", int64)]
+class CScaled(Sized):
+    _fields_ = sized(("codes", CTensor), ("scales", CTensor), ("layout", int32), ("scale_format", int32))
 
 
-class CLayerSpec(ctypes.Structure):
-    _fields_ = [("size", ctypes.c_size_t), ("hidden_size", int64), ("ffn_hidden_size", int64), ("num_experts", int64), ("topk", int64),
-                ("max_tokens", int64), ("recipe", ctypes.c_char_p), ("topk_scaling", ctypes.c_double), ("pre_softmax", int32),
-                ("weight_dtype", int32)]
+class CGroups(Sized):
+    _fields_ = sized(("num_groups", int64), ("counts", pointer), ("offsets", pointer), ("row_capacity", int64), ("alignment", int64))
 
 
-class CWeights(ctypes.Structure):  # fp8flow_layer_weights and fp8flow_layer_gradients
-    _fields_ = [("router", pointer), ("w1", pointer), ("w2", pointer)]
+class CPlan(Sized):
+    _fields_ = sized(("groups", CGroups), ("row_source", pointer), ("row_prob", pointer), ("token_rows", pointer),
+                     ("token_offsets", pointer), ("tokens", int64), ("choices", int64))
+
+
+class CLayerSpec(Sized):
+    _fields_ = sized(("hidden_size", int64), ("ffn_hidden_size", int64), ("num_experts", int64), ("topk", int64), ("max_tokens", int64),
+                     ("recipe", ctypes.c_char_p), ("topk_scaling", ctypes.c_double), ("pre_softmax", int32), ("weight_dtype", int32),
+                     reserved=8)
+
+
+class CWeights(Sized):  # fp8flow_layer_weights and fp8flow_layer_gradients
+    _fields_ = sized(("router", pointer), ("w1", pointer), ("w2", pointer))
 
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float8_e4m3fn: 3, torch.float8_e5m2: 4, torch.float8_e8m0fnu: 5,
           torch.int32: 6, torch.int64: 7}
 LAYOUTS = {None: 0, "vec128_wire": 3, "vec128": 4, "block128": 5, "tile128": 6}
-SCALE_FORMATS = {"pow2": 0, "fp32": 1}
+SCALE_FORMATS = {"pow2": 1, "fp32": 2}  # 0: undeclared
 
 
 def load():

@@ -127,7 +127,7 @@ class _Native:
         self.device, self.dtype, self.max_tokens = weights[0].device, weights[0].dtype, max_tokens
         self.shapes, self.settings = [w.shape for w in weights], self._settings_of(module)
         self.versions, self.ticket = None, 0
-        spec = CLayerSpec(ctypes.sizeof(CLayerSpec), hidden, width, experts, module.topk, max_tokens, module.recipe.encode(),
+        spec = CLayerSpec(hidden, width, experts, module.topk, max_tokens, module.recipe.encode(),
                           module.topk_scaling, module.pre_softmax, DTYPES[self.dtype])
         self.handle = pointer()
         context = context_of(self.device)

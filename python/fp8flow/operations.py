@@ -26,10 +26,13 @@ class Scaled:
     vec128       1x128 blocks, scales [C/128, R] float32; operands of GEMMs
     block128     128x128 blocks, scales [E, R/128, C/128 padded to a multiple of 4] float32; weights
     tile128      128x128 tiles of a transposed copy [dim, M], scales [M/128, dim/128] float32
+    scale_format: pow2 where all scales are powers of two, as transpose_fp8 needs, or fp32. Quantisers set it; of scales from elsewhere
+    the caller declares it (None: undeclared). On CPU tensors the library reads the scales as well, on a GPU the declaration counts.
     """
     codes: torch.Tensor
     scales: torch.Tensor
     layout: str
+    scale_format: Optional[str] = None
 
 
 @dataclasses.dataclass
@@ -45,8 +48,8 @@ class Groups:
 class Plan:
     """Which token goes to which row (make_plan)."""
     groups: Groups
-    row_source: torch.Tensor  # [M] int32: the token that feeds row r; -1: a pad
-    row_prob: torch.Tensor  # [M] float32: its probability; 0 in pads
+    row_source: torch.Tensor  # [M] int32: the token that feeds row r; -1: a pad, or past the last expert's rows
+    row_prob: torch.Tensor  # [M] float32: its probability; 0 where row_source is -1
     token_rows: torch.Tensor  # [T, K] int32: rows of token t, in ascending experts
     token_offsets: torch.Tensor  # [2] int64: 0, T
 
@@ -81,7 +84,7 @@ def scale_shape(layout, codes_shape):
 def empty_scaled(shape, layout, device, scale_format="pow2"):
     scale_dtype = torch.float8_e8m0fnu if layout == "vec128_wire" and scale_format == "pow2" else F32
     return Scaled(torch.empty(shape, dtype=E4M3, device=device), torch.empty(scale_shape(layout, shape), dtype=scale_dtype, device=device),
-                  layout)
+                  layout, scale_format)
 
 
 def check_scaled(value, name, layouts, shape, device=None):
@@ -89,6 +92,8 @@ def check_scaled(value, name, layouts, shape, device=None):
         have = f"has layout {value.layout}" if isinstance(value, Scaled) else f"is a {type(value).__name__}"
         raise ValueError(f"{name} {have}, want Scaled of layout {' or '.join(layouts)}")
     check(value.codes, name + ".codes", (E4M3, torch.float8_e5m2), shape, device)
+    if value.scale_format not in (None, *SCALE_FORMATS):
+        raise ValueError(f"{name}.scale_format is {value.scale_format!r}, want {' or '.join(SCALE_FORMATS)}")
     dtypes = (torch.float8_e8m0fnu, F32) if value.layout == "vec128_wire" else F32
     check(value.scales, name + ".scales", dtypes, scale_shape(value.layout, value.codes.shape), value.codes.device)
     return value
@@ -97,7 +102,8 @@ def check_scaled(value, name, layouts, shape, device=None):
 def c_scaled(value):
     """A CScaled, by reference; plain tensors have no scales."""
     if isinstance(value, Scaled):
-        return ctypes.byref(CScaled(tensor(value.codes), tensor(value.scales), LAYOUTS[value.layout]))
+        return ctypes.byref(CScaled(tensor(value.codes), tensor(value.scales), LAYOUTS[value.layout],
+                                    SCALE_FORMATS.get(value.scale_format, 0)))
     return ctypes.byref(CScaled(codes=tensor(value)))
 
 
@@ -139,7 +145,7 @@ def quantize_columns(x: torch.Tensor, groups: Optional[Groups] = None, scale_for
     """[M, C] float32, bfloat16 or float16 -> transposed codes [C, M], vec128: 128x1 blocks of x, counted from a group's first row."""
     check(x, "x", FLOATS, (None, None))
     form = format_of(scale_format)
-    out = empty_scaled((x.shape[1], x.shape[0]), "vec128", x.device)
+    out = empty_scaled((x.shape[1], x.shape[0]), "vec128", x.device, scale_format)
     call("quantize_columns", x.device, context_of(x.device), c_tensor(x), optional_groups(groups, x.device, len(x)), form, c_scaled(out))
     return out
 
@@ -150,14 +156,16 @@ def quantize_weight(w: torch.Tensor, scale_format: str = "pow2") -> Tuple[Scaled
     check(w, "w", PLAIN, (None, None, None))
     form = format_of(scale_format)
     experts, n, k = w.shape
-    fprop, dgrad = empty_scaled((experts, n, k), "block128", w.device), empty_scaled((experts, k, n), "block128", w.device)
+    fprop, dgrad = (empty_scaled(shape, "block128", w.device, scale_format) for shape in ((experts, n, k), (experts, k, n)))
     call("quantize_weight", w.device, context_of(w.device), c_tensor(w), form, c_scaled(fprop), c_scaled(dgrad))
     return fprop, dgrad
 
 
 def transpose_fp8(x: Scaled, groups: Optional[Groups] = None) -> Scaled:
-    """Scaling-aware: codes [M, dim] vec128 with power-of-two scales -> [dim, M] tile128, by shifts of exponents."""
+    """Scaling-aware: codes [M, dim] vec128 of scale_format pow2 -> [dim, M] tile128, by shifts of exponents."""
     check_scaled(x, "x", ("vec128",), (None, None))
+    if x.scale_format != "pow2":
+        raise ValueError(f"x.scale_format is {x.scale_format!r}, want 'pow2': exponents are shifted and mantissas of scales ignored")
     rows, dim = x.codes.shape
     device = x.codes.device
     out = empty_scaled((dim, rows), "tile128", device)
@@ -167,15 +175,17 @@ def transpose_fp8(x: Scaled, groups: Optional[Groups] = None) -> Scaled:
 
 
 def make_plan(ids: torch.Tensor, probs: torch.Tensor, num_experts: int, alignment: int = BLOCK) -> Plan:
-    """Rows for the tokens' choices: ids [T, K] int32 or int64, different in a row and below num_experts; probs [T, K] float32. Rows of
-    an expert are in ascending tokens. M has room for every routing, so that the host need not know the sizes."""
+    """Rows for the tokens' choices: ids [T, K] int32 or int64, different in a row and in [0, num_experts); probs [T, K] float32. Rows
+    of an expert are in ascending tokens. M has room for every routing, so that the host need not know the sizes. Other ids are refused;
+    on a GPU, where nothing waits to read them, by an assertion on the device, as torch's own indexing does."""
     check(ids, "ids", (torch.int32, torch.int64), (None, None))
     check(probs, "probs", F32, tuple(ids.shape), ids.device)
-    ids = ids.to(torch.int32)
+    ids = ids.clamp(-2**31, 2**31 - 1).to(torch.int32)
     (tokens, choices), device = ids.shape, ids.device
     capacity = LIBRARY.fp8flow_max_rows(int64(tokens), int64(choices), int64(num_experts), int64(alignment))
     if capacity < 0:
-        raise ValueError(f"{tokens} tokens, {choices} choices, {num_experts} experts, alignment {alignment}: want positive numbers")
+        raise ValueError(f"{tokens} tokens, {choices} choices, {num_experts} experts, alignment {alignment}: want positive numbers, and rows "
+                         "that fit 32 bits")
 
     def empty(dtype, *shape):
         return torch.empty(shape, dtype=dtype, device=device)
@@ -183,6 +193,8 @@ def make_plan(ids: torch.Tensor, probs: torch.Tensor, num_experts: int, alignmen
     groups = Groups(empty(torch.int64, num_experts), empty(torch.int64, num_experts + 1), capacity, alignment)
     plan = Plan(groups, empty(torch.int32, capacity), empty(F32, capacity), empty(torch.int32, tokens, choices), empty(torch.int64, 2))
     call("plan_rows", device, context_of(device), c_tensor(ids), c_tensor(probs), ctypes.byref(c_plan(plan, device)))
+    if device.type == "cuda":  # such an id has no row, or shares one
+        torch._assert_async(groups.counts.sum() == ids.numel(), f"make_plan: ids differ in a row and are in [0, {num_experts})")
     return plan
 
 
@@ -201,7 +213,7 @@ def permute_pad(x: Union[torch.Tensor, Scaled], plan: Plan) -> Union[torch.Tenso
     if isinstance(x, Scaled):
         check_scaled(x, "x", ("vec128_wire",), (tokens, None))
         device, shape = x.codes.device, (plan.groups.row_capacity, x.codes.shape[1])
-        out = empty_scaled(shape, "vec128", device)
+        out = empty_scaled(shape, "vec128", device, "pow2" if x.scales.dtype == torch.float8_e8m0fnu else x.scale_format)
         out.codes = out.codes.view(x.codes.dtype)
     else:
         check(x, "x", PLAIN, (tokens, None))
@@ -270,7 +282,7 @@ def swiglu_quantize(h: torch.Tensor, prob: Optional[torch.Tensor] = None, groups
     if prob is not None:
         check(prob, "prob", F32, (len(h),), h.device)
     form = format_of(scale_format)
-    out = empty_scaled((h.shape[0], h.shape[1] // 2), "vec128", h.device)
+    out = empty_scaled((h.shape[0], h.shape[1] // 2), "vec128", h.device, scale_format)
     call("swiglu_quantize", h.device, context_of(h.device), c_tensor(h), None if prob is None else pointer(prob.data_ptr()),
          optional_groups(groups, h.device, len(h)), form, c_scaled(out))
     return out

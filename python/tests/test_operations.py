@@ -268,6 +268,85 @@ def test_the_page_runs(device):
     assert 0.001 < relative(names["y"], wanted) < 0.08
 
 
+# ---- scale formats
+
+def test_scale_format_goes_with_the_tensor(device):
+    x = torch.randn(128, 256, device=device)
+    groups = fp8flow.make_plan(torch.zeros(128, 1, dtype=torch.int32, device=device), torch.ones(128, 1, device=device), 1)
+    for scale_format in ("pow2", "fp32"):
+        made = [fp8flow.quantize_rows(x, scale_format=scale_format), fp8flow.quantize_columns(x, scale_format=scale_format),
+                *fp8flow.quantize_weight(x[None], scale_format), fp8flow.swiglu_quantize(x, scale_format=scale_format)]
+        wire = fp8flow.quantize_rows(x, layout="vec128_wire", scale_format=scale_format)
+        made += [wire, fp8flow.permute_pad(wire, groups)]
+        assert [q.scale_format for q in made] == [scale_format] * len(made)
+    refused("x.scale_format is 'fp32', want 'pow2'", fp8flow.transpose_fp8, fp8flow.permute_pad(wire, groups))
+    refused("x.scale_format is 'fp32', want 'pow2'", fp8flow.transpose_fp8, fp8flow.quantize_rows(x, scale_format="fp32"))
+    q = fp8flow.quantize_rows(x)
+    assert fp8flow.transpose_fp8(q).scale_format == "pow2"
+    by_hand = fp8flow.Scaled(q.codes, q.scales, "vec128")
+    refused("x.scale_format is None, want 'pow2'", fp8flow.transpose_fp8, by_hand)
+    refused("x.scale_format is 'e8m0', want pow2 or fp32", fp8flow.transpose_fp8, dataclasses.replace(q, scale_format="e8m0"))
+    assert same(fp8flow.transpose_fp8(dataclasses.replace(by_hand, scale_format="pow2")).codes, fp8flow.transpose_fp8(q).codes)
+    if device.type == "cpu":
+        with pytest.raises(fp8flow.Error, match="src declares scales pow2, and that of row 0") as caught:
+            fp8flow.transpose_fp8(dataclasses.replace(q, scales=q.scales * 1.226))
+        assert caught.value.status == 2
+
+
+# ---- ids that name no expert, none at all
+
+def test_make_plan_fills_every_row(device):
+    routed = Routed(device)
+    rest = slice(routed.end, None)
+    assert routed.end < routed.plan.groups.row_capacity
+    assert bool((routed.plan.row_source[rest] == -1).all()) and not routed.plan.row_prob[rest].any()
+    assert int((routed.plan.row_source >= 0).sum()) == routed.ids.numel()
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("wrong,text", [(5, "names expert 5, want 0 to 4"), (-1, "names expert -1"), (1 << 32, "names expert 2147483647"),
+                                        ("twice", "twice")])
+def test_make_plan_refuses_ids(dtype, wrong, text):
+    routed = Routed("cpu")
+    ids = routed.ids.to(dtype)
+    if wrong == 1 << 32 and dtype == torch.int32:
+        return
+    ids[7, 1] = ids[7, 0] if wrong == "twice" else wrong
+    with pytest.raises(fp8flow.Error, match="token 7 " + (text if wrong != "twice" else "names expert [0-4] twice")) as caught:
+        fp8flow.make_plan(ids, routed.probs, 5)
+    assert caught.value.status == 2
+
+
+def test_no_tokens(device):
+    ids, probs = torch.empty(0, 2, dtype=torch.int64, device=device), torch.empty(0, 2, device=device)
+    plan = fp8flow.make_plan(ids, probs, 4)
+    assert plan.groups.counts.tolist() == [0] * 4 and plan.groups.offsets.tolist() == [0] * 5
+    assert bool((plan.row_source == -1).all()) and plan.token_offsets.tolist() == [0, 0]
+    x = torch.empty(0, 256, device=device)
+    rows = fp8flow.permute_pad(fp8flow.quantize_rows(x, layout="vec128_wire"), plan)
+    fp8flow.permute_pad(x, plan)
+    w1, w2 = torch.randn(4, 512, 256, device=device), torch.randn(4, 256, 256, device=device)
+    h = fp8flow.grouped_gemm(rows, fp8flow.quantize_weight(w1)[0], plan.groups)
+    a = fp8flow.swiglu_quantize(h, plan.row_prob, plan.groups)
+    y = fp8flow.unpermute(fp8flow.grouped_gemm(a, fp8flow.quantize_weight(w2)[0], plan.groups), plan)
+    assert y.shape == (0, 256)
+    dw = fp8flow.grouped_gemm_wgrad(fp8flow.transpose_fp8(a, plan.groups), fp8flow.transpose_fp8(rows, plan.groups), plan.groups)
+    assert not dw.any()
+    for q in (fp8flow.quantize_rows(x), fp8flow.quantize_columns(x), fp8flow.swiglu_quantize(x)):
+        assert q.codes.numel() == 0
+    assert fp8flow.transpose_fp8(fp8flow.quantize_rows(x)).codes.shape == (256, 0)
+
+
+def test_refuses_groups_that_lie_outside(device):
+    if device.type != "cpu":
+        return  # device data
+    x, counts, offsets = torch.randn(256, 256), torch.tensor([200, 3]), torch.tensor([0, 256, 384])
+    with pytest.raises(fp8flow.Error, match="group 1 has 3 rows from row 256 to 384, want them inside a capacity of 256"):
+        fp8flow.quantize_rows(x, fp8flow.Groups(counts, offsets, 256))
+    with pytest.raises(fp8flow.Error, match="group 0 has 200 rows"):
+        fp8flow.quantize_columns(x, fp8flow.Groups(counts, torch.tensor([0, 128, 256]), 256))
+
+
 # ---- what is refused
 
 def refused(text, function, *arguments, **options):
@@ -294,6 +373,7 @@ def test_refuses(device):
     refused("x.scales is [3, 128], want [2, 128]", fp8flow.transpose_fp8, dataclasses.replace(q, scales=q.scales.new_zeros(3, 128)))
     refused("x is [128, 256], want [200, any]", fp8flow.permute_pad, x, plan)
     refused("probs is [200, 1], want [200, 2]", fp8flow.make_plan, routed.ids, routed.probs[:, :1].contiguous(), 5)
+    refused("-1 experts", fp8flow.make_plan, routed.ids, routed.probs, -1)
     refused("0 experts", fp8flow.make_plan, routed.ids, routed.probs, 0)
     refused("rows is [128, 256]", fp8flow.unpermute, x, plan)
     rows = routed.random_rows(256, device)

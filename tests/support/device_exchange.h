@@ -34,7 +34,9 @@ public:
         }
         return view;
     }
-    ScaledTensor put(const ScaledTensor& host) { return {put(host.data), put(host.scales), host.layout}; }
+    ScaledTensor put(const ScaledTensor& host) {
+        return {put(host.data), put(host.scales), host.layout, host.format};
+    }
     DispatchPlan put(DispatchPlan plan) {
         for (TensorView* view : {&plan.all_ids, &plan.all_probs, &plan.groups.counts, &plan.groups.offsets,
                                  &plan.row_source, &plan.row_prob, &plan.recv_rows, &plan.recv_offsets,

@@ -84,7 +84,7 @@ protected:
     }
     ScaledTensor large_rows(int64_t cols) {
         return {routed(DType::e4m3, {kCapacity, cols}), buffer(DType::f32, {cols / kBlock, kCapacity}),
-                ScaleLayout::vec128};
+                ScaleLayout::vec128, ScaleFormat::pow2};
     }
 
     ReferenceOps cpu_;

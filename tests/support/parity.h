@@ -81,7 +81,7 @@ public:
         return view;
     }
     ScaledTensor to_gpu(const ScaledTensor& host) {
-        return {to_gpu(host.data), to_gpu(host.scales), host.layout};
+        return {to_gpu(host.data), to_gpu(host.scales), host.layout, host.format};
     }
     RowGroups to_gpu(RowGroups groups) {
         groups.counts = to_gpu(groups.counts);

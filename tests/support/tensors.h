@@ -118,6 +118,7 @@ struct HostScaled {
     HostTensor data;
     HostTensor scales;
     ScaleLayout layout = ScaleLayout::none;
+    ScaleFormat format = ScaleFormat::undeclared;
 
     HostScaled() = default;
     // groups: for group_row. scale_dtype: f32 picks the free form of vec128_wire.
@@ -129,7 +130,11 @@ struct HostScaled {
         if (want.rank > 0) scales = HostTensor(free_form ? DType::f32 : want.dtype, want.dims, want.rank);
     }
 
-    operator ScaledTensor() const { return {data.view(), scales.view(), layout}; }  // NOLINT: as HostTensor
+    operator ScaledTensor() const { return {data.view(), scales.view(), layout, format}; }  // NOLINT
+    HostScaled declared(ScaleFormat scale_format) && {
+        format = scale_format;
+        return std::move(*this);
+    }
     void set_row_base(int64_t base) { data.set_row_base(base); }
     bool guards_intact() const { return data.guards_intact() && (!scales.view() || scales.guards_intact()); }
 };

@@ -39,7 +39,7 @@ struct WideGroups {
 
 // FP8 rows in the layout vec128 with the codes and scales above; what stands in pads must not be read.
 inline HostScaled scaled_rows(const WideGroups& g, int64_t width, DType dtype = DType::e4m3) {
-    HostScaled rows(dtype, {g.rows, width}, ScaleLayout::vec128);
+    HostScaled rows = HostScaled(dtype, {g.rows, width}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
     rows.set_row_base(g.base);
     g.for_rows([&](int64_t row, bool pad) {
         // in E5M2 two of the codes would be an infinity and a NaN: 8 below all are finite

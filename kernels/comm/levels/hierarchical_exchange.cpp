@@ -117,7 +117,8 @@ ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const L
     const int64_t most = levels.inside.num_tokens;
     ScaledTensor landed{.data = scratch.tensor(rows.data.dtype, {most, rows.data.dim(1)}, "dispatch"),
                         .scales = {},
-                        .layout = rows.layout};
+                        .layout = rows.layout,
+                        .format = rows.format};
     if (rows.scales)
         landed.scales = scratch.tensor(rows.scales.dtype, {most, rows.scales.dim(1)}, "dispatch");
     parts_.rail->dispatch_rows(rows, levels.rail, landed, scratch, launch);
@@ -142,8 +143,10 @@ void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const Disp
     const auto like = [&](const TensorView& view) {
         return view ? scratch.tensor(view.dtype, {view.dim(0), view.dim(1)}, "dispatch") : view;
     };
-    const ScaledTensor arrived{
-        .data = like(received.data), .scales = like(received.scales), .layout = received.layout};
+    const ScaledTensor arrived{.data = like(received.data),
+                               .scales = like(received.scales),
+                               .layout = received.layout,
+                               .format = rows.format};
     parts_.inside->dispatch_rows(landed, levels.inside, arrived, scratch, launch);
     const auto reorder = [&](const TensorView& from, const TensorView& to) {
         if (from)

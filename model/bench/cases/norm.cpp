@@ -46,6 +46,7 @@ Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize
         const std::vector<float> ones(static_cast<std::size_t>(blocks * rows), 1.0f);
         transpose.src.scales = buffers.values(ones).reshape({blocks, rows});
         transpose.src.layout = ScaleLayout::vec128;
+        transpose.src.format = ScaleFormat::pow2;
     }
     if (args.transposed.layout == ScaleLayout::tensor)
         transpose.dst = {args.transposed.data,

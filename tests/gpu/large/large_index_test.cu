@@ -9,8 +9,9 @@ namespace {
 TEST_F(LargeIndex, QuantizeTransposeDequantize) {
     const HostTensor src(DType::bf16, {kTotal, kCols}), back(DType::bf16, {kTotal, kCols});
     fill_normal(src, 1, 2.0);
-    const HostScaled rows(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128),
-        turned(DType::e4m3, {kCols, kTotal}, ScaleLayout::tile128),
+    const HostScaled rows =
+        HostScaled(DType::e4m3, {kTotal, kCols}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
+    const HostScaled turned(DType::e4m3, {kCols, kTotal}, ScaleLayout::tile128),
         columns(DType::e4m3, {kCols, kTotal}, ScaleLayout::vec128);
     const TensorView large_src = routed(DType::bf16, {kCapacity, kCols});
     put_rows(large_src, src, kBase);

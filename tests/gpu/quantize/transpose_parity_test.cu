@@ -42,7 +42,7 @@ struct Tensors {
         const int64_t rows = grouped ? c.base + groups.capacity() + 128 : c.rows;
         columns = grouped ? rows : c.rows + c.extra;
         if (grouped) row_groups = groups;
-        src = HostScaled(dtype, {rows, c.dim}, ScaleLayout::vec128);
+        src = HostScaled(dtype, {rows, c.dim}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
         for (int64_t i = 0; i < src.data.numel(); ++i)
             src.data.view().bytes_ptr()[i] =
                 static_cast<uint8_t>(random_words(9, 0, static_cast<uint64_t>(i))[0]);
@@ -82,8 +82,9 @@ TEST(TransposeParity, ScalingAware) {
 TEST(TransposeParity, EveryCodeUnderEveryShift) {
     for (const DType dtype : {DType::e4m3, DType::e5m2}) {
         Parity p;
-        const HostScaled src(dtype, {kBlock, 256}, ScaleLayout::vec128),
-            dst(dtype, {256, kBlock}, ScaleLayout::tile128);
+        const HostScaled src =
+            HostScaled(dtype, {kBlock, 256}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
+        const HostScaled dst(dtype, {256, kBlock}, ScaleLayout::tile128);
         for (int64_t r = 0; r < kBlock; ++r) {
             for (int64_t c = 0; c < 256; ++c)
                 src.data.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);

@@ -246,10 +246,11 @@ TEST(Exchange, WithoutRowsScalesAreThoseOfOwnRows) {
         for (int64_t i = 0; i < filled * c.hidden; ++i)
             ASSERT_EQ(codes[i], static_cast<const uint8_t*>(sent.data)[i % sent.bytes()]) << i;
         const TensorView from = static_cast<ScaledTensor>(rows).scales, to = dst.scales.view();
-        for (int64_t i = 0; i < to.bytes() / plan.groups.row_capacity * filled; ++i)
-            ASSERT_EQ(static_cast<const uint8_t*>(to.data)[i],
-                      static_cast<const uint8_t*>(from.data)[i % from.bytes()])
-                << i;
+        const int64_t own = layer.num_tokens(), blocks = from.dim(1);
+        for (int64_t i = 0; i < blocks * filled; ++i) {
+            const int64_t row = i % (own * blocks) % own, block = i % (own * blocks) / own;
+            ASSERT_EQ(to.as<float>()[i], test::get(from, row * blocks + block)) << i;
+        }
         EXPECT_TRUE(dst.guards_intact());
     });
 }

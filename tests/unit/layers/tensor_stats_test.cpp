@@ -127,7 +127,9 @@ TEST(TensorStats, FlushedByTheTransposeExactly) {
             if (column % 2 == 0) return 0.0;
             return (column % 4 == 1 ? 1.0 : -1.0) * (tiny.contains(row) ? tiny.at(row) : 1.0);
         });
-        HostScaled rows(DType::e4m3, {groups.capacity() + kRowBase, kColumns}, ScaleLayout::vec128);
+        HostScaled rows =
+            HostScaled(DType::e4m3, {groups.capacity() + kRowBase, kColumns}, ScaleLayout::vec128)
+                .declared(ScaleFormat::pow2);
         rank.ops.quantize_rows({.src = x, .dst = rows});
         rows.set_row_base(kRowBase);
         HostScaled copy(DType::e4m3, {kColumns, groups.capacity() + kCopyBase}, ScaleLayout::tile128);
@@ -172,7 +174,8 @@ TEST(TensorStats, FlushedByDoubleQuantisation) {
             const bool tiny = i / 128 == 7, own = i % 128 < 32;
             return tiny == own ? (tiny ? 0x1p-20 : 1.0) : i % 128 < 64 ? 0.0 : tiny ? 0x1p-20 : 1.0;
         });
-        HostScaled rows(DType::e4m3, {128, 128}, ScaleLayout::vec128);
+        const HostScaled rows =
+            HostScaled(DType::e4m3, {128, 128}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
         rank.ops.quantize_rows({.src = x, .dst = rows});
         HostScaled tiles(DType::e4m3, {128, 128}, ScaleLayout::tile128),
             columns(DType::e4m3, {128, 128}, ScaleLayout::vec128);

@@ -374,7 +374,8 @@ TEST(RmsNormQuantize, BlocksEqualTheComposedOps) {
                     EXPECT_TRUE(same_bytes(in.rstd, want_rstd));
                     expect_same(rows, want);
                     if (tiles) {
-                        HostScaled vec(DType::e4m3, {tokens, width}, ScaleLayout::vec128);
+                        const HostScaled vec = HostScaled(DType::e4m3, {tokens, width}, ScaleLayout::vec128)
+                                                   .declared(ScaleFormat::pow2);
                         ops.quantize_rows({.src = want_y, .groups = {}, .dst = vec});
                         ops.transpose_fp8({.src = vec, .groups = {}, .dst = want_transposed});
                         expect_same(transposed, want_transposed);

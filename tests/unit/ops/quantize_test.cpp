@@ -446,8 +446,9 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
             ops.quantize_columns({.src = src, .groups = groups, .dst = columns, .src2 = {}, .dst2 = {}});
         }).find("aligned to 128, not 16 (moe_row_alignment)"),
         std::string::npos);
-    const HostScaled rows(DType::e4m3, {128, 256}, ScaleLayout::vec128),
-        half(DType::e5m2, {256, 128}, ScaleLayout::tile128);
+    const HostScaled rows =
+                         HostScaled(DType::e4m3, {128, 256}, ScaleLayout::vec128).declared(ScaleFormat::pow2),
+                     half(DType::e5m2, {256, 128}, ScaleLayout::tile128);
     EXPECT_NE(refused([&] { ops.transpose_fp8({.src = rows, .groups = {}, .dst = half}); }).find("e5m2"),
               std::string::npos);
 }

@@ -270,7 +270,7 @@ TEST(Dequantize, RoutedRowsAndTransposedCopiesWithPads) {
     HostTensor x(DType::bf16, {groups.capacity(), dim});
     fill_normal(x, 45);
     // rows
-    HostScaled rows(DType::e4m3, {src_m, dim}, ScaleLayout::vec128);
+    HostScaled rows = HostScaled(DType::e4m3, {src_m, dim}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
     rows.set_row_base(src_base);
     ops.quantize_rows({.src = x, .groups = groups, .dst = rows});
     HostTensor back(DType::bf16, {m, dim}), untouched(DType::bf16, {m, dim});

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: MIT
 // The scaling-aware transpose byte for byte (every code x every distance of scales), and the naive dequantise
 // + requantise with the error of double quantisation, measured.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/fp8_reference.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
+
+#include <cmath>
+#include <utility>
 
 namespace fp8flow {
 namespace {
@@ -71,7 +75,7 @@ TEST(TransposeFp8, EveryCodeByEveryDistanceOfScales) {
     ReferenceOps ops;
     for (DType dtype : {DType::e4m3, DType::e5m2})
         for (int first : {0, 127, 126 + 127}) {
-            HostScaled src(dtype, {128, 256}, ScaleLayout::vec128);
+            HostScaled src = HostScaled(dtype, {128, 256}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
             for (int r = 0; r < 128; ++r) {
                 for (int c = 0; c < 256; ++c)
                     src.data.view().bytes_ptr()[r * 256 + c] = static_cast<uint8_t>(c);
@@ -104,7 +108,8 @@ TEST(TransposeFp8, RaggedGroupsPadsAndRowBases) {
     for (DType dtype : {DType::e4m3, DType::e5m2})
         for (int64_t dim : {128, 384, 200}) {
             const int64_t src_base = 128, base = 384;
-            HostScaled src(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128);
+            HostScaled src = HostScaled(dtype, {groups.capacity() + src_base, dim}, ScaleLayout::vec128)
+                                 .declared(ScaleFormat::pow2);
             fill_rows(src, 11, -12, 3);
             src.set_row_base(src_base);
             for (int64_t row = 0; row < groups.total(); ++row)
@@ -129,7 +134,8 @@ TEST(TransposeFp8, RaggedGroupsPadsAndRowBases) {
 TEST(TransposeFp8, WithoutGroupsTheCopyIsPaddedWithZeros) {
     ReferenceOps ops;
     for (int64_t rows : {0, 1, 127, 130, 256}) {
-        HostScaled src(DType::e4m3, {rows, 256}, ScaleLayout::vec128);
+        HostScaled src =
+            HostScaled(DType::e4m3, {rows, 256}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
         fill_rows(src, 12, -5, 5);
         const int64_t width = round_up(rows, 128);
         HostScaled dst = tiles_for(src, width), want = tiles_for(src, width);
@@ -153,7 +159,9 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
             const bool zero = i / 128 < 128 ? (i / 128) % 2 == 0 : true;  // second tile: zeros only
             return zero ? 0.0 : size * (1.0 + 0.4 * random_uniform(13, 0, static_cast<uint64_t>(i)));
         });
-        HostScaled rows(DType::e4m3, {256, 128}, ScaleLayout::vec128), dst = tiles_for(rows, 256);
+        const HostScaled rows =
+            HostScaled(DType::e4m3, {256, 128}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
+        HostScaled dst = tiles_for(rows, 256);
         ops.quantize_rows({.src = x, .groups = {}, .dst = rows});
         ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst});
         float largest = 0.0f;
@@ -172,6 +180,92 @@ TEST(TransposeFp8, ZeroRowsDoNotDegradeTheirNeighbours) {
             dst.scales.as<float>()[1];  // a tile of zeros: tiny, finite, not the 0 of pads
         EXPECT_GT(zero_scale, 0.0f);
         EXPECT_LT(zero_scale, 1e-30f);
+    }
+}
+
+// What a tensor declares decides; the reference backend also reads what it is given.
+TEST(TransposeFp8, TakesDeclaredPowersOfTwoOnly) {
+    ReferenceOps ops;
+    HostTensor x(DType::bf16, {256, 256});
+    fill_normal(x, 17);
+    const auto text = [&](auto call) {
+        try {
+            call();
+        } catch (const Error& error) {
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    const auto transposed = [&](const HostScaled& rows) {
+        const HostScaled dst = tiles_for(rows, 256);
+        return text([&] { ops.transpose_fp8({.src = rows, .groups = {}, .dst = dst}); });
+    };
+    for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
+        const HostScaled rows = HostScaled(DType::e4m3, {256, 256}, ScaleLayout::vec128).declared(format);
+        ops.quantize_rows({.src = x, .groups = {}, .scale_format = format, .dst = rows});
+        if (format == ScaleFormat::pow2)
+            EXPECT_EQ(transposed(rows), "accepted");
+        else
+            EXPECT_NE(transposed(rows).find("src declares scales fp32, want pow2"), std::string::npos);
+    }
+    HostScaled rows(DType::e4m3, {256, 256}, ScaleLayout::vec128);
+    ops.quantize_rows({.src = x, .groups = {}, .dst = rows});
+    EXPECT_NE(transposed(rows).find("src declares scales undeclared, want pow2"), std::string::npos);
+    rows.format = ScaleFormat::pow2;
+    EXPECT_EQ(transposed(rows), "accepted");
+    for (const float wrong : {1.5f * 0x1p-8f, -0x1p-8f, 0x1p-130f, INFINITY, NAN}) {
+        const float right = std::exchange(rows.scales.as<float>()[256 + 200], wrong);
+        EXPECT_NE(transposed(rows).find("that of row 200 in columns 128 and following is"), std::string::npos)
+            << wrong;
+        rows.scales.as<float>()[256 + 200] = right;
+    }
+    rows.scales.as<float>()[3] = 0.0f;
+    EXPECT_EQ(transposed(rows), "accepted");
+}
+
+// Every quantiser, and every operation that moves scales, keeps to what its output declares.
+TEST(ScaleFormats, NoOperationWritesAnotherFormatThanTheTensorDeclares) {
+    ReferenceOps ops;
+    const RowGroups all;
+    HostTensor x(DType::bf16, {128, 256}), weight(DType::f32, {1, 128, 256}), gamma(DType::f32, {256}),
+        rstd(DType::f32, {128});
+    for (const HostTensor* tensor : {&x, &weight, &gamma}) fill_normal(tensor->view(), 18);
+    const auto declared = [](std::initializer_list<int64_t> shape, ScaleLayout layout, ScaleFormat format) {
+        return HostScaled(DType::e4m3, shape, layout).declared(format);
+    };
+    using L = ScaleLayout;
+    const ScaleFormat formats[] = {ScaleFormat::pow2, ScaleFormat::fp32};
+    for (const ScaleFormat own : formats) {
+        const ScaleFormat other = formats[own == ScaleFormat::pow2 ? 1 : 0];
+        const HostScaled rows = declared({128, 256}, L::vec128, own),
+                         half = declared({128, 128}, L::vec128, own),
+                         columns = declared({256, 128}, L::vec128, own),
+                         one = declared({128, 256}, L::tensor, own),
+                         copy = declared({1, 128, 256}, L::block128, own),
+                         from = declared({128, 256}, L::vec128, other);
+        const auto write = [&](ScaleFormat format, int which) {
+            switch (which) {
+                case 0: return ops.quantize_rows({x, all, format, {}, rows});
+                case 1: return ops.quantize_columns({x, all, format, {}, columns, {}, {}});
+                case 2: return ops.quantize_dual({x, all, format, {}, rows, columns});
+                case 3: return ops.quantize_tensor({x, all, format, one, {}});
+                case 4: return ops.quantize_weight({weight, format, {}, copy, {}});
+                case 5:
+                    return ops.rms_norm_quantize(
+                        {.x = x, .gamma = gamma, .scale_format = format, .rows = rows, .rstd = rstd});
+                case 6: return ops.swiglu_quantize({x, {}, all, format, half});
+                case 7: return ops.transpose_requantize({rows, all, format, columns});
+            }
+        };
+        for (int which = 0; which < 8; ++which) {
+            SCOPED_TRACE(which);
+            EXPECT_NO_THROW(write(own, which));
+            EXPECT_THROW(write(other, which), Error);
+            EXPECT_THROW(write(ScaleFormat::undeclared, which), Error);
+        }
+        const GroupsFixture groups({100, 0}, 128);
+        EXPECT_NO_THROW(ops.pad_rows({rows, groups, groups, rows}));
+        EXPECT_THROW(ops.pad_rows({from, groups, groups, rows}), Error);
     }
 }
 
@@ -239,7 +333,7 @@ TEST(TransposeRequantize, DoubleQuantisationCostsWithFreeScalesOnly) {
     HostTensor x(DType::bf16, {m, dim});
     fill_normal(x, 16);
     auto measure = [&](ScaleFormat format, bool scaling_aware) {
-        HostScaled rows(DType::e4m3, {m, dim}, ScaleLayout::vec128);
+        const HostScaled rows = HostScaled(DType::e4m3, {m, dim}, ScaleLayout::vec128).declared(format);
         HostScaled dst(DType::e4m3, {dim, m}, scaling_aware ? ScaleLayout::tile128 : ScaleLayout::vec128);
         ops.quantize_rows({.src = x, .groups = {}, .scale_format = format, .dst = rows});
         if (scaling_aware) {
