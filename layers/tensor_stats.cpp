@@ -7,6 +7,7 @@
 #include "kernels/core/scalar_math.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace fp8flow {
@@ -72,6 +73,14 @@ struct HostCopy {
     }
 };
 
+// Whether a value lies beyond the largest code at this scale. A scale amax / largest is rounded itself, and a
+// source in BF16 may have been rounded up from what was quantised: neither clips anything.
+bool is_clipped(double truth, double scale, double largest) {
+    int exponent = 0;
+    const bool exact = std::frexp(scale, &exponent) == 0.5;
+    return std::abs(truth) > largest * scale * (exact ? 1.0 : 1.0 + 0x1p-8);
+}
+
 bool is_zero(uint8_t code) { return (code & 0x7F) == 0; }
 
 // visit(first row, count) for each group's valid rows, from the base; without groups all rows.
@@ -109,7 +118,7 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
                 const bool zero = is_zero(code);
                 ++row.values;
                 row.zeros += zero;
-                row.saturations += (code & 0x7F) == largest;
+                row.at_maximum += (code & 0x7F) == largest;
                 row.scale_min = std::min(row.scale_min, scale);
                 row.scale_max = std::max(row.scale_max, scale);
                 if (!source) continue;
@@ -117,6 +126,7 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
                 const double error =
                     static_cast<double>(fp8_to_float(code, quantized.data.dtype)) * scale - truth;
                 row.underflows += zero && truth != 0.0;
+                row.saturations += is_clipped(truth, scale, fp8_max(quantized.data.dtype));
                 row.error_energy += error * error;
                 row.source_energy += truth * truth;
             }

@@ -16,7 +16,8 @@ struct TensorStatsRow {
     int64_t values = 0;       // valid values seen
     int64_t zeros = 0;        // codes that are zero
     int64_t underflows = 0;   // non-zero source values whose code is zero
-    int64_t saturations = 0;  // codes at the largest magnitude
+    int64_t at_maximum = 0;   // codes at the largest magnitude, clipped or not
+    int64_t saturations = 0;  // source values that were clipped: beyond the largest code times their scale
     double scale_min = 0, scale_max = 0;         // over scales of valid rows, pads left out
     double error_energy = 0, source_energy = 0;  // sums of (q - source)^2 and source^2
     bool has_source = false;

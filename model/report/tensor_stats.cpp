@@ -15,7 +15,8 @@ std::string tensor_stats_table(const TensorStats& stats) {
                  {"values"},
                  {"zero codes"},
                  {"underflow"},
-                 {"saturated"},
+                 {"at maximum"},
+                 {"clipped"},
                  {"scale min"},
                  {"scale max"},
                  {"NMSE vs BF16"}});
@@ -23,11 +24,11 @@ std::string tensor_stats_table(const TensorStats& stats) {
         return format_percent(of > 0 ? static_cast<double>(count) / static_cast<double>(of) : 0.0, 3);
     };
     for (const TensorStatsRow& row : stats.rows()) {
-        table.add_row({row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
-                       row.has_source ? share(row.underflows, row.values) : "-",
-                       share(row.saturations, row.values), format_scientific(row.scale_min),
-                       format_scientific(row.scale_max),
-                       row.has_source ? format_scientific(row.nmse()) : "-"});
+        table.add_row(
+            {row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
+             row.has_source ? share(row.underflows, row.values) : "-", share(row.at_maximum, row.values),
+             row.has_source ? share(row.saturations, row.values) : "-", format_scientific(row.scale_min),
+             format_scientific(row.scale_max), row.has_source ? format_scientific(row.nmse()) : "-"});
     }
     return table.text(2);
 }
@@ -38,11 +39,12 @@ nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& pro
         rows.push_back({{"tensor", row.tensor},
                         {"values", row.values},
                         {"zeros", row.zeros},
-                        {"underflows", row.underflows},
-                        {"saturations", row.saturations},
+                        {"at maximum", row.at_maximum},
                         {"scale min", row.scale_min},
                         {"scale max", row.scale_max}});
-        if (row.has_source) rows.back()["nmse"] = row.nmse();
+        if (row.has_source)
+            rows.back().update(
+                {{"underflows", row.underflows}, {"saturations", row.saturations}, {"nmse", row.nmse()}});
         add_provenance(rows.back(), provenance);
     }
     return rows;

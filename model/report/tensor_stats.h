@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // What --tensor-stats found, as tables for people and as files: tensor_stats.json, a list of tensors summed
-// over the run, and transposed_stats.json, the transposed copies of every observed iteration.
+// over the run ("saturations": values that were clipped, "at maximum": all codes of the largest magnitude),
+// and transposed_stats.json, the transposed copies of every observed iteration.
 #pragma once
 
 #include "layers/tensor_stats.h"

@@ -56,7 +56,7 @@ TEST(TensorStats, CountsOfOneTensor) {
             ASSERT_EQ(stats.rows().size(), 1u);
             const TensorStatsRow& row = stats.rows()[0];
 
-            int64_t zeros = 0, underflows = 0, saturations = 0;
+            int64_t zeros = 0, underflows = 0, at_maximum = 0;
             double error = 0, energy = 0, low = std::numeric_limits<double>::infinity(), high = 0;
             for (int64_t r = 0; r < 5; ++r) {
                 for (int64_t col = 0; col < kColumns; ++col) {
@@ -68,7 +68,7 @@ TEST(TensorStats, CountsOfOneTensor) {
                     const double scale = q.scales(scale_at), code = q.data(i), truth = x(i);
                     zeros += code == 0;
                     underflows += code == 0 && truth != 0;
-                    saturations += std::abs(code) == 448;
+                    at_maximum += std::abs(code) == 448;
                     error += (code * scale - truth) * (code * scale - truth);
                     energy += truth * truth;
                     low = std::min(low, scale);
@@ -79,12 +79,65 @@ TEST(TensorStats, CountsOfOneTensor) {
             EXPECT_EQ(row.values, 2 * 5 * kColumns);
             EXPECT_EQ(row.zeros, 2 * zeros);
             EXPECT_EQ(row.underflows, 2 * underflows);
-            EXPECT_EQ(row.saturations, 2 * saturations);
+            EXPECT_EQ(row.at_maximum, 2 * at_maximum);
+            EXPECT_EQ(row.saturations, 0);  // scales follow the maximum
             EXPECT_EQ(row.scale_min, low);
             EXPECT_EQ(row.scale_max, high);
             EXPECT_NEAR(row.nmse(), error / energy, 1e-9 * error / energy);
         });
     }
+}
+
+// Clipped is what lies beyond the largest code; what is merely coded as it is not.
+TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
+    const LayerCase c;
+    run_thread_ranks(1, 60, [&](ProcessGroup& group) {
+        test::RankFixture rank(group, c);
+        Context ctx = rank.context();
+        const auto observed = [&](DType code, double maximum, auto quantise) {
+            HostTensor x(DType::bf16, {4, 256});
+            HostScaled q(code, {4, 256}, ScaleLayout::vec128);
+            quantise(x, q, maximum);
+            TensorStats stats;
+            stats.observe(ctx, "x", q, {}, x);
+            return stats.rows()[0];
+        };
+        // a scale of 1: 3 at the maximum, 2 more rounded down to it, 4 beyond it, of both signs
+        for (const DType code : {DType::e4m3, DType::e5m2}) {
+            const TensorStatsRow row =
+                observed(code, fp8_max(code), [](HostTensor& x, HostScaled& q, double max) {
+                    const double values[] = {max,        -max,        max,        max * 0.99, -max * 0.98,
+                                             max * 1.05, -max * 1.01, max * 1.15, -max * 8,   1.0};
+                    test::fill(x, [&](int64_t i) { return i < 10 ? values[i] : 0.25; });
+                    test::fill(q.scales, [](int64_t) { return 1.0; });
+                    for (int64_t i = 0; i < 1024; ++i)
+                        q.data.view().bytes_ptr()[i] = to_fp8(static_cast<float>(x(i)), q.data.view().dtype);
+                });
+            EXPECT_EQ(row.at_maximum, 9) << name_of(code);
+            EXPECT_EQ(row.saturations, 4) << name_of(code);
+        }
+        // scales of the maximum itself, rounded as they are, clip nothing; MXFP8's floor does
+        for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
+            const TensorStatsRow row = observed(DType::e4m3, 0, [&](HostTensor& x, HostScaled& q, double) {
+                test::fill_normal(x, 5);
+                rank.ops.quantize_rows({.src = x, .scale_format = format, .dst = q});
+            });
+            EXPECT_EQ(row.saturations, 0);
+            EXPECT_GE(row.at_maximum, format == ScaleFormat::fp32 ? 8 : 0);
+        }
+        HostTensor x(DType::bf16, {4, 256});
+        test::fill_normal(x, 5);
+        HostScaled q(DType::e4m3, {4, 256}, ScaleLayout::mx32);
+        rank.ops.quantize_rows({.src = x, .mx_rounding = MxRounding::floor, .dst = q});
+        int64_t beyond = 0;
+        for (int64_t i = 0; i < 1024; ++i)
+            beyond += std::abs(x(i)) > 448 * q.scales(i % 256 / 32 * 4 + i / 256);
+        TensorStats stats;
+        stats.observe(ctx, "x", q, {}, x);
+        EXPECT_GT(beyond, 0);
+        EXPECT_EQ(stats.rows()[0].saturations, beyond);
+        EXPECT_GE(stats.rows()[0].at_maximum, beyond);
+    });
 }
 
 TEST(TensorStats, RowBaseIsRespected) {
