@@ -10,7 +10,7 @@ namespace fp8flow {
 
 struct ForcedRouting {
     int64_t tokens = 0;  // of this rank
-    int64_t rank = 0;
+    int64_t rank = 0;    // ranks differ; 0 on all of them: a token's place in its micro-batch decides alone
     int64_t num_experts = 1, topk = 1;
     int64_t num_groups = 0, group_topk = 0;  // group-limited routing; 0: off
     double max_over_mean =

@@ -53,8 +53,11 @@ TensorView Router::forced_ids(Context& ctx) const {
     const double skew = moe_.moe_router_force_load_balancing ? 1.0 : moe_.moe_router_force_biased;
     if (skew == 0.0) return {};
     if (!forced_ || forced_.dim(0) < ctx.tokens_per_rank) {
+        // Order invariant promises bits that do not depend on who shares the experts: a token's place
+        // decides.
+        const bool invariant = moe_.moe_combine_order == CombineOrder::invariant;
         const std::vector<int32_t> ids = forced_assignment({.tokens = ctx.tokens_per_rank,
-                                                            .rank = ctx.exchange.rank(),
+                                                            .rank = invariant ? 0 : ctx.exchange.rank(),
                                                             .num_experts = moe_.num_experts,
                                                             .topk = moe_.moe_router_topk,
                                                             .num_groups = moe_.moe_router_num_groups,

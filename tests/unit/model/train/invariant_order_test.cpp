@@ -56,6 +56,13 @@ TEST(InvariantOrder, TrainsToTheSameBitsForFiftySteps) {
     for (Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) expect_same_on_four_ranks(recipe, keys, 50);
 }
 
+// Choices that benchmarks force depend on the token, not on the rank that has it.
+TEST(InvariantOrder, WithForcedChoices) {
+    for (const char* forced :
+         {"moe.moe_router_force_biased=1.75", "moe.moe_router_force_load_balancing=true"})
+        expect_same_on_four_ranks(Recipe::fp8_flow, {"training.micro_batch_size=1", forced}, 2);
+}
+
 // More than one replica of more than one source, in every mixture.
 TEST(InvariantOrder, OnEightRanks) {
     const Keys keys = {"training.micro_batch_size=1", "training.global_batch_size=16", "moe.num_experts=8"};
