@@ -3,7 +3,7 @@
 #include "model/bench/shape.h"
 
 #include "kernels/core/error.h"
-#include "model/config/fields.h"
+#include "model/config/builders.h"
 
 #include <algorithm>
 #include <charconv>
@@ -13,6 +13,7 @@ namespace fp8flow::bench {
 namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 40;
+constexpr double kMostElements = 0x1p58;
 
 std::string joined(const std::vector<std::string>& words, const char* between) {
     std::string text;
@@ -47,6 +48,12 @@ Shape::Shape(std::string operation, const std::vector<Key>& keys, Size size, std
         }
         found->second = part.substr(equals + 1);
     }
+    double all = 1;  // elements and FLOPs are products of some of them
+    for (const auto& [name, text] : values_)
+        if (const auto n = builders::read_number<int64_t>(text); n && *n > 1) all *= static_cast<double>(*n);
+    require(all <= kMostElements, ExitCode::usage,
+            "bench {}: --shape: got sizes of which the product is {:.2g}, want at most {:.2g}", operation_,
+            all, kMostElements);
 }
 
 const std::string& Shape::value(std::string_view key) const {

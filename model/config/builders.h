@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cfloat>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -75,15 +76,31 @@ template <class Range, class Print> std::string yaml_list(const Range& values, P
     return out + "]";
 }
 
+// What is counted in steps or bytes: exact as a double, and some of it still multiplied in 64 bits.
+constexpr int64_t kLargestCount = int64_t{1} << 53;
+
 struct IntegerRange {
     int64_t min = 0;
-    int64_t max = std::numeric_limits<int64_t>::max();
+    int64_t max = kLargestCount;
     int64_t multiple_of = 1;
 
     std::string text() const {
         if (multiple_of > 1) return fmt::format("a multiple of {} in [{}, {}]", multiple_of, min, max);
-        if (max == std::numeric_limits<int64_t>::max()) return fmt::format("an integer >= {}", min);
+        if (max >= kLargestCount) return fmt::format("an integer >= {}", min);
         return fmt::format("an integer in [{}, {}]", min, max);
+    }
+    // Why not; nothing where `value` is legal.
+    std::optional<Refusal> refusal(std::optional<int64_t> value) const {
+        if (value && *value > max && max >= kLargestCount)
+            return refuse(text(), fmt::format("the largest is {}", max));
+        if (!value || *value > max) return refuse(text());
+        if (multiple_of > 1 && (*value < min || *value % multiple_of != 0)) {
+            const int64_t below = std::max<int64_t>(*value, 0) / multiple_of * multiple_of;
+            const int64_t above = below + multiple_of;
+            return refuse(below >= min ? fmt::format("{} (nearest: {} and {})", text(), below, above)
+                                       : fmt::format("{} (nearest: {})", text(), std::max(above, min)));
+        }
+        return *value < min ? refuse(text()) : std::nullopt;
     }
 };
 
@@ -94,35 +111,35 @@ ConfigField integer(std::string section, std::string key, Access at, IntegerRang
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto value = written.is_list ? std::nullopt : read_integer(written.items.at(0));
-        if (!value || *value > range.max) return refuse(range.text());
-        if (range.multiple_of > 1 && (*value < range.min || *value % range.multiple_of != 0)) {
-            const int64_t below = std::max<int64_t>(*value, 0) / range.multiple_of * range.multiple_of;
-            const int64_t above = below + range.multiple_of;
-            return refuse(below >= range.min
-                              ? fmt::format("{} (nearest: {} and {})", range.text(), below, above)
-                              : fmt::format("{} (nearest: {})", range.text(), std::max(above, range.min)));
-        }
-        if (*value < range.min) return refuse(range.text());
+        if (auto refusal = range.refusal(value)) return refusal;
         at(config) = static_cast<Number>(*value);
         return std::nullopt;
     };
     return field;
 }
 
+// A model computes in FP32: a value that FP32 rounds to 0, to infinity or to a bound that is not legal
+// itself is outside too.
 struct NumberRange {
-    double min = -std::numeric_limits<double>::max();
-    double max = std::numeric_limits<double>::max();
+    double min = 0;
+    double max = FLT_MAX;
     bool above_min = false;  // min itself is not legal
     bool below_max = false;
 
-    bool holds(double value) const {
-        return (above_min ? value > min : value >= min) && (below_max ? value < max : value <= max);
-    }
     std::string text() const {
-        if (max == std::numeric_limits<double>::max()) {
-            return fmt::format("a number {} {}", above_min ? ">" : ">=", min);
-        }
+        if (max == FLT_MAX) return fmt::format("a number {} {}", above_min ? ">" : ">=", min);
         return fmt::format("a number in {}{}, {}{}", above_min ? "(" : "[", min, max, below_max ? ")" : "]");
+    }
+    std::optional<Refusal> refusal(std::optional<double> value) const {
+        if (!value || *value < min || (above_min && *value == min) || (below_max && *value >= max) ||
+            (*value > max && max != FLT_MAX))
+            return refuse(text());
+        const auto rounded = static_cast<float>(*value);
+        if ((*value != 0 && std::abs(*value) < FLT_MIN) || *value > FLT_MAX ||
+            (above_min && rounded <= static_cast<float>(min)) ||
+            (below_max && rounded >= static_cast<float>(max)))
+            return refuse(text(), fmt::format("FP32 has no such number, the nearest is {}", rounded));
+        return std::nullopt;
     }
 };
 
@@ -132,7 +149,7 @@ ConfigField number(std::string section, std::string key, Access at, NumberRange 
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto value = written.is_list ? std::nullopt : read_number<double>(written.items.at(0));
-        if (!value || !range.holds(*value)) return refuse(range.text());
+        if (auto refusal = range.refusal(value)) return refusal;
         at(config) = *value;
         return std::nullopt;
     };
@@ -150,7 +167,8 @@ ConfigField numbers(std::string section, std::string key, Access at, NumberRange
         std::vector<double> values;
         for (const auto& item : written.items) {
             const auto value = read_number<double>(item);
-            if (!value || !range.holds(*value)) return refuse("a list of numbers, each " + range.text());
+            if (const auto refusal = range.refusal(value))
+                return refuse("a list of numbers, each " + refusal->want, refusal->hint);
             values.push_back(*value);
         }
         at(config) = std::move(values);

@@ -336,12 +336,14 @@ private:
                          multiples_near(t.global_batch_size, step)));
         constexpr int64_t kMostTokens = int64_t{1} << 62;
         const int64_t most_iters = kMostTokens / t.global_batch_size / c_.model.seq_length;
-        rule(
-            t.train_iters <= most_iters,
-            {"training.train_iters", "training.global_batch_size", "model.seq_length"},
-            fmt::format("got {}, want at most {}: with global_batch_size {} and seq_length {} a run has more "
-                        "tokens than are counted",
-                        t.train_iters, most_iters, t.global_batch_size, c_.model.seq_length));
+        const auto countable = [&](const char* key, int64_t iters) {
+            rule(iters <= most_iters, {key, "training.global_batch_size", "model.seq_length"},
+                 fmt::format("got {}, want at most {}: with global_batch_size {} and seq_length {} they have "
+                             "more tokens than are counted",
+                             iters, most_iters, t.global_batch_size, c_.model.seq_length));
+        };
+        countable("training.train_iters", t.train_iters);
+        countable("training.eval_iters", t.eval_iters);
         rule(t.on_divergence != OnDivergence::rollback || c_.checkpoint.save_interval > 0,
              {"training.on_divergence", "checkpoint.save_interval"},
              "rollback goes back to a checkpoint: set checkpoint.save_interval above 0");

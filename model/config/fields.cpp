@@ -20,6 +20,10 @@ namespace {
 
 using namespace builders;
 
+// Smaller ones do not bound a quotient: rows of zeros to the power -3 in the norm's backward, or a moment of
+// 1e-23 over the root of its square, which is 0 in FP32.
+constexpr double kLeastEpsilon = 1e-20;
+
 const Names kNamesOfRecipes(kRecipeNames.begin(), kRecipeNames.end());
 const Names kRecomputeModules = {"core_attn", "layernorm", "moe_act", "moe_expert", "moe", "shared_experts"};
 
@@ -93,8 +97,8 @@ void add_model(std::vector<ConfigField>& fields) {
         boolean(s, "qk_layernorm", AT(model.qk_layernorm), "RMSNorm of queries and keys, per head"));
     fields.push_back(
         number(s, "rotary_base", AT(model.rotary_base), {.min = 1, .above_min = true}, "RoPE's theta"));
-    fields.push_back(number(s, "norm_epsilon", AT(model.norm_epsilon),
-                            {.min = 0, .max = 1, .above_min = true}, "added to the mean square in RMSNorm"));
+    fields.push_back(number(s, "norm_epsilon", AT(model.norm_epsilon), {.min = kLeastEpsilon, .max = 1},
+                            "added to the mean square in RMSNorm"));
     fields.push_back(boolean(s, "zero_centered_gamma", AT(model.zero_centered_gamma),
                              "norm weights are stored as gamma - 1 (Megatron: apply_layernorm_1p)"));
     fields.push_back(integer(s, "ffn_hidden_size", AT(model.ffn_hidden_size),
@@ -355,7 +359,7 @@ void add_training(std::vector<ConfigField>& fields) {
                              {.min = 1, .max = 1 << 24}, "sequences per step over all ranks"));
     fields.push_back(integer(s, "train_iters", AT(training.train_iters), {.min = 1}, "optimizer steps"));
     fields.push_back(
-        integer(s, "seed", AT(training.seed), {.min = 0}, "seed of initial weights and data order"));
+        integer(s, "seed", AT(training.seed), {.max = INT64_MAX}, "seed of initial weights and data order"));
     fields.push_back(number(s, "lr", AT(training.lr), {.min = 0}, "peak learning rate"));
     fields.push_back(
         number(s, "min_lr", AT(training.min_lr), {.min = 0}, "learning rate at the end of the decay"));
@@ -370,7 +374,7 @@ void add_training(std::vector<ConfigField>& fields) {
     const NumberRange beta{.min = 0, .max = 1, .below_max = true};
     fields.push_back(number(s, "adam_beta1", AT(training.adam_beta1), beta, "decay of the first moment"));
     fields.push_back(number(s, "adam_beta2", AT(training.adam_beta2), beta, "decay of the second moment"));
-    fields.push_back(number(s, "adam_eps", AT(training.adam_eps), {.min = 0, .above_min = true},
+    fields.push_back(number(s, "adam_eps", AT(training.adam_eps), {.min = kLeastEpsilon},
                             "added to the root of the second moment"));
     fields.push_back(choice(s, "main_params_dtype", AT(training.state.main_params_dtype), {"fp32"},
                             "master weights of the optimizer"));
@@ -436,8 +440,8 @@ void add_data(std::vector<ConfigField>& fields) {
                              "likely next tokens per context"));
     fields.push_back(number(s, "synthetic_noise", AT(data.synthetic_noise), {.min = 0.01, .max = 1},
                             "share of draws that ignore the context"));
-    fields.push_back(
-        integer(s, "synthetic_seed", AT(data.synthetic_seed), {.min = 0}, "seed of the chain itself"));
+    fields.push_back(integer(s, "synthetic_seed", AT(data.synthetic_seed), {.max = INT64_MAX},
+                             "seed of the chain itself"));
 }
 
 void add_output(std::vector<ConfigField>& fields) {

@@ -103,6 +103,10 @@ TEST(BenchShape, LaterValuesReplaceEarlierOnes) {
     EXPECT_EQ(Shape("op", keys, Size::layer, "").short_text(), "T=4096");
     EXPECT_THROW(Shape("op", keys, Size::small, "T=9999999999999").number("T"), Error);
     EXPECT_THROW(Shape("op", keys, Size::small, "T=12x").number("T"), Error);
+    // a product that 64 bits do not hold
+    const std::vector<Key> sizes = {{"T", "4096", "24", ""}, {"H", "7168", "256", ""}};
+    EXPECT_NO_THROW(Shape("op", sizes, Size::small, "T=1099511627776"));
+    EXPECT_THROW(Shape("op", sizes, Size::small, "T=1099511627776,H=16777216"), Error);
 }
 
 TEST(BenchRows, DistributionsAddUp) {

@@ -97,6 +97,28 @@ TEST(Config, EverySpellingOfYamlsCoreSchema) {
         EXPECT_NE(error_of("model: {}", {std::string("num_layers=") + other}), "") << other;
 }
 
+TEST(Config, NumbersThatFp32DoesNotHoldAreRefused) {
+    EXPECT_EQ(error_of("training: {lr: 1e-320}"),
+              "t.yaml:1:16: training.lr: got 1e-320, want a number >= 0; FP32 has no such number, the "
+              "nearest is 0");
+    EXPECT_EQ(
+        error_of("training: {clip_grad: 1e39}"),
+        "t.yaml:1:23: training.clip_grad: got 1e39, want a number >= 0; FP32 has no such number, the nearest "
+        "is inf");
+    EXPECT_EQ(
+        error_of("training: {adam_beta2: 0.99999999999}"),
+        "t.yaml:1:24: training.adam_beta2: got 0.99999999999, want a number in [0, 1); FP32 has no such "
+        "number, the nearest is 1");
+    EXPECT_EQ(error_of("training: {adam_eps: 1e-21}"),
+              "t.yaml:1:22: training.adam_eps: got 1e-21, want a number >= 1e-20");
+    EXPECT_EQ(error_of("data: {max_bytes: 9223372036854775807}"),
+              "t.yaml:1:19: data.max_bytes: got 9223372036854775807, want an integer >= 1; the largest is "
+              "9007199254740992");
+    EXPECT_EQ(error_of("training: {eval_iters: 9007199254740992}"),
+              "t.yaml:1:24: training.eval_iters: got 9007199254740992, want at most 2251799813685248: with "
+              "global_batch_size 8 and seq_length 256 they have more tokens than are counted");
+}
+
 TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
     const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml");
     EXPECT_EQ(config.training.lr_warmup_iters, 5);

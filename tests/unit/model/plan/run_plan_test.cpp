@@ -67,7 +67,7 @@ TEST(RunPlan, AbsurdSizesAreRefused) {
         << bytes;
     // a factor beyond any routing is the worst case of routing
     const Config worst = shipped("test.yaml", {"moe_expert_rank_capacity_factor=0"}),
-                 more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e300"});
+                 more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e38"});
     EXPECT_EQ(rank_row_capacity(more), rank_row_capacity(worst));
 }
 
