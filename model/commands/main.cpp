@@ -8,7 +8,7 @@
 #include "model/base/host_cores.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
-#include "model/config/builders.h"
+#include "model/commands/option_types.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/profile/compare.h"
@@ -240,8 +240,8 @@ struct CommandLine {
     ReplayOptions replay_options;
     BenchOptions bench_options;
     PlanOptions plan_options;
-    std::string backend = "auto", out, json, recipes, resume, schedule, weights, export_format;
-    std::vector<std::string> plan_recipes;
+    std::string backend = "auto", out, json, resume, schedule, weights, export_format;
+    std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
@@ -298,7 +298,7 @@ struct CommandLine {
                 ->add_option("--start-deadline", start_deadline,
                              "seconds that a rank waits for the others until the configuration is read, 0: "
                              "for ever (default: 300)")
-                ->check(CLI::Range(0.0, 1e6));
+                ->transform(number_in({.max = 1e6}));
         for (CLI::App* command : {validate, profile}) {
             command->add_flag("--ablate", ablate,
                               "also run fp8_flow with each of its optimisations switched off, one at a time");
@@ -319,9 +319,13 @@ struct CommandLine {
             ->add_option("--compare", compared,
                          "OLD NEW: print two profile.json beside each other, stage by stage, and run nothing")
             ->expected(2);
-        profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
-        profile->add_option("--steps", steps,
-                            "steps that are measured (default: profile_step_end - profile_step_start)");
+        profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
+            ->delimiter(',')
+            ->allow_extra_args(false);
+        profile
+            ->add_option("--steps", steps,
+                         "steps that are measured (default: profile_step_end - profile_step_start)")
+            ->transform(integer_in({.min = 1, .max = 100000}));
         add_train_options();
         add_replay_options();
         add_bench_options();
@@ -341,7 +345,7 @@ struct CommandLine {
             ->add_option("--dump-samples", options.dump_samples,
                          "N: write the first N token windows that the run would read to OUT/samples.npy, and "
                          "train nothing")
-            ->check(CLI::Range(int64_t{1}, int64_t{1} << 31));
+            ->transform(integer_in({.min = 1, .max = int64_t{1} << 31}));
         train
             ->add_option(
                 "--resume", resume,
@@ -359,7 +363,7 @@ struct CommandLine {
             "--weights", options.weights,
             "safetensors with the layer's weights: a file, an index, or a folder (default: --input)");
         replay->add_option("--layer", replay_options.layer, "its number in the weights (default: 0)")
-            ->check(CLI::Range(0, 100000));
+            ->transform(integer_in({.max = 100000}));
         replay->add_flag("--norm", replay_options.norm,
                          "apply post_attention_layernorm in front of the layer");
         replay->add_flag("--intermediates", replay_options.intermediates,
@@ -368,21 +372,24 @@ struct CommandLine {
 
     void add_plan_options() {
         const auto list = [&](const char* name, auto& values, const char* meaning) {
-            plan->add_option(name, values, meaning)->delimiter(',')->allow_extra_args(false);
+            return plan->add_option(name, values, meaning)->delimiter(',')->allow_extra_args(false);
         };
         list("--gpus", plan_options.gpus,
-             "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table");
+             "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table")
+            ->transform(integer_in({.min = 1, .max = 1 << 20}));
         plan->add_option("--gpu", plan_options.gpu,
                          "h100 | h200 | h20 | h800, or a file like those of configs/gpus or that profile "
                          "wrote (default: h200)")
             ->take_last();
         list("--recipes", plan_recipes, "of the table (default: bf16,fp8_blockwise,fp8_flow)");
-        list("--ep", plan_options.expert_parallel, "expert-parallel sizes of the table");
-        list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table");
+        list("--ep", plan_options.expert_parallel, "expert-parallel sizes of the table")
+            ->transform(typed(*find_leaf("expert_model_parallel_size")));
+        list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table")
+            ->transform(typed(*find_leaf("micro_batch_size")));
         plan->add_option("--schedule", schedule, "serial | shared | wgrad | shared+wgrad | reduce | turns")
             ->take_last();
         plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
-            ->check(CLI::Range(100.0, 10000.0));
+            ->transform(number_in({.min = 100, .max = 10000}));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture,
@@ -390,9 +397,10 @@ struct CommandLine {
         plan->add_option("--check", plan_options.check,
                          "instead: compare predictions with these results of profile, or all of a folder");
         plan->add_option("--max-error", plan_options.most_error,
-                         "of --check: percent, of one run; else status 1");
-        plan->add_option("--max-mean-error", plan_options.most_mean_error,
-                         "of --check: percent, of all runs");
+                         "of --check: percent, of one run; else status 1")
+            ->transform(number_in({}));
+        plan->add_option("--max-mean-error", plan_options.most_mean_error, "of --check: percent, of all runs")
+            ->transform(number_in({}));
         plan->add_option("--calibrate", plan_options.calibrate,
                          "instead: shares from a result of profile, one of a small model, one of bench")
             ->expected(1, 3);
@@ -433,15 +441,15 @@ struct CommandLine {
                 "and timed beside these")
             ->excludes(gemms);
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
-            ->check(CLI::Range(1, 100000));
+            ->transform(integer_in({.min = 1, .max = 100000}));
         bench
             ->add_option("--idle", bench_options.idle_seconds,
                          "seconds of rest before a burst (default: 0.8)")
-            ->check(CLI::Range(0.0, 60.0));
+            ->transform(number_in({.max = 60}));
         bench
             ->add_option("--sustain", bench_options.sustained_seconds,
                          "seconds of calls back to back, 0: none (default: 0.8)")
-            ->check(CLI::Range(0.0, 60.0));
+            ->transform(number_in({.max = 60}));
     }
 
     // The command that a word may stand for, which is none itself; empty if there is none.
@@ -456,11 +464,8 @@ struct CommandLine {
 
     // Throws CLI::ParseError and Error.
     void parse(int argc, char** argv) {
+        require_values(argc, argv);
         app.parse(argc, argv);
-        constexpr int64_t kMostRanks = 1 << 20, kMostSteps = 100000;
-        for (const int64_t gpus : plan_options.gpus)
-            require(gpus >= 1 && gpus <= kMostRanks, ExitCode::usage, "--gpus: got {}, want 1 to {}", gpus,
-                    kMostRanks);
         for (const std::string& recipe : plan_recipes) plan_options.recipes.push_back(recipe_named(recipe));
         if (!schedule.empty()) plan_options.schedule = schedule_named(schedule);
         require(
@@ -468,14 +473,15 @@ struct CommandLine {
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
         if (!options.plugin.empty()) load_recipes(options.plugin);
-        if (!out.empty()) options.overrides.push_back("output.out=" + out);
-        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + resume);
+        if (!out.empty()) options.overrides.push_back("output.out=" + builders::quoted(out));
+        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
         if (!weights.empty())
             options.overrides.push_back("checkpoint.pretrained_checkpoint=" + builders::quoted(weights));
         if (!export_format.empty()) options.overrides.push_back("output.export_format=" + export_format);
-        if (!recipes.empty()) options.overrides.push_back("profile.profile_recipes=[" + recipes + "]");
-        require(profile->count("--steps") == 0 || (steps >= 1 && steps <= kMostSteps), ExitCode::usage,
-                "--steps: got {}, want 1 to {}", steps, kMostSteps);
+        for (std::string& recipe : recipes) CLI::detail::trim(recipe);
+        if (!recipes.empty())
+            options.overrides.push_back("profile.profile_recipes=" +
+                                        builders::yaml_list(recipes, builders::quoted));
         if (steps > 0) options.measured_steps = steps;
         if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (schedules) options.ablation = validate::Ablation::schedules;

@@ -61,6 +61,11 @@ inline std::optional<bool> read_truth(std::string_view text) {
 inline std::string quoted(const std::string& text) {
     std::string out = "\"";
     for (const char c : text) {
+        const auto byte = static_cast<unsigned char>(c);
+        if (byte < 0x20 || byte == 0x7F) {
+            out += fmt::format("\\x{:02x}", byte);
+            continue;
+        }
         if (c == '"' || c == '\\') out += '\\';
         out += c;
     }
@@ -191,7 +196,7 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
 }
 
 template <class Access> ConfigField text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text", std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, "text", std::move(doc), {}, {}, false, {}, true};
     field.get = [at](const Config& config) { return quoted(at(config)); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         if (written.is_list || written.items.at(0).empty()) return refuse("text");
@@ -203,7 +208,7 @@ template <class Access> ConfigField text(std::string section, std::string key, A
 
 template <class Access>
 ConfigField optional_text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text, or \"\"", std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, "text, or \"\"", std::move(doc), {}, {}, false, {}, true};
     field.get = [at](const Config& config) { return quoted(at(config)); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         if (written.is_list) return refuse("text, or \"\"");
@@ -214,7 +219,7 @@ ConfigField optional_text(std::string section, std::string key, Access at, std::
 }
 
 template <class Access> ConfigField texts(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "a list of texts", std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, "a list of texts", std::move(doc), {}, {}, false, {}, true};
     field.get = [at](const Config& config) { return yaml_list(at(config), quoted); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         at(config) = written.items;

@@ -37,6 +37,7 @@ struct ConfigField {
     std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set;
     bool fixed = false;           // accepted so that Megatron files load; not dumped
     std::vector<Recipe> recipes;  // the recipes that have this option; empty: all
+    bool is_text = false;         // --set and options of the command line give it literally
 
     std::string name() const { return section + "." + key; }
 };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // YAML text and `--set` overrides to a Config. Problems are collected, never thrown one by one, so that a
 // user sees all of them at once.
+#include "model/config/builders.h"
 #include "model/config/check.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
@@ -72,9 +73,11 @@ public:
             problems_.add(where, unknown_key(dot == std::string::npos ? "" : name.substr(0, dot), key));
             return;
         }
-        if (const auto value = load(text.substr(equals + 1), where + " " + field->name())) {
-            read_field(*field, *value, where);
-        }
+        // Text is taken as it is, with blanks, # and quotes, unless it begins as YAML's quotes or a list do.
+        std::string value = text.substr(equals + 1);
+        if (field->is_text && !value.empty() && value.find_first_of("\"'[") != 0)
+            value = builders::quoted(value);
+        if (const auto node = load(value, where + " " + field->name())) read_field(*field, *node, where);
     }
 
 private:

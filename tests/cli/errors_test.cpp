@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <ostream>
+#include <sstream>
 
 namespace fp8flow {
 namespace {
@@ -32,7 +33,11 @@ TEST(UsageError, CommandLine) {
     expect_report(fp8flow_alone({"train", config_file("test"), "--backend", "cuda"}), usage,
                   {"--backend: got 'cuda', want auto, reference or hopper"});
     expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "0"}), usage,
-                  {"--gpus: got 0, want 1 to 1048576"});
+                  {"--gpus: got 0, want an integer in [1, 1048576]"});
+    expect_report(fp8flow_alone({"plan", config_file("test"), "--ep", "0"}), usage,
+                  {"--ep: got 0, want an integer in [1, 4096]"});
+    expect_report(fp8flow_alone({"plan", config_file("test"), "--micro-batch", "1,4611686018427387904"}),
+                  usage, {"--micro-batch: got 4611686018427387904, want an integer in [1, 1048576]"});
     expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "99999999999999999999"}), usage,
                   {"--gpus"});
     expect_report(fp8flow_alone({"plan", config_file("test"), "--gpus", "many"}), usage, {"--gpus", "many"});
@@ -44,6 +49,54 @@ TEST(UsageError, CommandLine) {
     expect_report(fp8flow_alone({"profile"}), usage, {"want a configuration", "--hf-config", "--compare"});
     expect_report(fp8flow_alone(train_with("train_iters")), usage,
                   {"--set: got train_iters, want section.key=value"});
+}
+
+// The options of a command that take a value, as its help lists them: "--out TEXT", "--ep INT:...".
+Texts options_of(const std::string& command, bool numbers) {
+    Texts options;
+    std::istringstream help(fp8flow_alone({command, "--help"}).out);
+    for (std::string line; std::getline(help, line);) {
+        std::istringstream words(line);
+        std::string name, type;
+        words >> name >> type;
+        const bool number = type.starts_with("INT") || type.starts_with("FLOAT") || type.starts_with("UINT");
+        if (name.starts_with("--") && (number || (!numbers && type.starts_with("TEXT"))))
+            options.push_back(name);
+    }
+    return options;
+}
+
+const Texts kCommands = {"train", "validate", "profile", "plan", "replay", "bench"};
+
+// As an unset variable of a shell leaves it: "" and --weights=$none.
+TEST(UsageError, AnEmptyValueIsNoValueOfAnyOption) {
+    size_t tried = 0;
+    for (const std::string& command : kCommands)
+        for (const std::string& option : options_of(command, false)) {
+            for (const Texts& given : {Texts{option, ""}, Texts{option + "="}}) {
+                Texts line = {command, config_file("test")};
+                line.insert(line.end(), given.begin(), given.end());
+                expect_report(fp8flow_alone(line), ExitCode::usage, {option + ": got an empty value"});
+            }
+            ++tried;
+        }
+    EXPECT_GT(tried, 50u);
+    expect_report(fp8flow_alone({"train", ""}), ExitCode::usage, {"argument 2: got an empty value"});
+}
+
+TEST(UsageError, NumbersOfOptionsAreCheckedAsThoseOfKeys) {
+    size_t tried = 0;
+    for (const std::string& command : kCommands)
+        for (const std::string& option : options_of(command, true)) {
+            for (const char* value : {"nan", "-nan", "inf", "-1", "1e400", "0x", "x", "1;"})
+                expect_report(fp8flow_alone({command, config_file("test"), option + "=" + value}),
+                              ExitCode::usage, {option + ": got " + value + ", want "});
+            ++tried;
+        }
+    EXPECT_GT(tried, 10u);
+    const CommandResult plan =
+        fp8flow_alone({"plan", config_file("test"), "--gpus", "1e0", "--micro-batch", "2e0"});
+    EXPECT_EQ(plan.status, 0) << plan.err;
 }
 
 TEST(UsageError, NoCommandPrintsHelp) {

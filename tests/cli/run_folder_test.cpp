@@ -84,6 +84,26 @@ TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
     }
 }
 
+// The name of a folder is not YAML: "exp #2" is not exp, of which --overwrite would remove the checkpoints.
+TEST_F(RunFolders, NamesAreTakenLiterally) {
+    const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "training.train_iters=2"};
+    ASSERT_EQ(fp8flow_alone(train("exp", saves), folder_.path()).status, 0);
+    const auto first = tree_of(folder_.path("exp"));
+    for (const std::string out : {"exp #2", " blanks ", "o'brien", "[x]", "{}"}) {
+        SCOPED_TRACE(out);
+        Texts line = train(out, saves);
+        line.emplace_back("--overwrite");
+        ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
+        EXPECT_TRUE(fs::exists(folder_.path(out) + "/checkpoints/step_00000002"));
+        EXPECT_EQ(tree_of(folder_.path("exp")), first);
+        const CommandResult resumed = fp8flow_alone(
+            train("resumed", {"--resume", out, "--overwrite", "--set", "training.train_iters=2"}),
+            folder_.path());
+        EXPECT_EQ(resumed.status, 0) << resumed.err;
+        expect_contains(resumed.out, "resumed from ");
+    }
+}
+
 TEST_F(RunFolders, EveryCommandFollowsTheRule) {
     const std::string mine = folder_.write("out/notes.txt", "mine");
     const std::string config = config_file("test");

@@ -97,6 +97,27 @@ TEST(Config, EverySpellingOfYamlsCoreSchema) {
         EXPECT_NE(error_of("model: {}", {std::string("num_layers=") + other}), "") << other;
 }
 
+TEST(Config, TextOfAnOverrideIsTakenLiterally) {
+    for (const std::string text : {"exp #2", " a ", "/home/o'brien/x", "a: b", "null", "~", "{}", "&a", "*",
+                                   "!x", "a]", "- a", "|", "\xc3\xa9", "a\tb\nc", "a\\b", "say \"x\"", "5"}) {
+        const Config config =
+            parse_config("data: {data_kind: text}", "t.yaml",
+                         {"output.out=" + text, "checkpoint.load=" + text, "data_path=" + text});
+        EXPECT_EQ(config.output.out, text);
+        EXPECT_EQ(config.checkpoint.load, text);
+        EXPECT_EQ(config.data.data_path, std::vector<std::string>{text});
+        EXPECT_EQ(parse_config(dump_config(config), "dump").output.out, text);
+    }
+    const Config quoted =
+        parse_config("data: {data_kind: text}", "t.yaml",
+                     {"output.out='exp #2'", "data_path=[a, 'b #']", "tensorboard_dir=\"\""});
+    EXPECT_EQ(quoted.output.out, "exp #2");
+    EXPECT_EQ(quoted.data.data_path, (std::vector<std::string>{"a", "b #"}));
+    EXPECT_EQ(error_of("model: {}", {"output.out="}), "--set: output.out: got nothing, want text");
+    EXPECT_EQ(error_of("model: {}", {"output.out=a\xff"}),
+              "--set output.out:1:3: got byte 0xff, want UTF-8 text");
+}
+
 TEST(Config, NumbersThatFp32DoesNotHoldAreRefused) {
     EXPECT_EQ(error_of("training: {lr: 1e-320}"),
               "t.yaml:1:16: training.lr: got 1e-320, want a number >= 0; FP32 has no such number, the "
@@ -123,7 +144,7 @@ TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
     const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml");
     EXPECT_EQ(config.training.lr_warmup_iters, 5);
     EXPECT_EQ(config.warnings, std::vector<std::string>{"training.lr_warmup_iters is 9, and the run has 5 "
-                                                     "iterations: warm-up takes 5"});
+                                                        "iterations: warm-up takes 5"});
     EXPECT_TRUE(parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml").warnings.empty());
 }
 

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+// Options of the command line have the types and ranges of configuration keys: 5e3 is an integer, nan is no
+// number. Internal to main.cpp.
+#pragma once
+
+#include "model/config/builders.h"
+#include "model/safetensors/header.h"
+
+#include <CLI/CLI.hpp>
+
+#include <string>
+
+namespace fp8flow {
+
+// For CLI::Option::transform: the value as a key of this type writes it, or why it is none.
+inline CLI::Validator typed(const ConfigField& field) {
+    return {[field](std::string& text) {
+                Config config;
+                if (const auto refusal = field.set(config, {false, {text}}))
+                    return fmt::format("got {}, want {}{}{}", printable(text), refusal->want,
+                                       refusal->hint.empty() ? "" : "; ", refusal->hint);
+                text = field.get(config);
+                return std::string();
+            },
+            field.type};
+}
+inline CLI::Validator integer_in(builders::IntegerRange range) {
+    return typed(builders::integer(
+        "", "", [](auto& c) -> auto& { return c.training.train_iters; }, range, ""));
+}
+inline CLI::Validator number_in(builders::NumberRange range) {
+    return typed(builders::number(
+        "", "", [](auto& c) -> auto& { return c.training.lr; }, range, ""));
+}
+
+// Throws Error(usage) for an argument that is empty, as an unset variable of a shell leaves it: no option
+// means anything by it, and "not given" would be another run.
+inline void require_values(int argc, const char* const* argv) {
+    for (int i = 1; i < argc; ++i) {
+        std::string name = argv[i];
+        const bool attached = name.starts_with("--") && name.find('=') + 1 == name.size();
+        if (!name.empty() && !attached) continue;
+        if (attached)
+            name.pop_back();
+        else
+            name = std::string(argv[i - 1]).starts_with("--") ? argv[i - 1] : fmt::format("argument {}", i);
+        fail(ExitCode::usage, "{}: got an empty value, want one (is a variable of the shell unset?)",
+             printable(name));
+    }
+}
+
+}  // namespace fp8flow
