@@ -45,7 +45,13 @@ struct TransposeStatsRow {
 class TensorStats {
 public:
     // What is observed from here on belongs to this iteration.
-    void begin_iteration(int64_t iteration) { iteration_ = iteration; }
+    void begin_iteration(int64_t iteration) {
+        iteration_ = iteration;
+        if (first_iteration_ == 0) first_iteration_ = iteration;
+    }
+    // Observed from the first to the last; 0: none.
+    int64_t first_iteration() const { return first_iteration_; }
+    int64_t last_iteration() const { return iteration_; }
     // quantized [M, C] with row scales of any layout; groups as the ops take them (num_groups 0: all rows).
     void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
                  const TensorView& source);
@@ -62,7 +68,7 @@ private:
 
     std::vector<TensorStatsRow> rows_;
     std::vector<TransposeStatsRow> transposed_;
-    int64_t iteration_ = 0;
+    int64_t first_iteration_ = 0, iteration_ = 0;
 };
 
 }  // namespace fp8flow

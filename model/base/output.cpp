@@ -221,7 +221,7 @@ OutputFolder::~OutputFolder() {
 }
 
 void OutputFolder::check_writable() const {
-    const std::string probe = ".writable." + std::to_string(::getpid());
+    const std::string probe = ".writable" + std::string(kTemporary) + std::to_string(::getpid());
     const int file = ::openat(descriptor_, probe.c_str(),
                               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kNewFileMode);
     const int error = errno;

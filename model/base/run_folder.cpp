@@ -29,13 +29,13 @@ bool is_exported(const std::string& name) {
 }
 
 // What the commands write into their folder and into those below it.
-constexpr std::array<const char*, 3> kFolders = {"gradients", "hf", "tensorboard"};
+constexpr std::array<const char*, 2> kFolders = {"gradients", "hf"};
 bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
         R"((train|validate|profile|replay)\.log|config\.yaml|report\.html|loss\.(svg|jsonl)|metrics\.jsonl|)"
         R"((memory|tensor_stats|transposed_stats|calibration|validate|profile|replay)\.json|samples\.npy|)"
         R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
-        R"((intermediates|trace)\.rank\d+\.(safetensors|json)|events\.out\.tfevents\..*)");
+        R"((intermediates|trace)\.rank\d+\.(safetensors|json))");
     return std::regex_match(name, names);
 }
 
@@ -156,6 +156,26 @@ void RunFolder::keep() {
         below.remove_files(is_written_by_runs);
     }
     folder_->remove_files(is_written_by_runs);
+    std::error_code error;
+    for (const std::string& path : files_of_run(folder_->path()))
+        if (is_event_file(path)) fs::remove(path, error);
+}
+
+std::vector<std::string> files_of_run(const std::string& folder) {
+    std::vector<std::string> paths;
+    std::error_code error;
+    for (auto at =
+             fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied, error);
+         at != fs::recursive_directory_iterator(); at.increment(error)) {
+        if (at.depth() > 0) at.disable_recursion_pending();
+        if (at->symlink_status(error).type() == fs::file_type::regular) paths.push_back(at->path().string());
+    }
+    return paths;
+}
+
+bool is_event_file(const std::string& path) {
+    static const std::regex names(R"(events\.out\.tfevents\.\d+\.[^.]*\.\d+)");
+    return std::regex_match(fs::path(path).filename().string(), names);
 }
 
 std::vector<OutputFolder> RunFolder::folders_below() const {

@@ -65,6 +65,10 @@ private:
     bool kept_ = false;
 };
 
+// Regular files in the folder and in those right below, which are no links.
+std::vector<std::string> files_of_run(const std::string& folder);
+// A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.
+bool is_event_file(const std::string& path);
 // Removes the files of an export with Hugging Face names.
 void remove_exported(const OutputFolder& folder);
 

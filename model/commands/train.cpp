@@ -7,6 +7,7 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/commands/train_records.h"
 #include "model/config/hf_config.h"
 #include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
@@ -14,7 +15,6 @@
 #include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/report/tensor_stats.h"
-#include "model/report/tensorboard.h"
 #include "model/report/titles.h"
 #include "model/weights/export.h"
 
@@ -99,10 +99,12 @@ public:
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
         trainer_->stop_when([] { return stop_signal() != 0; });
-        // From here on the run has started: what it has made stays.
+        // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
         run_folder_.keep();
-        if (run_folder_.is_first_rank()) open_files();
         if (checkpoint_folder_) checkpoint_folder_->keep();
+        if (run_folder_.is_first_rank()) open_files();
+        records_.remember(first_step_);
+        world.barrier();  // before another rank writes below what the first one has cleared
     }
 
     int run() {
@@ -138,7 +140,7 @@ private:
         for (int64_t i = trainer_->steps_done(); i < config_.training.train_iters && !stopping_; ++i) {
             const bool observed =
                 config_.output.tensor_stats && (i + 1) % config_.output.tensor_stats_interval == 0;
-            trainer_->set_tensor_stats(observed ? &stats_ : nullptr);
+            trainer_->set_tensor_stats(observed ? &records_.tensor_stats() : nullptr);
             if (const auto result = trainer_->step()) report(*result);
             if (saver_) saving([&] { return saver_->poll(); });
             const bool last = i + 1 == config_.training.train_iters;
@@ -160,6 +162,7 @@ private:
         note_stage(Stage::checkpoint, trainer_->steps_done());
         saving([&] { return saver_->finish(); });
         saving([&] { return saver_->save(*trainer_); });
+        records_.remember(trainer_->steps_done());
     }
 
     // What cannot be written ends the run, or with checkpoint.on_error: warn is said, and tried again at the
@@ -201,20 +204,9 @@ private:
         log_.line(fmt::format("warning: {}", problem.what()));
         log_.line(fmt::format("back to iteration {} ({} of {} times), from there on with batch {}",
                               resumed->step, rollbacks_, training.max_rollbacks, next_batch + 1));
-        forget_after(resumed->step);
+        records_.go_back(resumed->step);
+        zero_gradients_ = 0;
         return true;
-    }
-
-    // Records and curves of steps that are done again.
-    void forget_after(int64_t step) {
-        for (Series* series : {&losses_, &held_out_})
-            while (!series->x.empty() && series->x.back() > static_cast<double>(step)) {
-                series->x.pop_back();
-                series->y.pop_back();
-            }
-        if (!metrics_) return;
-        metrics_.reset();
-        metrics_.emplace(open_metrics(*folder_, records_until(*folder_, step)));
     }
 
     // The model is that before the step that diverged, of which there may be a checkpoint. One that cannot be
@@ -231,17 +223,15 @@ private:
         }
     }
 
-    // Configuration, data, weights and checkpoints are accepted: now files of an earlier run may go.
     void open_files() {
         folder_ = &run_folder_.folder();
         if (const std::string hf = folder_->path_of("hf");
             continues_ && !export_ && std::filesystem::exists(hf + "/model.safetensors.index.json"))
             log_.line("warning: " + hf + " has the weights of an earlier iteration; --export replaces them");
+        const std::string missing = records_.open(*folder_, continues_ ? first_step_ : 0);
         log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
+        if (!missing.empty()) log_.line("warning: " + missing);
         folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
-        if (config_.output.metrics) open_records();
-        if (!config_.output.tensorboard_dir.empty())
-            events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
     }
 
     // The folder of this run's checkpoints, made by the first rank and known to all. It has a lease of its
@@ -352,15 +342,13 @@ private:
         stopping_ = stopping_ || result.stop_asked;
         eta_->step_done(result.seconds);
         wire_ += result.wire.total();
+        ++reported_;
         if (!result.skipped.empty()) {
             ++skipped_;
             log_.line(fmt::format("warning: iteration {} is skipped, its update is not applied: {}",
                                   iteration, result.skipped));
         } else {
-            losses_.x.push_back(static_cast<double>(iteration));
-            losses_.y.push_back(result.lm_loss);
             last_ = result;
-            routing_.add(iteration, result.load);
             check_gradient(result);
         }
         report_graphs();
@@ -371,12 +359,8 @@ private:
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters ||
             iteration == first_step_ + 1)
             log_.line(step_line(config_, result, world_.size(), eta_->seconds_left(), log_.detail()));
-        if (metrics_) {
-            if (iteration == first_step_ + 1) metrics_->write_json(run_json(iteration, provenance_));
-            metrics_->write_json(step_json(config_, result, world_.size()));
-        }
-        if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
-            events_->step(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
+        records_.add(result, parameter_bytes_ + result.peak_bytes,
+                     iteration == first_step_ + 1 ? &provenance_ : nullptr);
     }
 
     // Two of them, and again where memory has moved.
@@ -414,22 +398,6 @@ private:
                    .activations = result.peak_bytes};
     }
 
-    // The iterations before a resume stay in metrics.jsonl and in the picture.
-    void open_records() {
-        const std::vector<nlohmann::json> records = records_until(*folder_, continues_ ? first_step_ : 0);
-        metrics_.emplace(open_metrics(*folder_, records));
-        const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
-            if (!record.contains(key) || !record[key].is_number()) return;
-            series.x.push_back(record["iteration"].get<double>());
-            series.y.push_back(record[key].get<double>());
-        };
-        for (const nlohmann::json& record : records) {
-            routing_.add(record);
-            add(losses_, record, "lm_loss");
-            add(held_out_, record, "held_out_loss");
-        }
-    }
-
     void drain() {
         const auto result = trainer_->drain();
         if (!result) return;
@@ -440,12 +408,9 @@ private:
     void evaluate() {
         drain();
         const double nats = trainer_->evaluate(config_.training.eval_iters);
-        held_out_.x.push_back(static_cast<double>(trainer_->steps_done()));
-        held_out_.y.push_back(nats);
+        records_.add_evaluation(trainer_->steps_done(), nats);
         log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
                               evaluation_text(config_, nats)));
-        if (events_) events_->evaluation(config_, trainer_->steps_done(), nats);
-        if (metrics_) metrics_->write_json(evaluation_json(trainer_->steps_done(), nats));
     }
 
     // By this run, not by those that it continues.
@@ -456,20 +421,19 @@ private:
 
     void finish(double seconds) {
         const RunTitle title{run_name(options_.config_path, options_.hf_config), config_, provenance_};
-        const TrainLosses losses{.train = losses_,
-                                 .held_out = held_out_,
+        const TrainLosses losses{.train = records_.losses(),
+                                 .held_out = records_.held_out(),
                                  .floor = data_->entropy_floor_nats(),
                                  .tokens_per_second = tokens_trained() / seconds};
         folder_->write_atomic("loss.svg", train_picture(title, losses));
         folder_->write_atomic(
             kPageFile,
-            train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, routing_}));
+            train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, records_.routing()}));
         summary(seconds);
     }
 
     void summary(double seconds) {
         const int64_t done = trainer_->steps_done(), all = config_.training.train_iters;
-        const int64_t steps = done - first_step_;
         const double tokens = tokens_trained();
         log_.line("");
         if (skipped_ + rollbacks_ + failed_saves_ > 0)
@@ -483,15 +447,15 @@ private:
                                             : fmt::format("stopped by {} after iteration {} of {}",
                                                           name_of_signal(stop_signal()), done, all);
         log_.result(fmt::format("{}: {}, {} tokens, {} with {} on {} ({:.0f} tokens/s)", end,
-                                counted(steps, "iteration"), format_si(tokens), format_duration(seconds),
-                                recipe_name(config_.precision), counted(world_.size(), "rank"),
-                                tokens / seconds));
-        if (!losses_.y.empty())
-            log_.result(
-                fmt::format("  train loss     {:.4f} -> {:.4f}", losses_.y.front(), losses_.y.back()));
-        if (!held_out_.y.empty()) log_.result("  " + evaluation_text(config_, held_out_.y.back()));
+                                counted(done - first_step_, "iteration"), format_si(tokens),
+                                format_duration(seconds), recipe_name(config_.precision),
+                                counted(world_.size(), "rank"), tokens / seconds));
+        const std::vector<double>&losses = records_.losses().y, &held_out = records_.held_out().y;
+        if (!losses.empty())
+            log_.result(fmt::format("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back()));
+        if (!held_out.empty()) log_.result("  " + evaluation_text(config_, held_out.back()));
         log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
-                              format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, steps))),
+                              format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, reported_))),
                               config_.parallel.expert_model_parallel_size == 1
                                   ? " (expert parallel 1: every expert is on every rank)"
                                   : ""));
@@ -506,16 +470,17 @@ private:
         memory["redone"] = redone_json(redone_);
         add_provenance(memory, provenance_);
         folder_->write_atomic("memory.json", memory.dump(2) + "\n");
-        if (config_.output.tensor_stats) {
-            log_.line(stats_.rows().empty()
+        if (config_.output.tensor_stats && done > first_step_) {
+            const TensorStats& stats = records_.tensor_stats();
+            log_.line(stats.rows().empty()
                           ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
                                         recipe_name(config_.precision), config_.output.tensor_stats_interval)
-                          : tensor_stats_table(stats_));
-            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats_, provenance_).dump(2) + "\n");
-            if (!stats_.transposed().empty()) {
-                log_.line(transpose_stats_table(stats_));
+                          : tensor_stats_table(stats));
+            folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats, provenance_).dump(2) + "\n");
+            if (!stats.transposed().empty()) {
+                log_.line(transpose_stats_table(stats));
                 folder_->write_atomic("transposed_stats.json",
-                                      transpose_stats_json(stats_, provenance_).dump(2) + "\n");
+                                      transpose_stats_json(stats, provenance_).dump(2) + "\n");
             }
         }
         report_files();
@@ -527,8 +492,8 @@ private:
                                           "memory.json"};
         if (config_.output.metrics) files.emplace_back("metrics.jsonl");
         if (config_.output.tensor_stats) files.emplace_back("tensor_stats.json");
-        if (!stats_.transposed().empty()) files.emplace_back("transposed_stats.json");
-        if (events_) files.push_back(config_.output.tensorboard_dir + "/");
+        if (!records_.tensor_stats().transposed().empty()) files.emplace_back("transposed_stats.json");
+        if (records_.has_events()) files.push_back(config_.output.tensorboard_dir + "/");
         if (exported_) files.emplace_back("hf/");
         if (last_saved_ >= 0)
             files.push_back(config_.checkpoint.save.empty() ? std::string(kCheckpoints) + "/" : checkpoints_);
@@ -579,14 +544,10 @@ private:
     bool exported_ = false;
     bool save_failed_ = false;  // the last checkpoint
     int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
-    int64_t num_captures_ = 0, parameter_bytes_ = 0;
+    int64_t num_captures_ = 0, parameter_bytes_ = 0, reported_ = 0;
     std::optional<EtaEstimator> eta_;
-    std::optional<LineFile> metrics_;
-    std::optional<EventFile> events_;
     RunLog log_;
-    TensorStats stats_;
-    Series losses_, held_out_;
-    RoutingHistory routing_;
+    TrainRecords records_{config_, world_.size()};
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
-// Bounded reading of records: memory follows from the number of iterations, not from the file.
+// Bounded reading of records: memory follows from the number of iterations and of lines, not from what they
+// hold.
 #include "model/report/records.h"
 
 #include "model/safetensors/json.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <istream>
@@ -16,16 +19,17 @@ constexpr const char* kName = "metrics.jsonl";
 constexpr size_t kMaxRecordBytes = 1 << 20;
 constexpr int kMaxRecordsOfIteration = 4;  // a step's, an evaluation's, and room for more
 
-// A whole line without its end; false at the end of the file and for one that is too long.
+// A line without its end, and of a longer one no more than is too long; false at the end of the file.
 bool read_line(std::istream& lines, std::string& line) {
     constexpr int kEnd = std::char_traits<char>::eof();
     line.clear();
-    for (int c = 0; (c = lines.get()) != kEnd && c != '\n'; line += static_cast<char>(c))
-        if (line.size() == kMaxRecordBytes) return false;
+    for (int c = 0; (c = lines.get()) != kEnd && c != '\n';)
+        if (line.size() <= kMaxRecordBytes) line += static_cast<char>(c);
     return lines.good() || !line.empty();
 }
 
 nlohmann::json parse_record(const std::string& line) {
+    if (line.size() > kMaxRecordBytes) return nullptr;
     try {
         return parse_json(line, kName, ExitCode::output);
     } catch (const Error&) {
@@ -94,14 +98,37 @@ std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps) {
     for (int of_iteration = 0; read_line(lines, line);) {
         nlohmann::json record = parse_record(line);
         if (!record.is_object() || !record.contains("iteration") || !record["iteration"].is_number_integer())
-            break;
+            continue;
         const auto iteration = record["iteration"].get<int64_t>();
+        if (iteration < last || iteration > steps) continue;
         of_iteration = iteration == last ? of_iteration + 1 : 1;
-        if (iteration < last || iteration > steps || of_iteration > kMaxRecordsOfIteration) break;
         last = iteration;
-        records.push_back(record_of_today(record));
+        if (of_iteration <= kMaxRecordsOfIteration) records.push_back(record_of_today(record));
     }
     return records;
+}
+
+std::string missing_iterations(const std::vector<nlohmann::json>& records, int64_t steps) {
+    constexpr int kMostRanges = 8;
+    std::string text;
+    int ranges = 0;
+    int64_t next = 1;
+    if (!records.empty() && records.front()["type"] == "run") next = records.front()["iteration"];
+    const auto missing = [&](int64_t first, int64_t last) {
+        if (first > last || ++ranges > kMostRanges + 1) return;
+        text += ranges == 1 ? "" : ", ";
+        text += ranges > kMostRanges ? "..."
+                : first == last      ? fmt::format("{}", first)
+                                     : fmt::format("{}-{}", first, last);
+    };
+    for (const nlohmann::json& record : records) {
+        if (record["type"] != "step") continue;
+        const auto iteration = record["iteration"].get<int64_t>();
+        missing(next, iteration - 1);
+        next = std::max(next, iteration + 1);
+    }
+    missing(next, steps);
+    return text;
 }
 
 }  // namespace fp8flow::report

@@ -37,6 +37,8 @@ nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& pro
     nlohmann::json rows = nlohmann::json::array();
     for (const TensorStatsRow& row : stats.rows()) {
         rows.push_back({{"tensor", row.tensor},
+                        {"first iteration", stats.first_iteration()},
+                        {"last iteration", stats.last_iteration()},
                         {"values", row.values},
                         {"zeros", row.zeros},
                         {"at maximum", row.at_maximum},

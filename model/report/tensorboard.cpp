@@ -3,6 +3,7 @@
 #include "model/report/tensorboard.h"
 
 #include "model/base/crc32c.h"
+#include "model/base/run_folder.h"
 #include "model/report/run_report.h"
 
 #include <unistd.h>
@@ -11,6 +12,10 @@
 #include <bit>
 #include <chrono>
 #include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
 
 namespace fp8flow::report {
 
@@ -55,14 +60,55 @@ double now() {
     return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-std::string file_name() {
+// One that is not there: a run that goes back to a checkpoint begins another one.
+std::string new_file_name(const OutputFolder& folder) {
     char host[256] = {};
     std::string name = ::gethostname(host, sizeof host - 1) == 0 ? host : "host";
     for (char& c : name)
         if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-')
             c = '_';
-    return fmt::format("events.out.tfevents.{}.{}.{}", static_cast<int64_t>(now()), name.substr(0, 100),
-                       ::getpid());
+    for (auto seconds = static_cast<int64_t>(now());; ++seconds) {
+        const std::string file =
+            fmt::format("events.out.tfevents.{}.{}.{}", seconds, name.substr(0, 100), ::getpid());
+        if (!std::filesystem::exists(folder.path_of(file))) return file;
+    }
+}
+
+constexpr std::string_view kBySamples = " vs samples";
+
+// The step of an event as `event` begins it, after the time; 0 for the version.
+int64_t step_of(std::string_view event) {
+    uint64_t step = 0;
+    size_t at = 1 + sizeof(double) + 1;
+    for (int shift = 0; at < event.size() && shift < 64; shift += 7) {
+        const auto byte = static_cast<uint8_t>(event[at++]);
+        step |= static_cast<uint64_t>(byte & 0x7F) << shift;
+        if (byte < 0x80) break;
+    }
+    return static_cast<int64_t>(step);
+}
+
+// Where the first iteration after `last` begins, 0 where none is before it; nothing where there is none. Ends
+// at a record that is torn or damaged, as TensorBoard does. Scalars by samples follow those of their
+// iteration.
+std::optional<int64_t> end_of_iteration(std::istream& file, int64_t last) {
+    constexpr uint64_t kLargestEvent = 1 << 20;
+    std::string head(sizeof(uint64_t) + sizeof(uint32_t), '\0'), event;
+    bool holds_others = false;
+    for (int64_t at = 0; file.read(head.data(), std::ssize(head));
+         at += std::ssize(head) + std::ssize(event)) {
+        uint64_t length = 0;
+        std::memcpy(&length, head.data(), sizeof length);
+        if (masked_crc(head.substr(0, sizeof length)) != head.substr(sizeof length) || length > kLargestEvent)
+            break;
+        event.resize(length + sizeof(uint32_t));
+        if (!file.read(event.data(), std::ssize(event))) break;
+        if (event.find(kBySamples) != std::string::npos) continue;
+        const int64_t step = step_of(event);
+        if (step > last) return holds_others ? at : 0;
+        holds_others = holds_others || step > 0;
+    }
+    return std::nullopt;
 }
 
 // Scalars of one iteration, by iteration and, where Megatron has it twice, by samples.
@@ -72,7 +118,7 @@ public:
     void add(const std::string& tag, double value) { add_at(iteration_, tag, value); }
     void add_with_samples(const std::string& tag, double value) {
         add(tag, value);
-        add_at(samples_, tag + " vs samples", value);
+        add_at(samples_, tag + std::string(kBySamples), value);
     }
     const std::string& records() const { return records_; }
 
@@ -99,8 +145,22 @@ std::string scalar_event(double wall_time, int64_t step, std::string_view tag, f
            field_bytes(5, field_bytes(1, field_bytes(1, tag) + field_float(2, value)));
 }
 
+void forget_events_after(const OutputFolder& run, int64_t last) {
+    namespace fs = std::filesystem;
+    for (const std::string& path : files_of_run(run.path())) {
+        if (!is_event_file(path)) continue;
+        std::ifstream file(path, std::ios::binary);
+        const std::optional<int64_t> end = end_of_iteration(file, last);
+        std::error_code error;
+        if (end == 0) fs::remove(path, error);
+        if (end.value_or(0) > 0) fs::resize_file(path, static_cast<uintmax_t>(*end), error);
+        require(!error, ExitCode::output, "{}: cannot cut off iterations that are done again: {}", path,
+                error.message());
+    }
+}
+
 EventFile::EventFile(const OutputFolder& folder)
-    : file_(folder.open_lines(file_name(), LineFile::Start::truncate)) {
+    : file_(folder.open_lines(new_file_name(folder), LineFile::Start::truncate)) {
     file_.write_bytes(tfrecord(version_event(now())));
 }
 

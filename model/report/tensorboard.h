@@ -22,12 +22,15 @@ std::string tfrecord(std::string_view bytes);
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
 
-// The file of one run, or of one part of it: TensorBoard reads all files of a folder as one run. A resumed
-// run writes some iterations again, with the same values. (A session's start, which makes TensorBoard forget
-// the first ones, would take those by samples with it.)
+// Cuts the iterations after `last` off the event files in the folders right below `run`, and removes files
+// that hold no others: a resumed run writes them again, and TensorBoard reads all files of a folder as one
+// run. (A session's start, which makes TensorBoard forget iterations, would take those by samples with them.)
+void forget_events_after(const OutputFolder& run, int64_t last);
+
+// The file of one run, or of one part of it.
 class EventFile {
 public:
-    // events.out.tfevents.SECONDS.HOST.PID in the folder. Throws ExitCode::output.
+    // A new file in the folder (is_event_file). Throws ExitCode::output.
     explicit EventFile(const OutputFolder& folder);
 
     // `allocated_bytes`: memory of rank 0 at the peak of the step.

@@ -13,6 +13,8 @@
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
@@ -172,6 +174,29 @@ std::vector<nlohmann::json> metrics_of(const std::string& out, const std::string
         if (type.empty() ? own != "run" : own == type) records.push_back(std::move(record));
     }
     return records;
+}
+
+std::vector<int64_t> events_of(const std::string& folder, const std::string& tag) {
+    std::vector<int64_t> steps;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        const std::string bytes = read_whole(entry.path());
+        const std::string name = std::string(1, static_cast<char>(tag.size())) + tag + '\x15';
+        for (size_t at = 0; at + 16 <= bytes.size();) {
+            uint64_t length = 0, step = 0;
+            std::memcpy(&length, bytes.data() + at, sizeof length);
+            const std::string event = bytes.substr(at + 12, length);
+            size_t digit = 10;  // behind the time and the key of the step
+            for (int shift = 0;; shift += 7) {
+                const auto byte = static_cast<uint8_t>(event.at(digit++));
+                step |= static_cast<uint64_t>(byte & 0x7F) << shift;
+                if (byte < 0x80) break;
+            }
+            if (event.find(name) != std::string::npos) steps.push_back(static_cast<int64_t>(step));
+            at += 16 + length;
+        }
+    }
+    std::sort(steps.begin(), steps.end());
+    return steps;
 }
 
 std::vector<double> losses_of(const std::string& out) {

@@ -3,6 +3,7 @@
 // records of its steps out. Every wait has a deadline.
 #pragma once
 
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -60,6 +61,8 @@ std::vector<std::string> lines_of(const std::string& text);
 // The records of out/metrics.jsonl of a type: run, step or evaluation; empty: of every type but run, which
 // says who ran it and when. Each is checked for its form: a type, flat names without spaces.
 std::vector<nlohmann::json> metrics_of(const std::string& out, const std::string& type = "");
+// The iterations of a scalar in all TensorBoard files below `folder`, ascending.
+std::vector<int64_t> events_of(const std::string& folder, const std::string& tag);
 std::vector<double> losses_of(const std::string& out);
 
 }  // namespace fp8flow

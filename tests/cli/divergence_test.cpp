@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 namespace fp8flow {
 namespace {
@@ -76,8 +77,10 @@ TEST(Divergence, AStateThatIsSavedIsNotSavedAgain) {
 // where it is resumed from a checkpoint after that.
 TEST(Divergence, GoesBackAndOnWithOtherData) {
     TemporaryFolder folder;
-    const Texts keys = {"checkpoint.save_interval=1", "training.on_divergence=rollback",
-                        "training.max_rollbacks=8", "training.grad_norm_limit=13.5"};
+    const Texts keys = {"checkpoint.save_interval=1",    "training.on_divergence=rollback",
+                        "training.max_rollbacks=8",      "training.grad_norm_limit=13.5",
+                        "output.tensorboard_dir=tb",     "output.tensor_stats=true",
+                        "output.tensor_stats_interval=1"};
     const CommandResult run = fp8flow_alone(train(folder.path("a"), keys));
     ASSERT_EQ(run.status, 0) << run.err;
     expect_contains(run.out, "back to iteration 1 (3 of 8 times), from there on with batch 5");
@@ -86,6 +89,19 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     ASSERT_EQ(numbers.size(), 12u);
     for (size_t i = 0; i < numbers.size(); ++i)
         EXPECT_EQ(numbers[i].substr(0, numbers[i].find(' ')), std::to_string(i + 1));
+    // Everything else that adds up has each iteration once too.
+    std::vector<int64_t> all(12);
+    std::iota(all.begin(), all.end(), 1);
+    EXPECT_EQ(events_of(folder.path("a/tb"), "lm loss"), all);
+    const auto stats = nlohmann::json::parse(read_whole(folder.path("a/tensor_stats.json")));
+    EXPECT_EQ(stats[0].at("first iteration"), 1);
+    EXPECT_EQ(stats[0].at("last iteration"), 12);
+    const int64_t values = stats[0].at("values");  // the first of a layer, each iteration has as many
+    EXPECT_EQ(values % 12, 0) << values;
+    const auto transposed = nlohmann::json::parse(read_whole(folder.path("a/transposed_stats.json")));
+    std::vector<int64_t> observed;
+    for (const auto& one : transposed.at("iterations")) observed.push_back(one.at("iteration"));
+    EXPECT_EQ(observed, all);
 
     Texts shorter = keys;
     shorter.push_back("training.train_iters=7");

@@ -174,5 +174,59 @@ TEST(Resume, WhatItSays) {
     EXPECT_TRUE(fs::exists(out + "/checkpoints/step_00000009.refused"));
 }
 
+// Killed after its last checkpoint and resumed: each iteration is in every file once, nothing that was being
+// written is left, and a damaged record is named.
+TEST(Resume, WhatWasRedoneCountsOnce) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("run");
+    const Texts settings = {"training.train_iters=9", "training.eval_interval=0",
+                            "output.tensorboard_dir=tb"};
+    Texts line = train(out, 1, {}, settings);
+    line.insert(line.end(), {"--set", "training.train_iters=1000000", "--set", "checkpoint.most_recent_k=0"});
+    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+    {
+        RunningCommand command(line, "");
+        for (int i = 0; i < 6000 && !fs::exists(out + "/checkpoints/step_00000004"); ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        for (int i = 0; i < 6000 && lines_of(read_whole(out + "/metrics.jsonl")).size() < 7; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        ASSERT_EQ(::kill(command.pid(), SIGKILL), 0);
+        command.wait(30);
+    }
+    for (const auto& entry : fs::directory_iterator(out + "/checkpoints"))
+        if (entry.path().filename() != "step_00000004") fs::remove_all(entry.path());
+    folder.write("run/.config.yaml.tmp.1", "half");
+    folder.write("run/hf/.model-00001-of-00001.safetensors.tmp.1", "half");
+    folder.write("run/report.html", "of the part that is done again");
+    const Texts others = {"config.yaml.tmp.17", ".config.yaml.tmp.", ".config.yaml.tmp.17a", ".17", "hf/17"};
+    for (const std::string& name : others) folder.write("run/" + name, "somebody's");
+    Texts lines = lines_of(read_whole(out + "/metrics.jsonl"));
+    expect_contains(lines[2], "\"iteration\":2");
+    lines[2][5] = '\0';
+    std::string damaged;
+    for (const std::string& one : lines) damaged += one + "\n";
+    folder.write("run/metrics.jsonl", damaged);
+
+    // A run that adds nothing to it leaves no iteration in it that is not its own, nor what dead ones left.
+    CommandResult result = fp8flow_alone(train(out, 1, {"--resume", "auto"},
+                                               {"training.train_iters=5", "training.eval_iters=0",
+                                                "output.metrics=false", "checkpoint.save_interval=0"}));
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(events_of(out + "/tb", "lm loss"), (std::vector<int64_t>{1, 2, 3, 4}));
+    EXPECT_EQ(metrics_of(out, "step").size(), 3u);
+    EXPECT_FALSE(fs::exists(out + "/.config.yaml.tmp.1"));
+    EXPECT_FALSE(fs::exists(out + "/hf/.model-00001-of-00001.safetensors.tmp.1"));
+    for (const std::string& name : others) EXPECT_TRUE(fs::exists(out + "/" + name)) << name;
+
+    result = fp8flow_alone(train(out, 1, {"--resume", "auto"}, settings));
+    ASSERT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(events_of(out + "/tb", "lm loss"), (std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7, 8, 9}));
+    std::vector<int64_t> steps;
+    for (const nlohmann::json& record : metrics_of(out, "step")) steps.push_back(record.at("iteration"));
+    EXPECT_EQ(steps, (std::vector<int64_t>{1, 3, 4, 5, 6, 7, 8, 9}));
+    expect_contains(result.out, "warning: metrics.jsonl has no whole record of these iterations: 2; ");
+    EXPECT_NE(read_whole(out + "/report.html"), "of the part that is done again");
+}
+
 }  // namespace
 }  // namespace fp8flow

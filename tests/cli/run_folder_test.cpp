@@ -152,6 +152,43 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
     }
 }
 
+// What any command wrote goes when another one overwrites it; what is somebody's stays.
+TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
+    const std::string config = config_file("test");
+    const Texts to = {"--backend", "reference", "--out", "out", "--overwrite"};
+    const auto run = [&](Texts line) {
+        line.insert(line.end(), to.begin(), to.end());
+        const CommandResult result = fp8flow_alone(line, folder_.path());
+        EXPECT_EQ(result.status, 0) << result.err;
+    };
+    const Texts commands[] = {
+        {"train", config, "--set", "training.train_iters=2", "--set", "output.tensorboard_dir=tb", "--export",
+         "f32", "--tensor-stats", "--set", "output.tensor_stats_interval=1"},
+        {"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
+        {"profile", config, "--steps", "1", "--recipes", "bf16"},
+        {"bench", "rms_norm", "--samples", "1"},
+        {"train", config, "--dump-samples", "2"}};
+    std::set<std::string> before;
+    for (const Texts& command : commands) {
+        run(command);
+        const auto all = tree_of(folder_.path("out"));
+        for (const auto& [name, bytes] : all) EXPECT_EQ(before.count(name), 0u) << command[0] << " " << name;
+        before.clear();
+        for (const auto& [name, bytes] : all)
+            if (!fs::is_directory(folder_.path("out/" + name)) && name != "config.yaml" &&
+                name != "report.html" && name != "loss.svg")  // of several commands
+                before.insert(name);
+        EXPECT_FALSE(before.empty());
+    }
+    for (const char* name : {"out/notes.txt", "out/tb/notes.txt", "out/hf/notes.txt"})
+        folder_.write(name, "mine");
+    run(commands[4]);
+    run(commands[4]);
+    EXPECT_EQ(tree_of(folder_.path("out")).count("samples.npy"), 1u);
+    for (const char* name : {"out/notes.txt", "out/tb/notes.txt", "out/hf/notes.txt"})
+        EXPECT_EQ(read_whole(folder_.path(name)), "mine");
+}
+
 // A run that resumes from another run's checkpoint is a new run.
 TEST_F(RunFolders, ResumedFromElsewhere) {
     const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "checkpoint.most_recent_k=0"};

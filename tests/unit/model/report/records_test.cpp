@@ -22,26 +22,50 @@ size_t kept(const std::string& text, int64_t steps = 100) {
     return parse_records(lines, steps).size();
 }
 
-TEST(Records, AreKeptUpToTheStepAndTheFirstDamage) {
+TEST(Records, AreKeptUpToTheStepWithoutWhatIsDamaged) {
     const std::string two = "{\"iteration\": 1, \"lm loss\": 2.5}\n{\"iteration\": 2}\n";
     EXPECT_EQ(kept(two), 2u);
     EXPECT_EQ(kept(two, 1), 1u);
     EXPECT_EQ(kept(two + "{\"iteration\": 2, \"held-out loss\": 2}\n{\"iteration\": 3}"), 4u);
-    EXPECT_EQ(kept(two + "{\"iter\n{\"iteration\": 3}\n"), 2u);
+    EXPECT_EQ(kept(two + "{\"iter\n{\"iteration\": 3}\n"), 3u);
+    EXPECT_EQ(kept(two + "{\"iteration\": 7}\n{\"iteration\": 3}\n", 3), 3u);
     EXPECT_EQ(kept(two + "{\"iteration\": 1}\n"), 2u);                    // out of order
     EXPECT_EQ(kept(two + "{\"iteration\": 3, \"iteration\": 3}\n"), 2u);  // twice
-    EXPECT_EQ(kept(two + "\n{\"iteration\": 3}\n"), 2u);
+    EXPECT_EQ(kept(two + "\n{\"iteration\": 3}\n"), 3u);
     std::string endless;
     for (int i = 0; i < 1000; ++i) endless += "{\"iteration\": 1}\n";
     EXPECT_EQ(kept(endless), 4u);
 }
 
-TEST(Records, DeepAndLongLinesEndTheReading) {
+TEST(Records, IterationsWithoutAStepAreNamed) {
+    const auto missing = [](const std::string& text, int64_t steps) {
+        std::istringstream lines(text);
+        return missing_iterations(parse_records(lines, steps), steps);
+    };
+    const std::string run = "{\"type\": \"run\", \"iteration\": 1}\n";
+    const auto step = [](int64_t iteration) {
+        return fmt::format("{{\"type\": \"step\", \"iteration\": {}}}\n", iteration);
+    };
+    EXPECT_EQ(missing(run + step(1) + step(2) + step(3), 3), "");
+    EXPECT_EQ(missing(run + step(1) + step(3) + step(7), 9), "2, 4-6, 8-9");
+    EXPECT_EQ(missing(run + step(1) + step(2).substr(0, 9) + step(3), 3), "2-3");  // two lines in one
+    EXPECT_EQ(missing(step(1) + "{\"type\": \"evaluation\", \"iteration\": 2}\n", 2), "2");
+    EXPECT_EQ(missing("", 4), "1-4");
+    EXPECT_EQ(missing("", 0), "");
+    // One that branched off another run after 100 iterations.
+    EXPECT_EQ(missing("{\"type\": \"run\", \"iteration\": 101}\n" + step(101) + step(103), 103), "102");
+    std::string odd;
+    for (int i = 1; i < 40; i += 2) odd += step(i);
+    EXPECT_EQ(missing(odd, 39), "2, 4, 6, 8, 10, 12, 14, 16, ...");
+    EXPECT_EQ(missing(step(1), int64_t{1} << 62), "2-4611686018427387904");
+}
+
+TEST(Records, DeepAndLongLinesAreLeftOut) {
     const TemporaryFolder folder;
     const std::string first = "{\"iteration\": 1}\n", deep(200000, '[');
     const std::string nested = "{\"iteration\": 2, \"a\": " + deep + std::string(200000, ']') + "}\n";
-    EXPECT_EQ(kept(first + nested), 1u);
-    EXPECT_EQ(kept(first + "{\"iteration\": 2, \"a\": \"" + std::string(1 << 20, 'x') + "\"}\n"), 1u);
+    EXPECT_EQ(kept(first + nested + "{\"iteration\": 3}\n"), 2u);
+    EXPECT_EQ(kept(first + "{\"iteration\": 2, \"a\": \"" + std::string(1 << 20, 'x') + "\"}\n" + first), 2u);
     folder.write("out/metrics.jsonl", first + nested);
     const OutputFolder out(folder.path("out"));
     const auto records = records_until(out, 5);

@@ -7,7 +7,9 @@
 
 #include <cmath>
 #include <cstring>
+#include <filesystem>
 #include <map>
+#include <set>
 #include <vector>
 
 namespace fp8flow {
@@ -175,6 +177,60 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
     }
     EXPECT_TRUE(scalars.contains("throughput"));
     EXPECT_FALSE(scalars.contains("z_loss"));  // not trained with
+}
+
+// A resumed run, or one that went back, writes iterations again: the files hold each once.
+TEST(TensorBoard, IterationsAfterAStepAreCutOff) {
+    const TemporaryFolder folder;
+    Config config;
+    config.training.global_batch_size = 8;
+    const OutputFolder run(folder.path("run"));
+    const auto write = [&](int64_t first, int64_t last) {
+        EventFile file(run.subfolder("tb"));  // a name of its own, also within a second
+        for (int64_t i = first; i <= last; ++i)
+            file.step(config, {.step = i - 1, .lm_loss = 1, .seconds = 1, .tokens = 1}, 1, 0);
+        file.evaluation(config, last, 1);
+        return file.path();
+    };
+    const auto iterations = [&](const std::string& tag) {
+        std::multiset<int64_t> found;
+        for (const auto& entry : std::filesystem::directory_iterator(folder.path("run/tb")))
+            if (entry.path().filename().string().starts_with("events.out.tfevents."))
+                for (const ReadEvent& event : Parser(read_whole(entry.path())).events())
+                    if (event.tag == tag) found.insert(event.step);
+        return found;
+    };
+    const std::string first = write(1, 300), second = write(301, 302), third = write(301, 303);
+    EXPECT_EQ(std::set<std::string>({first, second, third}).size(), 3u);
+    const std::string others[] = {
+        folder.write("run/tb/events.out.tfevents.1700000000.host.7.0", read_whole(first)),
+        folder.write("run/tb/notes.txt", "mine"),
+        folder.write("run/events.out.tfevents.1700000000.host.7", read_whole(first))};
+    const std::string theirs = read_whole(first);
+    std::filesystem::create_symlink(others[0], folder.path("run/tb/events.out.tfevents.1.host.8"));
+    std::filesystem::create_directory_symlink(folder.path("run/tb"), folder.path("run/link"));
+    forget_events_after(run, 300);
+    EXPECT_FALSE(std::filesystem::exists(second));
+    EXPECT_FALSE(std::filesystem::exists(third));
+    EXPECT_EQ(read_whole(first), theirs);
+    for (const std::string& other : {others[0], others[2]}) EXPECT_EQ(read_whole(other), theirs);
+    std::filesystem::remove(others[0]);
+    std::filesystem::remove(folder.path("run/tb/events.out.tfevents.1.host.8"));
+    forget_events_after(run, 2);
+    write(3, 4);
+    EXPECT_EQ(iterations("lm loss"), (std::multiset<int64_t>{1, 2, 3, 4}));
+    EXPECT_EQ(iterations("lm loss vs samples"), (std::multiset<int64_t>{8, 16, 24, 32}));
+    EXPECT_EQ(iterations("lm loss validation"), (std::multiset<int64_t>{4}));
+    // A torn record at the end, and a damaged one: TensorBoard reads no further either.
+    const std::string torn = read_whole(first).substr(0, read_whole(first).size() - 3);
+    folder.write("run/tb/" + std::filesystem::path(first).filename().string(), torn);
+    forget_events_after(run, 2);
+    EXPECT_EQ(read_whole(first), torn);
+    forget_events_after(run, 1);
+    EXPECT_LT(read_whole(first).size(), torn.size());
+    forget_events_after(run, 0);
+    EXPECT_FALSE(std::filesystem::exists(first));
+    EXPECT_EQ(read_whole(others[1]), "mine");
 }
 
 }  // namespace

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: MIT
+// TrainRecords: what adds up over the iterations of `fp8flow train`, in memory and in files: curves, routing,
+// tensor statistics, metrics.jsonl, TensorBoard's files. An iteration that is done again, because the run
+// resumed or went back to a checkpoint, counts once. Read next:
+// report/records.h, report/tensorboard.h.
+#pragma once
+
+#include "layers/tensor_stats.h"
+#include "model/base/output.h"
+#include "model/base/provenance.h"
+#include "model/report/loss_pictures.h"
+#include "model/report/page/page.h"
+#include "model/report/tensorboard.h"
+
+#include <map>
+#include <optional>
+
+namespace fp8flow {
+
+class TrainRecords {
+public:
+    // Of a run's folder, which its first rank opens. The configuration must outlive this.
+    TrainRecords(const Config& config, int world_size) : config_(config), world_size_(world_size) {}
+
+    // Iterations up to `kept`, the run's own from before a resume, stay in the files and are read; the rest
+    // of what is there goes, with the files that a run writes at its end. A warning where records are
+    // missing.
+    std::string open(const OutputFolder& folder, int64_t kept);
+    // `provenance`: of the first step of a start.
+    void add(const StepResult& result, int64_t allocated_bytes, const Provenance* provenance);
+    void add_evaluation(int64_t iteration, double nats);
+
+    // At a checkpoint, and when the run goes back to it.
+    void remember(int64_t step);
+    void go_back(int64_t step);
+
+    const report::Series& losses() const { return sums_.losses; }
+    const report::Series& held_out() const { return sums_.held_out; }
+    const report::RoutingHistory& routing() const { return sums_.routing; }
+    TensorStats& tensor_stats() { return sums_.tensor_stats; }
+    bool has_events() const { return events_.has_value(); }
+
+private:
+    struct Sums {
+        report::Series losses, held_out;
+        report::RoutingHistory routing;
+        TensorStats tensor_stats;
+    };
+    void open_events();
+
+    const Config& config_;
+    int world_size_;
+    const OutputFolder* folder_ = nullptr;
+    Sums sums_;
+    std::map<int64_t, Sums> remembered_;  // by steps done
+    std::optional<LineFile> metrics_;
+    std::optional<report::EventFile> events_;
+};
+
+}  // namespace fp8flow
