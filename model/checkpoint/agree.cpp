@@ -2,7 +2,7 @@
 // The errors of all ranks gathered: first whether there is one, then its text.
 #include "model/checkpoint/agree.h"
 
-#include "kernels/core/error.h"
+#include "model/checkpoint/disk.h"
 
 #include <algorithm>
 #include <optional>
@@ -11,22 +11,29 @@ namespace fp8flow::checkpoint {
 
 void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
     struct Verdict {
-        int64_t code = 0, length = 0;
+        int64_t code = 0, length = 0, unreadable = 0;
     };
     std::optional<Error> mine;
+    bool unreadable = false;
     try {
         work();
+    } catch (const Unreadable& error) {
+        mine = error;
+        unreadable = true;
     } catch (const Error& error) {
         mine = error;
     }
     std::string text = mine ? mine->what() : "";
-    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, static_cast<int64_t>(text.size())};
+    const Verdict verdict{mine ? static_cast<int64_t>(mine->code()) : 0, static_cast<int64_t>(text.size()),
+                          unreadable};
     std::vector<Verdict> all(static_cast<size_t>(world.size()));
     world.all_gather(&verdict, sizeof verdict, all.data());
     const auto first = std::find_if(all.begin(), all.end(), [](const Verdict& v) { return v.code != 0; });
     if (first == all.end()) return;
     text.resize(static_cast<size_t>(first->length));
     world.broadcast(text.data(), text.size(), static_cast<int>(first - all.begin()));
+    if (std::any_of(all.begin(), all.end(), [](const Verdict& v) { return v.unreadable != 0; }))
+        throw Unreadable(static_cast<ExitCode>(first->code), text);
     throw Error(static_cast<ExitCode>(first->code), text);
 }
 

@@ -139,6 +139,18 @@ DiskHandle::~DiskHandle() {
 
 int DiskHandle::close() { return file_ < 0 ? 0 : disk_->close(std::exchange(file_, -1)); }
 
+void require_read(int64_t result, const std::string& what) {
+    // Read ends early with EIO, and what is neither file nor folder is refused by one of the others.
+    constexpr int kDamage[] = {ENOENT, ENOTDIR, ELOOP, EINVAL, EISDIR, ENXIO, EIO};
+    if (result >= 0) return;
+    const std::string text = what + ": " + reason(result);
+    const ExitCode code = class_of(static_cast<int>(-result), ExitCode::checkpoint);
+    if (code != ExitCode::checkpoint) throw Error(code, text);
+    if (std::find(std::begin(kDamage), std::end(kDamage), -result) != std::end(kDamage))
+        throw Error(ExitCode::checkpoint, text);
+    throw Unreadable(ExitCode::checkpoint, text + "; make it readable, or name another one with --resume");
+}
+
 std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
 
 int write_all(Disk& disk, int file, const void* data, size_t bytes) {

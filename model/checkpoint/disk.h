@@ -4,6 +4,8 @@
 // no call follows a link. Read next: folder.h.
 #pragma once
 
+#include "kernels/core/error.h"
+
 #include <sys/types.h>
 
 #include <cstdint>
@@ -56,5 +58,12 @@ private:
 int write_all(Disk& disk, int file, const void* data, size_t bytes);
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset);
 std::string reason(int64_t result);  // the text of minus an error number
+
+// Neither read nor known to be damaged: this user may not read it, or the system cannot now. It may be whole.
+class Unreadable : public Error {
+    using Error::Error;
+};
+// Throws for minus an error number: Error(checkpoint) where the disk holds damage, else Unreadable.
+void require_read(int64_t result, const std::string& what);
 
 }  // namespace fp8flow::checkpoint

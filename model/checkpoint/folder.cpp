@@ -2,8 +2,6 @@
 // Every change of the folder, one call of Disk after the other.
 #include "model/checkpoint/folder.h"
 
-#include "model/checkpoint/manifest.h"
-
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
@@ -15,6 +13,10 @@ namespace {
 constexpr std::string_view kPrefix = "step_", kUnfinished = ".tmp", kRefused = ".refused";
 
 std::string unfinished(int64_t step) { return checkpoint_name(step) + std::string(kUnfinished); }
+
+bool is_part(std::string_view name) {
+    return name == kManifestName || (name.starts_with("rank_") && name.ends_with(".safetensors"));
+}
 
 }  // namespace
 
@@ -55,11 +57,29 @@ std::vector<int64_t> CheckpointFolder::steps() const {
 
 DiskHandle CheckpointFolder::open_checkpoint(int64_t step) const {
     const int opened = disk_->open_folder(folder_.get(), checkpoint_name(step));
-    check(opened, checkpoint_name(step), "open it");
+    require_read(opened, path_of(checkpoint_name(step)));
     return {*disk_, opened};
 }
 
-// Links and folders in it, which we never make, stop the removal with an error.
+CheckpointManifest CheckpointFolder::manifest(int64_t step) const {
+    const std::string where = path_of(checkpoint_name(step)) + "/" + kManifestName;
+    const DiskHandle folder = open_checkpoint(step);
+    const int opened = disk_->open_file(folder.get(), kManifestName);
+    require_read(opened, where);
+    const DiskHandle file(*disk_, opened);
+    const int64_t size = disk_->size(opened);
+    require_read(size, where);
+    require(size <= kMaxManifestBytes, ExitCode::checkpoint, "{}: {} bytes, a manifest has at most {}", where,
+            size, kMaxManifestBytes);
+    std::string text(static_cast<size_t>(size), '\0');
+    require_read(read_all(*disk_, opened, text.data(), text.size(), 0), where + ": cannot read it");
+    CheckpointManifest manifest = parse_manifest(text, where);
+    require(manifest.step == step, ExitCode::checkpoint, "{}: the manifest is that of step {}",
+            path_of(checkpoint_name(step)), manifest.step);
+    return manifest;
+}
+
+// Its own files and the folder. Anything else in it, which we never make, stays: an error.
 void CheckpointFolder::remove_checkpoint(const std::string& name) {
     const int opened = disk_->open_folder(folder_.get(), name);
     check(opened, name, "open it");
@@ -67,22 +87,39 @@ void CheckpointFolder::remove_checkpoint(const std::string& name) {
     std::vector<std::string> files;
     check(disk_->list(folder.get(), files), name, "list it");
     for (const std::string& file : files)
-        check(disk_->remove_file(folder.get(), file), name + "/" + file, "remove it");
+        if (is_part(file)) check(disk_->remove_file(folder.get(), file), name + "/" + file, "remove it");
+    std::erase_if(files, [](const std::string& file) { return is_part(file); });
+    require(files.empty(), ExitCode::checkpoint, "{}: {} is not a file of a checkpoint and stays; remove it",
+            path_of(name), files.empty() ? "" : files.front());
     check(disk_->remove_folder(folder_.get(), name), name, "remove it");
 }
 
-void CheckpointFolder::clean_up() {
-    std::vector<std::string> names;
+void CheckpointFolder::try_to_remove(const std::string& name, std::vector<std::string>& problems) {
+    try {
+        remove_checkpoint(name);
+    } catch (const Error& error) {
+        problems.emplace_back(error.what());
+    }
+}
+
+std::vector<std::string> CheckpointFolder::clean_up() {
+    std::vector<std::string> names, problems;
     check(disk_->list(folder_.get(), names), "", "list the folder");
     for (const std::string& name : names) {
         if (!name.ends_with(kUnfinished)) continue;
         if (step_of_name(std::string_view(name).substr(0, name.size() - kUnfinished.size())))
-            remove_checkpoint(name);
+            try_to_remove(name, problems);
     }
+    return problems;
 }
 
 void CheckpointFolder::begin(int64_t step) {
-    check(disk_->make_folder(folder_.get(), unfinished(step)), unfinished(step), "make the folder");
+    int made = disk_->make_folder(folder_.get(), unfinished(step));
+    if (made == -EEXIST) {  // one that clean_up could not remove
+        set_aside(unfinished(step), step);
+        made = disk_->make_folder(folder_.get(), unfinished(step));
+    }
+    check(made, unfinished(step), "make the folder");
 }
 
 void CheckpointFolder::write_manifest(int64_t step, std::string_view text) {
@@ -98,27 +135,42 @@ void CheckpointFolder::publish(int64_t step) {
 }
 
 void CheckpointFolder::abandon(int64_t step) {
+    std::vector<std::string> left;  // the next run's clean_up removes it
+    try_to_remove(unfinished(step), left);
+}
+
+std::vector<std::string> CheckpointFolder::keep_latest(int64_t count, std::optional<uint64_t> run) {
+    std::vector<std::string> problems;
+    const auto is_of_run = [&](int64_t step) {
+        try {
+            return !run || manifest(step).run == *run;
+        } catch (const Error&) {  // nobody knows whose
+            return false;
+        }
+    };
     try {
-        remove_checkpoint(unfinished(step));
-    } catch (const Error&) {  // the next run's clean_up removes it
+        std::vector<int64_t> all = steps();
+        std::erase_if(all, [&](int64_t step) { return !is_of_run(step); });
+        all.resize(all.size() - std::min(all.size(), static_cast<size_t>(count)));
+        for (const int64_t step : all) {
+            check(disk_->rename(folder_.get(), checkpoint_name(step), unfinished(step)),
+                  checkpoint_name(step), "rename it before its removal");
+            check(disk_->sync(folder_.get()), "", "sync the folder");
+            try_to_remove(unfinished(step), problems);
+        }
+    } catch (const Error& error) {
+        problems.emplace_back(error.what());
     }
+    return problems;
 }
 
-void CheckpointFolder::keep_latest(int64_t count) {
-    std::vector<int64_t> all = steps();
-    for (size_t i = 0; i + static_cast<size_t>(count) < all.size(); ++i) {
-        check(disk_->rename(folder_.get(), checkpoint_name(all[i]), unfinished(all[i])),
-              checkpoint_name(all[i]), "rename it before its removal");
-        check(disk_->sync(folder_.get()), "", "sync the folder");
-        remove_checkpoint(unfinished(all[i]));
-    }
-}
-
-void CheckpointFolder::set_aside(int64_t step) {
-    const std::string name = checkpoint_name(step), aside = name + std::string(kRefused);
+void CheckpointFolder::set_aside(const std::string& name, int64_t step) {
+    constexpr int kMostAside = 1000;
+    const std::string first = checkpoint_name(step) + std::string(kRefused);
+    std::string aside = first;
     int renamed = disk_->rename(folder_.get(), name, aside);
-    if (renamed == -EEXIST) {  // the same step was refused before: the later one is the one to look at
-        remove_checkpoint(aside);
+    for (int number = 2; renamed == -EEXIST && number <= kMostAside; ++number) {
+        aside = fmt::format("{}-{}", first, number);
         renamed = disk_->rename(folder_.get(), name, aside);
     }
     check(renamed, name, "rename it to " + aside);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // The folder of a run's checkpoints. A checkpoint is a folder of its own:
 //   step_00000020           whole: it got this name when everything in it was on the disk
-//   step_00000020.tmp       being written or being removed; what a run that died left is removed by the next
-//   one step_00000020.refused   failed its checks when a run wanted to resume from it; kept for the user to
-//   look at
+//   step_00000020.tmp       being written or being removed; the next run removes what a run that died left
+//   step_00000020.refused   failed its checks when a run wanted to resume from it, or could not be removed;
+//                           kept for the user to look at, as step_00000020.refused-2 where there is one
 // The order that loses nothing: every file written and synced, the manifest last, the folder synced, renamed,
 // its parent synced; and only then the oldest checkpoint renamed to .tmp and removed. Read next: reader.h,
 // saver.h.
@@ -11,6 +11,7 @@
 
 #include "kernels/core/error.h"
 #include "model/checkpoint/disk.h"
+#include "model/checkpoint/manifest.h"
 
 #include <memory>
 #include <optional>
@@ -33,15 +34,19 @@ public:
     Disk& disk() const { return *disk_; }
     std::vector<int64_t> steps() const;  // of whole checkpoints, ascending
     DiskHandle open_checkpoint(int64_t step) const;
+    // Throws Error(checkpoint); Unreadable where it may be whole.
+    CheckpointManifest manifest(int64_t step) const;
 
-    // All below: of one process at a time, the first rank of the run that saves here.
-    void clean_up();           // removes what runs that died left
-    void begin(int64_t step);  // makes step_N.tmp
+    // All below: of one process at a time, the first rank of the run that saves here. What cannot be removed
+    // stays and is no error: the reasons are returned. Files that are not of a checkpoint are never removed.
+    std::vector<std::string> clean_up();  // removes what runs that died left
+    void begin(int64_t step);             // makes step_N.tmp
     void write_manifest(int64_t step, std::string_view text);
-    void publish(int64_t step);       // step_N.tmp becomes step_N
-    void abandon(int64_t step);       // removes step_N.tmp as far as that is possible
-    void keep_latest(int64_t count);  // removes the oldest whole checkpoints
-    void set_aside(int64_t step);     // step_N becomes step_N.refused
+    void publish(int64_t step);  // step_N.tmp becomes step_N
+    void abandon(int64_t step);  // removes step_N.tmp as far as that is possible
+    // Removes the oldest checkpoints of a run, or of all runs, until `count` of them are left.
+    std::vector<std::string> keep_latest(int64_t count, std::optional<uint64_t> run);
+    void set_aside(int64_t step) { set_aside(checkpoint_name(step), step); }  // step_N becomes step_N.refused
 
     // A file of step_N.tmp, by any rank.
     class Part {
@@ -61,6 +66,8 @@ public:
 private:
     void check(int64_t result, const std::string& name, std::string_view what) const;
     void remove_checkpoint(const std::string& name);
+    void try_to_remove(const std::string& name, std::vector<std::string>& problems);
+    void set_aside(const std::string& name, int64_t step);
 
     std::shared_ptr<Disk> disk_;
     std::string path_;

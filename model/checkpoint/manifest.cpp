@@ -33,6 +33,7 @@ std::string body(const CheckpointManifest& manifest) {
     json["global_batch_size"] = manifest.global_batch_size;
     json["seed"] = manifest.seed;
     json["data_fingerprint"] = fmt::format("{:016x}", manifest.data_fingerprint);
+    if (manifest.run != 0) json["run"] = fmt::format("{:016x}", manifest.run);
     json["commit"] = manifest.commit;
     json["config"] = manifest.config;
     Json files = Json::array();
@@ -73,6 +74,7 @@ CheckpointManifest read_fields(const Json& json) {
         .data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>()),
         .commit = json.at("commit").get<std::string>(),
         .config = json.at("config").get<std::string>()};
+    if (json.contains("run")) manifest.run = hex_word<uint64_t>(json["run"].get<std::string>());
     for (const Json& file : json.at("files"))
         manifest.files.push_back({whole<int64_t>(file.at("bytes")),
                                   hex_word<uint32_t>(file.at("header_crc32c").get<std::string>())});

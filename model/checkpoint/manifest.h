@@ -30,9 +30,10 @@ struct CheckpointManifest {
     uint64_t seed =
         0;  // of the data order and of the initial weights: all random numbers are counters under it
     uint64_t data_fingerprint = 0;  // TokenSource::fingerprint
-    std::string commit;             // of the program
-    std::string config;             // dump_config
-    std::vector<File> files;        // by rank
+    uint64_t run = 0;         // which run wrote it, through all its resumes; 0: saved before runs had one
+    std::string commit;       // of the program
+    std::string config;       // dump_config
+    std::vector<File> files;  // by rank
 
     bool operator==(const CheckpointManifest&) const = default;
 };

@@ -21,42 +21,24 @@ constexpr int64_t kVerifiedAtOnce = int64_t{4} << 20;  // of a tensor in memory 
 CheckpointReader::CheckpointReader(const CheckpointFolder& folder, int64_t step)
     : disk_(folder.disk()),
       path_(folder.path_of(checkpoint_name(step))),
-      folder_(folder.open_checkpoint(step)) {
-    read_manifest();
-    require(manifest_.step == step, ExitCode::checkpoint, "{}: the manifest is that of step {}", path_,
-            manifest_.step);
+      folder_(folder.open_checkpoint(step)),
+      manifest_(folder.manifest(step)) {
     for (size_t file = 0; file < manifest_.files.size(); ++file) open_file(static_cast<int64_t>(file));
     join_slices();
-}
-
-void CheckpointReader::read_manifest() {
-    const std::string where = path_ + "/" + kManifestName;
-    const int opened = disk_.open_file(folder_.get(), kManifestName);
-    require(opened >= 0, class_of(-opened, ExitCode::checkpoint), "{}: {}", where, reason(opened));
-    const DiskHandle file(disk_, opened);
-    const int64_t size = disk_.size(opened);
-    require(size >= 0 && size <= kMaxManifestBytes, ExitCode::checkpoint,
-            "{}: {} bytes, a manifest has at most {}", where, size, kMaxManifestBytes);
-    std::string text(static_cast<size_t>(size), '\0');
-    const int error = read_all(disk_, opened, text.data(), text.size(), 0);
-    require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: cannot read it: {}", where,
-            reason(error));
-    manifest_ = parse_manifest(text, where);
 }
 
 void CheckpointReader::open_file(int64_t file) {
     const std::string where = path_of_file(file);
     const CheckpointManifest::File& expected = manifest_.files[static_cast<size_t>(file)];
     const int opened = disk_.open_file(folder_.get(), rank_file_name(file));
-    require(opened >= 0, class_of(-opened, ExitCode::checkpoint), "{}: {}", where, reason(opened));
+    require_read(opened, where);
     files_.emplace_back(disk_, opened);
     const int64_t size = disk_.size(opened);
+    require_read(size, where);
     require(size == expected.bytes, ExitCode::checkpoint, "{}: {}: {} bytes, {} were written", where,
             size < expected.bytes ? "truncated" : "grown", size, expected.bytes);
     const auto read = [&](void* out, size_t bytes, int64_t offset) {
-        const int error = read_all(disk_, opened, out, bytes, offset);
-        require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: cannot read the header: {}", where,
-                reason(error));
+        require_read(read_all(disk_, opened, out, bytes, offset), where + ": cannot read the header");
     };
     std::vector<uint8_t> first(static_cast<size_t>(std::min<int64_t>(8, size)));
     read(first.data(), first.size(), 0);
@@ -85,10 +67,9 @@ void CheckpointReader::open_file(int64_t file) {
 void CheckpointReader::read(const std::string& name, const Place& place, std::span<uint8_t> out) const {
     FP8FLOW_CHECK(static_cast<int64_t>(out.size()) == place.bytes, "{}: {} bytes for {}", name, out.size(),
                   place.bytes);
-    const int error =
-        read_all(disk_, files_[static_cast<size_t>(place.file)].get(), out.data(), out.size(), place.offset);
-    require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: tensor {}: cannot read it: {}",
-            path_of_file(place.file), name, reason(error));
+    require_read(
+        read_all(disk_, files_[static_cast<size_t>(place.file)].get(), out.data(), out.size(), place.offset),
+        fmt::format("{}: tensor {}: cannot read it", path_of_file(place.file), name));
     require(crc32c(out.data(), out.size()) == place.crc, ExitCode::checkpoint,
             "{}: tensor {}: the checksum does not fit: damaged", path_of_file(place.file), name);
 }
@@ -148,10 +129,9 @@ void CheckpointReader::verify_file(int64_t file) const {
         for (int64_t done = 0; done < place.bytes; done += kVerifiedAtOnce) {
             note_progress();
             block.resize(static_cast<size_t>(std::min(kVerifiedAtOnce, place.bytes - done)));
-            const int error = read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(),
-                                       block.size(), place.offset + done);
-            require(error == 0, class_of(-error, ExitCode::checkpoint), "{}: tensor {}: cannot read it: {}",
-                    path_of_file(file), name, reason(error));
+            require_read(read_all(disk_, files_[static_cast<size_t>(file)].get(), block.data(), block.size(),
+                                  place.offset + done),
+                         fmt::format("{}: tensor {}: cannot read it", path_of_file(file), name));
             crc = crc32c(block.data(), block.size(), crc);
         }
         require(crc == place.crc, ExitCode::checkpoint, "{}: tensor {}: the checksum does not fit: damaged",

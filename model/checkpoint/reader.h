@@ -48,7 +48,6 @@ public:
     void verify_file(int64_t file) const;
 
 private:
-    void read_manifest();
     void open_file(int64_t file);
     void join_slices();
 

@@ -36,7 +36,8 @@ std::vector<int64_t> steps_of(const CheckpointFolder& folder, ProcessGroup& worl
     return steps;
 }
 
-// The files are divided over the ranks, so that each byte is read once.
+// The files are divided over the ranks, so that each byte is read once. Throws Unreadable on all ranks where
+// one of them does.
 std::unique_ptr<CheckpointReader> open_verified(const CheckpointFolder& folder, int64_t step,
                                                 ProcessGroup& world) {
     std::unique_ptr<CheckpointReader> reader;
@@ -53,7 +54,8 @@ std::string text_of(FileDType dtype, const std::vector<int64_t>& shape) {
 }
 
 // A line for each tensor that is missing, too many, or of another shape.
-void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor>& state) {
+void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor>& state,
+                   bool weights_alone) {
     std::vector<std::string> problems;
     std::map<std::string, const StateTensor*> wanted;
     for (const StateTensor& tensor : state) {
@@ -64,6 +66,7 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
                                            text_of(file_dtype(tensor.dtype), tensor.shape)));
     }
     for (const auto& [name, place] : reader.wholes()) {
+        if (weights_alone && !is_weight(name)) continue;
         const auto found = wanted.find(name);
         if (found == wanted.end())
             problems.push_back(fmt::format("{}: tensor {}: this model has none of that name",
@@ -141,11 +144,10 @@ std::vector<uint8_t> converted(const std::vector<uint8_t>& bytes, FileDType from
     return result;
 }
 
-void copy_to_device(const CheckpointReader& reader, const std::vector<StateTensor>& state, bool weights_alone,
-                    Device& device) {
+void copy_to_device(const CheckpointReader& reader, const std::vector<StateTensor>& state, Device& device) {
     std::vector<uint8_t> bytes;
     for (const StateTensor& tensor : state) {
-        if (!tensor.view || (weights_alone && !is_weight(tensor.name))) continue;
+        if (!tensor.view) continue;
         note_progress();
         const CheckpointReader::Whole& whole = reader.wholes().at(tensor.name);
         bytes.resize(static_cast<size_t>(whole.bytes));
@@ -159,26 +161,31 @@ void copy_to_device(const CheckpointReader& reader, const std::vector<StateTenso
 struct Chosen {
     std::unique_ptr<CheckpointReader> reader;
     std::vector<std::string> refused;
+    std::vector<int64_t> refused_steps;
 };
 
-// The newest that passes; what does not is kept under another name, out of the way of this run's own
-// checkpoints.
-std::optional<Chosen> newest_whole(const CheckpointFolder& folder, ProcessGroup& world) {
+// The newest that passes; what is damaged is kept under another name, out of the way of this run's own
+// checkpoints. One that cannot be read may be whole: an older one in its place would be another past.
+std::optional<Chosen> newest_whole(const CheckpointFolder& folder, ProcessGroup& world,
+                                   const Accept& accept) {
     const std::vector<int64_t> steps = steps_of(folder, world);
-    if (steps.empty()) return std::nullopt;
     Chosen chosen;
     for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
         try {
             chosen.reader = open_verified(folder, *step, world);
+        } catch (const Unreadable&) {
+            throw;
         } catch (const Error& error) {
             if (error.code() != ExitCode::checkpoint) throw;
             chosen.refused.push_back(error.what());
+            chosen.refused_steps.push_back(*step);
             continue;
         }
-        return chosen;
+        if (!accept || accept(chosen.reader->manifest())) return chosen;
     }
+    if (chosen.refused.empty()) return std::nullopt;
     fail(ExitCode::checkpoint, "{}: none of {} checkpoints is whole; the newest: {}", folder.path(),
-         steps.size(), chosen.refused.front());
+         chosen.refused.size(), chosen.refused.front());
 }
 
 // What checkpoint.load names.
@@ -210,16 +217,16 @@ void enter_run(Target& target, Disk& disk, ProcessGroup& world) {
 }
 
 std::optional<Chosen> choose(const std::string& load, const Target& target, const CheckpointFolder& folder,
-                             ProcessGroup& world) {
-    if (load == "auto") return newest_whole(folder, world);
-    if (target.step) return Chosen{open_verified(folder, *target.step, world), {}};
+                             ProcessGroup& world, const Accept& accept) {
+    if (load == "auto") return newest_whole(folder, world, accept);
+    if (target.step) return Chosen{open_verified(folder, *target.step, world), {}, {}};
     const std::vector<int64_t> steps = steps_of(folder, world);
     require(
         !steps.empty(), ExitCode::checkpoint,
         "{}: no checkpoint in it, nor in a folder {} below it; --resume auto begins afresh where there is "
         "none, and checkpoint.save_interval writes them",
         folder.path(), kCheckpoints);
-    return Chosen{open_verified(folder, steps.back(), world), {}};
+    return Chosen{open_verified(folder, steps.back(), world), {}, {}};
 }
 
 }  // namespace
@@ -234,36 +241,36 @@ bool changes_the_model(const std::string& changed) {
 }
 
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
-                              ProcessGroup& world, const std::string& save_folder,
-                              std::shared_ptr<Disk> disk) {
+                              ProcessGroup& world, const std::string& save_folder, std::shared_ptr<Disk> disk,
+                              const Accept& accept) {
     const std::string& load = config.checkpoint.load;
     if (load.empty()) return std::nullopt;
     Target target = target_of(load, save_folder);
     if (load != "auto") enter_run(target, *disk, world);
     std::unique_ptr<CheckpointFolder> folder;
     on_all_ranks(world, [&] { folder = std::make_unique<CheckpointFolder>(std::move(disk), target.folder); });
-    const auto chosen = choose(load, target, *folder, world);
+    const auto chosen = choose(load, target, *folder, world, accept);
     if (!chosen) return std::nullopt;
     const CheckpointReader& reader = *chosen->reader;
     const bool weights_alone = config.checkpoint.finetune;
     std::vector<StateTensor> state = training_state(trainer.transformer(), layout_of(config, world));
+    if (weights_alone)
+        std::erase_if(state, [](const StateTensor& tensor) { return !is_weight(tensor.name); });
     on_all_ranks(world, [&] {
-        check_tensors(reader, state);
+        check_tensors(reader, state, weights_alone);
         if (!weights_alone) check_position(reader, config, data_fingerprint);
     });
-    on_all_ranks(world, [&] { copy_to_device(reader, state, weights_alone, trainer.ops().device()); });
+    on_all_ranks(world, [&] { copy_to_device(reader, state, trainer.ops().device()); });
     const CheckpointManifest& saved = reader.manifest();
     trainer.resume_at(weights_alone ? 0 : saved.step);
     trainer.set_first_batch(weights_alone ? 0
                                           : saved.consumed_samples / saved.global_batch_size - saved.step);
-    if (load == "auto") {
-        const std::vector<int64_t> steps = steps_of(*folder, world);
-        on_all_ranks(world, [&] {
-            for (const int64_t step : steps)
-                if (world.rank() == 0 && step > reader.manifest().step) folder->set_aside(step);
-        });
-    }
-    return Resumed{trainer.steps_done(), reader.path(), chosen->refused, changed_keys(reader, config)};
+    on_all_ranks(world, [&] {
+        for (const int64_t step : chosen->refused_steps)
+            if (world.rank() == 0) folder->set_aside(step);
+    });
+    return Resumed{trainer.steps_done(), reader.path(), saved.run, chosen->refused,
+                   changed_keys(reader, config)};
 }
 
 }  // namespace fp8flow::checkpoint

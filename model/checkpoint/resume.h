@@ -6,6 +6,7 @@
 #include "model/checkpoint/folder.h"
 #include "model/train/trainer.h"
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +17,7 @@ namespace fp8flow::checkpoint {
 struct Resumed {
     int64_t step = 0;  // steps that are done
     std::string path;
+    uint64_t run = 0;                  // CheckpointManifest::run
     std::vector<std::string> refused;  // newer checkpoints, each with the reason
     std::vector<std::string>
         changed;  // keys with other values than in the run that saved: "section.key: then | now"
@@ -24,13 +26,17 @@ struct Resumed {
 // Of a line of `changed`: the same weights compute something else now.
 bool changes_the_model(const std::string& changed);
 
+using Accept = std::function<bool(const CheckpointManifest&)>;
+
 // checkpoint.load of `config` on every rank: `auto` takes the newest checkpoint of `save_folder` that passes
 // its checks, and nothing where there is none yet; a folder of checkpoints, or the run's folder above it,
 // gives its newest one, a checkpoint itself. Everything is verified on all ranks before the first byte of the
 // model changes. Throws Error(checkpoint), the same on every rank, for a damaged checkpoint (if it was named,
-// or if no older one is complete), one of another model, or one of a run on other data.
+// or if no older one is complete), one that cannot be read, one of another model, or one of a run on other
+// data. `accept`: which ones `auto` may take; none: all.
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
                               ProcessGroup& world, const std::string& save_folder,
-                              std::shared_ptr<Disk> disk = std::make_shared<Disk>());
+                              std::shared_ptr<Disk> disk = std::make_shared<Disk>(),
+                              const Accept& accept = {});
 
 }  // namespace fp8flow::checkpoint

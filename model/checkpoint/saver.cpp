@@ -25,11 +25,11 @@ template <class Result> bool is_ready(const std::future<Result>& future) {
 }  // namespace
 
 CheckpointSaver::CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
-                                 const std::string& path, std::shared_ptr<Disk> disk)
-    : config_(config), data_fingerprint_(data_fingerprint), world_(world) {
+                                 const std::string& path, uint64_t run, std::shared_ptr<Disk> disk)
+    : config_(config), data_fingerprint_(data_fingerprint), run_(run), world_(world) {
     on_all_ranks(world, [&] {
         folder_ = std::make_unique<CheckpointFolder>(std::move(disk), path);
-        if (world.rank() == 0) folder_->clean_up();
+        if (world.rank() == 0) problems_ = folder_->clean_up();
     });
     // A folder that only one host sees is found now, not when the first checkpoint has been written.
     const int64_t probe = 0;
@@ -105,7 +105,7 @@ void CheckpointSaver::look_at_threads() {
             p.report = {.phase = Phase::written, .bytes = file.bytes, .header_crc = file.header_crc};
         }
         if (is_ready(p.publication)) {
-            p.publication.get();
+            for (std::string& problem : p.publication.get()) problems_.push_back(std::move(problem));
             p.report.phase = Phase::published;
         }
     } catch (const Error& error) {
@@ -163,6 +163,7 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
                                 .global_batch_size = config_.training.global_batch_size,
                                 .seed = config_.training.seed,
                                 .data_fingerprint = data_fingerprint_,
+                                .run = run_,
                                 .commit = build_commit(),
                                 .config = dump_config(config_)};
     for (const Report& report : reports) manifest.files.push_back({report.bytes, report.header_crc});
@@ -172,7 +173,8 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
         folder_->write_manifest(step, text);
         folder_->publish(step);
         check_owner_();
-        if (config_.checkpoint.most_recent_k > 0) folder_->keep_latest(config_.checkpoint.most_recent_k);
+        const int64_t kept = config_.checkpoint.most_recent_k;
+        return kept > 0 ? folder_->keep_latest(kept, run_) : std::vector<std::string>();
     });
 }
 

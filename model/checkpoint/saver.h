@@ -23,9 +23,10 @@ class CheckpointSaver {
 public:
     // Collective, as every member function. `path`: an existing folder, the same on every rank. Removes
     // incomplete checkpoints of earlier runs. Throws Error(checkpoint) where a rank does not see the folder
-    // that the first rank sees.
+    // that the first rank sees. `run`: CheckpointManifest::run; checkpoints of others are never removed.
     CheckpointSaver(const Config& config, uint64_t data_fingerprint, ProcessGroup& world,
-                    const std::string& path, std::shared_ptr<Disk> disk = std::make_shared<Disk>());
+                    const std::string& path, uint64_t run,
+                    std::shared_ptr<Disk> disk = std::make_shared<Disk>());
     // Waits for what is being written; without publish, which needs all ranks, it is lost.
     ~CheckpointSaver();
     CheckpointSaver(const CheckpointSaver&) = delete;
@@ -50,6 +51,8 @@ public:
     std::optional<Published> poll();
     // Waits for what is being written. Throws like save.
     std::optional<Published> finish();
+    // What could not be removed since the last call, on the first rank.
+    std::vector<std::string> take_problems() { return std::exchange(problems_, {}); }
     const CheckpointFolder& folder() const { return *folder_; }
 
 private:
@@ -69,7 +72,7 @@ private:
         Report report;
         std::string error;
         std::future<CheckpointManifest::File> file;
-        std::future<void> publication;  // first rank
+        std::future<std::vector<std::string>> publication;  // first rank
         std::vector<HostTensor> tensors;
     };
 
@@ -80,12 +83,13 @@ private:
     [[noreturn]] void give_up(const std::vector<Report>& reports);
 
     Config config_;
-    uint64_t data_fingerprint_;
+    uint64_t data_fingerprint_, run_;
     ProcessGroup& world_;
     std::function<void()> check_owner_ = [] {};
     std::unique_ptr<CheckpointFolder> folder_;
     std::unique_ptr<PinnedBuffer> copy_;
     size_t copy_bytes_ = 0;
+    std::vector<std::string> problems_;
     std::atomic<bool> stop_ = false;
     std::optional<Pending> pending_;  // last: its threads end before what they use
 };

@@ -24,6 +24,7 @@
 #include <filesystem>
 #include <memory>
 #include <optional>
+#include <random>
 
 namespace fp8flow {
 
@@ -196,7 +197,12 @@ private:
         from.checkpoint.load = "auto";
         from.checkpoint.finetune = false;
         note_stage(Stage::resume);
-        const auto resumed = resume(*trainer_, from, data_->fingerprint(), world_, checkpoints_);
+        // Not to that of another run in the same folder.
+        const auto is_ours = [this](const CheckpointManifest& saved) {
+            return saved.run == run_ || (continues_ && saved.step == first_step_);
+        };
+        const auto resumed = resume(*trainer_, from, data_->fingerprint(), world_, checkpoints_,
+                                    std::make_shared<Disk>(), is_ours);
         if (!resumed) return false;
         ++rollbacks_;
         last_saved_ = resumed->step;
@@ -230,7 +236,7 @@ private:
             log_.line("warning: " + hf + " has the weights of an earlier iteration; --export replaces them");
         const std::string missing = records_.open(*folder_, continues_ ? first_step_ : 0);
         log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
-        if (!missing.empty()) log_.line("warning: " + missing);
+        if (!missing.empty()) warn({missing});
         folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
     }
 
@@ -252,23 +258,38 @@ private:
 
     // Before anything of an earlier run is overwritten.
     void find_checkpoints() {
-        if (config_.checkpoint.save_interval == 0 && config_.checkpoint.load != "auto") return;
+        if (config_.checkpoint.save_interval == 0 && !continues_) return;
         checkpoints_ = checkpoint_path();
         const bool replaces = options_.taken == RunFolder::Taken::overwrite;
         if (config_.checkpoint.load.empty() && !(replaces && config_.checkpoint.save.empty()))
             refuse_newer_checkpoints(0);
     }
 
-    // Those below --out; another folder's are refused like anybody's.
+    // All below --out; another folder's are refused like anybody's.
     void remove_overwritten_checkpoints() {
         on_all_ranks(world_, [&] {
             if (!run_folder_.is_first_rank()) return;
             const std::string path = run_folder_.folder().path_of(kCheckpoints);
             if (!std::filesystem::is_directory(path)) return;
             CheckpointFolder folder(std::make_shared<Disk>(), path);
-            folder.clean_up();
-            folder.keep_latest(0);
+            warn(folder.clean_up());
+            const std::vector<std::string> problems = folder.keep_latest(0, std::nullopt);
+            warn(problems);
+            require(folder.steps().empty(), ExitCode::checkpoint, "{}: an earlier run's checkpoint stays: {}",
+                    path, fmt::join(problems, "; "));
         });
+    }
+
+    void warn(const std::vector<std::string>& problems) {
+        for (const std::string& problem : problems) log_.line("warning: " + problem);
+    }
+
+    // A run keeps its identity when it is continued; one that begins, or branches off another, gets its own.
+    void identify(const std::optional<Resumed>& resumed) {
+        std::random_device random;
+        run_ = resumed && continues_ && !config_.checkpoint.finetune ? resumed->run : 0;
+        while (run_ == 0) run_ = uint64_t{random()} << 32 | random();
+        world_.broadcast(&run_, sizeof run_, 0);
     }
 
     // Older and newer by the step in its name: those of another run would be mixed with ours.
@@ -288,7 +309,9 @@ private:
 
     void open_checkpoints() {
         const CheckpointSpec& spec = config_.checkpoint;
-        if (const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_)) {
+        const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_);
+        identify(resumed);
+        if (resumed) {
             if (std::filesystem::path(resumed->path).parent_path() == checkpoints_)
                 last_saved_ = resumed->step;
             for (const std::string& refused : resumed->refused)
@@ -302,9 +325,15 @@ private:
             log_.line("warning: no checkpoint to resume from: beginning at iteration 1");
         }
         if (options_.taken == RunFolder::Taken::overwrite) remove_overwritten_checkpoints();
-        if (spec.save_interval == 0) return;
+        if (checkpoints_.empty()) return;
+        // The next --resume auto would take them, whether or not this run saves any.
         refuse_newer_checkpoints(trainer_->steps_done());
-        saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_);
+        if (spec.save_interval == 0) {
+            if (world_.rank() == 0) warn(CheckpointFolder(std::make_shared<Disk>(), checkpoints_).clean_up());
+            return;
+        }
+        saver_ = std::make_unique<CheckpointSaver>(config_, data_->fingerprint(), world_, checkpoints_, run_);
+        warn(saver_->take_problems());
         saver_->check_owner_with([this] {
             run_folder_.check();
             checkpoint_folder_->check();
@@ -313,6 +342,7 @@ private:
 
     void report(const CheckpointSaver::Published& saved) {
         last_saved_ = saved.step;
+        warn(saver_->take_problems());
         log_.line(
             fmt::format(" checkpoint after iteration {}: {} in {}, written in {} in the background; training "
                         "paused {:.0f} ms",
@@ -545,6 +575,7 @@ private:
     bool save_failed_ = false;  // the last checkpoint
     int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
     int64_t num_captures_ = 0, parameter_bytes_ = 0, reported_ = 0;
+    uint64_t run_ = 0;  // CheckpointManifest::run
     std::optional<EtaEstimator> eta_;
     RunLog log_;
     TrainRecords records_{config_, world_.size()};

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <nlohmann/json.hpp>
 #include <random>
+#include <set>
 #include <thread>
 
 namespace fp8flow {
@@ -197,6 +198,7 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
         if (entry.path().filename() != "step_00000004") fs::remove_all(entry.path());
     folder.write("run/.config.yaml.tmp.1", "half");
     folder.write("run/hf/.model-00001-of-00001.safetensors.tmp.1", "half");
+    folder.write("run/checkpoints/step_00000008.tmp/rank_0000.safetensors", "half");
     folder.write("run/report.html", "of the part that is done again");
     const Texts others = {"config.yaml.tmp.17", ".config.yaml.tmp.", ".config.yaml.tmp.17a", ".17", "hf/17"};
     for (const std::string& name : others) folder.write("run/" + name, "somebody's");
@@ -217,6 +219,7 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     EXPECT_FALSE(fs::exists(out + "/.config.yaml.tmp.1"));
     EXPECT_FALSE(fs::exists(out + "/hf/.model-00001-of-00001.safetensors.tmp.1"));
     for (const std::string& name : others) EXPECT_TRUE(fs::exists(out + "/" + name)) << name;
+    EXPECT_FALSE(fs::exists(out + "/checkpoints/step_00000008.tmp"));
 
     result = fp8flow_alone(train(out, 1, {"--resume", "auto"}, settings));
     ASSERT_EQ(result.status, 0) << result.err;
@@ -226,6 +229,64 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     EXPECT_EQ(steps, (std::vector<int64_t>{1, 3, 4, 5, 6, 7, 8, 9}));
     expect_contains(result.out, "warning: metrics.jsonl has no whole record of these iterations: 2; ");
     EXPECT_NE(read_whole(out + "/report.html"), "of the part that is done again");
+}
+
+// An older checkpoint, into the folder that holds newer ones: the next --resume auto would take those.
+TEST(Resume, OneFolderHoldsOneTrajectory) {
+    TemporaryFolder folder;
+    const std::string out = folder.path("run");
+    const Texts short_run = {"training.train_iters=9", "training.eval_iters=0"};
+    ASSERT_EQ(fp8flow_alone(train(out, 1, {}, short_run)).status, 0);
+    for (const char* interval : {"0", "4"}) {
+        Texts settings = short_run;
+        settings.push_back(std::string("checkpoint.save_interval=") + interval);
+        const CommandResult refused =
+            fp8flow_alone(train(out, 1, {"--resume", out + "/checkpoints/step_00000008"}, settings));
+        EXPECT_EQ(refused.status, static_cast<int>(ExitCode::checkpoint)) << refused.out;
+        expect_contains(refused.err, "up to iteration 9, and this one begins at 8");
+        EXPECT_EQ(metrics_of(out, "step").size(), 9u);
+    }
+    fs::remove_all(out + "/checkpoints/step_00000009");
+    EXPECT_EQ(fp8flow_alone(train(out, 1, {"--resume", out}, short_run)).status, 0);
+    EXPECT_EQ(metrics_of(out, "step").size(), 9u);
+}
+
+// A run that branches off another one and saves into its folder removes its own checkpoints alone; one that
+// is continued, those of all its parts.
+TEST(Resume, ARunIsKnownThroughItsResumes) {
+    TemporaryFolder folder;
+    const std::string a = folder.path("a"), b = folder.path("b");
+    const auto run = [](const std::string& out, int iterations, const Texts& more, Texts settings = {}) {
+        settings.insert(settings.end(), {"training.train_iters=" + std::to_string(iterations),
+                                         "training.eval_iters=0", "checkpoint.most_recent_k=1"});
+        const CommandResult result = fp8flow_alone(train(out, 1, more, settings));
+        EXPECT_EQ(result.status, 0) << result.err;
+    };
+    const auto checkpoints = [&] {
+        std::set<std::string> names;
+        for (const auto& entry : fs::directory_iterator(a + "/checkpoints"))
+            names.insert(entry.path().filename());
+        return names;
+    };
+    const auto identity = [&](const std::string& name) {
+        const auto manifest =
+            nlohmann::json::parse(read_whole(a + "/checkpoints/" + name + "/manifest.json"));
+        return manifest.at("run").get<std::string>();
+    };
+    using Names = std::set<std::string>;
+    run(a, 4, {});
+    const std::string of_a = identity("step_00000004");
+    run(a, 8, {"--resume", "auto"});
+    EXPECT_EQ(checkpoints(), Names{"step_00000008"});
+    EXPECT_EQ(identity("step_00000008"), of_a);
+    run(a, 12, {"--resume", a});
+    EXPECT_EQ(checkpoints(), Names{"step_00000012"});
+    const Texts into_a = {"checkpoint.save=" + a + "/checkpoints"};
+    run(b, 20, {"--resume", a}, into_a);
+    EXPECT_EQ(checkpoints(), (Names{"step_00000012", "step_00000020"}));
+    EXPECT_NE(identity("step_00000020"), of_a);
+    run(b, 24, {"--resume", "auto"}, into_a);
+    EXPECT_EQ(checkpoints(), (Names{"step_00000012", "step_00000024"}));
 }
 
 }  // namespace

@@ -14,6 +14,7 @@ struct CheckpointedRun {
     int64_t steps = 10;  // the run ends behind so many, counted from the first
     BackendKind backend = BackendKind::reference;
     Placement placement = {};
+    uint64_t run = 1;  // CheckpointManifest::run
 };
 
 // Trains on from config.checkpoint.load, saves every checkpoint.save_interval steps.
@@ -25,7 +26,7 @@ inline TrainingRun train_with_checkpoints(ProcessGroup& world, const Config& con
     checkpoint::resume(trainer, config, data->fingerprint(), world, options.folder);
     std::optional<checkpoint::CheckpointSaver> saver;
     const int64_t interval = config.checkpoint.save_interval;
-    if (interval > 0) saver.emplace(config, data->fingerprint(), world, options.folder);
+    if (interval > 0) saver.emplace(config, data->fingerprint(), world, options.folder, options.run);
     TrainingRun run;
     const auto keep = [&](std::optional<StepResult> result) {
         if (result) run.steps.push_back(std::move(*result));

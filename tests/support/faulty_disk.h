@@ -17,12 +17,13 @@
 
 namespace fp8flow::test {
 
-enum class Fault { none, no_space, io_error, cut_short, death };
+enum class Fault { none, no_space, io_error, no_access, cut_short, death };
 inline const char* name_of(Fault fault) {
     switch (fault) {
         case Fault::none: return "none";
         case Fault::no_space: return "ENOSPC";
         case Fault::io_error: return "EIO";
+        case Fault::no_access: return "EACCES";
         case Fault::cut_short: return "short transfer";
         case Fault::death: return "death";
     }
@@ -64,7 +65,8 @@ public:
     }
     // A death, and a lack of space, come in the middle of a write.
     int64_t write(int file, const void* data, size_t bytes) override {
-        const bool half = is_next() && fault_ != Fault::io_error && fault_ != Fault::none;
+        const bool half =
+            is_next() && fault_ != Fault::io_error && fault_ != Fault::no_access && fault_ != Fault::none;
         remember({Change::wrote, path_of(file), "", ""});
         if (half) bytes = Disk::write(file, data, bytes / 2) < 0 ? 0 : bytes / 2;
         const int error = next();
@@ -150,6 +152,7 @@ private:
             case Fault::cut_short: return 0;
             case Fault::no_space: return -ENOSPC;
             case Fault::io_error: return -EIO;
+            case Fault::no_access: return -EACCES;
             case Fault::death: dead_ = true; throw ProcessDeath{};
         }
         return 0;

@@ -10,6 +10,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <functional>
 #include <set>
 
 namespace fp8flow::test {
@@ -20,6 +22,8 @@ using namespace checkpoint;
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr uint64_t kRun = 7;
 
 Config small_config(std::vector<std::string> keys = {}) {
     keys.insert(keys.begin(),
@@ -62,7 +66,7 @@ protected:
     }
 
     void save(const std::string& folder, std::shared_ptr<Disk> disk) {
-        CheckpointSaver saver(config_, data_->fingerprint(), *groups_[0], folder, std::move(disk));
+        CheckpointSaver saver(config_, data_->fingerprint(), *groups_[0], folder, kRun, std::move(disk));
         saver.save(trainer_);
         saver.finish();
     }
@@ -153,7 +157,55 @@ TEST_F(CheckpointFaults, EveryCallOfASave) {
         }
     }
     EXPECT_EQ(deaths, 2 * calls);
-    EXPECT_GT(errors, calls);  // what is left: failures of clean-up, of which nobody need know
+    EXPECT_GT(errors, calls / 2);  // what is left: failures of clean-up and of removing an older one
+}
+
+// What is in an older checkpoint, or in its place, neither ends the run nor the next one, and stays.
+TEST_F(CheckpointFaults, PruningNeverEndsARun) {
+    const std::string outside = base_.write("outside/file", "somebody's");
+    const struct {
+        const char* what;
+        std::function<void(const fs::path& checkpoint)> plant;
+        const char* stays;  // below the folder
+    } cases[] = {{"file", [](const fs::path& at) { std::ofstream(at / "notes.txt") << "mine"; }, "notes.txt"},
+                 {"folder", [](const fs::path& at) { fs::create_directory(at / "notes"); }, "notes"},
+                 {"link", [&](const fs::path& at) { fs::create_symlink(outside, at / "notes"); }, "notes"},
+                 {"folder named as a file",
+                  [](const fs::path& at) { fs::create_directory(at / "rank_0009.safetensors"); },
+                  "rank_0009.safetensors"}};
+    for (const auto& planted : cases) {
+        SCOPED_TRACE(planted.what);
+        const std::string folder = fresh_folder();
+        planted.plant(folder + "/" + checkpoint_name(1));
+        for (int again = 0; again < 2; ++again) {
+            CheckpointSaver saver(config_, data_->fingerprint(), *groups_[0], folder, kRun);
+            if (again == 0) saver.save(trainer_);
+            saver.finish();
+            const std::vector<std::string> problems = saver.take_problems();
+            ASSERT_EQ(problems.size(), 1u);  // once when it is removed, once at the next start
+            expect_contains(problems[0], checkpoint_name(1) + ".tmp");
+            EXPECT_EQ(state_in(saver.folder(), 2), second_);
+        }
+        EXPECT_TRUE(
+            fs::exists(fs::symlink_status(folder + "/" + checkpoint_name(1) + ".tmp/" + planted.stays)));
+        // A run that comes to that step again is not in its way.
+        CheckpointFolder opened(std::make_shared<Disk>(), folder);
+        opened.begin(1);
+        EXPECT_TRUE(
+            fs::exists(fs::symlink_status(folder + "/" + checkpoint_name(1) + ".refused/" + planted.stays)));
+    }
+    // A link or a file in the place of an older checkpoint belongs to no run.
+    for (const bool link : {true, false}) {
+        const std::string folder = fresh_folder(), older = folder + "/" + checkpoint_name(0);
+        if (link)
+            fs::create_directory_symlink(base_.path("second/" + checkpoint_name(2)), older);
+        else
+            std::ofstream(older) << "mine";
+        save(folder, std::make_shared<Disk>());
+        EXPECT_EQ(CheckpointFolder(std::make_shared<Disk>(), folder).steps(), (std::vector<int64_t>{0, 2}));
+        EXPECT_EQ(state_in(CheckpointFolder(std::make_shared<Disk>(), base_.path("second")), 2), second_);
+    }
+    EXPECT_EQ(read_whole(outside), "somebody's");
 }
 
 // With one rank more, whose disk fails: the first rank publishes nothing, and both get the reason.
@@ -166,7 +218,7 @@ TEST_F(CheckpointFaults, EveryCallOfTheOtherRank) {
             Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
             trainer.run_step();
             CheckpointSaver saver(
-                config, data->fingerprint(), world, folder,
+                config, data->fingerprint(), world, folder, kRun,
                 world.rank() == 0 ? std::make_shared<Disk>() : std::shared_ptr<Disk>(second));
             saver.save(trainer);
             saver.finish();
@@ -236,6 +288,13 @@ TEST_F(CheckpointFaults, EveryCallOfAResume) {
         }
     }
     EXPECT_EQ(results, (std::set<int64_t>{0, 1, 2}));
+    // What this user may not read is whole for all that anybody knows: no older one in its place.
+    for (int64_t call = 0; call < counted->calls(); ++call) {
+        SCOPED_TRACE(call);
+        prepare();
+        EXPECT_NE(try_to_resume(std::make_shared<FaultyDisk>(Fault::no_access, call)), 1);
+        EXPECT_EQ(CheckpointFolder(std::make_shared<Disk>(), folder).steps(), (std::vector<int64_t>{1, 2}));
+    }
 }
 
 }  // namespace

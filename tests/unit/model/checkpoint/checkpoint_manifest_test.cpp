@@ -48,6 +48,10 @@ TEST(CheckpointManifest, ThereAndBack) {
     other.step = other.consumed_samples = 0;
     other.config.clear();
     EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
+    EXPECT_EQ(manifest_text(other).find("\"run\""), std::string::npos);  // as before runs had an identity
+    other.run = 0x00000000000000abull;
+    EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
+    expect_contains(manifest_text(other), "\"run\": \"00000000000000ab\"");
     const std::string text = manifest_text(sample());
     EXPECT_EQ(text.substr(0, 12), "{\"crc32c\": \"");
     EXPECT_EQ(text.find(".safetensors"), std::string::npos);  // names follow from the rank
@@ -112,6 +116,11 @@ TEST(CheckpointManifest, HandMadeOnes) {
                     "not in the form");  // read as a fraction; found by fuzzing
     expect_contains(refusal(signed_text(replaced(body, "18446744073709551615", "-1"))), "not in the form");
     expect_contains(refusal(signed_text(replaced(body, " \"seed\"", " \"sead\""))), "not in the form");
+    const std::string commit = " \"commit\"";
+    for (const char* run : {"\"0000000000000000\"", "\"00000000000000AB\"", "\"ab\"", "171", "null"})
+        expect_contains(
+            refusal(signed_text(replaced(body, commit, fmt::format(" \"run\": {},\n{}", run, commit)))),
+            "not in the form");
     expect_contains(refusal(std::string(static_cast<size_t>(kMaxManifestBytes) + 1, 'x')),
                     "larger than any manifest");
     expect_contains(refusal("x"), "c/manifest.json");

@@ -159,6 +159,25 @@ TEST(Checkpoint, KeepsTheNewestAndRemovesWhatADeadRunLeft) {
     }
 }
 
+// A run removes its own alone: not another run's in the same folder, nor those of a version without
+// identities.
+TEST(Checkpoint, ARunRemovesOnlyItsOwn) {
+    for (const uint64_t other : {uint64_t{5}, uint64_t{0}}) {
+        TemporaryFolder folder;
+        Config config = config_of(Recipe::bf16, 1, {"checkpoint.save_interval=1"});
+        config.checkpoint.most_recent_k = 0;
+        train_with_checkpoints(config, 1, {.folder = folder.path(), .steps = 2, .run = other});
+        const CheckpointFolder opened(std::make_shared<Disk>(), folder.path());
+        EXPECT_EQ(opened.manifest(2).run, other);
+        config.checkpoint.most_recent_k = 1;
+        for (const int64_t steps : {4, 6}) {  // begun, and resumed
+            train_with_checkpoints(resuming(config), 1, {.folder = folder.path(), .steps = steps, .run = 7});
+            EXPECT_EQ(opened.steps(), (std::vector<int64_t>{1, 2, steps}));
+            EXPECT_EQ(opened.manifest(steps).run, 7u);
+        }
+    }
+}
+
 TEST(Checkpoint, WritingWaitsWhereItIsAskedTo) {
     TemporaryFolder folder;
     Config config = config_of(Recipe::bf16, 1);
@@ -166,7 +185,7 @@ TEST(Checkpoint, WritingWaitsWhereItIsAskedTo) {
     run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
         const auto data = open_data(config);
         Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
-        CheckpointSaver saver(config, data->fingerprint(), world, folder.path());
+        CheckpointSaver saver(config, data->fingerprint(), world, folder.path(), 1);
         trainer.run_step();
         const auto published = saver.save(trainer);
         ASSERT_TRUE(published.has_value());
@@ -187,7 +206,7 @@ TEST(Checkpoint, StepsBehindTheCopyDoNotReachIt) {
         run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const auto data = open_data(config);
             Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
-            CheckpointSaver saver(config, data->fingerprint(), world, folder);
+            CheckpointSaver saver(config, data->fingerprint(), world, folder, 1);
             for (int i = 0; i < 3; ++i) trainer.run_step();
             saver.save(trainer);
             for (int i = 0; i < 3; ++i) trainer.run_step();
@@ -265,6 +284,22 @@ TEST(Checkpoint, FinetuneTakesWeightsAloneAndBeginsAnew) {
     }
     const TrainingRun steps = train_with_checkpoints(tuned, 1, {folder.path(), 2});
     EXPECT_EQ(steps.steps.front().step, 0);
+}
+
+// Scales that a recipe keeps from step to step begin anew too: they are neither wanted nor in the way.
+TEST(Checkpoint, FinetuneWantsWeightsAlone) {
+    const std::pair<Recipe, Recipe> changes[] = {{Recipe::bf16, Recipe::fp8_tensorwise},
+                                                 {Recipe::fp8_tensorwise, Recipe::fp8_flow}};
+    for (const auto& [from, to] : changes) {
+        TemporaryFolder folder;
+        const TrainingRun saved = train_with_checkpoints(config_of(from, 1), 1, {folder.path(), 10});
+        Config tuned = config_of(to, 1, {"checkpoint.save_interval=0"});
+        tuned.checkpoint.load = folder.path();
+        expect_contains(refusal_of(tuned, folder.path()), "scale");
+        tuned.checkpoint.finetune = true;
+        expect_same_bits(saved.state, train_with_checkpoints(tuned, 1, {folder.path(), 0}).state, "weight ");
+        EXPECT_EQ(train_with_checkpoints(tuned, 1, {folder.path(), 2}).steps.size(), 2u);
+    }
 }
 
 }  // namespace
