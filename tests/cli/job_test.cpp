@@ -177,7 +177,10 @@ TEST(Threads, ArgumentsAndExitStatusSurviveTheSecondStart) {
     const CommandResult refused = started({}, {"train", "no such file.yaml", "--set", ""});
     EXPECT_EQ(refused.status, 2);
     ASSERT_EQ(error_lines(refused.err).size(), 1u);
-    expect_contains(refused.err, "no such file.yaml: got no such file");
+    expect_contains(refused.err, "--set: got an empty value");
+    const CommandResult missing = started({}, {"train", "no such file.yaml"});
+    EXPECT_EQ(missing.status, 2);
+    expect_contains(missing.err, "no such file.yaml: got no such file");
 }
 
 }  // namespace

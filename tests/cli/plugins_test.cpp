@@ -30,8 +30,9 @@ CommandResult bench(const std::vector<std::string>& more) {
 
 json row_of(const std::string& operation, const std::string& plugin, const std::string& shape) {
     TemporaryFolder folder;
-    const CommandResult result =
-        bench({operation, "--plugin", library(plugin), "--shape", shape, "--out", folder.path("out")});
+    std::vector<std::string> line = {operation, "--plugin", library(plugin), "--out", folder.path("out")};
+    if (!shape.empty()) line.insert(line.end(), {"--shape", shape});
+    const CommandResult result = bench(line);
     EXPECT_EQ(result.status, 0) << result.err;
     json row = json::parse(read_whole(folder.path("out/bench.json"))).at(0);
     const std::vector<std::string> csv = lines_of(read_whole(folder.path("out/bench.csv")));
