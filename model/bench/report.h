@@ -6,7 +6,7 @@
 #include "model/base/provenance.h"
 #include "model/bench/peers.h"
 #include "model/bench/runner.h"
-#include "model/report/spread.h"
+#include "model/report/table.h"
 
 #include <nlohmann/json_fwd.hpp>
 

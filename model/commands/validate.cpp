@@ -9,7 +9,6 @@
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
-#include "model/report/spread.h"
 #include "model/report/table.h"
 #include "model/report/titles.h"
 #include "model/validate/arms.h"

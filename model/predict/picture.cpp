@@ -4,8 +4,8 @@
 
 #include "model/predict/choose.h"
 #include "model/report/run_report.h"
-#include "model/report/spread.h"
 #include "model/report/svg.h"
+#include "model/report/table.h"
 #include "model/report/titles.h"
 
 #include <fmt/format.h>

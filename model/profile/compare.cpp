@@ -5,7 +5,6 @@
 #include "kernels/core/error.h"
 #include "model/config/config.h"
 #include "model/profile/profile.h"
-#include "model/report/spread.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 

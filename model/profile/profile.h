@@ -8,7 +8,7 @@
 #include "kernels/core/stage_timer.h"
 #include "model/base/provenance.h"
 #include "model/config/config.h"
-#include "model/report/spread.h"
+#include "model/report/table.h"
 #include "model/train/trainer.h"
 
 #include <functional>

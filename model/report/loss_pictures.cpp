@@ -3,7 +3,6 @@
 #include "model/report/loss_pictures.h"
 
 #include "model/report/run_report.h"
-#include "model/report/spread.h"
 #include "model/report/table.h"
 #include "model/report/titles.h"
 
