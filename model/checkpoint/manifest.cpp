@@ -28,6 +28,7 @@ std::string body(const CheckpointManifest& manifest) {
     json["format"] = kFormat;
     json["version"] = kVersion;
     json["step"] = manifest.step;
+    if (manifest.applied_steps) json["applied_steps"] = *manifest.applied_steps;
     json["consumed_samples"] = manifest.consumed_samples;
     json["expert_model_parallel_size"] = manifest.expert_parallel_size;
     json["global_batch_size"] = manifest.global_batch_size;
@@ -75,6 +76,7 @@ CheckpointManifest read_fields(const Json& json) {
         .commit = json.at("commit").get<std::string>(),
         .config = json.at("config").get<std::string>()};
     if (json.contains("run")) manifest.run = hex_word<uint64_t>(json["run"].get<std::string>());
+    if (json.contains("applied_steps")) manifest.applied_steps = whole<int64_t>(json["applied_steps"]);
     for (const Json& file : json.at("files"))
         manifest.files.push_back({whole<int64_t>(file.at("bytes")),
                                   hex_word<uint32_t>(file.at("header_crc32c").get<std::string>())});
@@ -118,6 +120,8 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
         fail(ExitCode::checkpoint, "{}: {} is {}", where, key, value);
     };
     if (manifest.step < 0) wrong("step", manifest.step);
+    if (const int64_t applied = manifest.applied_steps.value_or(0); applied < 0 || applied > manifest.step)
+        wrong("applied_steps", applied);
     if (manifest.global_batch_size < 1) wrong("global_batch_size", manifest.global_batch_size);
     int64_t samples = 0;
     if (__builtin_mul_overflow(manifest.step, manifest.global_batch_size, &samples) ||

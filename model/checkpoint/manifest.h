@@ -9,6 +9,7 @@
 #include "kernels/core/error.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -23,6 +24,9 @@ struct CheckpointManifest {
         bool operator==(const File&) const = default;
     };
     int64_t step = 0;  // steps that were done
+    // Those of them that were applied: the rest was skipped (training.on_divergence). Absent: saved before
+    // they were counted, as if all were.
+    std::optional<int64_t> applied_steps;
     // The position in the data: samples are drawn by index. More than those of the steps after a rollback.
     int64_t consumed_samples = 0;
     int64_t expert_parallel_size = 1;

@@ -262,7 +262,10 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
     });
     on_all_ranks(world, [&] { copy_to_device(reader, state, trainer.ops().device()); });
     const CheckpointManifest& saved = reader.manifest();
-    trainer.resume_at(weights_alone ? 0 : saved.step);
+    if (weights_alone)
+        trainer.resume_at(0, 0);
+    else
+        trainer.resume_at(saved.step, saved.applied_steps.value_or(saved.step));
     trainer.set_first_batch(weights_alone ? 0
                                           : saved.consumed_samples / saved.global_batch_size - saved.step);
     on_all_ranks(world, [&] {

@@ -47,6 +47,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::save(Trainer& trainer
     const std::optional<Published> before = finish();
     Pending& pending = pending_.emplace();
     pending.step = trainer.steps_done();
+    pending.applied = trainer.steps_applied();
     pending.next_batch = pending.step + trainer.first_batch();
     pending.started = Clock::now();
     try {
@@ -158,6 +159,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::exchange_reports() {
 void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
     Pending& p = *pending_;
     CheckpointManifest manifest{.step = p.step,
+                                .applied_steps = p.applied,
                                 .consumed_samples = p.next_batch * config_.training.global_batch_size,
                                 .expert_parallel_size = config_.parallel.expert_model_parallel_size,
                                 .global_batch_size = config_.training.global_batch_size,

@@ -66,7 +66,7 @@ private:
         int64_t error_code = 0;
     };
     struct Pending {
-        int64_t step = 0, next_batch = 0;
+        int64_t step = 0, applied = 0, next_batch = 0;
         Clock::time_point started;
         double paused = 0;
         Report report;

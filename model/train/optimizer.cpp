@@ -9,22 +9,22 @@
 
 namespace fp8flow {
 
-double learning_rate(const TrainingSpec& t, int64_t step) {
+double learning_rate(const TrainingSpec& t, int64_t update) {
     const int64_t decay_iters = t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters;
-    if (step < t.lr_warmup_iters)
-        return t.lr * static_cast<double>(step + 1) / static_cast<double>(t.lr_warmup_iters);
+    if (update < t.lr_warmup_iters)
+        return t.lr * static_cast<double>(update + 1) / static_cast<double>(t.lr_warmup_iters);
     if (t.lr_decay_style == LrDecayStyle::constant) return t.lr;
-    if (step >= decay_iters) return t.min_lr;
-    const double done = static_cast<double>(step - t.lr_warmup_iters) /
+    if (update >= decay_iters) return t.min_lr;
+    const double done = static_cast<double>(update - t.lr_warmup_iters) /
                         static_cast<double>(std::max<int64_t>(1, decay_iters - t.lr_warmup_iters));
     return t.min_lr + 0.5 * (t.lr - t.min_lr) * (1.0 + std::cos(3.14159265358979323846 * done));
 }
 
-std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t step) {
+std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t update) {
     const auto correction = [&](double beta) {
-        return static_cast<float>(1.0 - std::pow(beta, static_cast<double>(step + 1)));
+        return static_cast<float>(1.0 - std::pow(beta, static_cast<double>(update + 1)));
     };
-    return {static_cast<float>(learning_rate(t, step)), correction(t.adam_beta1), correction(t.adam_beta2)};
+    return {static_cast<float>(learning_rate(t, update)), correction(t.adam_beta1), correction(t.adam_beta2)};
 }
 
 Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& device)

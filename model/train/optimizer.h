@@ -10,11 +10,11 @@
 
 namespace fp8flow {
 
-// Learning rate of a step (0-based): linear warm-up, then constant or cosine down to min_lr. Megatron's
-// schedule.
-double learning_rate(const TrainingSpec& training, int64_t step);
-// op::AdamW::schedule of a step.
-std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t step);
+// Learning rate of an update (0-based, skipped steps are not counted): linear warm-up, then constant or
+// cosine down to min_lr. Megatron's schedule.
+double learning_rate(const TrainingSpec& training, int64_t update);
+// op::AdamW::schedule of an update.
+std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t update);
 
 class Optimizer {
 public:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// StepInputs: what a step has of its own besides tokens, as words on the device: its number, the optimizer's
+// StepInputs: what a step has of its own besides tokens, as words on the device: its update, the optimizer's
 // schedule, limits, what stochastic rounding counts by. Kernels read them there, so that a step that was
 // captured in a graph can be launched again as another step. Read next: captured_steps.h.
 #pragma once
@@ -14,7 +14,7 @@ namespace fp8flow {
 class StepInputs {
 public:
     struct Values {
-        int64_t step = 0;                           // 0-based
+        int64_t update = 0;                         // 0-based, among the steps that are applied
         int64_t rounding = 0;                       // rounding_step()
         std::array<float, 3> schedule = {0, 1, 1};  // op::AdamW
         float loss_limit = 0, grad_norm_limit = 0;  // op::ClipFactor; the first of the square root of the sum
@@ -28,7 +28,7 @@ public:
         device_.copy_in_async(words_.data, slots_.at<Values>(at(slot)), sizeof(Values), stream);
     }
 
-    TensorView step() const { return word(DType::i64, 1, offsetof(Values, step)); }          // [1]
+    TensorView update() const { return word(DType::i64, 1, offsetof(Values, update)); }      // [1]
     TensorView rounding() const { return word(DType::i64, 1, offsetof(Values, rounding)); }  // [1]
     TensorView schedule() const { return word(DType::f32, 3, offsetof(Values, schedule)); }  // [3]
     TensorView loss_limit() const { return word(DType::f32, 1, offsetof(Values, loss_limit)); }

@@ -275,14 +275,14 @@ void Trainer::run_micro_batches(const Flight& flight) {
     end.wire = nullptr;
     end.timer.set_direction("update");
     optimizer_->step(end, transformer_->parameters(), *inputs_);
-    transformer_->end_step(end, inputs_->step());
+    transformer_->end_step(end, inputs_->update());
 }
 
 StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
     const double loss_limit = flight.loss_limit * static_cast<double>(tokens_of_step());
-    return {.step = flight.step,
+    return {.update = update_of(flight),
             .rounding = rounding_step(config_.training.seed, flight.step),
-            .schedule = adamw_schedule(config_.training, flight.step),
+            .schedule = adamw_schedule(config_.training, update_of(flight)),
             .loss_limit = static_cast<float>(std::sqrt(loss_limit)),
             .grad_norm_limit = static_cast<float>(config_.training.grad_norm_limit),
             .sums = {0.0f, stop_asked_ && stop_asked_() ? 1.0f : 0.0f}};
@@ -342,12 +342,13 @@ void Trainer::weights_replaced() {
     exchange_->check_peers();
 }
 
-void Trainer::resume_at(int64_t steps) {
+void Trainer::resume_at(int64_t steps, int64_t applied) {
     FP8FLOW_CHECK(flights_.empty(), "resumed with {} steps in flight", flights_.size());
     weights_replaced();
     next_step_ = steps;
+    skipped_ = steps - applied;
     limits_ = DivergenceLimits(config_.training);
-    skipped_ = 0;
+    skipped_in_a_row_ = 0;
 }
 
 void Trainer::launch(Flight& flight) {
@@ -418,7 +419,7 @@ StepResult Trainer::take_result() {
         if (status == op::kStepOverflow)
             redo();
         else if (config_.training.on_divergence == OnDivergence::skip &&
-                 skipped_ < config_.training.max_skipped_iters)
+                 skipped_in_a_row_ < config_.training.max_skipped_iters)
             return skip_step();
         else
             give_up();
@@ -426,7 +427,7 @@ StepResult Trainer::take_result() {
     StepResult result = result_of(flights_.front());
     flights_.pop_front();
     limits_.accept(result.step, result.lm_loss);
-    skipped_ = 0;
+    skipped_in_a_row_ = 0;
     return result;
 }
 
@@ -435,7 +436,7 @@ StepResult Trainer::result_of(const Flight& flight) {
     StepResult result{
         .step = flight.step,
         .grad_norm = record.grad_norm(),
-        .learning_rate = learning_rate(config_.training, flight.step),
+        .learning_rate = learning_rate(config_.training, update_of(flight)),
         .seconds =
             std::chrono::duration<double>(*flight.ended - std::max(flight.launched, last_end_)).count(),
         .host_seconds = flight.host_seconds,
@@ -480,6 +481,7 @@ StepResult Trainer::skip_step() {
         *stats = flights_.front().stats_before;
     flights_.pop_front();
     ++skipped_;
+    ++skipped_in_a_row_;
     launch_again();
     return result;
 }
@@ -500,7 +502,7 @@ void Trainer::give_up() {
     transformer_->parameters().gather_gradients(*exchange_);
     if (record_of(flight).status() == op::kStepNonFinite) report_non_finite(flight.step);
     const std::string before =
-        skipped_ > 0 ? fmt::format(", nor were {} before it", skipped_) : std::string();
+        skipped_in_a_row_ > 0 ? fmt::format(", nor were {} before it", skipped_in_a_row_) : std::string();
     throw Diverged(flight.step,
                    fmt::format("step {}: {}; the largest gradient is that of {}; the step was not applied{}; "
                                "lower training.lr, or see training.on_divergence",

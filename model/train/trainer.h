@@ -98,15 +98,16 @@ public:
     // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain()
     // first.
     double evaluate(int64_t batches);
-    // The masters, moments and other state have been replaced by those after `steps` steps: the working
-    // copies follow. Nothing is in flight.
-    void resume_at(int64_t steps);
+    // The masters, moments and other state have been replaced by those after `steps` steps, `applied` of them
+    // not skipped: the working copies follow. Nothing is in flight.
+    void resume_at(int64_t steps, int64_t applied);
     // The masters have been replaced: the working copies follow. Collective; nothing is in flight.
     void weights_replaced();
     // Step n trains on batch n + this. Nothing is in flight.
     void set_first_batch(int64_t batch) { first_batch_ = batch; }
     int64_t first_batch() const { return first_batch_; }
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
+    int64_t steps_applied() const { return steps_done() - skipped_; }
 
     // `asked`: whether the run should stop, looked at once a step. The answers travel with the loss, so that
     // all ranks learn of one in the result of the same step, and no step gets longer.
@@ -170,6 +171,9 @@ private:
     void launch(Flight& flight);
     CapturedSteps::Known give_work(const Flight& flight);
     StepInputs::Values inputs_of(const Flight& flight) const;
+    // Its number among the steps that are applied, 0-based: what the schedule, Adam and histories count by. A
+    // step that does not know of a skipped one before it is not applied either, and is launched again.
+    int64_t update_of(const Flight& flight) const { return flight.step - skipped_; }
     int64_t tokens_of_step() const { return config_.training.global_batch_size * config_.model.seq_length; }
     double mean_loss(const StepRecord& record) const {
         return record.loss_sum() / static_cast<double>(tokens_of_step());
@@ -267,8 +271,8 @@ private:
     std::deque<Flight> flights_;  // oldest first
     int64_t next_step_ = 0, first_batch_ = 0;
     DivergenceLimits limits_;
-    int64_t skipped_ = 0;         // steps in a row
-    Clock::time_point last_end_;  // of the last step with a result
+    int64_t skipped_ = 0, skipped_in_a_row_ = 0;  // steps since step 0, of earlier runs too; the last ones
+    Clock::time_point last_end_;                  // of the last step with a result
 };
 
 // The data of a config: text, synthetic or shards.

@@ -76,7 +76,7 @@ void train_nan(const Config& config, Reached& reached) {
         const Parameter& parameter = trainer.transformer().parameters().all().front();
         const float nan = std::numeric_limits<float>::quiet_NaN();
         trainer.ops().device().copy_in(parameter.master.data, &nan, sizeof nan);
-        trainer.resume_at(0);  // the working copies follow
+        trainer.resume_at(0, 0);  // the working copies follow
         EXPECT_THROW(trainer.run_step(), Error);
         collect(trainer.ops(), "a weight that is NaN", reached);
     });

@@ -15,6 +15,7 @@ namespace {
 
 CheckpointManifest sample() {
     return {.step = 20,
+            .applied_steps = 18,
             .consumed_samples = 160,
             .expert_parallel_size = 2,
             .global_batch_size = 8,
@@ -47,6 +48,7 @@ TEST(CheckpointManifest, ThereAndBack) {
     CheckpointManifest other = sample();
     other.step = other.consumed_samples = 0;
     other.config.clear();
+    other.applied_steps.reset();  // saved before skipped steps were counted
     EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
     EXPECT_EQ(manifest_text(other).find("\"run\""), std::string::npos);  // as before runs had an identity
     other.run = 0x00000000000000abull;
@@ -91,6 +93,10 @@ TEST(CheckpointManifest, HandMadeOnes) {
     expect_contains(refusal(signed_text(replaced(body, "\"version\": 1", "\"version\": 2"))),
                     "version 2, this program reads 1");
     expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": -1"))), "step is -1");
+    for (const char* applied : {"-1", "21"})
+        expect_contains(refusal(signed_text(replaced(body, "applied_steps\": 18",
+                                                     std::string("applied_steps\": ") + applied))),
+                        std::string("applied_steps is ") + applied);
     expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 20.5"))),
                     "not in the form");
     expect_contains(refusal(signed_text(replaced(body, "\"step\": 20", "\"step\": 20, \"step\": 20"))),

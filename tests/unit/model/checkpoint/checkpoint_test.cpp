@@ -76,6 +76,32 @@ TEST_P(CheckpointRecipes, TwoHalvesAreTheWholeBitForBit) {
 INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes, testing::ValuesIn(kRecipes),
                          [](const auto& info) { return std::string(recipe_name(info.param)); });
 
+// A step that is skipped before the checkpoint, and one after it.
+TEST(Checkpoint, SkippedStepsAreNotAppliedAfterAResumeEither) {
+    TemporaryFolder folder;
+    for (const char* name : {"a", "whole", "parts"}) fs::create_directory(folder.path(name));
+    Keys keys = {"training.lr=1e-5", "training.min_lr=0", "training.lr_warmup_iters=0",
+                 "training.micro_batch_size=1"};
+    std::vector<double> norms;
+    const Config unlimited = config_of(Recipe::fp8_tensorwise, 1, keys);
+    for (const StepResult& step : train_with_checkpoints(unlimited, 1, {folder.path("a"), 9}).steps)
+        norms.push_back(step.grad_norm);
+    const size_t largest = static_cast<size_t>(std::max_element(norms.begin(), norms.end()) - norms.begin());
+    const auto save_at = static_cast<int64_t>(largest) + 1;
+    std::sort(norms.begin(), norms.end());
+    keys.insert(keys.end(), {"training.on_divergence=skip", "training.lr_warmup_iters=6",
+                             fmt::format("training.grad_norm_limit={}", (norms[7] + norms[8]) / 2)});
+    Config config = config_of(Recipe::fp8_tensorwise, 1, keys);
+    config.checkpoint.save_interval = save_at;
+    const TrainingRun whole = train_with_checkpoints(config, 1, {folder.path("whole"), 9});
+    train_with_checkpoints(config, 1, {folder.path("parts"), save_at});
+    const CheckpointFolder opened(std::make_shared<Disk>(), folder.path("parts"));
+    EXPECT_EQ(CheckpointReader(opened, save_at).manifest().applied_steps, save_at - 1);
+    const TrainingRun rest = train_with_checkpoints(resuming(config), 1, {folder.path("parts"), 9});
+    expect_rest(whole, rest, static_cast<size_t>(save_at));
+    EXPECT_EQ(whole.steps[largest].skipped.empty(), false);
+}
+
 // In the invariant order the number of ranks that share the experts changes no bit: after the change the run
 // goes on as it would have without it. Saved again, the state is the same.
 TEST(Checkpoint, AnotherNumberOfRanksShareTheExpertsAfterwards) {

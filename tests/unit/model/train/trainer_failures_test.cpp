@@ -295,7 +295,7 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
             Optimizer optimizer(config.training, config.moe.moe_combine_order, ops->device());
             const auto before = snapshot();
             optimizer.step(ctx, model.parameters(), inputs);
-            model.end_step(ctx, inputs.step());
+            model.end_step(ctx, inputs.update());
             const auto after = snapshot();
             size_t changed = 0;
             for (size_t i = 0; i < before.size(); ++i) changed += before[i] != after[i];
