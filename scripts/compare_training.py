@@ -42,8 +42,8 @@ except ImportError as error:
     missing = error
 
 VOCAB, SEQ, BATCH, HIDDEN, LAYERS, EXPERTS, TOPK, WIDTH = 256, 128, 8, 128, 2, 8, 2, 128
-TRAINING = {"lr": 2e-3, "min_lr": 2e-4, "lr_warmup_iters": 10, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8,
-            "clip_grad": 1.0}
+TRAINING = {"lr": 2e-3, "min_lr": 2e-4, "lr_warmup_iters": 10, "lr_warmup_style": "from_first_step", "weight_decay": 0.1, "adam_beta1": 0.9,
+            "adam_beta2": 0.95, "adam_eps": 1e-8, "clip_grad": 1.0}
 COEFFICIENT = 0.01  # of Megatron's balancing loss, in the setting that has one
 
 

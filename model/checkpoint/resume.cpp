@@ -7,6 +7,7 @@
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
+#include "model/config/meanings.h"
 #include "model/safetensors/tensor_set.h"
 
 #include <fmt/format.h>
@@ -112,15 +113,34 @@ bool says_what_is_trained(const std::string& line) {
     return true;
 }
 
-std::vector<std::string> changed_keys(const CheckpointReader& reader, const Config& config) {
+// Of a line of Resumed::changed: the same weights compute something else now.
+bool changes_the_model(const std::string& changed) {
+    for (const char* trained :
+         {"model.init_method_std:", "model.embedding_init_method_std:", "moe.moe_router_load_balancing_type:",
+          "moe.moe_aux_loss_coeff:", "moe.moe_z_loss_coeff:", "moe.moe_router_bias_update_rate:",
+          "moe.moe_expert_rank_capacity_factor:", "moe.moe_row_alignment:"})
+        if (changed.starts_with(trained)) return false;
+    return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
+}
+
+// Compares with what was saved, and goes on with its rules unless its weights alone are taken.
+void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed& resumed) {
+    Config saved;
+    std::vector<std::string>& changed = resumed.changed;
     try {
-        std::vector<std::string> lines =
-            diff_configs(parse_config(reader.manifest().config, "checkpoint"), config);
-        std::erase_if(lines, [](const std::string& line) { return !says_what_is_trained(line); });
-        return lines;
+        saved = parse_config(reader.manifest().config, "checkpoint");
     } catch (const Error&) {
-        return {kOtherVersion};
+        changed = {kOtherVersion};
     }
+    Config kept = resumed.config;
+    const std::vector<std::string> rules = keep_meanings(saved, kept);
+    if (!weights_alone) {
+        resumed.config = kept;
+        resumed.kept = rules;
+    }
+    if (!changed.empty()) return;
+    changed = diff_configs(saved, resumed.config);
+    std::erase_if(changed, [](const std::string& line) { return !says_what_is_trained(line); });
 }
 
 // Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
@@ -231,13 +251,17 @@ std::optional<Chosen> choose(const std::string& load, const Target& target, cons
 
 }  // namespace
 
-bool changes_the_model(const std::string& changed) {
-    for (const char* trained :
-         {"model.init_method_std:", "model.embedding_init_method_std:", "moe.moe_router_load_balancing_type:",
-          "moe.moe_aux_loss_coeff:", "moe.moe_z_loss_coeff:", "moe.moe_router_bias_update_rate:",
-          "moe.moe_expert_rank_capacity_factor:", "moe.moe_row_alignment:"})
-        if (changed.starts_with(trained)) return false;
-    return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
+std::vector<std::string> messages_of(const Resumed& resumed) {
+    std::vector<std::string> lines;
+    for (const std::string& refused : resumed.refused)
+        lines.push_back("warning: not resumed from a newer checkpoint: " + refused);
+    for (const std::string& changed : resumed.changed)
+        lines.push_back(fmt::format("{}: changed since it was saved: {}",
+                                    changes_the_model(changed) ? "warning" : "note", changed));
+    for (const std::string& rule : resumed.kept)
+        lines.push_back(fmt::format(
+            "warning: {}: the run goes on with the rule of its checkpoint; set the key to choose one", rule));
+    return lines;
 }
 
 std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
@@ -272,8 +296,14 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
         for (const int64_t step : chosen->refused_steps)
             if (world.rank() == 0) folder->set_aside(step);
     });
-    return Resumed{trainer.steps_done(), reader.path(), saved.run, chosen->refused,
-                   changed_keys(reader, config)};
+    Resumed resumed{.step = trainer.steps_done(),
+                    .path = reader.path(),
+                    .run = saved.run,
+                    .refused = chosen->refused,
+                    .config = config};
+    compare_configs(reader, weights_alone, resumed);
+    trainer.follow_meanings_of(resumed.config);
+    return resumed;
 }
 
 }  // namespace fp8flow::checkpoint

@@ -20,11 +20,13 @@ struct Resumed {
     uint64_t run = 0;                  // CheckpointManifest::run
     std::vector<std::string> refused;  // newer checkpoints, each with the reason
     std::vector<std::string>
-        changed;  // keys with other values than in the run that saved: "section.key: then | now"
+        changed;    // keys with other values than in the run that saved: "section.key: then | now"
+    Config config;  // of the run from here on
+    std::vector<std::string> kept;  // rules of the run that saved which it goes on with (keep_meanings)
 };
 
-// Of a line of `changed`: the same weights compute something else now.
-bool changes_the_model(const std::string& changed);
+// For the log: a line for each newer checkpoint, changed key and kept rule, with its level.
+std::vector<std::string> messages_of(const Resumed& resumed);
 
 using Accept = std::function<bool(const CheckpointManifest&)>;
 

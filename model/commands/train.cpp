@@ -314,13 +314,10 @@ private:
         if (resumed) {
             if (std::filesystem::path(resumed->path).parent_path() == checkpoints_)
                 last_saved_ = resumed->step;
-            for (const std::string& refused : resumed->refused)
-                log_.line("warning: not resumed from a newer checkpoint: " + refused);
             log_.line(
                 fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
-            for (const std::string& changed : resumed->changed)
-                log_.line((changes_the_model(changed) ? "warning: " : "note: ") +
-                          ("changed since it was saved: " + changed));
+            for (const std::string& line : messages_of(*resumed)) log_.line(line);
+            config_ = resumed->config;
         } else if (spec.load == "auto") {
             log_.line("warning: no checkpoint to resume from: beginning at iteration 1");
         }

@@ -20,6 +20,7 @@ constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
 enum class LrDecayStyle : uint8_t { constant, cosine };
+enum class LrWarmupStyle : uint8_t { from_zero, from_first_step };
 enum class OnDivergence : uint8_t { stop, skip, rollback };
 enum class OnError : uint8_t { stop, warn };
 // Of weights with Hugging Face names. fp8: matrices of experts, shared experts and dense FFNs as E4M3 with a
@@ -62,6 +63,7 @@ struct TrainingSpec {
     double min_lr = 1e-4;
     LrDecayStyle lr_decay_style = LrDecayStyle::cosine;
     int64_t lr_warmup_iters = 0;
+    LrWarmupStyle lr_warmup_style = LrWarmupStyle::from_zero;
     int64_t lr_decay_iters = 0;  // 0: train_iters
     double weight_decay = 0.1;
     double adam_beta1 = 0.9;

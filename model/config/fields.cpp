@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The table of configuration keys. Adding a key is adding a line here and a member to its struct.
+// Long because it is one table.
 #include "model/config/fields.h"
 
 #include "model/config/builders.h"
@@ -367,6 +368,9 @@ void add_training(std::vector<ConfigField>& fields) {
                             "learning-rate schedule after warm-up"));
     fields.push_back(
         integer(s, "lr_warmup_iters", AT(training.lr_warmup_iters), {.min = 0}, "linear warm-up steps"));
+    fields.push_back(
+        choice(s, "lr_warmup_style", AT(training.lr_warmup_style), {"from_zero", "from_first_step"},
+               "step n of a warm-up over W steps has lr x (n - 1) / W, as in Megatron-LM; or lr x n / W"));
     fields.push_back(integer(s, "lr_decay_iters", AT(training.lr_decay_iters), {.min = 0},
                              "step at which min_lr is reached; 0: train_iters"));
     fields.push_back(

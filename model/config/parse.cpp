@@ -6,6 +6,7 @@
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
 #include "model/config/layer_pattern.h"
+#include "model/config/meanings.h"
 #include "model/config/yaml_guard.h"
 #include "model/safetensors/header.h"
 
@@ -288,6 +289,7 @@ void resolve_config(Config& config) {
                         training.lr_warmup_iters, training.train_iters, training.train_iters));
         training.lr_warmup_iters = training.train_iters;
     }
+    for (std::string& warning : warnings_of_meanings(config)) config.warnings.push_back(std::move(warning));
 }
 
 }  // namespace fp8flow

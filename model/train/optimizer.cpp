@@ -11,8 +11,9 @@ namespace fp8flow {
 
 double learning_rate(const TrainingSpec& t, int64_t update) {
     const int64_t decay_iters = t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters;
-    if (update < t.lr_warmup_iters)
-        return t.lr * static_cast<double>(update + 1) / static_cast<double>(t.lr_warmup_iters);
+    const int64_t risen = t.lr_warmup_style == LrWarmupStyle::from_zero ? update : update + 1;
+    if (t.lr_warmup_iters > 0 && risen <= t.lr_warmup_iters)
+        return t.lr * static_cast<double>(risen) / static_cast<double>(t.lr_warmup_iters);
     if (t.lr_decay_style == LrDecayStyle::constant) return t.lr;
     if (update >= decay_iters) return t.min_lr;
     const double done = static_cast<double>(update - t.lr_warmup_iters) /

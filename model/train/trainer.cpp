@@ -351,6 +351,10 @@ void Trainer::resume_at(int64_t steps, int64_t applied) {
     skipped_in_a_row_ = 0;
 }
 
+void Trainer::follow_meanings_of(const Config& config) {
+    config_.training.lr_warmup_style = config.training.lr_warmup_style;
+}
+
 void Trainer::launch(Flight& flight) {
     world_.set_activity(fmt::format("step {}", flight.step + 1));
     note_stage(Stage::step, flight.step + 1);

@@ -101,6 +101,8 @@ public:
     // The masters, moments and other state have been replaced by those after `steps` steps, `applied` of them
     // not skipped: the working copies follow. Nothing is in flight.
     void resume_at(int64_t steps, int64_t applied);
+    // The rules of the run that is resumed (model/config/meanings.h), before the next step.
+    void follow_meanings_of(const Config& config);
     // The masters have been replaced: the working copies follow. Collective; nothing is in flight.
     void weights_replaced();
     // Step n trains on batch n + this. Nothing is in flight.

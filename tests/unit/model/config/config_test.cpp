@@ -5,6 +5,7 @@
 
 #include "kernels/core/error.h"
 #include "model/config/fields.h"
+#include "model/config/meanings.h"
 
 #include <gtest/gtest.h>
 
@@ -141,11 +142,43 @@ TEST(Config, NumbersThatFp32DoesNotHoldAreRefused) {
 }
 
 TEST(Config, AWarmUpLongerThanTheRunShrinksWithAWarning) {
-    const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml");
+    const std::vector<std::string> rule = {"lr_warmup_style=from_zero"};
+    const Config config = parse_config("training: {train_iters: 5, lr_warmup_iters: 9}\n", "t.yaml", rule);
     EXPECT_EQ(config.training.lr_warmup_iters, 5);
     EXPECT_EQ(config.warnings, std::vector<std::string>{"training.lr_warmup_iters is 9, and the run has 5 "
                                                         "iterations: warm-up takes 5"});
-    EXPECT_TRUE(parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml").warnings.empty());
+    EXPECT_TRUE(
+        parse_config("training: {train_iters: 9, lr_warmup_iters: 9}\n", "t.yaml", rule).warnings.empty());
+}
+
+// Files of versions that had another rule do not have the key.
+TEST(Config, ARuleThatBecameMegatronsIsSaidWhereItsKeyIsNotSet) {
+    const Config config = parse_config("training: {lr_warmup_iters: 9}\n", "t.yaml");
+    EXPECT_EQ(config.training.lr_warmup_style, LrWarmupStyle::from_zero);
+    ASSERT_EQ(config.warnings.size(), 1u);
+    EXPECT_EQ(config.warnings[0].rfind("training.lr_warmup_style is not set: step 1 has learning rate 0", 0),
+              0u)
+        << config.warnings[0];
+    EXPECT_TRUE(parse_config("training: {lr_warmup_iters: 0}\n", "t.yaml").warnings.empty());
+}
+
+TEST(Config, AResumedRunKeepsTheRuleItWasBegunWith) {
+    const std::string without = "training: {lr_warmup_iters: 9}\n",
+                      with_key = "lr_warmup_style=from_first_step";
+    const auto kept = [&](Config saved, Config config) { return keep_meanings(saved, config); };
+    const auto parsed = [&](const std::vector<std::string>& keys) {
+        return parse_config(without, "t.yaml", keys);
+    };
+    const std::vector<std::string> old_rule = {"training.lr_warmup_style: from_first_step"}, none;
+    EXPECT_EQ(kept(parsed({}), parsed({})), old_rule);                         // saved before the key
+    EXPECT_EQ(kept(parsed({with_key}), parsed({})), old_rule);                 // saved by such a run
+    EXPECT_EQ(kept(parsed({"lr_warmup_style=from_zero"}), parsed({})), none);  // saved after it
+    EXPECT_EQ(kept(parsed({}), parsed({"lr_warmup_style=from_zero"})), none);  // the user chooses
+    EXPECT_EQ(kept(parsed({}), parsed({"lr_warmup_iters=0"})), none);          // matters to nothing
+    Config saved = parsed({}), config = parsed({});
+    keep_meanings(saved, config);
+    EXPECT_EQ(config.training.lr_warmup_style, LrWarmupStyle::from_first_step);
+    EXPECT_EQ(saved.training.lr_warmup_style, LrWarmupStyle::from_first_step);
 }
 
 TEST(Config, OverridesWinAndLeafKeysSuffice) {

@@ -115,24 +115,48 @@ TEST(Training, MicroBatchesAddUpToTheGlobalBatch) {
 }
 
 TEST(Training, LearningRateFollowsWarmUpAndCosine) {
-    const Config config =
-        test_config(Recipe::bf16, {"training.lr=0.02", "training.min_lr=0.002", "training.lr_warmup_iters=4",
-                                   "training.train_iters=12", "training.lr_decay_iters=10"});
-    const TrainingRun run = train(config, 1, {.steps = 12});
-    for (size_t i = 0; i < 12; ++i) {
-        double wanted = 0.002;
-        if (i < 4) {
-            wanted = 0.02 * static_cast<double>(i + 1) / 4.0;
-        } else if (i < 10) {
-            wanted = 0.002 + 0.018 * std::pow(std::cos(static_cast<double>(i - 4) * M_PI / 12.0), 2.0);
+    TrainingSpec constant;
+    for (const bool from_zero : {true, false}) {
+        const Config config = test_config(
+            Recipe::bf16,
+            {"training.lr=0.02", "training.min_lr=0.002", "training.lr_warmup_iters=4",
+             "training.train_iters=12", "training.lr_decay_iters=10",
+             std::string("training.lr_warmup_style=") + (from_zero ? "from_zero" : "from_first_step")});
+        const TrainingRun run = train(config, 1, {.steps = 12});
+        for (size_t i = 0; i < 12; ++i) {
+            double wanted = 0.002;
+            if (i < 4) {
+                wanted = 0.02 * static_cast<double>(from_zero ? i : i + 1) / 4.0;
+            } else if (i < 10) {
+                wanted = 0.002 + 0.018 * std::pow(std::cos(static_cast<double>(i - 4) * M_PI / 12.0), 2.0);
+            }
+            EXPECT_NEAR(run.steps[i].learning_rate, wanted, 1e-12) << "step " << i;
         }
-        EXPECT_NEAR(run.steps[i].learning_rate, wanted, 1e-12) << "step " << i;
+        constant = config.training;
     }
-    TrainingSpec constant = config.training;
     constant.lr_decay_style = LrDecayStyle::constant;
     EXPECT_DOUBLE_EQ(learning_rate(constant, 1), 0.01);
     EXPECT_DOUBLE_EQ(learning_rate(constant, 4), 0.02);
     EXPECT_DOUBLE_EQ(learning_rate(constant, 1000), 0.02);
+    constant.lr_warmup_style = LrWarmupStyle::from_zero;
+    EXPECT_EQ(learning_rate(constant, 0), 0.0);
+    EXPECT_EQ(learning_rate(constant, 4), 0.02);
+    constant.lr_warmup_iters = 0;
+    EXPECT_EQ(learning_rate(constant, 0), 0.02);
+}
+
+// Moments have it all the same: Megatron-LM's first step is one of them.
+TEST(Training, TheFirstStepOfAWarmUpFromZeroChangesNoWeight) {
+    const Config config = test_config(Recipe::bf16, {"training.lr_warmup_style=from_zero"});
+    std::vector<Values> states(3);
+    train(config, 1, {.steps = 2, .before_step = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
+                          states[static_cast<size_t>(step)] = test::collect(trainer, world, 1);
+                      }});
+    test::expect_same_bits(states[0], states[1], "weight ");
+    EXPECT_NE(states[1], states[2]);
+    const std::string name = "layers.1.moe.router.weight";
+    EXPECT_NE(states[0].at("m " + name), states[1].at("m " + name));
+    EXPECT_NE(states[1].at("weight " + name), states[2].at("weight " + name));
 }
 
 double global_norm(const Values& state) {

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+// The list of these keys, each with its old rule.
+#include "model/config/meanings.h"
+
+#include "kernels/core/error.h"
+#include "model/config/fields.h"
+
+#include <fmt/format.h>
+
+namespace fp8flow {
+
+namespace {
+
+struct Meaning {
+    const char *key, *before, *rules;  // its value for the old rule, and both rules
+    bool (*matters)(const Config&);
+};
+constexpr Meaning kMeanings[] = {
+    {"training.lr_warmup_style", "from_first_step",
+     "step 1 has learning rate 0 and step lr_warmup_iters + 1 has lr, as in Megatron-LM; with "
+     "from_first_step, "
+     "the rule of earlier versions, steps 1 and lr_warmup_iters have lr / lr_warmup_iters and lr",
+     [](const Config& c) { return c.training.lr_warmup_iters > 0; }},
+};
+
+const ConfigField& field_of(const Meaning& meaning) {
+    const std::string key = meaning.key;
+    const ConfigField* field = find_leaf(key.substr(key.find('.') + 1));
+    FP8FLOW_CHECK(field != nullptr && field->name() == key, "no key {}", key);
+    return *field;
+}
+
+}  // namespace
+
+std::vector<std::string> warnings_of_meanings(const Config& config) {
+    std::vector<std::string> warnings;
+    for (const Meaning& meaning : kMeanings)
+        if (meaning.matters(config) && !config.origin.contains(meaning.key))
+            warnings.push_back(fmt::format("{} is not set: {}", meaning.key, meaning.rules));
+    return warnings;
+}
+
+std::vector<std::string> keep_meanings(Config& saved, Config& config) {
+    std::vector<std::string> kept;
+    for (const Meaning& meaning : kMeanings) {
+        const ConfigField& field = field_of(meaning);
+        if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
+        const std::string then = field.get(saved);
+        if (config.origin.contains(meaning.key) || field.get(config) == then) continue;
+        field.set(config, {false, {then}});
+        if (meaning.matters(config)) kept.push_back(fmt::format("{}: {}", meaning.key, then));
+    }
+    return kept;
+}
+
+}  // namespace fp8flow
