@@ -144,8 +144,9 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
 }
 
 // coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each
-// sequence (seq_aux_loss), or the global batch so far (global_aux_loss); averaged over ranks and
-// micro-batches, as the main loss is.
+// sequence (seq_aux_loss), or the global batch so far (global_aux_loss); averaged over micro-batches, as the
+// main loss is. The ranks' parts are averaged, those of global_aux_loss, which add up to the loss, as its key
+// says.
 op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double coeff,
                                      const op::RouterBalance& balance) const {
     const auto weight_for = [&](double tokens) {
@@ -171,9 +172,11 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
         ctx.ops.add({.a = global_counts_, .b = counts, .y = global_counts_}, ctx.launch);
         if (ctx.tokens == 0) return {};
         const double seen = static_cast<double>(ctx.micro_batch + 1);
+        const bool averaged = moe_.moe_global_aux_loss_gradient == GlobalLossGradient::mean;
         return {.counts = global_counts_.reshape({1, moe_.num_experts}),
                 .weight = static_cast<float>(weight_for(static_cast<double>(ctx.global_tokens)) / seen /
-                                             micro_batches)};
+                                             micro_batches /
+                                             static_cast<double>(averaged ? ctx.data_parallel_size : 1))};
     }
     if (ctx.tokens == 0) return {};
     const double share = 1.0 / (micro_batches * static_cast<double>(ctx.data_parallel_size));

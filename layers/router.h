@@ -30,6 +30,7 @@ public:
     // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32; it zeroes them
     // at the start of a step, all layers' at once. Otherwise they are the router's own.
     void place_statistics(const TensorView& counts, const TensorView& losses);
+    void set_global_loss_gradient(GlobalLossGradient rule) { moe_.moe_global_aux_loss_gradient = rule; }
 
     // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model
     // for all layers at once), then the expert bias moved.

@@ -22,6 +22,8 @@ inline constexpr std::array kRecipes = {Recipe::bf16,     Recipe::fp8_tensorwise
                                         Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
+// Over ranks, of the gradients of their parts of global_aux_loss.
+enum class GlobalLossGradient : uint8_t { mean, sum };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 // Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
 enum class ProbsIn : uint8_t { swiglu, combine };
@@ -67,6 +69,7 @@ struct MoeSpec {
     double moe_router_bias_update_rate = 1e-3;
     std::vector<BalancingLoss> moe_router_load_balancing_type;  // empty: none
     std::vector<double> moe_aux_loss_coeff;                     // one per entry above
+    GlobalLossGradient moe_global_aux_loss_gradient = GlobalLossGradient::mean;
     double moe_z_loss_coeff = 0.0;
     bool moe_router_force_load_balancing = false;  // benchmark: uniform round-robin assignment
     double moe_router_force_biased = 0.0;          // benchmark: wanted max/mean load; 0: off

@@ -117,8 +117,9 @@ bool says_what_is_trained(const std::string& line) {
 bool changes_the_model(const std::string& changed) {
     for (const char* trained :
          {"model.init_method_std:", "model.embedding_init_method_std:", "moe.moe_router_load_balancing_type:",
-          "moe.moe_aux_loss_coeff:", "moe.moe_z_loss_coeff:", "moe.moe_router_bias_update_rate:",
-          "moe.moe_expert_rank_capacity_factor:", "moe.moe_row_alignment:"})
+          "moe.moe_aux_loss_coeff:", "moe.moe_global_aux_loss_gradient:", "moe.moe_z_loss_coeff:",
+          "moe.moe_router_bias_update_rate:", "moe.moe_expert_rank_capacity_factor:",
+          "moe.moe_row_alignment:"})
         if (changed.starts_with(trained)) return false;
     return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
 }

@@ -172,6 +172,10 @@ void add_moe(std::vector<ConfigField>& fields) {
                              "balancing losses; none or []: off"));
     fields.push_back(numbers(s, "moe_aux_loss_coeff", AT(moe.moe_aux_loss_coeff), {.min = 0},
                              "one coefficient per balancing loss"));
+    fields.push_back(choice(s, "moe_global_aux_loss_gradient", AT(moe.moe_global_aux_loss_gradient),
+                            {"mean", "sum"},
+                            "of global_aux_loss on several ranks: the mean of the ranks' gradients, as in "
+                            "Megatron-LM; or their sum, the gradient of the whole loss"));
     fields.push_back(number(s, "moe_z_loss_coeff", AT(moe.moe_z_loss_coeff), {.min = 0},
                             "coefficient of mean(logsumexp(logits)^2)"));
     fields.push_back(boolean(s, "moe_router_force_load_balancing", AT(moe.moe_router_force_load_balancing),

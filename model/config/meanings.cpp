@@ -7,6 +7,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace fp8flow {
 
 namespace {
@@ -17,10 +19,16 @@ struct Meaning {
 };
 constexpr Meaning kMeanings[] = {
     {"training.lr_warmup_style", "from_first_step",
-     "step 1 has learning rate 0 and step lr_warmup_iters + 1 has lr, as in Megatron-LM; with "
-     "from_first_step, "
-     "the rule of earlier versions, steps 1 and lr_warmup_iters have lr / lr_warmup_iters and lr",
+     "step 1 has learning rate 0 and step lr_warmup_iters + 1 has lr, as in Megatron-LM; earlier versions "
+     "had lr / lr_warmup_iters and lr in steps 1 and lr_warmup_iters, as from_first_step has",
      [](const Config& c) { return c.training.lr_warmup_iters > 0; }},
+    {"moe.moe_global_aux_loss_gradient", "sum",
+     "global_aux_loss on R ranks has the mean of their gradients, as in Megatron-LM; earlier versions had R "
+     "times that, as sum has",
+     [](const Config& c) {
+         const auto& types = c.moe.moe_router_load_balancing_type;
+         return std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end();
+     }},
 };
 
 const ConfigField& field_of(const Meaning& meaning) {

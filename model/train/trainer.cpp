@@ -353,6 +353,10 @@ void Trainer::resume_at(int64_t steps, int64_t applied) {
 
 void Trainer::follow_meanings_of(const Config& config) {
     config_.training.lr_warmup_style = config.training.lr_warmup_style;
+    config_.moe.moe_global_aux_loss_gradient = config.moe.moe_global_aux_loss_gradient;
+    for (const auto& block : transformer_->blocks())
+        if (Router* router = block->router())
+            router->set_global_loss_gradient(config.moe.moe_global_aux_loss_gradient);
 }
 
 void Trainer::launch(Flight& flight) {

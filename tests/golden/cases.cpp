@@ -121,7 +121,8 @@ const std::map<std::string, std::vector<std::string>>& variants() {
           "moe.moe_router_topk_scaling_factor=2.5", "moe.moe_router_load_balancing_type=seq_aux_loss"}},
         {"losses",
          {"moe.moe_router_load_balancing_type=[aux_loss,seq_aux_loss,global_aux_loss]",
-          "moe.moe_aux_loss_coeff=[0.01,0.02,0.03]", "moe.moe_z_loss_coeff=0.001"}},
+          "moe.moe_aux_loss_coeff=[0.01,0.02,0.03]", "moe.moe_global_aux_loss_gradient=sum",
+          "moe.moe_z_loss_coeff=0.001"}},
         {"model",  // what else a model may have
          {"model.qk_layernorm=true", "model.zero_centered_gamma=true",
           "model.untie_embeddings_and_output_weights=false", "model.embedding_init_method_std=0.1"}},

@@ -32,6 +32,7 @@ struct Scenario {
     int64_t micro_batches;
     ScoreFunction score;
     Terms terms;
+    GlobalLossGradient global = GlobalLossGradient::mean;
 
     int64_t ranks() const { return static_cast<int64_t>(tokens.size()); }
     int64_t micro_batch_tokens() const { return std::accumulate(tokens.begin(), tokens.end(), int64_t{0}); }
@@ -69,6 +70,7 @@ LayerCase layer_of(const Scenario& s) {
     add(BalancingLoss::seq_aux_loss, s.terms.seq);
     add(BalancingLoss::global_aux_loss, s.terms.global);
     c.moe.moe_z_loss_coeff = s.terms.z;
+    c.moe.moe_global_aux_loss_gradient = s.global;
     return c;
 }
 
@@ -218,13 +220,15 @@ private:
             z_share_[static_cast<size_t>(t)] += s_.terms.z / parts / static_cast<double>(count);
     }
     // The load of the global batch so far, as a mean over its micro-batches; the mean over micro-batches of
-    // the loss.
+    // the loss. Megatron-LM: each rank has E / (K T^2) * sum_e counts_e * (its own scores), counts and T of
+    // all ranks, and data parallelism takes the mean of the ranks' gradients, not their sum.
     void add_global(int64_t m) {
         const int64_t each = s_.micro_batch_tokens();
         std::vector<double> so_far = counts(0, (m + 1) * each);
         for (double& count : so_far) count /= static_cast<double>(m + 1);
         add(m * each, each, so_far, static_cast<double>(each),
-            s_.terms.global / static_cast<double>(s_.micro_batches));
+            s_.terms.global / static_cast<double>(s_.micro_batches) /
+                (s_.global == GlobalLossGradient::mean ? static_cast<double>(s_.ranks()) : 1.0));
     }
 
     Scenario s_;
@@ -242,21 +246,25 @@ TEST(BalancingRanks, ValueAndGradientAreThoseOfTheDefinition) {
                 for (const Terms& terms : kTerms) {
                     const bool together = terms.aux > 0 && terms.z > 0;
                     if (!together && (micro_batches != 2 || score == ScoreFunction::sigmoid)) continue;
-                    const Scenario s{tokens, micro_batches, score, terms};
-                    SCOPED_TRACE(s.name());
-                    std::vector<Outcome> outcomes(tokens.size());
-                    std::vector<std::vector<double>> weights(tokens.size());
-                    run_thread_ranks(static_cast<int>(tokens.size()), test::kTestDeadline,
-                                     [&](ProcessGroup& world) {
-                                         const auto r = static_cast<size_t>(world.rank());
-                                         outcomes[r] = run(world, s, &weights[r]);
-                                     });
-                    const Outcome want = Definition(s, weights[0]).outcome();
-                    EXPECT_GT(want.balancing + want.z, 0);
-                    EXPECT_NEAR(outcomes[0].balancing, want.balancing, 3e-6 * want.balancing);
-                    EXPECT_NEAR(outcomes[0].z, want.z, 3e-6 * want.z);
-                    EXPECT_LE(test::norm_wise_error(outcomes[0].gradient, want.gradient), 1e-5);
-                    if (HasFailure()) return;
+                    for (const GlobalLossGradient rule :
+                         {GlobalLossGradient::mean, GlobalLossGradient::sum}) {
+                        if (rule == GlobalLossGradient::sum && terms.global == 0) continue;
+                        const Scenario s{tokens, micro_batches, score, terms, rule};
+                        SCOPED_TRACE(s.name());
+                        std::vector<Outcome> outcomes(tokens.size());
+                        std::vector<std::vector<double>> weights(tokens.size());
+                        run_thread_ranks(static_cast<int>(tokens.size()), test::kTestDeadline,
+                                         [&](ProcessGroup& world) {
+                                             const auto r = static_cast<size_t>(world.rank());
+                                             outcomes[r] = run(world, s, &weights[r]);
+                                         });
+                        const Outcome want = Definition(s, weights[0]).outcome();
+                        EXPECT_GT(want.balancing + want.z, 0);
+                        EXPECT_NEAR(outcomes[0].balancing, want.balancing, 3e-6 * want.balancing);
+                        EXPECT_NEAR(outcomes[0].z, want.z, 3e-6 * want.z);
+                        EXPECT_LE(test::norm_wise_error(outcomes[0].gradient, want.gradient), 1e-5);
+                        if (HasFailure()) return;
+                    }
                 }
 }
 
@@ -285,7 +293,7 @@ TEST(BalancingRanks, TheModelsLossesAndGradientsFollowTheDefinitionOnEveryCut) {
             return test::train(
                 test::test_config(
                     Recipe::fp32,
-                    {"moe.moe_combine_order=invariant",
+                    {"moe.moe_combine_order=invariant", "moe.moe_global_aux_loss_gradient=sum",
                      fmt::format("moe.moe_router_load_balancing_type={}", c.losses),
                      fmt::format("moe.moe_aux_loss_coeff=[{}]", coefficient),
                      fmt::format("moe.moe_z_loss_coeff={}", coefficient),

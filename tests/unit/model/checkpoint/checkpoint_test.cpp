@@ -80,25 +80,31 @@ INSTANTIATE_TEST_SUITE_P(Recipes, CheckpointRecipes, testing::ValuesIn(kRecipes)
 // A checkpoint as an earlier version wrote it: its manifest has none of the keys that changed a rule.
 TEST(Checkpoint, OfAnEarlierVersionGoesOnWithItsRules) {
     TemporaryFolder folder;
-    const Config before = config_of(Recipe::fp8_flow, 1, {"training.lr_warmup_iters=8"});
+    const Config before =
+        config_of(Recipe::fp8_flow, 2,
+                  {"training.lr_warmup_iters=8", "moe.moe_router_load_balancing_type=global_aux_loss",
+                   "moe.moe_aux_loss_coeff=0.5", "moe.moe_global_aux_loss_gradient=sum"});
     ASSERT_EQ(before.training.lr_warmup_style, LrWarmupStyle::from_first_step);
     Config saving = before;
     saving.checkpoint.save_interval = 3;
-    const TrainingRun whole = train_with_checkpoints(saving, 1, {folder.path(), 5});
+    const TrainingRun whole = train_with_checkpoints(saving, 2, {folder.path(), 5});
     const CheckpointFolder opened(std::make_shared<Disk>(), folder.path());
     CheckpointManifest manifest = CheckpointReader(opened, 3).manifest();
-    const std::string line = "  lr_warmup_style: from_first_step\n";
-    manifest.config.erase(manifest.config.find(line), line.size());
+    for (const std::string line :
+         {"  lr_warmup_style: from_first_step\n", "  moe_global_aux_loss_gradient: sum\n"})
+        manifest.config.erase(manifest.config.find(line), line.size());
     manifest.applied_steps.reset();
     std::ofstream(folder.path(checkpoint_name(3) + "/manifest.json")) << manifest_text(manifest);
 
     Config now = resuming(before);
     now.checkpoint.save_interval = 0;
     now.training.lr_warmup_style = LrWarmupStyle::from_zero;
-    now.origin.erase("training.lr_warmup_style");  // a file of that version does not have it either
-    expect_rest(whole, train_with_checkpoints(now, 1, {folder.path(), 5}), 3);
+    now.moe.moe_global_aux_loss_gradient = GlobalLossGradient::mean;
+    for (const char* key : {"training.lr_warmup_style", "moe.moe_global_aux_loss_gradient"})
+        now.origin.erase(key);  // a file of that version does not have them either
+    expect_rest(whole, train_with_checkpoints(now, 2, {folder.path(), 5}), 3);
     now.origin["training.lr_warmup_style"] = "--set";
-    const TrainingRun chosen = train_with_checkpoints(now, 1, {folder.path(), 5});
+    const TrainingRun chosen = train_with_checkpoints(now, 2, {folder.path(), 5});
     EXPECT_DOUBLE_EQ(chosen.steps.at(0).learning_rate, before.training.lr * 3 / 8);
 }
 

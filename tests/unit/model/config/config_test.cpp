@@ -160,6 +160,13 @@ TEST(Config, ARuleThatBecameMegatronsIsSaidWhereItsKeyIsNotSet) {
               0u)
         << config.warnings[0];
     EXPECT_TRUE(parse_config("training: {lr_warmup_iters: 0}\n", "t.yaml").warnings.empty());
+    const std::string global =
+        "moe: {moe_router_load_balancing_type: global_aux_loss, moe_aux_loss_coeff: 0.1}\n";
+    ASSERT_EQ(parse_config(global, "t.yaml").warnings.size(), 1u);
+    EXPECT_EQ(
+        parse_config(global, "t.yaml").warnings[0].rfind("moe.moe_global_aux_loss_gradient is not set: ", 0),
+        0u);
+    EXPECT_TRUE(parse_config(global, "t.yaml", {"moe_global_aux_loss_gradient=sum"}).warnings.empty());
 }
 
 TEST(Config, AResumedRunKeepsTheRuleItWasBegunWith) {

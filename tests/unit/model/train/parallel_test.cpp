@@ -54,6 +54,7 @@ TEST(Parallel, InvariantOrderKeepsEveryBitOfForwardAndInputGradient) {
                 if (balanced) {
                     c.moe.moe_router_load_balancing_type = {BalancingLoss::global_aux_loss};
                     c.moe.moe_aux_loss_coeff = {0.5};
+                    c.moe.moe_global_aux_loss_gradient = GlobalLossGradient::sum;
                 }
                 return run_global_batch(c, layout.expert_ranks);
             };
@@ -233,6 +234,7 @@ TEST(Parallel, ModelTrainsTheSameOnEveryNumberOfRanks) {
             const Config config = test_config(
                 recipe,
                 {"moe.moe_combine_order=invariant", "moe.moe_router_load_balancing_type=[global_aux_loss]",
+                 "moe.moe_global_aux_loss_gradient=sum",
                  fmt::format("training.micro_batch_size={}", 8 / layout.ranks),
                  fmt::format("parallel.expert_model_parallel_size={}", layout.expert_ranks)});
             runs.push_back(train(config, layout.ranks, {.steps = 1}));
