@@ -54,6 +54,7 @@ template <class Body> int call(fp8flow_layer* layer, void* stream, Body body) {
 }
 
 TensorView rows(const fp8flow_layer& layer, const void* data, int64_t tokens) {
+    require(tokens >= 0, ExitCode::usage, "tokens is {}, want at least 0", tokens);
     require(data != nullptr || tokens == 0, ExitCode::usage, "a tensor of {} tokens is null", tokens);
     return make_view(const_cast<void*>(data), DType::bf16, {tokens, layer.hidden_size});
 }

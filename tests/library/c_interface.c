@@ -254,6 +254,7 @@ static void layer(fp8flow_context* context, int weight_dtype) {
     }
     EXPECT(chosen == K);
     EXPECT(fp8flow_layer_backward(one, x, dx, &gradients, NULL) == FP8FLOW_USAGE);  // once a forward
+    EXPECT(fp8flow_layer_forward(one, x, y, -1, NULL) == FP8FLOW_USAGE && said("tokens is -1"));
     EXPECT(fp8flow_layer_forward(one, x, y, T + 1, NULL) == FP8FLOW_USAGE);
     EXPECT(strstr(fp8flow_last_error(), "max_tokens") != NULL);
     fp8flow_layer_destroy(one);
