@@ -32,7 +32,7 @@ read -ra remote_shell <<< "${FP8FLOW_REMOTE_SHELL:-ssh -o BatchMode=yes -o Conne
 ranks=0 names=() counts=()
 IFS=, read -ra places <<< "$hosts"
 for place in "${places[@]}"; do
-    [[ $place =~ ^([A-Za-z0-9._-]+):([1-9][0-9]*)$ ]] || die 2 "hosts: got '$place', want HOST:RANKS"
+    [[ $place =~ ^([A-Za-z0-9_][A-Za-z0-9._-]*):([1-9][0-9]*)$ ]] || die 2 "hosts: got '$place', want HOST:RANKS"  # no option of ssh
     names+=("${BASH_REMATCH[1]}") counts+=("${BASH_REMATCH[2]}")
     ranks=$((ranks + BASH_REMATCH[2]))
 done

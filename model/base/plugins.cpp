@@ -8,12 +8,20 @@
 #include <dlfcn.h>
 #include <fp8flow/recipe.h>
 
+#include <filesystem>
+#include <system_error>
+
 namespace fp8flow {
 
 void* plugin_symbol(const std::string& path, const char* name, std::string_view header,
                     std::string_view hint) {
     // a name without a slash would be looked for in the system's folders
     const std::string file = path.find('/') == std::string::npos ? "./" + path : path;
+    std::error_code error;
+    const auto status = std::filesystem::status(file, error);
+    // A pipe would wait for a writer.
+    require(!std::filesystem::exists(status) || std::filesystem::is_regular_file(status), ExitCode::usage,
+            "--plugin {}: not a regular file; {}", printable(path), hint);
     void* const library = ::dlopen(file.c_str(), RTLD_NOW);
     require(library != nullptr, ExitCode::usage, "--plugin {}: {}; {}", printable(path),
             library == nullptr ? printable(::dlerror()) : "", hint);

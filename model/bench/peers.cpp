@@ -2,13 +2,12 @@
 // Reading peers' figures, and choosing the one that a row is compared with.
 #include "model/bench/peers.h"
 
-#include "model/safetensors/header.h"
+#include "model/safetensors/file.h"
 #include "model/safetensors/json.h"
 
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
-#include <fstream>
 #include <sstream>
 
 namespace fp8flow::bench {
@@ -57,14 +56,8 @@ std::vector<PeerFigure> parse_peers(std::string_view lines, const std::string& w
 Peers::Peers() : figures_(parse_peers(kPeerFigures, "the list of peers")) {}
 
 void Peers::add_measured_here(const std::string& path) {
-    constexpr size_t kMaxBytes = 16 << 20;
-    std::ifstream file(path, std::ios::binary);
-    require(file.good(), ExitCode::usage, "--peers {}: cannot be read", path);
-    std::string text(kMaxBytes + 1, '\0');  // one byte more shows a file that is too long
-    file.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<size_t>(file.gcount()));
-    require(!file.bad() && text.size() <= kMaxBytes, ExitCode::usage,
-            "--peers {}: cannot be read, or has more than {} bytes", path, kMaxBytes);
+    constexpr int64_t kMaxBytes = 16 << 20;
+    const std::string text = read_text_file(path, ExitCode::usage, "--peers", kMaxBytes);
     for (PeerFigure& figure : parse_peers(text, "--peers " + path)) {
         std::erase_if(figures_, [&](const PeerFigure& old) {
             return !old.same_sitting && old.operation == figure.operation && old.shape == figure.shape &&

@@ -13,15 +13,13 @@
 #include "model/report/page/page.h"
 #include "model/report/run_report.h"
 #include "model/report/titles.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/file.h"
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
 
 #include <filesystem>
-#include <fstream>
-#include <sstream>
 
 namespace fp8flow {
 
@@ -189,14 +187,6 @@ int plan_table(const PlanOptions& options) {
     return 0;
 }
 
-std::string read_text(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read", path);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return text.str();
-}
-
 // Shares from profiles: one of large layers, then one of a small model, then a result of bench.
 Gpu calibrated(const PlanOptions& options) {
     if (options.calibrate.empty()) return load_gpu(options.gpu);
@@ -210,7 +200,7 @@ Gpu calibrated(const PlanOptions& options) {
                                .bench_text = {},
                                .bench_name = {}};
     if (options.calibrate.size() > 2) {
-        sources.bench_text = read_text(options.calibrate[2]);
+        sources.bench_text = read_text_file(options.calibrate[2], ExitCode::usage);
         sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();
     }
     gpu.calibration = calibrate(sources, gpu.sheet);

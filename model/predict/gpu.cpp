@@ -4,14 +4,13 @@
 
 #include "kernels/core/error.h"
 #include "model/predict/gpu_files.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/file.h"
 
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 namespace fp8flow::predict {
@@ -140,13 +139,6 @@ Gpu gpu_of(const json& from, const std::string& name) {
     return gpu;
 }
 
-std::string read_file(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    return text.str();
-}
-
 }  // namespace
 
 std::vector<std::string> known_gpus() {
@@ -162,7 +154,7 @@ Gpu load_gpu(const std::string& name_or_file) {
     require(std::filesystem::is_regular_file(name_or_file, error), ExitCode::usage,
             "--gpu: got {}, want one of {} or a file", printable(name_or_file),
             fmt::join(known_gpus(), ", "));
-    const json from = parse(read_file(name_or_file), name_or_file);
+    const json from = parse(read_text_file(name_or_file, ExitCode::usage), name_or_file);
     if (!from.contains("recipes")) return gpu_of(from, name_or_file);
     // what profile wrote: shares of a kind whose datasheet ships
     Calibration calibration = calibration_of(from, name_or_file);
@@ -185,9 +177,10 @@ Gpu load_gpu(const std::string& name_or_file) {
 
 Datasheet load_datasheet(const std::string& name_or_file) {
     const GpuFile* file = find_shipped(lower(name_or_file));
-    return parse_datasheet(
-        file != nullptr ? parse(file->text, file->name) : parse(read_file(name_or_file), name_or_file),
-        name_or_file);
+    return parse_datasheet(file != nullptr
+                               ? parse(file->text, file->name)
+                               : parse(read_text_file(name_or_file, ExitCode::usage), name_or_file),
+                           name_or_file);
 }
 
 bool is_kind(const std::string& device, const std::string& gpu) {

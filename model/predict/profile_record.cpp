@@ -5,7 +5,7 @@
 #include "kernels/core/error.h"
 #include "model/config/check.h"
 #include "model/config/fields.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/file.h"
 #include "model/validate/arms.h"
 
 #include <fmt/format.h>
@@ -13,7 +13,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
 
 namespace fp8flow::predict {
@@ -120,18 +119,18 @@ ProfileRecord parse_profile(const std::string& text, const std::string& file) {
 }
 
 ProfileRecord read_profile(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read", printable(path));
-    std::ostringstream text;
-    text << file.rdbuf();
-    return parse_profile(text.str(), std::filesystem::path(path).filename().string());
+    return parse_profile(read_text_file(path, ExitCode::usage),
+                         std::filesystem::path(path).filename().string());
 }
 
 bool is_profile(const std::string& path) {
-    std::ifstream file(path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    const json from = json::parse(text.str(), nullptr, false);
+    std::string text;
+    try {
+        text = read_text_file(path, ExitCode::usage);
+    } catch (const Error&) {  // too large for one
+        return false;
+    }
+    const json from = json::parse(text, nullptr, false);
     if (!from.is_object() || !from.contains("recipes") || !from.contains("config")) return false;
     const json& recipes = from["recipes"];
     return recipes.is_array() && !recipes.empty() && recipes[0].is_object() &&

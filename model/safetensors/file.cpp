@@ -46,6 +46,28 @@ void convert_all(std::span<const uint8_t> bytes, std::span<float> out, Convert c
 
 }  // namespace
 
+std::string read_text_file(const std::string& path, ExitCode code, std::string_view option,
+                           int64_t most_bytes) {
+    const std::string name = fmt::format("{}{}{}", option, option.empty() ? "" : " ", printable(path));
+    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    require(file >= 0, code, "{}: cannot be read: {}", name, std::strerror(errno));
+    struct stat info {};
+    const bool regular = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode),
+               fits = info.st_size <= most_bytes;
+    std::string text(regular && fits ? static_cast<size_t>(info.st_size) : 0, '\0');
+    size_t done = 0;
+    ssize_t got = 0;
+    while (done < text.size() && (got = ::read(file, text.data() + done, text.size() - done)) > 0)
+        done += static_cast<size_t>(got);
+    const int error = got < 0 ? errno : 0;
+    ::close(file);
+    require(regular, code, "{}: not a regular file", name);
+    require(fits, code, "{}: has {} bytes, at most {} are read", name, info.st_size, most_bytes);
+    require(error == 0, code, "{}: cannot be read: {}", name, std::strerror(error));
+    text.resize(done);
+    return text;
+}
+
 SafetensorsFile::SafetensorsFile(const std::string& path, const OpenTensors& options)
     : path_(path), options_(options) {
     // O_NONBLOCK: a pipe of that name must not wait for a writer.

@@ -16,6 +16,11 @@ namespace fp8flow {
 // downloads, which the Hugging Face cache stores as links.
 enum class FileLinks { refuse, follow };
 
+// The text of a file that a user names. Throws Error(code) where it is no regular file (a pipe of that name
+// would wait for a writer), cannot be read, or has more than so many bytes. `option`: what names it.
+std::string read_text_file(const std::string& path, ExitCode code, std::string_view option = "",
+                           int64_t most_bytes = int64_t{64} << 20);
+
 struct OpenTensors {
     ExitCode code = ExitCode::data;  // class of the errors
     FileLinks links = FileLinks::follow;

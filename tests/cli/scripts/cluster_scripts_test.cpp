@@ -137,6 +137,12 @@ TEST_F(Hosts, LooksAtEachFirst) {
     EXPECT_FALSE(std::filesystem::exists(folder_.path("out")));
     EXPECT_EQ(launch(here_, "nodea train " + config_file("test")).status, 2);
     EXPECT_EQ(launch(here_, "nodea:1 plan " + config_file("test")).status, 2);
+    for (const char* host : {"-oProxyCommand", "-l", ".", ""}) {  // the first two are options of ssh
+        const CommandResult refused =
+            launch(here_, std::string("nodea:1,") + host + ":1 train " + config_file("test"));
+        EXPECT_EQ(refused.status, 2);
+        EXPECT_NE(refused.err.find("want HOST:RANKS"), std::string::npos) << refused.err;
+    }
     EXPECT_EQ(launch(here_, "nodea:1 train missing.yaml").status, 2);
     EXPECT_EQ(launch(here_, train, "/nowhere/fp8flow").status, 2);
 }
