@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Two runs at once with one --out, and runs that are killed at random moments and resumed: whoever gets a folder ends with the losses, norms and
-the last checkpoint of a run left alone, byte for byte. A run that finds an owner waits until it knows whether that one lives; then it has the
+the last checkpoint of a run left alone, byte for byte. A run that finds an owner waits some seconds for its end; then it has the
 folder, or is refused.
 
   fights  two runs of 1 or 2 ranks, up to half the time of one apart, each with --overwrite, --resume auto or neither
@@ -49,7 +49,7 @@ def check_folder(out, straight):
     """Problems of a folder, as text; every folder must hold one whole run."""
     ranks = [r for r in straight if outcome(out) == straight[r]]
     problems = [] if ranks else [f"{os.path.basename(out)} has not the bits of a run left alone"]
-    left = glob.glob(f"{out}/**/*.tmp", recursive=True) + glob.glob(f"{out}/.lease*")
+    left = glob.glob(f"{out}/**/*.tmp", recursive=True) + [path for path in glob.glob(f"{out}/.lock*") if os.path.getsize(path)]
     return problems + [f"{os.path.basename(out)} keeps {os.path.basename(path)}" for path in left]
 
 

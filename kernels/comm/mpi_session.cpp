@@ -8,19 +8,9 @@
 #include <mpi.h>
 #include <unistd.h>
 
-#include <csignal>
-
 namespace fp8flow {
 
-namespace {
-
-// mpirun terminates the remaining ranks where one is lost.
-void on_termination(int) { end_terminated(); }
-
-}  // namespace
-
 MpiSession::MpiSession() {
-    std::signal(SIGTERM, on_termination);
     note_stage(Stage::mpi_init);
     {
         const Waiting waiting;
@@ -33,9 +23,6 @@ MpiSession::MpiSession() {
     note_fatal_signals();
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
     MPI_Comm_size(MPI_COMM_WORLD, &size_);
-    // Once more: libraries below MPI take signals for themselves. A lone rank is not ended for another's
-    // sake.
-    std::signal(SIGTERM, size_ == 1 ? SIG_DFL : on_termination);
 }
 
 MpiSession::~MpiSession() {

@@ -6,7 +6,6 @@ namespace fp8flow {
 
 class MpiSession {
 public:
-    // A rank that the launcher terminates reports that from now on, if no rank has reported an error.
     MpiSession();
     ~MpiSession();  // MPI_Finalize, unless the job is being aborted
     MpiSession(const MpiSession&) = delete;

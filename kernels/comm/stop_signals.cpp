@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What is static here is static because signal handlers need it.
+// What one of the stop signals does: noted, an end at once, or the end of a rank that its launcher
+// terminates.
 #include "kernels/comm/stop_signals.h"
 
 #include "kernels/comm/watchdog.h"
@@ -16,31 +17,60 @@ namespace {
 
 constexpr int kSignalStatus = 128;  // a shell's exit status of what a signal ended: this plus the signal
 
-std::atomic<int> first_signal = 0;
+std::atomic<OnStopSignal> decided{OnStopSignal::undecided};
+std::atomic<int> first_signal{0};
 std::atomic<bool> came[NSIG] = {};
-static_assert(std::atomic<bool>::is_always_lock_free && std::atomic<int>::is_always_lock_free);
 
-bool is_ignored(int signal) {
-    struct sigaction action {};
-    ::sigaction(signal, nullptr, &action);
-    return action.sa_handler == SIG_IGN;
-}
-
-// Before main. Libraries that MPI_Init loads take signals, ignored ones too, with handlers that end the
-// process (LLVM, below hwloc's OpenCL plugin).
-const std::array<bool, std::size(StopSignals::kSignals)> ignored_at_start = [] {
-    std::array<bool, std::size(StopSignals::kSignals)> ignored{};
-    std::transform(std::begin(StopSignals::kSignals), std::end(StopSignals::kSignals), ignored.begin(),
-                   is_ignored);
+// Before main: libraries that MPI_Init loads set handlers, for ignored signals too.
+const std::array<bool, NSIG> ignored_at_start = [] {
+    std::array<bool, NSIG> ignored{};
+    for (const int signal : kStopSignals) {
+        struct sigaction action {};
+        ::sigaction(signal, nullptr, &action);
+        ignored[static_cast<size_t>(signal)] = action.sa_handler == SIG_IGN;
+    }
     return ignored;
 }();
 
-void on_stop_signal(int signal) {
+// As a signal does by default.
+void end_by(int signal) {
+    sigset_t one;
+    ::sigemptyset(&one);
+    ::sigaddset(&one, signal);
+    std::signal(signal, SIG_DFL);
+    ::raise(signal);
+    ::pthread_sigmask(SIG_UNBLOCK, &one, nullptr);
+}
+
+void end_if_decided() {
+    const int signal = first_signal;
+    if (signal == 0 || decided != OnStopSignal::end) return;
+    if (signal == SIGTERM && is_one_of_several()) end_terminated();
+    end_by(signal);
+}
+
+}  // namespace
+
+void hold_stop_signals() {
+    sigset_t held;
+    ::sigemptyset(&held);
+    for (const int signal : kStopSignals) ::sigaddset(&held, signal);
+    ::pthread_sigmask(SIG_BLOCK, &held, nullptr);
+}
+
+void decide_on_stop_signals(OnStopSignal decision) {
+    decided = decision;
+    end_if_decided();
+}
+
+void take_stop_signal(int signal, int sender) {
+    if (ignored_at_start[static_cast<size_t>(signal)]) return;
     // A launcher ends the remaining ranks with SIGTERM where one is lost. Where all are there, somebody wants
     // the job to end, which a run may do after its step.
-    if (signal == SIGTERM && is_job_lost()) end_terminated();
+    if (signal == SIGTERM && is_ended_by_launcher(sender)) end_terminated();
     int none = 0;
     first_signal.compare_exchange_strong(none, signal);
+    end_if_decided();
     if (!came[signal].exchange(true)) return;
     constexpr char kText[] = "fp8flow: error: ended at once by a second signal\n";
     note_failure();
@@ -48,21 +78,6 @@ void on_stop_signal(int signal) {
         [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, kText, sizeof kText - 1);
     }
     ::_exit(kSignalStatus + signal);
-}
-
-}  // namespace
-
-StopSignals::StopSignals() {
-    for (size_t i = 0; i < std::size(kSignals); ++i) {
-        struct sigaction ours {};
-        ours.sa_handler = ignored_at_start[i] ? SIG_IGN : on_stop_signal;
-        ours.sa_flags = SA_RESTART;
-        ::sigaction(kSignals[i], &ours, &before_[i]);
-    }
-}
-
-StopSignals::~StopSignals() {
-    for (size_t i = 0; i < std::size(kSignals); ++i) ::sigaction(kSignals[i], &before_[i], nullptr);
 }
 
 int stop_signal() { return first_signal; }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Signals that ask a run to end: SIGTERM, SIGINT, SIGUSR1. The handler sets a word; the run looks at it
-// between two steps. A rank that mpirun ends because another is lost ends at once.
+// Signals that ask a run to end: SIGTERM, SIGINT, SIGUSR1. From the first line of main they are blocked in
+// every thread, so that handlers of libraries never run, and the watchdog's thread takes them one after the
+// other.
 #pragma once
 
 #include <csignal>
@@ -8,20 +9,20 @@
 
 namespace fp8flow {
 
-// While one exists, the first signal of a kind sets stop_signal(), and the second of the same kind ends the
-// process at once with status 128 + its number. Schedulers send one request as several kinds. A signal that
-// is ignored when the program starts (nohup) stays ignored. Handlers of libraries are replaced, and put back.
-class StopSignals {
-public:
-    static constexpr int kSignals[] = {SIGTERM, SIGINT, SIGUSR1};
-    StopSignals();
-    ~StopSignals();
-    StopSignals(const StopSignals&) = delete;
-    StopSignals& operator=(const StopSignals&) = delete;
+constexpr int kStopSignals[] = {SIGTERM, SIGINT, SIGUSR1};
 
-private:
-    struct sigaction before_[std::size(kSignals)];
-};
+// The first line of main: no thread runs yet. What comes before a Watchdog waits for it, also across exec.
+void hold_stop_signals();
+
+// What the first signal of a kind does: it is noted, and the run looks at stop_signal() between two steps; or
+// it ends the process, as it does by default. A second one of its kind always ends the process, with status
+// 128 + its number. Schedulers send one request as several kinds. A signal that is ignored when the program
+// starts (nohup) stays ignored. Until this is decided a signal is noted.
+enum class OnStopSignal { undecided, note, end };
+void decide_on_stop_signals(OnStopSignal decision);
+
+// For the watchdog: a signal and the process that sent it.
+void take_stop_signal(int signal, int sender);
 
 int stop_signal();  // the first that came; 0: none
 const char* name_of_signal(int signal);

@@ -2,10 +2,12 @@
 // The shared notes of a host's ranks and the thread that looks at them.
 #include "kernels/comm/watchdog.h"
 
+#include "kernels/comm/stop_signals.h"
 #include "kernels/core/error.h"
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -13,11 +15,12 @@
 #include <algorithm>
 #include <cerrno>
 #include <charconv>
-#include <condition_variable>
 #include <csignal>
 #include <cstring>
 #include <ctime>
-#include <mutex>
+#include <fstream>
+#include <span>
+#include <sstream>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -29,7 +32,7 @@ namespace fp8flow {
 namespace {
 
 constexpr int64_t kSecond = 1'000'000'000;
-constexpr std::chrono::milliseconds kBetweenLooks{100};
+constexpr timespec kBetweenLooks{.tv_sec = 0, .tv_nsec = kSecond / 10};
 constexpr int64_t kLongestPause = kSecond;  // of this thread; a longer one means that this rank was stopped
 constexpr int64_t kForTheReport = 15 * kSecond;  // of the rank that reports and ends the others
 constexpr int64_t kForLateRanks = kSecond / 2;   // less than the second that Open MPI leaves before SIGKILL
@@ -46,17 +49,18 @@ struct alignas(64) RankNotes {
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<State>::is_always_lock_free);
 
 struct alignas(64) HostNotes {
-    std::atomic<int32_t> reported;
+    std::atomic<int64_t> reported;  // when; 0: not yet
 };
 
 HostNotes lone_host;
 RankNotes lone_rank;
 
-// Static, because signal handlers need them. A process without a Watchdog notes into memory of its own.
+// Static, because handlers of fatal signals need them. A process without a Watchdog notes into memory of its
+// own.
 HostNotes* host = &lone_host;
 RankNotes* ranks = &lone_rank;
 RankNotes* own = &lone_rank;
-int num_ranks = 1;
+int num_ranks = 1, job_size = 1;
 char segment[64] = "";
 std::atomic<int64_t> deadline{0};
 std::atomic<const char*> deadline_name{"--start-deadline"};
@@ -84,7 +88,7 @@ const char* name_of(Stage stage) {
     return "?";
 }
 
-// A line put together without memory from the heap, for signal handlers.
+// A line put together without memory from the heap, which may be what is lacking.
 class Line {
 public:
     Line& operator<<(std::string_view text) {
@@ -111,7 +115,8 @@ char process_state(int32_t pid) {
     char* end = std::to_chars(path + 6, path + 20, pid).ptr;
     std::memcpy(end, "/stat", 6);
     const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0) return errno == ENOENT ? char{0} : '?';
+    // It has ended meanwhile, or there is no /proc.
+    if (file < 0) return ::kill(pid, 0) != 0 && errno == ESRCH ? char{0} : '?';
     char text[128];
     const ssize_t size = ::read(file, text, sizeof text);
     ::close(file);
@@ -163,6 +168,48 @@ void on_fatal_signal(int signal) {
     ::raise(signal);
 }
 
+// Left by a job that has ended, under the name of this one: its rank of our number was here, or a rank was
+// lost or reported longer ago than a job outlives that.
+bool is_left_over(const HostNotes& notes, std::span<const RankNotes> all, int rank_on_host) {
+    const int64_t ended = now() - kForTheReport;
+    return all[static_cast<size_t>(rank_on_host)].state != State::not_started ||
+           (notes.reported != 0 && notes.reported < ended) ||
+           std::any_of(all.begin(), all.end(),
+                       [&](const RankNotes& rank) { return rank.progress < ended && is_gone(rank); });
+}
+
+void note_start(int rank) {
+    own->pid = ::getpid();
+    own->rank = rank;
+    note_stage(Stage::start_up);
+    own->state = State::running;
+}
+
+// Notes go to the memory behind this descriptor. False where it is a dead job's, or lost its name meanwhile.
+bool attach_to(int file, const Watchdog::Job& job) {
+    const auto count = static_cast<size_t>(job.ranks_on_host);
+    const size_t bytes = sizeof(HostNotes) + sizeof(RankNotes) * count;
+    struct stat info {};
+    if (::flock(file, LOCK_EX) != 0) return true;  // each rank alone, as without memory
+    if (::fstat(file, &info) == 0 && info.st_nlink == 0) return false;
+    void* memory = MAP_FAILED;
+    if (::posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0)
+        memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (memory == MAP_FAILED) return true;
+    auto* const notes = static_cast<HostNotes*>(memory);
+    auto* const all = reinterpret_cast<RankNotes*>(notes + 1);
+    if (is_left_over(*notes, {all, count}, job.rank_on_host)) {
+        ::munmap(memory, bytes);
+        return ::shm_unlink(segment) != 0;
+    }
+    host = notes;
+    ranks = all;
+    num_ranks = job.ranks_on_host;
+    own = ranks + job.rank_on_host;
+    note_start(job.rank);
+    return true;
+}
+
 // The memory of the job on this host, or of this process alone.
 void attach(const Watchdog::Job& job) {
     if (job.ranks_on_host < 2 || job.rank_on_host >= job.ranks_on_host || job.rank_on_host < 0) return;
@@ -171,22 +218,14 @@ void attach(const Watchdog::Job& job) {
                     (::stat("/proc/self/ns/pid", &space) == 0 ? static_cast<size_t>(space.st_ino) : 0);
     const std::string name = "/fp8flow-" + std::to_string(::getuid()) + "-" + std::to_string(id);
     std::memcpy(segment, name.c_str(), std::min(name.size() + 1, sizeof segment - 1));
-    const size_t bytes = sizeof(HostNotes) + sizeof(RankNotes) * static_cast<size_t>(job.ranks_on_host);
-    const int file = ::shm_open(segment, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) return;
-    void* memory = MAP_FAILED;
-    if (::posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0)
-        memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-    ::close(file);
-    if (memory == MAP_FAILED) return;
-    host = static_cast<HostNotes*>(memory);
-    ranks = reinterpret_cast<RankNotes*>(static_cast<char*>(memory) + sizeof(HostNotes));
-    num_ranks = job.ranks_on_host;
-    own = ranks + job.rank_on_host;
+    for (bool done = false; !done;) {
+        const int file = ::shm_open(segment, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        done = file < 0 || attach_to(file, job);
+        if (file >= 0) ::close(file);
+    }
 }
 
 // A rank that starts after the report finds the memory that says so; it would report into memory of its own.
-// May run in a signal handler.
 void remove_name_after_report() {
     const auto starts = [](const RankNotes& notes) { return notes.state == State::not_started; };
     const int64_t end = now() + kForLateRanks;
@@ -199,21 +238,25 @@ class Thread {
 public:
     Thread() : stopped_since_(static_cast<size_t>(num_ranks)), thread_([this] { run(); }) {}
     ~Thread() {
-        {
-            const std::lock_guard lock(mutex_);
-            ends_ = true;
-        }
-        changed_.notify_one();
+        ends_ = true;
+        ::pthread_kill(thread_.native_handle(), kStopSignals[0]);
         thread_.join();
     }
 
 private:
     void run() {
-        sigset_t all;
+        sigset_t all, stop;
         sigfillset(&all);
-        ::pthread_sigmask(SIG_BLOCK, &all, nullptr);  // signals belong to the main thread
-        std::unique_lock lock(mutex_);
-        while (!changed_.wait_for(lock, kBetweenLooks, [this] { return ends_; })) look();
+        ::pthread_sigmask(SIG_BLOCK, &all, nullptr);  // the others belong to the main thread
+        sigemptyset(&stop);
+        for (const int signal : kStopSignals) sigaddset(&stop, signal);
+        while (!ends_) {
+            siginfo_t info{};
+            const int signal = ::sigtimedwait(&stop, &info, &kBetweenLooks);
+            if (ends_) break;
+            if (signal > 0) take_stop_signal(signal, info.si_pid);
+            look();
+        }
     }
 
     // Silence counts from `counts_from_`: a rank that was stopped itself gives the others a full deadline.
@@ -319,9 +362,7 @@ private:
 
     std::vector<int64_t> stopped_since_;  // 0: not stopped
     int64_t looked_ = now(), counts_from_ = 0, reported_since_ = 0;
-    std::mutex mutex_;
-    std::condition_variable changed_;
-    bool ends_ = false;
+    std::atomic<bool> ends_{false};
     std::thread thread_;
 };
 
@@ -355,11 +396,9 @@ int64_t newest_progress() {
 
 Watchdog::Watchdog(const Job& job, double deadline_seconds) {
     set_deadline(deadline_seconds, "--start-deadline");
+    job_size = job.size;
     attach(job);
-    own->pid = ::getpid();
-    own->rank = job.rank;
-    note_stage(Stage::start_up);
-    own->state = State::running;
+    if (own->state == State::not_started) note_start(job.rank);  // alone
     thread = new Thread;
 }
 
@@ -390,10 +429,29 @@ void note_fatal_signals() {
     }
 }
 
-bool claim_report() { return host->reported.exchange(1) == 0; }
+bool claim_report() {
+    int64_t none = 0;
+    return host->reported.compare_exchange_strong(none, now());
+}
 
-bool is_job_lost() {
-    return num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone));
+bool is_one_of_several() { return job_size > 1; }
+
+bool is_ended_by_launcher(int sender) {
+    const Stage stage = own->stage;
+    if (num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone))) return true;
+    return is_one_of_several() &&
+           (stage == Stage::mpi_finalize || (stage <= Stage::mpi_init && sender == ::getppid()));
+}
+
+int64_t process_start(int64_t process) {
+    std::ifstream file("/proc/" + std::to_string(process) + "/stat");  // "pid (name) state parent ..."
+    std::string line, field;
+    std::getline(file, line);
+    std::istringstream fields(line.substr(line.rfind(')') + 1));
+    constexpr int kState = 3, kStart = 22;
+    for (int i = kState; i <= kStart && fields >> field; ++i)
+        if (i == kState && (field == "Z" || field == "X")) return 0;
+    return fields ? std::atoll(field.c_str()) : 0;
 }
 
 void note_failure() { own->state = State::ended; }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// A thread of every rank that ends the job where a rank of this host is lost: gone, stopped, or silent while
-// others wait for it. Ranks note what they do in memory that the ranks of a host share, from the first line
-// of main to the last; a note is a few relaxed stores. Deadlines count silence, not duration.
+// A thread of every rank that takes its stop signals, and ends the job where a rank of this host is lost:
+// gone, stopped, or silent while others wait for it. Ranks note what they do in memory that the ranks of a
+// host share, from the first line of main to the last; a note is a few relaxed stores. Deadlines count
+// silence, not duration.
 #pragma once
 
 #include <cstdint>
@@ -43,7 +44,7 @@ class Watchdog {
 public:
     struct Job {
         std::string name;  // the same for the ranks of one job on one host, different for other jobs
-        int rank = 0, rank_on_host = 0, ranks_on_host = 1;
+        int rank = 0, rank_on_host = 0, ranks_on_host = 1, size = 1;
     };
     // Before MPI_Init. A host without shared memory for it watches each rank alone.
     Watchdog(const Job& job, double deadline_seconds);
@@ -59,16 +60,22 @@ public:
 void remove_watchdog_name();
 // Fatal signals are noted and then left to whoever handled them before. After MPI_Init, which has handlers.
 void note_fatal_signals();
-// True for the first caller among the ranks of this host, which then reports the error. Safe in a signal
-// handler, as is end_terminated.
+// True for the first caller among the ranks of this host, which then reports the error.
 bool claim_report();
-// Of several ranks of this host one has reported an error, or is gone. Safe in a signal handler: mpirun reaps
-// a process that ended before it terminates the others.
-bool is_job_lost();
 // This rank ends by an error of its own: its end is no loss to report.
 void note_failure();
-// The launcher ends this rank: reports the lost rank, or that none is known, if no rank has reported yet, and
-// exits with ExitCode::peer.
+
+// For stop_signals.h.
+bool is_one_of_several();
+// SIGTERM of this sender ends the rank at once: one of this host has reported an error or is gone (mpirun
+// reaps a process that ended before it terminates the others), or the launcher sends it in a call of MPI that
+// may not return.
+bool is_ended_by_launcher(int sender);
+// Reports the lost rank, or that none is known, if no rank has reported yet, and exits with ExitCode::peer.
 [[noreturn]] void end_terminated();
+
+// When a process began, in ticks since the boot; 0 where it has ended or there is no /proc. A process id is
+// used again, this pair is not.
+int64_t process_start(int64_t process);
 
 }  // namespace fp8flow

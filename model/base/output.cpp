@@ -85,6 +85,8 @@ off_t end_of_lines(int descriptor, off_t size) {
 
 }  // namespace
 
+void print_err(std::string_view text) { write_all(STDERR_FILENO, text); }
+
 std::string refusal_of_output_path(const std::string& path, const std::string& home) {
     for (const std::string_view folder : kShared)
         if (path == folder) return "it holds more than one run's files; name a folder below it";

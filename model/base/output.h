@@ -104,6 +104,9 @@ private:
     std::string path_;
 };
 
+// To standard error, in whole. What cannot be written is lost, and no exception.
+void print_err(std::string_view text);
+
 // Why `path` (absolute, normal form) may not be an output folder; empty if it may. `home`: the user's home
 // folder.
 std::string refusal_of_output_path(const std::string& path, const std::string& home);

@@ -2,6 +2,7 @@
 // Which folder a run gets, and what is left of it where the run does not start.
 #include "model/base/run_folder.h"
 
+#include "kernels/comm/stop_signals.h"
 #include "kernels/core/error.h"
 
 #include <unistd.h>
@@ -39,7 +40,7 @@ bool is_written_by_runs(const std::string& name) {
     return std::regex_match(name, names);
 }
 
-// Hidden files are leases and what a process that died was writing; a start that was killed leaves an empty
+// Hidden files are locks and what a process that died was writing; a start that was killed leaves an empty
 // folder of checkpoints.
 bool is_free(const std::string& path) {
     std::error_code error;
@@ -89,40 +90,57 @@ RunFolder::~RunFolder() { close(); }
 void RunFolder::open(const Request& request) {
     made_ = missing_folders(name_);
     folder_.emplace(name_);
-    lease_ = std::make_unique<Lease>(folder_->descriptor(), folder_->path(), request.command, request.times);
+    lock_ =
+        std::make_unique<FolderLock>(folder_->descriptor(), folder_->path(), request.command, request.holder);
 }
 
 // Removes what was made, unless it is kept; only what is empty can be removed.
 void RunFolder::close() {
-    lease_.reset();
+    if (lock_ && !kept_ && !made_.empty()) lock_->remove_file();
+    lock_.reset();
     folder_.reset();
     if (!kept_)
         for (auto path = made_.rbegin(); path != made_.rend(); ++path) ::rmdir(path->c_str());
     made_.clear();
 }
 
-Lease::Attempt RunFolder::try_to_take(const Request& request) {
+FolderLock::Attempt RunFolder::try_to_take(const Request& request) {
     if (!folder_) open(request);
-    const Lease::Attempt attempt = lease_->try_to_take();
-    if (attempt == Lease::Attempt::gone) close();  // by a run that did not start
+    const FolderLock::Attempt attempt = lock_->try_to_take();
+    if (attempt == FolderLock::Attempt::gone) close();  // by a run that did not start
     return attempt;
 }
 
-// All ranks wait together, in short turns: the lease of a lost machine may take longer to go stale than a
-// rank may wait for another.
+// A run that was ended a moment ago may not be quite gone. All ranks wait together, in short turns.
 void RunFolder::take_this(const Request& request, ProcessGroup& world) {
-    constexpr std::chrono::milliseconds kBetweenAttempts{200};
-    for (int32_t again = 1; again != 0;) {
+    constexpr std::chrono::milliseconds kBetweenAttempts{100}, kSilent{1000};
+    const auto began = std::chrono::steady_clock::now();
+    std::string holder = "another run";
+    bool said = false;
+    int64_t turn[2];  // whether all go on waiting, the signal that one of them has
+    do {
+        turn[0] = 0;
         if (world.rank() == 0) {
-            const Lease::Attempt attempt = try_to_take(request);
-            require(attempt != Lease::Attempt::held, ExitCode::output,
-                    "{} {}: {} is running in it; choose another folder, or wait for its end", request.key,
-                    name_, lease_->holder());
-            again = attempt == Lease::Attempt::taken ? 0 : 1;
+            const FolderLock::Attempt attempt = try_to_take(request);
+            const auto waited = std::chrono::steady_clock::now() - began;
+            if (attempt == FolderLock::Attempt::held) holder = lock_->holder();
+            require(attempt != FolderLock::Attempt::held || waited < request.wait, ExitCode::output,
+                    "{} {}: {} is running in it; choose another folder, wait for its end, or end it with "
+                    "--take-over",
+                    request.key, name_, holder);
+            if (attempt == FolderLock::Attempt::held && waited > kSilent && !std::exchange(said, true))
+                print_err(fmt::format(
+                    "fp8flow: {} {}: waiting {} s for the end of {}; --take-over does not wait\n",
+                    request.key, name_,
+                    std::chrono::duration_cast<std::chrono::seconds>(request.wait).count(), holder));
+            turn[0] = attempt == FolderLock::Attempt::taken ? 0 : 1;
         }
-        world.broadcast(&again, sizeof again, 0);
-        if (again != 0) std::this_thread::sleep_for(kBetweenAttempts);
-    }
+        turn[1] = stop_signal();
+        world.all_reduce_max(turn);
+        require(turn[0] == 0 || turn[1] == 0, ExitCode::stopped, "stopped by {} while {} {} was held by {}",
+                name_of_signal(stop_signal()), request.key, name_, holder);
+        if (turn[0] != 0) std::this_thread::sleep_for(kBetweenAttempts);
+    } while (turn[0] != 0);
 }
 
 void RunFolder::take_next(const Request& request) {
@@ -130,10 +148,11 @@ void RunFolder::take_next(const Request& request) {
     for (int number = 1; number <= kMostNumbers;) {
         name_ = number == 1 ? asked : fmt::format("{}-{}", asked, number);
         open(request);
-        const Lease::Attempt attempt = is_free(folder_->path()) ? try_to_take(request) : Lease::Attempt::held;
-        if (attempt == Lease::Attempt::gone) continue;
+        const FolderLock::Attempt attempt =
+            is_free(folder_->path()) ? try_to_take(request) : FolderLock::Attempt::held;
+        if (attempt == FolderLock::Attempt::gone) continue;
         // Once more: another run may have come and ended meanwhile.
-        if (attempt == Lease::Attempt::taken && is_free(folder_->path())) {
+        if (attempt == FolderLock::Attempt::taken && is_free(folder_->path())) {
             if (number > 1)
                 note_ = fmt::format(
                     "warning: {} holds another run: this one goes to {} (--overwrite replaces "
@@ -193,11 +212,11 @@ std::vector<OutputFolder> RunFolder::folders_below() const {
 void remove_exported(const OutputFolder& folder) { folder.remove_files(is_exported); }
 
 void RunFolder::check() const {
-    if (lease_) lease_->check();
+    if (lock_) lock_->check();
 }
 
 void RunFolder::check_if_unsure() const {
-    if (lease_) lease_->check_if_unsure();
+    if (lock_) lock_->check_if_unsure();
 }
 
 }  // namespace fp8flow

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
-// RunFolder: the folder of one run, held by a lease from the start of the run to its end. The first rank
+// RunFolder: the folder of one run, held by a lock from the start of the run to its end. The first rank
 // holds it; all ranks know its name. A folder is free if it holds nothing but hidden files and empty folders.
 // Until keep(), a run writes no file here, and if it fails by then, what it made is removed. What processes
-// that died were writing is removed at the start. Read next: lease.h, output.h.
+// that died were writing is removed at the start. Read next: folder_lock.h, output.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "model/base/lease.h"
+#include "model/base/folder_lock.h"
 #include "model/base/output.h"
 
 #include <memory>
@@ -29,9 +29,11 @@ public:
         std::string key = "--out";  // what names it, for errors
         std::string command = {};   // as typed
         Taken taken = Taken::next;
-        LeaseTimes times = {};
+        FolderLock::Holder holder = FolderLock::Holder::keeps;
+        std::chrono::milliseconds wait{5000};  // to enter: for the end of a run that is in it
     };
-    // Collective. Throws ExitCode::output on the first rank, as OutputFolder does and where it is refused.
+    // Collective. Throws ExitCode::output on the first rank, as OutputFolder does and where it is refused;
+    // ExitCode::stopped on all ranks if a signal comes while they wait.
     RunFolder(const Request& request, ProcessGroup& world);
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
@@ -52,7 +54,7 @@ public:
 private:
     void take_this(const Request& request, ProcessGroup& world);
     void take_next(const Request& request);
-    Lease::Attempt try_to_take(const Request& request);
+    FolderLock::Attempt try_to_take(const Request& request);
     void open(const Request& request);
     void close();
     std::vector<OutputFolder> folders_below() const;
@@ -60,7 +62,7 @@ private:
     std::string name_, note_;
     bool overwrites_ = false;
     std::optional<OutputFolder> folder_;
-    std::unique_ptr<Lease> lease_;
+    std::unique_ptr<FolderLock> lock_;
     std::vector<std::string> made_;  // folders, outer before inner
     bool kept_ = false;
 };

@@ -158,9 +158,11 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     const bool prints = world.rank() == 0;
     std::optional<RunFolder> run_folder;
     if (!options.out.empty())
-        run_folder.emplace(
-            RunFolder::Request{.path = options.out, .command = options.command, .taken = options.taken},
-            world);
+        run_folder.emplace(RunFolder::Request{.path = options.out,
+                                              .command = options.command,
+                                              .taken = options.taken,
+                                              .holder = options.holder},
+                           world);
     const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
     if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
     Runner runner(gemm_backends(options, choice), choice, world, measure_options(options, choice));
@@ -180,17 +182,16 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        item.what->name, item.shape.text());
         return 0;
     }
-    if (const std::string busy = busy_warning(choice, world); prints && !busy.empty())
-        fmt::print(stderr, "{}\n", busy);
+    if (const std::string busy = busy_warning(choice, world); prints && !busy.empty()) print_err(busy + "\n");
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {
         const auto start = std::chrono::steady_clock::now();
         if (prints && items.size() > 1 && options.terminal.detail != Terminal::Detail::quiet) {
             const auto left = eta.seconds_left();
-            fmt::print(stderr, "[{}/{}{}] {} {}\n", i + 1, items.size(),
-                       left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
-                       items[i].shape.short_text());
+            print_err(fmt::format("[{}/{}{}] {} {}\n", i + 1, items.size(),
+                                  left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
+                                  items[i].shape.short_text()));
         }
         for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
             add_peer(row, peers, provenance.machine.gpu, world.size());

@@ -30,6 +30,7 @@ struct RunOptions {
     std::optional<int64_t> measured_steps;                          // profile
     std::string command;                                            // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;                // overwrite: --overwrite
+    FolderLock::Holder holder = FolderLock::Holder::keeps;          // is_replaced: --take-over
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
     report::Terminal terminal;
     Placement placement;
@@ -46,8 +47,9 @@ struct BenchOptions {
     bool capture = false;      // instead of timing: one call of each row, for an attached profiler
     std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
     std::string command;       // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;  // overwrite: --overwrite
-    int samples = 0;                                  // of a burst; 0: the protocol's
+    RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite
+    FolderLock::Holder holder = FolderLock::Holder::keeps;  // is_replaced: --take-over
+    int samples = 0;                                        // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
     report::Terminal terminal;
     BackendKind backend = BackendKind::automatic;
@@ -93,7 +95,10 @@ inline std::vector<std::string> with_options(std::vector<std::string> arguments,
 
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {
-    return {.path = config.output.out, .command = options.command, .taken = options.taken};
+    return {.path = config.output.out,
+            .command = options.command,
+            .taken = options.taken,
+            .holder = options.holder};
 }
 
 int run_train(const RunOptions& options, ProcessGroup& world);

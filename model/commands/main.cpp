@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
-// The program: reads the command line, starts the ranks, reports errors once. The only place that reads the
-// environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
+// The program: reads the command line, starts the ranks, reports errors once. It and launcher.cpp are all
+// that reads the environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
 #include "kernels/comm/mpi_session.h"
+#include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 #include "kernels/host_memory.h"
 #include "model/base/host_cores.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
+#include "model/commands/launcher.h"
 #include "model/commands/option_types.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
@@ -15,6 +17,7 @@
 #include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
 #include <omp.h>
 #include <sys/stat.h>
@@ -22,6 +25,7 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <csignal>
@@ -30,6 +34,7 @@
 #include <exception>
 #include <new>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -38,6 +43,7 @@ namespace {
 
 using namespace fp8flow;
 
+// Returns 0 where there is nothing to report.
 int exit_code_of(std::exception_ptr error, std::string& message) {
     try {
         std::rethrow_exception(error);
@@ -47,8 +53,14 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     } catch (const std::bad_alloc&) {
         message = out_of_host_memory(0);
         return static_cast<int>(ExitCode::memory);
-    } catch (const std::system_error& e) {  // a folder or a thread that found no memory
+    } catch (const std::system_error& e) {
         message = e.what();
+        if (std::ferror(stdout) != 0) {
+            message = fmt::format("standard output cannot be written: {}", e.code().message());
+            // A reader that has gone (`| head`) has read enough.
+            return e.code().value() == EPIPE ? 0 : static_cast<int>(ExitCode::output);
+        }
+        // a folder or a thread that found no memory
         if (e.code() == std::errc::not_enough_memory ||
             e.code() == std::errc::resource_unavailable_try_again) {
             message += ": " + out_of_host_memory(0);
@@ -60,11 +72,10 @@ int exit_code_of(std::exception_ptr error, std::string& message) {
     return static_cast<int>(ExitCode::internal);
 }
 
-// True where mpirun (or another launcher) started this process as one of several ranks or of one.
-bool launched() {
-    for (const char* name : {"OMPI_COMM_WORLD_SIZE", "PMIX_RANK", "PMI_RANK"})
-        if (std::getenv(name) != nullptr) return true;
-    return false;
+// What the environment says of this process; read once.
+const JobStart& job_start() {
+    static const JobStart read = read_job_start();
+    return read;
 }
 
 // Whether output to this descriptor has colours. A rank below mpirun has a terminal of its own, wherever
@@ -77,7 +88,7 @@ bool has_color(int descriptor) {
     if (is_set("NO_COLOR")) return false;
     if (is_set("CLICOLOR_FORCE")) return true;
     const char* terminal = std::getenv("TERM");
-    return !launched() && ::isatty(descriptor) == 1 && terminal != nullptr &&
+    return !job_start().launched && ::isatty(descriptor) == 1 && terminal != nullptr &&
            std::string_view(terminal) != "dumb";
 }
 
@@ -94,8 +105,7 @@ void print_error(const std::string& message) {
     for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
         text.replace(at, 1, "\n  ");
     text = "fp8flow: error: " + text + "\n";
-    fmt::print(stderr, "{}", has_color(STDERR_FILENO) ? report::colored(text) : text);
-    std::fflush(stderr);
+    print_err(has_color(STDERR_FILENO) ? report::colored(text) : text);
 }
 
 // Ends the job with one report: ranks wait for their turn, and the first one reports and aborts the others.
@@ -108,36 +118,33 @@ void print_error(const std::string& message) {
     const int turn = mpi.rank() + (code == static_cast<int>(ExitCode::peer) ? mpi.size() : 0);
     std::this_thread::sleep_for(std::min(kLongestTurn, kTurn * turn));
     if (mpi.claim_report()) {
-        print_error(message);
+        if (code != 0) print_error(message);
     } else {
         std::this_thread::sleep_for(kForTheEnd);
     }
     mpi.abort(code);
 }
 
-// What mpirun tells its ranks; a process started alone is one rank on its host.
-int64_t launcher_value(const char* name, int64_t otherwise) {
-    const char* value = std::getenv(name);
-    return value != nullptr ? std::atoll(value) : otherwise;
-}
-Placement placement() {
-    return {.num_ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1),
-            .ranks_on_host = std::max<int64_t>(1, launcher_value("OMPI_COMM_WORLD_LOCAL_SIZE", 1)),
-            .rank_on_host = launcher_value("OMPI_COMM_WORLD_LOCAL_RANK", 0)};
-}
-
 constexpr double kStartDeadline = 300;
 
 // The launcher's process is the parent of the ranks of a host.
 Watchdog::Job watched_job() {
-    std::string name = std::to_string(::getppid());
+    std::string name = fmt::format("{} since {}", ::getppid(), process_start(::getppid()));
     for (const char* part : {"PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID"})
         if (const char* value = std::getenv(part)) name += fmt::format(" {}", value);
-    const Placement place = placement();
+    const Placement& place = job_start().placement;
     return {.name = name,
-            .rank = static_cast<int>(launcher_value("OMPI_COMM_WORLD_RANK", 0)),
+            .rank = static_cast<int>(job_start().rank),
             .rank_on_host = static_cast<int>(place.rank_on_host),
-            .ranks_on_host = static_cast<int>(place.ranks_on_host)};
+            .ranks_on_host = static_cast<int>(place.ranks_on_host),
+            .size = static_cast<int>(place.num_ranks)};
+}
+
+// A standard descriptor that is closed would be the next file's, which would get the output.
+void keep_descriptors() {
+    int descriptor = 0;
+    while (descriptor >= 0 && descriptor <= STDERR_FILENO) descriptor = ::open("/dev/null", O_RDONLY);
+    if (descriptor >= 0) ::close(descriptor);
 }
 
 // OpenMP's threads spin after every loop by default, which takes the cores from other ranks and programs. The
@@ -173,6 +180,7 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
     ::setenv("NCCL_NVLS_ENABLE", "0", 0);
     MpiSession mpi;
     try {
+        require_same_size(job_start(), mpi.size());
         check_processor();
         choose_threads(options.placement.ranks_on_host);
         const double deadline = deadline_of(mpi.size());
@@ -201,7 +209,7 @@ int bench_on_ranks(const BenchOptions& options) {
 // The command as it was typed, with the ranks it was started on.
 std::string typed(int argc, char** argv) {
     std::string text = "fp8flow";
-    const int64_t ranks = launcher_value("OMPI_COMM_WORLD_SIZE", 1);
+    const int64_t ranks = job_start().placement.num_ranks;
     if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
     for (int i = 1; i < argc; ++i) text += " " + report::shell_word(argv[i]);
     return text;
@@ -211,13 +219,13 @@ std::string typed(int argc, char** argv) {
 int report_here(std::exception_ptr error) {
     std::string message;
     const int code = exit_code_of(error, message);
-    print_error(message);
+    if (code != 0) print_error(message);
     return code;
 }
 
 // What is wrong with the command line, every rank of a job sees.
 int report_usage(std::exception_ptr error) {
-    if (!launched()) return report_here(error);
+    if (!job_start().launched) return report_here(error);
     MpiSession mpi;
     report_and_abort(mpi, error);
 }
@@ -246,7 +254,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
-    bool overwrite = false, force = false, quiet = false, verbose = false;
+    bool overwrite = false, take_over = false, force = false, quiet = false, verbose = false;
     std::vector<std::string> compared;
 
     CommandLine() {
@@ -284,6 +292,11 @@ struct CommandLine {
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
                               "--out-3, ...); train removes that run's checkpoints");
+        for (CLI::App* command : {train, validate, profile, replay, bench})
+            command->add_flag(
+                "--take-over", take_over,
+                "take --out from the run that holds it, which ends at its next look (a run on a "
+                "lost machine; a file system without locks)");
         for (CLI::App* command : {train, validate, profile})
             command->add_flag("--force", force, "start a run though it will not fit into memory");
         for (CLI::App* command : {train, validate, profile, bench})
@@ -488,6 +501,7 @@ struct CommandLine {
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::overwrite;
+        if (take_over) options.holder = bench_options.holder = FolderLock::Holder::is_replaced;
         if (force) options.where_short = predict::WhereShort::warn;
         using report::Terminal;
         options.terminal = {quiet     ? Terminal::Detail::quiet
@@ -496,29 +510,59 @@ struct CommandLine {
                             has_color(STDOUT_FILENO)};
         bench_options.terminal = options.terminal;
         options.backend = parse_backend(backend);
-        options.placement = placement();
+        options.placement = job_start().placement;
         bench_options.backend = options.backend;
         bench_options.placement = options.placement;
         options.command = bench_options.command = typed(argc, argv);
         static_cast<RunOptions&>(plan_options) = options;
+        static_cast<RunOptions&>(replay_options) = options;
         plan_options.clock = mhz * 1e6;
         if (!json.empty()) plan_options.json = json;
         if (!out.empty()) plan_options.out = out;
     }
 };
 
-}  // namespace
+// What a run does with a signal; others end at once.
+OnStopSignal on_stop_signal(const CommandLine& line) {
+    return *line.train && line.options.dump_samples == 0 ? OnStopSignal::note : OnStopSignal::end;
+}
 
-int main(int argc, char** argv) {
-    wait_passively(argv);
-    std::signal(SIGXFSZ, SIG_IGN);  // past a file size limit, write() then says so (EFBIG)
+int run(const CommandLine& line) {
+    if (line.help_config) {
+        fmt::print("{}", fp8flow::help_config());
+        return 0;
+    }
+    if (*line.train)
+        return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
+    if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.profile && !line.compared.empty()) {
+        fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
+        return 0;
+    }
+    if (*line.profile) return on_ranks(line.options, run_profile);
+    if (*line.replay) return replay_on_ranks(line.replay_options);
+    if (*line.bench && line.list) {
+        fp8flow::print_bench_list();
+        return 0;
+    }
+    if (*line.bench) return bench_on_ranks(line.bench_options);
+    if (*line.plan) return run_plan(line.plan_options);
+    fmt::print("{}", line.app.help());
+    return static_cast<int>(ExitCode::usage);
+}
+
+// Returns the exit code. Throws what has not been reported.
+int run(int argc, char** argv) {
     const Watchdog watchdog(watched_job(), kStartDeadline);
     CommandLine line;
     try {
         line.parse(argc, argv);
         Watchdog::set_deadline(line.start_deadline, "--start-deadline");
     } catch (const CLI::Success& asked) {  // --help, --version
-        return line.app.exit(asked);
+        std::ostringstream text;
+        const int code = line.app.exit(asked, text, text);
+        fmt::print("{}", text.str());
+        return code;
     } catch (const CLI::ParseError& wrong) {
         const std::string command = line.meant_by(argc > 1 ? argv[1] : "");
         return report_usage(std::make_exception_ptr(Error(
@@ -529,37 +573,24 @@ int main(int argc, char** argv) {
     } catch (const Error&) {
         return report_usage(std::current_exception());
     }
-    if (line.help_config) {
-        fmt::print("{}", fp8flow::help_config());
-        return 0;
-    }
-    if (*line.train)
-        return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
-    if (*line.validate) return on_ranks(line.options, run_validate);
-    if (*line.profile && !line.compared.empty()) {
-        try {
-            fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
-            return 0;
-        } catch (...) {
-            return report_here(std::current_exception());
-        }
-    }
-    if (*line.profile) return on_ranks(line.options, run_profile);
-    if (*line.replay) {
-        static_cast<RunOptions&>(line.replay_options) = line.options;
-        return replay_on_ranks(line.replay_options);
-    }
-    if (*line.bench && line.list) {
-        fp8flow::print_bench_list();
-        return 0;
-    }
-    if (*line.bench) return bench_on_ranks(line.bench_options);
-    if (!*line.plan) {
-        fmt::print("{}", line.app.help());
-        return static_cast<int>(ExitCode::usage);
-    }
+    decide_on_stop_signals(on_stop_signal(line));
+    return run(line);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    hold_stop_signals();
+    keep_descriptors();
+    wait_passively(argv);
+    std::signal(SIGXFSZ, SIG_IGN);  // past a file size limit, write() then says so (EFBIG)
+    std::signal(SIGPIPE, SIG_IGN);  // as where the reader of a pipe has gone (EPIPE)
     try {
-        return run_plan(line.plan_options);
+        const int code = run(argc, argv);
+        // Where it has failed before, the command knows.
+        if (std::ferror(stdout) == 0 && std::fflush(stdout) != 0)
+            throw std::system_error(errno, std::generic_category());
+        return code;
     } catch (...) {
         return report_here(std::current_exception());
     }

@@ -67,7 +67,8 @@ public:
           continues_(continues_in_folder(options, config_)),
           run_folder_({.path = config_.output.out,
                        .command = options.command,
-                       .taken = continues_ ? RunFolder::Taken::enter : options.taken},
+                       .taken = continues_ ? RunFolder::Taken::enter : options.taken,
+                       .holder = options.holder},
                       world),
           log_(world.rank(), options.terminal) {
         require_own_layers(config_);
@@ -240,7 +241,7 @@ private:
         folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
     }
 
-    // The folder of this run's checkpoints, made by the first rank and known to all. It has a lease of its
+    // The folder of this run's checkpoints, made by the first rank and known to all. It has a lock of its
     // own: another run may name it as its checkpoint.save.
     std::string checkpoint_path() {
         const std::string& save = config_.checkpoint.save;
@@ -248,7 +249,8 @@ private:
             RunFolder::Request{.path = save.empty() ? config_.output.out + "/" + kCheckpoints : save,
                                .key = save.empty() ? "--out" : "checkpoint.save",
                                .command = provenance_.command,
-                               .taken = RunFolder::Taken::enter},
+                               .taken = RunFolder::Taken::enter,
+                               .holder = options_.holder},
             world_);
         std::string path;
         if (checkpoint_folder_->is_first_rank()) path = checkpoint_folder_->folder().path();
@@ -551,7 +553,6 @@ private:
     }
 
     ProcessGroup& world_;
-    StopSignals signals_;
     RunOptions options_;
     Config config_;
     std::string config_to_name_;  // in commands that come next

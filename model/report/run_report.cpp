@@ -14,8 +14,10 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -37,14 +39,24 @@ void RunLog::result(std::string_view text) { write(text, true); }
 
 void RunLog::write(std::string_view text, bool shown) {
     if (!speaks_) return;
-    if (shown) {
-        fmt::print("{}\n", terminal_.color ? colored(text) : text);
-        std::fflush(stdout);
-    }
+    if (shown) print(text);
     if (file_)
         file_->write_line(text);
     else
         kept_.emplace_back(text);
+}
+
+// A run outlives its terminal, or the reader of its pipe.
+void RunLog::print(std::string_view text) {
+    if (std::ferror(stdout) != 0) return;
+    const std::string shown = fmt::format("{}\n", terminal_.color ? colored(text) : text);
+    if (std::fwrite(shown.data(), 1, shown.size(), stdout) == shown.size() && std::fflush(stdout) == 0)
+        return;
+    const std::string lost = fmt::format(
+        "warning: standard output cannot be written ({}); the run goes on, and its lines are in its log",
+        std::strerror(errno));
+    print_err(lost + "\n");
+    write(lost, false);
 }
 
 void RunLog::open(const OutputFolder& folder, std::string_view name, LineFile::Start start) {

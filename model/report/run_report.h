@@ -33,6 +33,7 @@ public:
 
 private:
     void write(std::string_view text, bool shown);
+    void print(std::string_view text);
 
     bool speaks_;
     Terminal terminal_;

@@ -78,6 +78,8 @@ RunningCommand::~RunningCommand() {
 
 std::string RunningCommand::out_so_far() const { return read_whole(out_path_); }
 
+std::string RunningCommand::err_so_far() const { return read_whole(err_path_); }
+
 CommandResult RunningCommand::wait(double deadline_seconds) {
     CommandResult result;
     const double deadline = now() + deadline_seconds;
@@ -121,9 +123,10 @@ std::vector<std::string> with_settings(std::vector<std::string> line,
 
 std::vector<std::string> with_faults(std::vector<std::string> line,
                                      const std::vector<std::string>& environment) {
-    std::vector<std::string> words = {"env", "LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
-                                      "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"};
+    std::vector<std::string> words = {"env"};
     words.insert(words.end(), environment.begin(), environment.end());
+    words.insert(words.end(), {"LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
+                               "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"});
     line.insert(std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE)), words.begin(),
                 words.end());
     return line;

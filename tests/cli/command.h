@@ -29,6 +29,7 @@ public:
 
     int pid() const { return pid_; }
     std::string out_so_far() const;
+    std::string err_so_far() const;
     CommandResult wait(double deadline_seconds);
 
 private:

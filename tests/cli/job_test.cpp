@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <filesystem>
 #include <fstream>
 #include <regex>
 #include <thread>
@@ -46,6 +47,47 @@ TEST(Job, ErrorOfOneRankEndsTheOthers) {
         expect_one_report(
             fp8flow_on_ranks(4, {command, config_file("test"), "--backend", "reference", "--out", file}),
             ExitCode::output, file);
+}
+
+// One process of several that another MPI's launcher started; and shells that have such variables and are
+// none.
+TEST(Job, ALauncherThatMpiDoesNotSeeIsAnError) {
+    struct Case {
+        std::vector<std::string> environment;
+        const char* report;  // null: it trains
+    };
+    const char* const four = "the launcher started 4 tasks, MPI sees 1";
+    for (const auto& [environment, report] : std::vector<Case>{
+             {{"PMI_SIZE=4", "PMI_RANK=2", "MPI_LOCALNRANKS=4", "MPI_LOCALRANKID=2"}, four},
+             {{"PMI_SIZE=4", "PMI_RANK=0"}, four},
+             {{"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_RANK=0"}, four},
+             {{"MV2_COMM_WORLD_SIZE=4", "MV2_COMM_WORLD_RANK=3"}, four},
+             {{"SLURM_STEP_NUM_TASKS=4", "SLURM_NTASKS=8", "SLURM_PROCID=0", "SLURM_STEP_ID=0"}, four},
+             {{"SLURM_NTASKS=4", "SLURM_PROCID=0", "SLURM_STEP_ID=0"}, four},
+             {{"SLURM_NTASKS=4", "SLURM_PROCID=2"}, four},
+             {{"WORLD_SIZE=4", "RANK=0", "LOCAL_RANK=0"}, four},
+             {{"PMIX_RANK=3"}, "PMIX_RANK=3: the launcher started at least 4 tasks, MPI sees 1"},
+             {{"PMI_SIZE=1", "PMI_RANK=0"}, nullptr},
+             {{"SLURM_NTASKS=4", "SLURM_JOB_ID=7"}, nullptr},                    // salloc
+             {{"SLURM_NTASKS=4", "SLURM_JOB_ID=7", "SLURM_PROCID=0"}, nullptr},  // a batch script
+             {{"SLURM_NTASKS=4", "SLURM_STEP_NUM_TASKS=1", "SLURM_PROCID=0", "SLURM_STEP_ID=4294967290"},
+              nullptr},  // salloc's shell as a step
+             {{"SLURM_STEP_NUM_TASKS=4", "SLURM_PROCID=0", "SLURM_STEP_ID=0", "SLURM_PTY_PORT=1"}, nullptr},
+             {{"WORLD_SIZE=4", "RANK=0"}, nullptr}}) {  // a pod
+        SCOPED_TRACE(environment.back());
+        TemporaryFolder folder;
+        std::vector<std::string> line = {"env"};
+        line.insert(line.end(), environment.begin(), environment.end());
+        line.insert(line.end(), {FP8FLOW_EXECUTABLE, "train", config_file("test"), "--backend", "reference",
+                                 "--out", folder.path("out"), "--set", "training.train_iters=1"});
+        const CommandResult result = RunningCommand(line, folder.path()).wait(kSeconds);
+        if (report != nullptr) {
+            expect_one_report(result, ExitCode::usage, report);
+        } else {
+            EXPECT_EQ(result.status, 0) << result.err;
+        }
+        EXPECT_EQ(std::filesystem::exists(folder.path("out")), report == nullptr);
+    }
 }
 
 class LongRun : public testing::Test {

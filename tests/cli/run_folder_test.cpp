@@ -70,7 +70,7 @@ TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
             train(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
         ASSERT_EQ(fp8flow_on_ranks(ranks, line, folder_.path()).status, 0);
         const auto first = tree_of(folder_.path(out));
-        EXPECT_EQ(first.count(".lease"), 0u);
+        EXPECT_EQ(first.at(".lock"), "");
         for (const char* number : {"-2", "-3"}) {
             const CommandResult again = fp8flow_on_ranks(ranks, line, folder_.path());
             ASSERT_EQ(again.status, 0) << again.err;
@@ -118,7 +118,7 @@ TEST_F(RunFolders, EveryCommandFollowsTheRule) {
         EXPECT_EQ(next.status, 0) << next.err;
         expect_contains(next.out, "out holds another run: this one goes to out-2");
         EXPECT_GT(names_in(folder_.path("out-2")).size(), 1u);
-        EXPECT_EQ(names_in(folder_.path("out")).size(), 1u);
+        EXPECT_EQ(names_in(folder_.path("out")), (std::set<std::string>{"notes.txt"}));
         fs::remove_all(folder_.path("out-2"));
     }
     EXPECT_EQ(read_whole(mine), "mine");
@@ -204,7 +204,7 @@ TEST_F(RunFolders, ResumedFromElsewhere) {
     const CommandResult replaced = fp8flow_alone(line, folder_.path());
     EXPECT_EQ(replaced.status, 0) << replaced.err;
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 1u);
-    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000003"}));
+    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{".lock", "step_00000003"}));
 }
 
 // The folder of checkpoints of a live run, named by another.
@@ -258,16 +258,16 @@ TEST_F(RunFolders, ALiveRunIsLeftAlone) {
     }
     ASSERT_EQ(::kill(run->pid(), SIGKILL), 0);
     run->wait(30);
-    EXPECT_EQ(names_in(folder_.path("out")).count(".lease"), 1u);
+    EXPECT_NE(read_whole(folder_.path("out/.lock")), "");
     EXPECT_EQ(fp8flow_alone(train("out", {"--overwrite"}), folder_.path()).status, 0);  // at once
-    EXPECT_EQ(names_in(folder_.path("out")).count(".lease"), 0u);
+    EXPECT_EQ(read_whole(folder_.path("out/.lock")), "");
 }
 
 // As if another machine had taken over while this run was suspended.
 TEST_F(RunFolders, ARunThatLostItsFolderStops) {
     const auto run =
         start_long_run("out", {"--set", "checkpoint.save_interval=1", "--set", "checkpoint.most_recent_k=0"});
-    const std::string path = folder_.path("out/.lease");
+    const std::string path = folder_.path("out/.lock");
     ASSERT_EQ(::kill(run->pid(), SIGSTOP), 0);
     const std::string another =
         R"({"id":"1","machine":"another","host":"there","pid":7,"command":"fp8flow"})";
@@ -276,7 +276,7 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
     const auto published = [&] {
         Texts names;
         for (const std::string& name : names_in(folder_.path("out/checkpoints")))
-            if (!name.ends_with(".tmp")) names.push_back(name);
+            if (!name.ends_with(".tmp") && name != ".lock") names.push_back(name);
         return names;
     };
     const Texts before = published();
@@ -287,6 +287,39 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
     EXPECT_EQ(read_whole(path), another);
     EXPECT_LE(published().size(), before.size() + 1);  // the one that it was renaming when it was suspended
     EXPECT_FALSE(fs::exists(folder_.path("out/memory.json")));
+}
+
+// Taken from a live run, which ends; and on a file system without locks.
+TEST_F(RunFolders, TakingOver) {
+    const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1"});
+    const CommandResult taken = fp8flow_alone(train("out", {"--overwrite", "--take-over"}), folder_.path());
+    EXPECT_EQ(taken.status, 0) << taken.err;
+    const CommandResult ended = run->wait(60);
+    EXPECT_EQ(ended.status, static_cast<int>(ExitCode::output)) << ended.err;
+    expect_contains(ended.err, "this run has lost its folder");
+    Texts line = train("fresh");
+    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+    const CommandResult refused =
+        RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60);
+    EXPECT_EQ(refused.status, static_cast<int>(ExitCode::output)) << refused.err;
+    expect_contains(refused.err, "fresh: its file system has no locks");
+    EXPECT_FALSE(fs::exists(folder_.path("fresh")));
+    line.push_back("--take-over");
+    EXPECT_EQ(RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60).status, 0);
+}
+
+// Within two seconds a run that waits says for whom; a signal ends the wait.
+TEST_F(RunFolders, AWaitSaysForWhomAndEndsByASignal) {
+    const auto run = start_long_run("out");
+    Texts line = train("out", {"--resume", "auto"});
+    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
+    RunningCommand waiting(line, folder_.path());
+    wait_for([&] { return waiting.err_so_far().find("--take-over") != std::string::npos; });
+    expect_contains(waiting.err_so_far(), "for the end of process " + std::to_string(run->pid()) + " on ");
+    ASSERT_EQ(::kill(waiting.pid(), SIGTERM), 0);
+    const CommandResult ended = waiting.wait(60);
+    EXPECT_EQ(ended.status, static_cast<int>(ExitCode::stopped)) << ended.err;
+    expect_contains(ended.err, "stopped by SIGTERM while --out out was held by process ");
 }
 
 // FP8FLOW_FIGHTS: how often.
@@ -307,10 +340,11 @@ TEST_F(RunFolders, TwoJobsOverOneFolder) {
             ASSERT_TRUE(fs::exists(folder + "/memory.json")) << name << first.out << second.out;
             EXPECT_EQ(losses_of(folder).size(), 3u);
             EXPECT_EQ(names_in(folder + "/checkpoints"),
-                      (std::set<std::string>{"step_00000002", "step_00000003"}));
+                      (std::set<std::string>{".lock", "step_00000002", "step_00000003"}));
             names = names_in(folder);
-            EXPECT_EQ(names, (std::set<std::string>{"checkpoints", "config.yaml", "loss.svg", "memory.json",
-                                                    "metrics.jsonl", "report.html", "train.log"}));
+            EXPECT_EQ(names,
+                      (std::set<std::string>{".lock", "checkpoints", "config.yaml", "loss.svg", "memory.json",
+                                             "metrics.jsonl", "report.html", "train.log"}));
         }
         EXPECT_FALSE(fs::exists(folder_.path(out + "-3")));
     }

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -60,6 +61,7 @@ protected:
         int64_t step = 0;
         int count = 0;
         for (const auto& entry : fs::directory_iterator(folder_.path(out + "/checkpoints"))) {
+            if (entry.path().filename() == ".lock") continue;
             step = std::stoll(entry.path().filename().string().substr(std::string("step_").size()));
             ++count;
         }
@@ -97,8 +99,8 @@ TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
         EXPECT_EQ(losses_of(name).size(), static_cast<size_t>(step));
         for (const char* file : {"/loss.svg", "/memory.json", "/train.log", "/config.yaml"})
             EXPECT_TRUE(fs::exists(folder_.path(name + std::string(file)))) << file;
-        EXPECT_FALSE(fs::exists(folder_.path(name + std::string("/.lease"))));
-        EXPECT_FALSE(fs::exists(folder_.path(name + std::string("/checkpoints/.lease"))));
+        EXPECT_EQ(read_whole(folder_.path(name + std::string("/.lock"))), "");
+        EXPECT_EQ(read_whole(folder_.path(name + std::string("/checkpoints/.lock"))), "");
     }
 }
 
@@ -123,6 +125,43 @@ TEST_F(Stop, AllRanksStopAfterTheSameStepAndContinueWithTheSameBits) {
         ASSERT_EQ(fp8flow_on_ranks(2, train(2, straight, iterations), folder_.path()).status, 0);
         EXPECT_EQ(losses_of(out), losses_of(straight));
     }
+}
+
+// SIGTERM is blocked, from the first line of main.
+bool is_past_first_line(int process) {
+    const std::string status = read_whole("/proc/" + std::to_string(process) + "/status");
+    const size_t at = status.find("SigBlk:");
+    return at != std::string::npos &&
+           (std::stoull(status.substr(at + 7), nullptr, 16) >> (SIGTERM - 1) & 1) != 0;
+}
+
+// While the program starts itself again, in MPI_Init, where libraries leave handlers, and before the first
+// step.
+TEST_F(Stop, ASignalDuringTheStartCounts) {
+    for (const int ranks : {1, 2})
+        for (const int signal : {SIGTERM, SIGINT, SIGUSR1})
+            for (const int after : {0, 200}) {
+                const std::string out = fmt::format("{}_{}_{}", ranks, signal, after);
+                SCOPED_TRACE(out);
+                Texts line = mpirun_line(ranks, train(ranks, out, 1'000'000));
+                if (ranks == 1)
+                    line.erase(line.begin(), std::find(line.begin(), line.end(), FP8FLOW_EXECUTABLE));
+                line = with_faults(line, {"-u", "OMP_WAIT_POLICY", "FAULT_HANDLERS=1"});
+                RunningCommand run(line, folder_.path());
+                std::vector<int> started;
+                for (int i = 0; i < 6000 && started.empty(); ++i) {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+                    started = ranks == 1 ? std::vector<int>{run.pid()} : ranks_below(run.pid());
+                    std::erase_if(started, [](int process) { return !is_past_first_line(process); });
+                }
+                std::this_thread::sleep_for(std::chrono::milliseconds(after));
+                ASSERT_FALSE(started.empty());
+                ASSERT_EQ(::kill(started.front(), signal), 0);
+                const CommandResult stopped = run.wait(kLongestStop);
+                EXPECT_EQ(stopped.status, kStopped) << stopped.err;
+                EXPECT_TRUE(error_lines(stopped.err).empty()) << stopped.err;
+                EXPECT_GE(step_of(out), 1);
+            }
 }
 
 TEST_F(Stop, WithoutCheckpointsItSaysSo) {

@@ -112,6 +112,14 @@ TEST(Watchdog, RankThatStartsAfterTheReportAddsNone) {
         lose(4, 0, SIGKILL, "MPI_Init_thread", {"FAULT_LATE=2", "FAULT_SLEEP_MS=" + std::to_string(late)});
 }
 
+TEST(Watchdog, WithoutProcNobodyIsLost) {
+    TemporaryFolder folder;
+    RunningCommand run(faulty(2, {"FAULT_NO_PROC=1"}, folder.path("out")), "");
+    const CommandResult result = run.wait(90);
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_TRUE(error_lines(result.err).empty()) << result.err;
+}
+
 // One rank writes its part for longer than the deadline, and the other waits for it.
 TEST(Watchdog, SlowExportIsWaitedFor) {
     TemporaryFolder folder;

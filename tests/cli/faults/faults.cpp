@@ -4,7 +4,8 @@
 // process that is sent SIGUSR2 throws from the next allocation that the program's own code makes in the main
 // thread, or from the next look at a message. FAULT_ALLOCATION: that allocation of a device's memory by that
 // rank (from 1 on) and all after it fail. FAULT_HANDLERS: MPI_Init_thread leaves handlers that end the
-// process, as libraries below it do. FAULT_LATE: that rank starts FAULT_SLEEP_MS late. FAULT_SLEEP_MS delays
+// process, as libraries below it do. FAULT_NO_LOCKS: flock fails. FAULT_NO_PROC:
+// files of processes are not there. FAULT_LATE: that rank starts FAULT_SLEEP_MS late. FAULT_SLEEP_MS delays
 // each write of 64 bytes and more by that rank to a file below FAULT_SLOW. Ranks that end by _exit add a line
 // with their status to the file FAULT_STATUSES.
 #include <dlfcn.h>
@@ -12,14 +13,18 @@
 #include <mpi.h>
 #include <signal.h>
 #include <sys/auxv.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 #include <thread>
 
 namespace {
@@ -122,6 +127,23 @@ extern "C" int MPI_Testsome(int count, MPI_Request* requests, int* done, int* wh
 extern "C" int fsync(int file) {
     reach("fsync");
     return next(&fsync, "fsync")(file);
+}
+extern "C" int flock(int file, int operation) noexcept {
+    if (setting("FAULT_NO_LOCKS").empty()) return next(&flock, "flock")(file, operation);
+    errno = ENOLCK;
+    return -1;
+}
+extern "C" int open(const char* path, int flags, ...) {
+    if (!setting("FAULT_NO_PROC").empty() && std::string_view(path).starts_with("/proc/") &&
+        std::string_view(path).ends_with("/stat")) {
+        errno = ENOENT;
+        return -1;
+    }
+    va_list more;
+    va_start(more, flags);
+    const auto mode = (flags & (O_CREAT | O_TMPFILE)) != 0 ? va_arg(more, mode_t) : mode_t{0};
+    va_end(more);
+    return next(&open, "open")(path, flags, mode);
 }
 extern "C" void _exit(int status) {
     const std::string statuses = setting("FAULT_STATUSES");

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: MIT
+// The lock file: opened, locked, found in its place, and written. A lease is what releases before the lock
+// left.
+#include "model/base/folder_lock.h"
+
+#include "kernels/comm/watchdog.h"
+#include "kernels/core/error.h"
+#include "model/safetensors/header.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <utility>
+
+namespace fp8flow {
+
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr const char* kLock = ".lock";
+constexpr const char* kLease = ".lease";
+constexpr int64_t kLeaseSeconds = 60;  // an owner renewed its lease every 5 s
+constexpr mode_t kMode = 0666;         // and the umask
+constexpr size_t kLargest = 4096;      // what we write has some hundred bytes
+constexpr std::chrono::seconds kBetweenChecks{5};
+
+std::string host_name() {
+    char name[256] = "";
+    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
+// Of a file in the folder, which is opened for it: that asks the server of a network file system for the file
+// as it is now. Empty where there is none.
+std::string text_of(int folder, const char* name) {
+    const int file = ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (file < 0) return "";
+    std::string text(kLargest, '\0');
+    const ssize_t length = ::pread(file, text.data(), text.size(), 0);
+    ::close(file);
+    text.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
+    return text;
+}
+
+nlohmann::json parsed(const std::string& text) {
+    nlohmann::json record = nlohmann::json::parse(text, nullptr, false);
+    return record.is_object() ? record : nlohmann::json::object();
+}
+
+template <class T> T value_in(const nlohmann::json& record, const char* key, T otherwise) {
+    try {
+        return record.value(key, otherwise);
+    } catch (const nlohmann::json::exception&) {  // of another type
+        return otherwise;
+    }
+}
+
+std::string described(const std::string& text) {
+    const nlohmann::json record = parsed(text);
+    if (record.empty()) return "another run";
+    return fmt::format("process {} on {} ({})", value_in<int64_t>(record, "pid", 0),
+                       printable(value_in<std::string>(record, "host", "?")),
+                       printable(value_in<std::string>(record, "command", "?")));
+}
+
+// Where process ids of a lease mean the same: the boot of a kernel, and the name space of its processes.
+std::string this_machine() {
+    char space[64] = "";
+    const ssize_t length = ::readlink("/proc/self/ns/pid", space, sizeof space - 1);
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    return length > 0 && !boot.empty() ? boot + " " + space : "";
+}
+
+bool is_gone(int error) { return error == ENOENT || error == ESTALE; }
+
+}  // namespace
+
+FolderLock::FolderLock(int folder, std::string folder_path, const std::string& command, Holder holder)
+    : folder_(folder), path_(std::move(folder_path)), other_(holder) {
+    std::random_device random;
+    id_ = fmt::format("{:08x}{:08x}", random(), random());
+    const nlohmann::json record = {{"id", id_},
+                                   {"host", host_name()},
+                                   {"pid", ::getpid()},
+                                   {"command", command.substr(0, kLargest / 4)}};
+    text_ = record.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";
+}
+
+FolderLock::~FolderLock() {
+    if (is_ours()) [[maybe_unused]]
+        const int emptied = ::ftruncate(file_, 0);
+    close();
+}
+
+bool FolderLock::is_ours() const { return seen_ != 0 && text_of(folder_, kLock) == text_; }
+
+void FolderLock::close() {
+    if (file_ >= 0) ::close(std::exchange(file_, -1));
+}
+
+// Returns 0 or the error number; of flock with the file open.
+int FolderLock::open_locked(const std::string& name) {
+    close();
+    file_ = ::openat(folder_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kMode);
+    if (file_ < 0) return errno;
+    while (::flock(file_, LOCK_EX | LOCK_NB) != 0)
+        if (errno != EINTR) return errno;
+    return 0;
+}
+
+// The file that we have open has its name still.
+bool FolderLock::is_in_place() const {
+    struct stat ours {
+    }, named{};
+    return ::fstat(file_, &ours) == 0 && ::fstatat(folder_, kLock, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+           ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
+}
+
+// Whether the owner of the lease may be alive: of this machine, its process; of another, one that has renewed
+// it lately by the clock of the file system, which is that of the file we have just locked. A lease dated in
+// the future counts as renewed.
+bool FolderLock::is_leased(const std::string& lease) const {
+    struct stat now {
+    }, renewed{};
+    if (::fstatat(folder_, kLease, &renewed, AT_SYMLINK_NOFOLLOW) != 0) return false;
+    const nlohmann::json record = parsed(lease);
+    if (const std::string here = this_machine();
+        !here.empty() && value_in<std::string>(record, "machine", "") == here) {
+        const auto process = value_in<int64_t>(record, "pid", 0);
+        const int64_t start = process_start(process);
+        if (start == 0) return process > 0 && ::kill(static_cast<pid_t>(process), 0) != 0 && errno == EPERM;
+        return start == value_in<int64_t>(record, "process start", -1);
+    }
+    ::futimens(file_, nullptr);
+    return ::fstat(file_, &now) == 0 && now.st_mtim.tv_sec - renewed.st_mtim.tv_sec < kLeaseSeconds;
+}
+
+void FolderLock::write_record() const {
+    const auto size = static_cast<ssize_t>(text_.size());
+    errno = ENOSPC;  // where it writes less than asked
+    const bool written = ::ftruncate(file_, 0) == 0 &&
+                         ::pwrite(file_, text_.data(), text_.size(), 0) == size && ::fsync(file_) == 0;
+    require(written, ExitCode::output, "{}: cannot write .lock: {}", path_, std::strerror(errno));
+}
+
+// A file of our own takes the place of the one that another holds, or that cannot be locked.
+void FolderLock::replace(const std::string& candidate) {
+    const int error = open_locked(candidate);
+    require(file_ >= 0, ExitCode::output, "{}: cannot create .lock: {}", path_, std::strerror(error));
+    write_record();
+    require(::renameat(folder_, candidate.c_str(), folder_, kLock) == 0, ExitCode::output,
+            "{}: cannot replace .lock: {}", path_, std::strerror(errno));
+}
+
+FolderLock::Attempt FolderLock::try_to_take() {
+    int error = 0;
+    do {
+        error = open_locked(kLock);
+        if (is_gone(error)) return Attempt::gone;
+    } while (error == 0 && !is_in_place());  // removed or replaced between opening and locking
+    const std::string lease = text_of(folder_, kLease), lock = text_of(folder_, kLock);
+    const bool leased = error == 0 && is_leased(lease), held = leased || error == EWOULDBLOCK;
+    holder_ = described(leased ? lease : lock);
+    if (other_ == Holder::is_replaced && error != 0) {
+        const std::string candidate = fmt::format("{}.{}", kLock, id_);
+        try {
+            replace(candidate);
+        } catch (...) {
+            ::unlinkat(folder_, candidate.c_str(), 0);
+            throw;
+        }
+    } else if (other_ == Holder::keeps && held) {
+        close();
+        return Attempt::held;
+    } else {
+        require(file_ >= 0, ExitCode::output, "{}: cannot open .lock, which says whose folder it is: {}",
+                path_, std::strerror(error));
+        require(error == 0, ExitCode::output,
+                "{}: its file system has no locks ({}), and {} may be in it; choose a folder on one that has "
+                "locks, "
+                "or, if no run is in this one, add --take-over",
+                path_, std::strerror(error), holder_);
+        write_record();
+    }
+    ::unlinkat(folder_, kLease, 0);  // whose owner finds out
+    seen_ = Clock::now().time_since_epoch().count();
+    return Attempt::taken;
+}
+
+void FolderLock::check() const {
+    const std::string now = text_of(folder_, kLock);
+    require(now == text_, ExitCode::output,
+            "{}: this run has lost its folder: {}; it stops and writes nothing more there", path_,
+            now.empty() ? "its .lock was emptied or removed" : described(now) + " has taken it");
+    seen_ = Clock::now().time_since_epoch().count();
+}
+
+void FolderLock::check_if_unsure() const {
+    if (Clock::now().time_since_epoch() - Clock::duration(seen_) > kBetweenChecks) check();
+}
+
+void FolderLock::remove_file() const {
+    if (is_ours()) ::unlinkat(folder_, kLock, 0);
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: MIT
+// What the launcher (mpirun, srun, ...) says in the environment of the ranks that it starts.
+#pragma once
+
+#include "model/base/backend.h"
+
+#include <cstdint>
+#include <string>
+
+namespace fp8flow {
+
+struct JobStart {
+    bool launched = false;  // by a launcher, as one of several ranks or of one
+    int64_t rank = 0;
+    Placement placement;   // of a process started alone: one rank on its host
+    std::string evidence;  // the variable with the number of ranks, or with the rank: "PMI_SIZE=4"
+};
+JobStart read_job_start();
+
+// Throws ExitCode::usage where MPI sees this process alone, and the launcher has started several.
+void require_same_size(const JobStart& start, int mpi_size);
+
+}  // namespace fp8flow
