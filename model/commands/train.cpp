@@ -409,9 +409,9 @@ private:
         zero_gradients_ = result.grad_norm == 0 ? zero_gradients_ + 1 : 0;
         const int64_t most = config_.training.zero_grad_iters;
         require(most == 0 || zero_gradients_ < most, ExitCode::numeric,
-                "iteration {}: the gradient of every parameter is 0 for the {}th time in a row "
+                "iteration {}: the gradient of every parameter was 0 in {} in a row "
                 "(training.zero_grad_iters)",
-                result.step + 1, zero_gradients_);
+                result.step + 1, counted(zero_gradients_, "iteration"));
     }
 
     // Of the last step so far, with nothing in flight.

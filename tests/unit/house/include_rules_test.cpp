@@ -269,6 +269,9 @@ void check_texts(const Tree& tree, Problems& problems) {
             problems.push_back(path + ": " + std::to_string(lines.size()) +
                                " lines without a 'Long because' at the top");
         }
+        // In two parts, so that this file obeys it.
+        if (text.find(std::string("}") + "th ") != std::string::npos)
+            problems.push_back(path + ": a number before \"th\" is wrong for 1, 2 and 3");
         if (under(path, "kernels/hopper/device")) continue;
         for (const std::string& line : lines) {
             const std::string code = line.substr(0, line.find("//"));
@@ -434,6 +437,9 @@ std::vector<Planted> planted() {
         {"test_sees_backend", pair("tests/unit/a_test.cpp", "kernels/reference/b.h"), ""},
         {"model_sees_tests", pair("model/base/a.h", "tests/support/b.h"), "only tests"},
         {"relative_include", {{"model/base/a.h", header({"b.h"})}}, "from the repository root"},
+        {"ordinal",
+         {{"model/base/a.h", header({}) + "auto text = fmt::format(\"the {}" + "th time\", n);\n"}},
+         "wrong for 1, 2 and 3"},
         {"missing_file", {{"model/base/a.h", header({"model/base/b.h"})}}, "no such file"},
         {"cycle",
          {{"model/base/a.h", header({"model/base/b.h"})},
