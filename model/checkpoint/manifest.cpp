@@ -33,6 +33,7 @@ std::string body(const CheckpointManifest& manifest) {
     json["expert_model_parallel_size"] = manifest.expert_parallel_size;
     json["global_batch_size"] = manifest.global_batch_size;
     json["seed"] = manifest.seed;
+    if (manifest.seq_length != 0) json["seq_length"] = manifest.seq_length;
     json["data_fingerprint"] = fmt::format("{:016x}", manifest.data_fingerprint);
     if (manifest.run != 0) json["run"] = fmt::format("{:016x}", manifest.run);
     json["commit"] = manifest.commit;
@@ -72,6 +73,7 @@ CheckpointManifest read_fields(const Json& json) {
         .expert_parallel_size = whole<int64_t>(json.at("expert_model_parallel_size")),
         .global_batch_size = whole<int64_t>(json.at("global_batch_size")),
         .seed = whole<uint64_t>(json.at("seed")),
+        .seq_length = json.contains("seq_length") ? whole<int64_t>(json.at("seq_length")) : 0,
         .data_fingerprint = hex_word<uint64_t>(json.at("data_fingerprint").get<std::string>()),
         .commit = json.at("commit").get<std::string>(),
         .config = json.at("config").get<std::string>()};
@@ -123,6 +125,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     if (const int64_t applied = manifest.applied_steps.value_or(0); applied < 0 || applied > manifest.step)
         wrong("applied_steps", applied);
     if (manifest.global_batch_size < 1) wrong("global_batch_size", manifest.global_batch_size);
+    if (manifest.seq_length < 0) wrong("seq_length", manifest.seq_length);
     int64_t samples = 0;
     if (__builtin_mul_overflow(manifest.step, manifest.global_batch_size, &samples) ||
         manifest.consumed_samples < samples || manifest.consumed_samples % manifest.global_batch_size != 0)

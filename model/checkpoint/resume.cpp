@@ -81,26 +81,16 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
     throw_problems(problems, ExitCode::checkpoint);
 }
 
-// The position in the data is a number of samples under a seed: it means something for the same data alone.
-void check_position(const CheckpointReader& reader, const Config& config, uint64_t data_fingerprint) {
-    const CheckpointManifest& saved = reader.manifest();
-    constexpr const char* kOtherwise =
-        "or take its weights alone and begin at step 0: checkpoint.finetune=true";
-    require(saved.seed == config.training.seed, ExitCode::checkpoint,
-            "{}: saved with training.seed {}, this run has {}; set it back, {}", reader.path(), saved.seed,
-            config.training.seed, kOtherwise);
-    require(saved.global_batch_size == config.training.global_batch_size, ExitCode::checkpoint,
-            "{}: saved with training.global_batch_size {}, this run has {}; set it back, {}", reader.path(),
-            saved.global_batch_size, config.training.global_batch_size, kOtherwise);
-    require(saved.data_fingerprint == data_fingerprint, ExitCode::checkpoint,
-            "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now); name the same "
-            "data, {}",
-            reader.path(), saved.data_fingerprint, data_fingerprint, kOtherwise);
-    require(
-        saved.step <= config.training.train_iters, ExitCode::usage,
-        "training.train_iters: got {}, want at least {}: as many are done in {}; raise it, or resume from "
-        "an older checkpoint",
-        config.training.train_iters, saved.step, reader.path());
+// Of a version that compared token files by name and size, and did not compare model.seq_length.
+bool is_old(const CheckpointManifest& saved) { return saved.seq_length == 0; }
+
+// Nothing where it is not one of this version.
+std::optional<Config> saved_config(const CheckpointManifest& saved) {
+    try {
+        return parse_config(saved.config, "checkpoint");
+    } catch (const Error&) {
+        return std::nullopt;
+    }
 }
 
 constexpr const char* kOtherVersion = "the configuration in the checkpoint is not one of this version";
@@ -112,6 +102,7 @@ bool says_what_is_trained(const std::string& line) {
         if (line.starts_with(section)) return false;
     return true;
 }
+bool says_what_is_read(const std::string& line) { return line.starts_with("data."); }
 
 // Of a line of Resumed::changed: the same weights compute something else now.
 bool changes_the_model(const std::string& changed) {
@@ -124,24 +115,57 @@ bool changes_the_model(const std::string& changed) {
     return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
 }
 
+// Of the saved run and this one: lines of `counts`.
+std::vector<std::string> changed_keys(const std::optional<Config>& saved, const Config& config,
+                                      bool (*counts)(const std::string&)) {
+    if (!saved) return {kOtherVersion};
+    std::vector<std::string> lines = diff_configs(*saved, config);
+    std::erase_if(lines, [&](const std::string& line) { return !counts(line); });
+    return lines;
+}
+
 // Compares with what was saved, and goes on with its rules unless its weights alone are taken.
 void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed& resumed) {
-    Config saved;
-    std::vector<std::string>& changed = resumed.changed;
-    try {
-        saved = parse_config(reader.manifest().config, "checkpoint");
-    } catch (const Error&) {
-        changed = {kOtherVersion};
-    }
+    const std::optional<Config> saved = saved_config(reader.manifest());
     Config kept = resumed.config;
-    const std::vector<std::string> rules = keep_meanings(saved, kept);
+    const std::vector<std::string> rules = keep_meanings(saved.value_or(Config{}), kept);
     if (!weights_alone) {
         resumed.config = kept;
         resumed.kept = rules;
     }
-    if (!changed.empty()) return;
-    changed = diff_configs(saved, resumed.config);
-    std::erase_if(changed, [](const std::string& line) { return !says_what_is_trained(line); });
+    resumed.changed = changed_keys(saved, resumed.config, says_what_is_trained);
+}
+
+// The position in the data is a number of samples: it means something for the same windows in the same order
+// alone.
+void check_position(const CheckpointReader& reader, const Config& config, const data::TokenSource& data) {
+    const CheckpointManifest& saved = reader.manifest();
+    constexpr const char* kOtherwise =
+        "or take its weights alone and begin at step 0: checkpoint.finetune=true";
+    const auto require_same = [&](const char* key, auto then, decltype(then) now) {
+        require(then == now, ExitCode::checkpoint, "{}: saved with {} {}, this run has {}; set it back, {}",
+                reader.path(), key, then, now, kOtherwise);
+    };
+    require_same("training.seed", saved.seed, config.training.seed);
+    require_same("training.global_batch_size", saved.global_batch_size, config.training.global_batch_size);
+    const std::optional<Config> before = saved_config(saved);
+    if (!is_old(saved) || before)
+        require_same("model.seq_length", is_old(saved) ? before->model.seq_length : saved.seq_length,
+                     config.model.seq_length);
+    const uint64_t now = is_old(saved) ? data.fingerprint_without_content() : data.fingerprint();
+    const std::vector<std::string> changed = changed_keys(before, config, says_what_is_read);
+    require(saved.data_fingerprint == now, ExitCode::checkpoint,
+            "{}: saved with other data (fingerprint {:016x}, data.data_path has {:016x} now): {}; name the "
+            "same data, {}",
+            reader.path(), saved.data_fingerprint, now,
+            changed.empty() ? "the keys are the same, so the files have changed"
+                            : fmt::format("{}", fmt::join(changed, ", ")),
+            kOtherwise);
+    require(
+        saved.step <= config.training.train_iters, ExitCode::usage,
+        "training.train_iters: got {}, want at least {}: as many are done in {}; raise it, or resume from "
+        "an older checkpoint",
+        config.training.train_iters, saved.step, reader.path());
 }
 
 // Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
@@ -265,7 +289,7 @@ std::vector<std::string> messages_of(const Resumed& resumed) {
     return lines;
 }
 
-std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
+std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data::TokenSource& data,
                               ProcessGroup& world, const std::string& save_folder, std::shared_ptr<Disk> disk,
                               const Accept& accept) {
     const std::string& load = config.checkpoint.load;
@@ -283,7 +307,7 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
         std::erase_if(state, [](const StateTensor& tensor) { return !is_weight(tensor.name); });
     on_all_ranks(world, [&] {
         check_tensors(reader, state, weights_alone);
-        if (!weights_alone) check_position(reader, config, data_fingerprint);
+        if (!weights_alone) check_position(reader, config, data);
     });
     on_all_ranks(world, [&] { copy_to_device(reader, state, trainer.ops().device()); });
     const CheckpointManifest& saved = reader.manifest();
@@ -301,7 +325,8 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t d
                     .path = reader.path(),
                     .run = saved.run,
                     .refused = chosen->refused,
-                    .config = config};
+                    .config = config,
+                    .by_size = !weights_alone && is_old(saved) && data.fingerprint() != saved.data_fingerprint};
     compare_configs(reader, weights_alone, resumed);
     trainer.follow_meanings_of(resumed.config);
     return resumed;

@@ -23,6 +23,7 @@ struct Resumed {
         changed;    // keys with other values than in the run that saved: "section.key: then | now"
     Config config;  // of the run from here on
     std::vector<std::string> kept;  // rules of the run that saved which it goes on with (keep_meanings)
+    bool by_size = false;  // saved by an older version: the content of token files could not be compared
 };
 
 // For the log: a line for each newer checkpoint, changed key and kept rule, with its level.
@@ -36,7 +37,7 @@ using Accept = std::function<bool(const CheckpointManifest&)>;
 // model changes. Throws Error(checkpoint), the same on every rank, for a damaged checkpoint (if it was named,
 // or if no older one is complete), one that cannot be read, one of another model, or one of a run on other
 // data. `accept`: which ones `auto` may take; none: all.
-std::optional<Resumed> resume(Trainer& trainer, const Config& config, uint64_t data_fingerprint,
+std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data::TokenSource& data,
                               ProcessGroup& world, const std::string& save_folder,
                               std::shared_ptr<Disk> disk = std::make_shared<Disk>(),
                               const Accept& accept = {});

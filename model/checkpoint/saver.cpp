@@ -164,6 +164,7 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
                                 .expert_parallel_size = config_.parallel.expert_model_parallel_size,
                                 .global_batch_size = config_.training.global_batch_size,
                                 .seed = config_.training.seed,
+                                .seq_length = config_.model.seq_length,
                                 .data_fingerprint = data_fingerprint_,
                                 .run = run_,
                                 .commit = build_commit(),

@@ -202,7 +202,7 @@ private:
         const auto is_ours = [this](const CheckpointManifest& saved) {
             return saved.run == run_ || (continues_ && saved.step == first_step_);
         };
-        const auto resumed = resume(*trainer_, from, data_->fingerprint(), world_, checkpoints_,
+        const auto resumed = resume(*trainer_, from, *data_, world_, checkpoints_,
                                     std::make_shared<Disk>(), is_ours);
         if (!resumed) return false;
         ++rollbacks_;
@@ -311,7 +311,7 @@ private:
 
     void open_checkpoints() {
         const CheckpointSpec& spec = config_.checkpoint;
-        const auto resumed = resume(*trainer_, config_, data_->fingerprint(), world_, checkpoints_);
+        const auto resumed = resume(*trainer_, config_, *data_, world_, checkpoints_);
         identify(resumed);
         if (resumed) {
             if (std::filesystem::path(resumed->path).parent_path() == checkpoints_)
@@ -320,6 +320,8 @@ private:
                 fmt::format("resumed from {}, {} done", resumed->path, counted(resumed->step, "iteration")));
             for (const std::string& line : messages_of(*resumed)) log_.line(line);
             config_ = resumed->config;
+            if (resumed->by_size)
+                log_.line("note: an older version saved it: data files were compared by name and size");
         } else if (spec.load == "auto") {
             log_.line("warning: no checkpoint to resume from: beginning at iteration 1");
         }
@@ -443,9 +445,9 @@ private:
     }
 
     // By this run, not by those that it continues.
-    double tokens_trained() const {
-        return static_cast<double>((trainer_->steps_done() - first_step_) *
-                                   config_.training.global_batch_size * config_.model.seq_length);
+    double tokens_read() const {
+        return static_cast<double>(reported_) *
+               static_cast<double>(config_.training.global_batch_size * config_.model.seq_length);
     }
 
     void finish(double seconds) {
@@ -453,7 +455,7 @@ private:
         const TrainLosses losses{.train = records_.losses(),
                                  .held_out = records_.held_out(),
                                  .floor = data_->entropy_floor_nats(),
-                                 .tokens_per_second = tokens_trained() / seconds};
+                                 .tokens_per_second = tokens_read() / seconds};
         folder_->write_atomic("loss.svg", train_picture(title, losses));
         folder_->write_atomic(
             kPageFile,
@@ -463,7 +465,7 @@ private:
 
     void summary(double seconds) {
         const int64_t done = trainer_->steps_done(), all = config_.training.train_iters;
-        const double tokens = tokens_trained();
+        const double tokens = tokens_read();
         log_.line("");
         if (skipped_ + rollbacks_ + failed_saves_ > 0)
             log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",
@@ -580,7 +582,7 @@ private:
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;
-    double wire_ = 0;
+    double wire_ = 0;  // of the reported steps, also those that were taken back
 };
 
 }  // namespace

@@ -39,6 +39,8 @@ public:
     // file changed under us.
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
     // The least mean loss per token that any model can reach on these windows, where it is known.
+    // What older checkpoints hold, which know token files by name and size alone.
+    virtual uint64_t fingerprint_without_content() const { return fingerprint(); }
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
 

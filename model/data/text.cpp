@@ -134,6 +134,13 @@ void TextSource::append(Split split, Document document) {
     part.files.push_back(std::move(document.relative));
 }
 
+// Where a text that is cut ends is in its lengths.
+uint64_t TextSource::fingerprint() const {
+    if (!cut_) return fingerprint_;
+    return mix64(fingerprint_, static_cast<uint64_t>(num_tokens(Split::train)),
+                 static_cast<uint64_t>(num_tokens(Split::held_out)));
+}
+
 int64_t TextSource::num_tokens(Split split) const { return static_cast<int64_t>(part(split).stream.size()); }
 
 void TextSource::read(Split split, int64_t first, std::span<int32_t> tokens) const {

@@ -44,7 +44,8 @@ public:
     int64_t vocab_size() const override { return kByteVocabulary; }
     int64_t num_tokens(Split split) const override;
     std::string description() const override;
-    uint64_t fingerprint() const override { return fingerprint_; }
+    uint64_t fingerprint() const override;
+    uint64_t fingerprint_without_content() const override { return fingerprint_; }
 
     // Relative paths of the files of a part, for the log and for tests.
     const std::vector<std::string>& files(Split split) const { return part(split).files; }
@@ -71,7 +72,7 @@ private:
 
     std::array<Part, 2> parts_;
     std::string where_;
-    uint64_t fingerprint_ = 0;
+    uint64_t fingerprint_ = 0;                                    // of paths, contents and the split
     int64_t binary_ = 0, empty_ = 0, copies_ = 0, pointers_ = 0;  // files left out, by reason
     bool cut_ = false;                                            // max_bytes was reached
     bool single_file_ = false;

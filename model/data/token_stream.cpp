@@ -3,6 +3,9 @@
 #include "model/data/token_stream.h"
 
 #include "kernels/core/error.h"
+#include "kernels/core/tensor.h"
+#include "model/base/crc32c.h"
+#include "model/data/permutation.h"
 #include "model/safetensors/header.h"
 
 #include <fcntl.h>
@@ -123,10 +126,34 @@ void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     }
 }
 
-void TokenStream::check_all(int64_t vocab_size, int64_t limit) const {
+int64_t TokenStream::bytes() const {
     int64_t bytes = 0;
     for (const Placed& placed : runs_) bytes += placed.run.tokens * size_of(placed.run.type);
-    if (bytes > limit) return;
+    return bytes;
+}
+
+uint64_t TokenStream::content(int64_t bytes_per_file) const {
+    constexpr int64_t kBlock = int64_t{64} << 10;
+    std::vector<uint8_t> block(kBlock);
+    uint64_t state = 0;
+    for (const Placed& placed : runs_) {
+        const TokenRun& run = placed.run;
+        const TokenFile file(run.path);
+        const int64_t width = size_of(run.type), bytes = run.tokens * width;
+        const int64_t begin = run.begin + run.skipped * width, last = std::max<int64_t>(0, bytes - kBlock);
+        const int64_t blocks =
+            std::min(ceil_div(bytes, kBlock), std::max<int64_t>(2, ceil_div(bytes_per_file, kBlock)));
+        const int64_t step = ceil_div(last, std::max<int64_t>(1, blocks - 1));
+        for (int64_t i = 0; i < blocks; ++i) {
+            const int64_t at = std::min(i * step, last), count = std::min(kBlock, bytes - at);
+            file.read(begin + at, block.data(), count);
+            state = mix64(state, crc32c(block.data(), static_cast<size_t>(count)));
+        }
+    }
+    return state;
+}
+
+void TokenStream::check_all(int64_t vocab_size) const {
     std::vector<int32_t> block;
     for (int64_t first = 0; first < tokens_; first += kTokensAtOnce) {
         block.resize(static_cast<size_t>(std::min(kTokensAtOnce, tokens_ - first)));
@@ -140,9 +167,18 @@ StreamSource::StreamSource(std::string_view kind, int64_t vocab_size, int64_t se
             "{}: vocab_size must be in [1, 2^31), got {}", kind, vocab_size_);
 }
 
-void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const {
+void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) {
     for (const Split split : wanted) require_one_window(split, where);
-    for (const TokenStream& part : parts_) part.check_all(vocab_size_, limit);
+    int64_t bytes = 0, runs = 0;
+    for (const TokenStream& part : parts_) {
+        if (part.bytes() <= limit) part.check_all(vocab_size_);
+        bytes += part.bytes();
+        runs += part.num_runs();
+    }
+    const int64_t each = bytes <= kBytesOfContent ? bytes : kBytesOfContent / runs;
+    content_ = mix64(parts_[0].content(each), parts_[1].content(each));
 }
+
+uint64_t StreamSource::fingerprint() const { return mix64(fingerprint_, content_); }
 
 }  // namespace fp8flow::data

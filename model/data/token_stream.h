@@ -55,8 +55,12 @@ public:
     // Copies tokens [first, first + out.size()), which are inside. Throws Error(data) with file, position and
     // id where one is not in [0, vocab_size).
     void read(int64_t first, std::span<int32_t> out, int64_t vocab_size) const;
-    // Reads everything if that is at most `limit` bytes.
-    void check_all(int64_t vocab_size, int64_t limit) const;
+    int64_t bytes() const;
+    // Reads everything.
+    void check_all(int64_t vocab_size) const;
+    // Checksum of what the files hold: of each at most about `bytes_per_file`, in blocks of 64 KiB from its
+    // first tokens to its last ones, at equal distances, and never less than two.
+    uint64_t content(int64_t bytes_per_file) const;
 
 private:
     struct Placed {
@@ -72,7 +76,9 @@ class StreamSource : public WindowedSource {
 public:
     int64_t vocab_size() const final { return vocab_size_; }
     int64_t num_tokens(Split split) const final { return part(split).tokens(); }
-    uint64_t fingerprint() const final { return fingerprint_; }
+    // With the content of the files: all of it up to kBytesOfContent, of more about as many bytes.
+    uint64_t fingerprint() const final;
+    uint64_t fingerprint_without_content() const final { return fingerprint_; }
 
 protected:
     // `kind` begins the message about a vocabulary that int32 does not number.
@@ -81,8 +87,8 @@ protected:
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
     // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when
-    // a sample is read.
-    void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) const;
+    // a sample is read. Reads what the fingerprint covers.
+    void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit);
     static std::string where(const std::vector<std::string>& data_path) {
         return data_path.size() == 1 ? data_path[0] : "data.data_path";
     }
@@ -90,11 +96,14 @@ protected:
         part(split).read(first, tokens, vocab_size_);
     }
 
-    uint64_t fingerprint_ = 0;
+    uint64_t fingerprint_ = 0;  // of names and sizes
 
 private:
+    static constexpr int64_t kBytesOfContent = int64_t{64} << 20;  // a moment to read, also over a network
+
     std::array<TokenStream, 2> parts_;
     int64_t vocab_size_;
+    uint64_t content_ = 0;
 };
 
 }  // namespace fp8flow::data

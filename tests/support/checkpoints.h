@@ -23,7 +23,7 @@ inline TrainingRun train_with_checkpoints(ProcessGroup& world, const Config& con
     const auto data = open_data(config);
     Trainer trainer(config, world, choose_backend(options.backend, options.placement, world),
                     Arithmetic::stated, data);
-    checkpoint::resume(trainer, config, data->fingerprint(), world, options.folder);
+    checkpoint::resume(trainer, config, *data, world, options.folder);
     std::optional<checkpoint::CheckpointSaver> saver;
     const int64_t interval = config.checkpoint.save_interval;
     if (interval > 0) saver.emplace(config, data->fingerprint(), world, options.folder, options.run);

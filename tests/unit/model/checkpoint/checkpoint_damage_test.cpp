@@ -148,7 +148,7 @@ TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
     run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
         const auto data = open_data(config);
         Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
-        const auto mine = resume(trainer, config, data->fingerprint(), world, folder_.path());
+        const auto mine = resume(trainer, config, *data, world, folder_.path());
         if (world.rank() == 1) resumed = mine;
     });
     ASSERT_TRUE(resumed.has_value());

@@ -254,7 +254,7 @@ TEST_F(CheckpointFaults, EveryCallOfAResume) {
     config.checkpoint.load = "auto";
     const auto try_to_resume = [&](const std::shared_ptr<FaultyDisk>& disk) -> std::optional<int64_t> {
         try {
-            const auto resumed = resume(trainer_, config, data_->fingerprint(), *groups_[0], folder, disk);
+            const auto resumed = resume(trainer_, config, *data_, *groups_[0], folder, disk);
             EXPECT_TRUE(resumed.has_value());
             return resumed->step;
         } catch (const Error& error) {

@@ -20,6 +20,7 @@ CheckpointManifest sample() {
             .expert_parallel_size = 2,
             .global_batch_size = 8,
             .seed = 18446744073709551615ull,
+            .seq_length = 32,
             .data_fingerprint = 0x0123456789abcdefull,
             .commit = "aacced7-dirty",
             .config = "model:\n  num_layers: 2\ndata:\n  data_path: [\"/a \\\"b\\\"\"]\n",
@@ -54,6 +55,9 @@ TEST(CheckpointManifest, ThereAndBack) {
     other.run = 0x00000000000000abull;
     EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
     expect_contains(manifest_text(other), "\"run\": \"00000000000000ab\"");
+    other.seq_length = 0;  // older versions did not write it
+    EXPECT_EQ(manifest_text(other).find("seq_length"), std::string::npos);
+    EXPECT_EQ(parse_manifest(manifest_text(other), "m"), other);
     const std::string text = manifest_text(sample());
     EXPECT_EQ(text.substr(0, 12), "{\"crc32c\": \"");
     EXPECT_EQ(text.find(".safetensors"), std::string::npos);  // names follow from the rank
@@ -111,6 +115,12 @@ TEST(CheckpointManifest, HandMadeOnes) {
     expect_contains(
         refusal(signed_text(replaced(body, "\"global_batch_size\": 8", "\"global_batch_size\": 0"))),
         "global_batch_size is 0");
+    expect_contains(refusal(signed_text(replaced(body, "\"seq_length\": 32", "\"seq_length\": -1"))),
+                    "seq_length is -1");
+    for (const char* bad : {"0", "32.0", "\"32\"", "99999999999999999999"})
+        expect_contains(refusal(signed_text(
+                            replaced(body, "\"seq_length\": 32", fmt::format("\"seq_length\": {}", bad)))),
+                        "not in the form");
     expect_contains(refusal(signed_text(replaced(body, "parallel_size\": 2", "parallel_size\": 4"))),
                     "2 files for expert_model_parallel_size 4");
     expect_contains(refusal(signed_text(replaced(body, "\"bytes\": 8,", "\"bytes\": -8,"))),

@@ -9,6 +9,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <fstream>
 #include <set>
 
@@ -311,7 +312,9 @@ TEST(Checkpoint, OneOfAnotherRunIsRefusedWithItsReason) {
     expect_contains(refusal({"training.seed=7"}), "saved with training.seed 1234, this run has 7");
     expect_contains(refusal({"training.global_batch_size=4"}),
                     "saved with training.global_batch_size 8, this run has 4");
+    expect_contains(refusal({"model.seq_length=16"}), "saved with model.seq_length 32, this run has 16");
     expect_contains(refusal({"data.synthetic_seed=7"}), "saved with other data");
+    expect_contains(refusal({"data.synthetic_seed=7"}), ": data.synthetic_seed: 1 | 7; name the same data");
     // Ranks agree on the refusal.
     expect_contains(refusal({"training.seed=7"}, 2), "checkpoint.finetune=true");
     // Nothing to load.
@@ -323,6 +326,58 @@ TEST(Checkpoint, OneOfAnotherRunIsRefusedWithItsReason) {
     expect_contains(refusal_of(resuming(config, folder.path("nowhere")), folder.path()), "No such file");
     // `auto` where nothing is yet: a new run.
     EXPECT_EQ(train_with_checkpoints(resuming(config), 1, {empty.path(), 2}).steps.front().step, 0);
+}
+
+// An llm.c shard of `tokens` tokens.
+std::string shard_of(int tokens, char token) {
+    std::string bytes(1024, '\0');
+    const int32_t header[3] = {20240520, 1, tokens};
+    std::memcpy(bytes.data(), header, sizeof header);
+    for (int i = 0; i < tokens; ++i) bytes += {token, '\0'};
+    return bytes;
+}
+
+// Under the names and sizes that it had: refused, by the checksum of what the files hold. A checkpoint of a
+// version that did not know it is compared as far as it goes, and says so.
+TEST(Checkpoint, DataThatChangedUnderTheSameNamesAreOtherData) {
+    TemporaryFolder folder;
+    folder.write("data/x_train_0.bin", shard_of(4000, 1));
+    folder.write("data/x_val_0.bin", shard_of(400, 1));
+    fs::create_directory(folder.path("saved"));
+    const auto config = [&](const Keys& more = {}) {
+        Keys keys = {"data.data_kind=shards", "data.data_path=" + folder.path("data"),
+                     "training.train_iters=4", "checkpoint.save_interval=2"};
+        keys.insert(keys.end(), more.begin(), more.end());
+        return config_of(Recipe::bf16, 1, keys);
+    };
+    const std::string saved = folder.path("saved");
+    train_with_checkpoints(config(), 1, {saved, 2});
+    const auto resumed = [&](const Config& c) {
+        std::optional<Resumed> result;
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            const auto data = open_data(c);
+            Trainer trainer(c, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            result = resume(trainer, c, *data, world, saved);
+        });
+        return result;
+    };
+    EXPECT_FALSE(resumed(resuming(config()))->by_size);
+    folder.write("data/x_train_0.bin", shard_of(4000, 2));
+    expect_contains(refusal_of(resuming(config()), saved),
+                    "the keys are the same, so the files have changed; name the same data");
+    folder.write("data/x_train_0.bin", shard_of(4000, 1));
+    // As an older version wrote it.
+    const std::string manifest = "saved/step_00000002/manifest.json";
+    CheckpointManifest old = parse_manifest(read_whole(folder.path(manifest)), "m");
+    old.seq_length = 0;
+    old.data_fingerprint = open_data(config())->fingerprint_without_content();
+    folder.write(manifest, manifest_text(old));
+    EXPECT_EQ(resumed(resuming(config()))->step, 2);
+    EXPECT_TRUE(resumed(resuming(config()))->by_size);
+    expect_contains(refusal_of(resuming(config({"model.seq_length=16"})), saved),
+                    "saved with model.seq_length 32, this run has 16");
+    folder.write("data/x_train_0.bin", shard_of(4001, 1));
+    expect_contains(refusal_of(resuming(config()), saved), "saved with other data");
 }
 
 TEST(Checkpoint, FinetuneTakesWeightsAloneAndBeginsAnew) {

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -248,6 +249,60 @@ TEST(Shards, NoticesWhatHappensWhileTraining) {
                     path + ": token 20 is 32788, the vocabulary has 1000 ids");
     std::filesystem::remove(path);
     expect_contains(error_of(ExitCode::data, sample_all), path + ": No such file");
+}
+
+// Other tokens under the same names and sizes are other data; older checkpoints know names and sizes alone.
+TEST(Shards, TheFingerprintIsThatOfTheTokens) {
+    const TemporaryFolder folder;
+    const std::string path = folder.path("x_*.bin");
+    folder.write("x_val_0.bin", shard16(iota(0, 40)));
+    folder.write("x_train_0.bin", shard16(iota(0, 40)));
+    const auto fingerprint = [&] { return ShardSource(options_of(path)).fingerprint(); };
+    const uint64_t first = fingerprint(),
+                   by_size = ShardSource(options_of(path)).fingerprint_without_content();
+    EXPECT_EQ(fingerprint(), first);
+    EXPECT_NE(first, by_size);
+    std::set<uint64_t> all = {first};
+    for (const char* name : {"x_train_0.bin", "x_val_0.bin"})
+        for (size_t i = 0; i < 40; ++i) {
+            Ids ids = iota(0, 40);
+            ids[i] += 100;
+            folder.write(name, shard16(ids));
+            all.insert(fingerprint());
+            EXPECT_EQ(ShardSource(options_of(path)).fingerprint_without_content(), by_size);
+            folder.write(name, shard16(iota(0, 40)));
+        }
+    EXPECT_EQ(all.size(), 81u);
+    EXPECT_EQ(fingerprint(), first);
+}
+
+// Of 200 MB of zeros with some tokens changed about 64 MiB are read: the ends of every file, and blocks at
+// equal distances, so that a stretch of 256 KiB that changed is always seen.
+TEST(Shards, OfLargeFilesTheFingerprintCoversBlocks) {
+    const TemporaryFolder folder;
+    constexpr int64_t kTokens = 50'000'000;
+    for (const char* name : {"x_train_0.bin", "x_val_0.bin"}) {
+        const std::string path =
+            folder.write(name, ShardBytes{.count = static_cast<int32_t>(kTokens)}.bytes());
+        std::filesystem::resize_file(path, 1024 + 2 * kTokens);
+    }
+    const auto fingerprint = [&] { return ShardSource(options_of(folder.path("x_*.bin"))).fingerprint(); };
+    const auto change = [&](const char* name, int64_t token, int64_t count) {
+        std::fstream file(folder.path(name), std::ios::in | std::ios::out | std::ios::binary);
+        file.seekp(1024 + 2 * token);
+        for (int64_t i = 0; i < count; ++i) file.write("\1\0", 2);
+    };
+    std::set<uint64_t> all = {fingerprint()};
+    change("x_train_0.bin", 0, 1);
+    all.insert(fingerprint());
+    change("x_train_0.bin", kTokens - 1, 1);
+    all.insert(fingerprint());
+    change("x_val_0.bin", kTokens - 1, 1);
+    all.insert(fingerprint());
+    change("x_train_0.bin", 12'345'678, 131072);
+    all.insert(fingerprint());
+    EXPECT_EQ(all.size(), 5u);
+    EXPECT_TRUE(all.contains(fingerprint()));
 }
 
 TEST(Shards, LargePartsAreCheckedWhenRead) {
