@@ -55,7 +55,7 @@ int run_dump_samples(const RunOptions& options, ProcessGroup& world) {
     report::RunLog log(world.rank(), options.terminal);
     if (!run_folder.note().empty()) log.line(run_folder.note());
     const auto source = open_data(config);
-    log.line("data: " + report::data_text(config, *source));
+    report::report_data(log, config, *source);
     run_folder.keep();
     if (run_folder.is_first_rank()) write_samples(run_folder.folder(), *source, options.dump_samples);
     world.barrier();

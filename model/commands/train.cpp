@@ -81,8 +81,7 @@ public:
         predict::require_fit(log_, {config_}, backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
-        log_.line("data: " + data_text(config_, *data_));
-        for (const std::string& warning : data_warnings(config_, *data_)) log_.line(warning);
+        report_data(log_, config_, *data_);
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
         if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)

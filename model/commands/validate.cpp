@@ -56,8 +56,7 @@ public:
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
-        log_.line("data: " + data_text(config_, *data_));
-        for (const std::string& warning : data_warnings(config_, *data_)) log_.line(warning);
+        report_data(log_, config_, *data_);
         if (!config_.checkpoint.pretrained_checkpoint.empty())
             log_.line(
                 "warning: checkpoint.pretrained_checkpoint is read by train alone: every recipe starts from "

@@ -38,6 +38,16 @@ void WindowedSource::require_one_window(Split split, const std::string& where) c
             where, name_of(split), num_tokens(split), seq_length_ + 1);
 }
 
+void WindowedSource::check_share(double wanted, const std::string& cause) {
+    constexpr double kFarOff = 3;
+    const auto held_out = static_cast<double>(num_tokens(Split::held_out));
+    const double share = held_out / (held_out + static_cast<double>(num_tokens(Split::train)));
+    if (share <= kFarOff * wanted && share >= wanted / kFarOff) return;
+    warnings_.push_back(
+        fmt::format("{:.2g} % of the tokens are held out, though data.held_out_fraction is {}: {}",
+                    100 * share, wanted, cause));
+}
+
 int64_t Batcher::num_micro_batches() const {
     const int64_t width = micro_batch_size * data_parallel_size;
     FP8FLOW_CHECK(width > 0 && global_batch_size > 0, "batch {} of micro-batch {} x {} ranks",

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace fp8flow::data {
 
@@ -32,15 +33,19 @@ public:
     virtual int64_t samples_per_epoch(Split split) const = 0;
     // One line for the log: what the data is, how much of it, how it was split.
     virtual std::string description() const = 0;
-    // Equal on two machines or two runs only if the data are (for the check between ranks and on resume).
+    // What was named and is not read, or not as it was asked for, a sentence each.
+    virtual std::vector<std::string> warnings() const { return {}; }
+    // Equal on two machines or two runs only if the data are (for the check between ranks and on resume):
+    // their tokens, the order of their windows under a seed, and the split. token_stream.h says how much of
+    // large files it covers.
     virtual uint64_t fingerprint() const = 0;
+    // What older checkpoints hold, which know token files by name and size alone.
+    virtual uint64_t fingerprint_without_content() const { return fingerprint(); }
     // Fills `tokens` [seq_length + 1]: inputs are tokens[0, seq_length), targets are tokens[1, seq_length].
     // Safe to call from several threads. Throws ExitCode::data where an id is not below the vocabulary or a
     // file changed under us.
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
     // The least mean loss per token that any model can reach on these windows, where it is known.
-    // What older checkpoints hold, which know token files by name and size alone.
-    virtual uint64_t fingerprint_without_content() const { return fingerprint(); }
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };
 
@@ -51,6 +56,7 @@ class WindowedSource : public TokenSource {
 public:
     int64_t seq_length() const final { return seq_length_; }
     int64_t samples_per_epoch(Split split) const final;
+    std::vector<std::string> warnings() const final { return warnings_; }
     void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const final;
 
 protected:
@@ -61,6 +67,10 @@ protected:
 
     // Throws ExitCode::data unless `split` holds one window. `where` names the data, e.g. its path.
     void require_one_window(Split split, const std::string& where) const;
+    // Adds a warning where the held-out part is far from `wanted`, its share of the tokens. `cause`: why.
+    void check_share(double wanted, const std::string& cause);
+
+    std::vector<std::string> warnings_;
 
 private:
     int64_t seq_length_;

@@ -86,27 +86,55 @@ public:
         }
     }
 
-    std::vector<DataFile> take() {
-        std::sort(files_.begin(), files_.end(), [](const DataFile& a, const DataFile& b) {
+    DataFiles take() {
+        std::sort(found_.begin(), found_.end(), [](const DataFile& a, const DataFile& b) {
             return std::tie(a.relative, a.path) < std::tie(b.relative, b.path);
         });
         // Only now that the order is fixed: which of two names of one file stays must not depend on the
         // directory's order.
-        std::set<std::pair<dev_t, ino_t>> seen;
-        std::vector<DataFile> unique;
-        for (DataFile& file : files_) {
-            struct stat info {};
-            require(::stat(file.path.c_str(), &info) == 0, ExitCode::data, "data.data_path: {}: {}",
-                    file.path, reason(errno));
-            if (seen.emplace(info.st_dev, info.st_ino).second) unique.push_back(std::move(file));
+        std::set<FileId> seen;
+        DataFiles result;
+        std::vector<std::string> again, unread;
+        for (DataFile& file : found_) {
+            const struct stat info = status_of(file.path);
+            file.bytes = info.st_size;
+            if (seen.insert(id_of(info)).second)
+                result.files.push_back(std::move(file));
+            else
+                again.push_back(file.path);
         }
-        return unique;
+        for (const std::string& link : links_) {
+            struct stat info {};
+            if (::stat(link.c_str(), &info) != 0 ||
+                (S_ISDIR(info.st_mode) && !folders_.contains(id_of(info))))
+                unread.push_back(link);
+        }
+        warn(result, again, "files that are named again, each is read once an epoch");
+        warn(result, unread, "links that are not followed (name a linked folder by an entry of its own)");
+        return result;
     }
 
 private:
+    using FileId = std::pair<dev_t, ino_t>;
+    static FileId id_of(const struct stat& info) { return {info.st_dev, info.st_ino}; }
+
+    static struct stat status_of(const std::string& path) {
+        struct stat info {};
+        require(::stat(path.c_str(), &info) == 0, ExitCode::data,
+                "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
+                reason(errno));
+        return info;
+    }
+
+    static void warn(DataFiles& files, const std::vector<std::string>& paths, const char* what) {
+        if (!paths.empty())
+            files.warnings.push_back(fmt::format("data.data_path: {}: {}, for example {}", what, paths.size(),
+                                                 printable(paths.front())));
+    }
+
     void add_existing(const std::string& entry, const fs::path& path, const struct stat& info) {
         if (S_ISREG(info.st_mode)) {
-            files_.push_back({path.string(), path.filename().string()});
+            found_.push_back({.path = path.string(), .relative = path.filename().string(), .named = true});
         } else if (S_ISDIR(info.st_mode)) {
             add_folder(path, path);
         } else {
@@ -144,14 +172,11 @@ private:
             "that the command runs in",
             printable(pattern));
         for (const std::string& path : paths) {
-            struct stat info {};
-            require(::stat(path.c_str(), &info) == 0, ExitCode::data,
-                    "data.data_path: {}: {}; give data of yours: --set data.data_path=[/folder]", path,
-                    reason(errno));
+            const struct stat info = status_of(path);
             if (S_ISDIR(info.st_mode)) add_folder(path, base);
-            if (S_ISREG(info.st_mode))
-                files_.push_back({path, fs::path(path).lexically_relative(base.lexically_normal()).string()});
-            if (S_ISREG(info.st_mode) && base.empty()) files_.back().relative = path;
+            if (!S_ISREG(info.st_mode)) continue;
+            const fs::path below = fs::path(path).lexically_relative(base.lexically_normal());
+            found_.push_back({.path = path, .relative = base.empty() ? path : below.string()});
         }
     }
 
@@ -160,14 +185,21 @@ private:
         fs::directory_iterator entries(folder, error);
         require(!error, class_of(error.value(), ExitCode::data), "data.data_path: {}: {}", folder.string(),
                 error.message());
+        folders_.insert(id_of(status_of(folder.string())));
         for (const fs::directory_entry& entry : entries) {
             const std::string name = entry.path().filename().string();
             if (name.empty() || name[0] == '.') continue;
-            // A link that points nowhere, a pipe, a socket, a device: not text, not ours to open.
-            if (entry.is_directory(error) && !entry.is_symlink(error)) {
+            // A pipe, a socket, a device: not text, not ours to open.
+            const bool is_link = entry.is_symlink(error), is_folder = entry.is_directory(error);
+            if (is_folder && !is_link) {
                 add_folder(entry.path(), base);
-            } else if (entry.is_regular_file(error) && wanted(entry.path())) {
-                files_.push_back({entry.path().string(), relative_to(entry.path(), base)});
+            } else if (!is_folder && !wanted(entry.path())) {
+                continue;
+            } else if (entry.is_regular_file(error)) {
+                found_.push_back(
+                    {.path = entry.path().string(), .relative = relative_to(entry.path(), base)});
+            } else if (is_link) {
+                links_.insert(entry.path().string());
             }
         }
     }
@@ -184,13 +216,14 @@ private:
     }
 
     const FileListOptions& options_;
-    std::vector<DataFile> files_;
+    std::vector<DataFile> found_;
+    std::set<FileId> folders_;     // that were read
+    std::set<std::string> links_;  // to folders and to what is no file
 };
 
 }  // namespace
 
-std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
-                                      const FileListOptions& options) {
+DataFiles list_data_files(const std::vector<std::string>& entries, const FileListOptions& options) {
     require(!entries.empty(), ExitCode::data,
             "data.data_path is empty: name at least one file, folder or glob");
     Lister lister(options);

@@ -14,6 +14,13 @@ struct DataFile {
     // To its data_path entry: a file's name, or the path below the folder, or below the glob's part without
     // wildcards.
     std::string relative;
+    int64_t bytes = 0;
+    bool named = false;  // by an entry that is its path
+};
+
+struct DataFiles {
+    std::vector<DataFile> files;        // in the order in which they are read
+    std::vector<std::string> warnings;  // of what is named and has no effect
 };
 
 struct FileListOptions {
@@ -24,12 +31,12 @@ struct FileListOptions {
 
 // Expands files, folders (recursive) and globs (*, ?, [..], {a,b}; a wildcard does not cross '/'). Of braces,
 // one alternative that matches is enough, so that a list can name places of several systems. Sorted by
-// relative path, then by path; a file reached twice (same device and inode) is listed once. Inside folders,
-// names that begin with '.' are skipped, links to files are followed and links to folders are not, so that no
-// loop of links matters. Throws ExitCode::data for an entry that does not exist, matches nothing, or cannot
-// be read.
-std::vector<DataFile> list_data_files(const std::vector<std::string>& entries,
-                                      const FileListOptions& options);
+// relative path, then by path; a file reached twice (same device and inode) is listed once, with a warning.
+// Inside folders, names that begin with '.' are skipped, links to files are followed and links to folders are
+// not, so that no loop of links matters; a warning counts those to folders that no entry reaches, or to
+// nothing. Throws ExitCode::data for an entry that does
+// not exist, matches nothing, or cannot be read.
+DataFiles list_data_files(const std::vector<std::string>& entries, const FileListOptions& options);
 
 // At most `limit` bytes from the start of a regular file. Throws ExitCode::data with the path and the
 // system's reason.

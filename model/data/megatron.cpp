@@ -182,7 +182,9 @@ MegatronSource::MegatronSource(const MegatronOptions& options)
     : StreamSource("Megatron data", options.vocab_size, options.seq_length, options.seed) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
-    for (const DataFile& file : list_data_files(entries, {.extensions = {".idx"}})) {
+    const DataFiles list = list_data_files(entries, {.extensions = {".idx"}});
+    warnings_ = list.warnings;
+    for (const DataFile& file : list.files) {
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
         const std::string bin_path = file.path.substr(0, file.path.size() - 4) + ".bin";
@@ -205,6 +207,10 @@ MegatronSource::MegatronSource(const MegatronOptions& options)
     }
     require(files_ > 0, ExitCode::data, "{}: no .idx file", where(options.data_path));
     check({Split::train}, where(options.data_path), options.check_at_start_bytes);
+    if (options.held_out_fraction > 0.0)
+        check_share(options.held_out_fraction,
+                    fmt::format("the last of {} documents are, of each file at least one; name longer files",
+                                documents_));
 }
 
 std::string MegatronSource::description() const {

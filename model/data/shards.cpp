@@ -61,7 +61,9 @@ ShardSource::ShardSource(const ShardOptions& options)
     : StreamSource("token shards", options.vocab_size, options.seq_length, options.seed) {
     std::string first_path;
     int64_t width = 0;
-    for (const DataFile& file : list_data_files(options.data_path, {.extensions = {".bin"}})) {
+    const DataFiles list = list_data_files(options.data_path, {.extensions = {".bin"}});
+    warnings_ = list.warnings;
+    for (const DataFile& file : list.files) {
         const std::string name = std::filesystem::path(file.path).filename().string();
         const bool train = name_holds(name, "_train");
         const bool held_out = name_holds(name, "_val");

@@ -3,7 +3,6 @@
 #include "model/data/text.h"
 
 #include "kernels/core/error.h"
-#include "model/data/files.h"
 #include "model/data/permutation.h"
 #include "model/safetensors/header.h"
 
@@ -48,8 +47,8 @@ TextSource::TextSource(const TextOptions& options)
 }
 
 std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
-    const std::vector<DataFile> files =
-        list_data_files(options.data_path, {.extensions = options.extensions});
+    const auto [files, warnings] = list_data_files(options.data_path, {.extensions = options.extensions});
+    warnings_ = warnings;
     std::vector<Document> documents;
     std::unordered_set<uint64_t> contents;
     int64_t left = options.max_bytes;
@@ -61,20 +60,20 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
         // One byte more than fits tells a file that ends here from one that is cut.
         std::vector<uint8_t> bytes = read_data_file(file.path, left + 1);
         if (bytes.empty()) {
-            ++empty_;
+            leave_out(file, empty_, "it is empty");
             continue;
         }
         if (std::memchr(bytes.data(), 0, std::min(bytes.size(), kSniffBytes)) != nullptr) {
-            ++binary_;
+            leave_out(file, binary_, "it is binary (a zero byte in the first 4 KiB)");
             continue;
         }
         if (is_lfs_pointer({reinterpret_cast<const char*>(bytes.data()), bytes.size()})) {
-            ++pointers_;
+            leave_out(file, pointers_, "it is a Git LFS pointer (git lfs pull fetches the file)");
             continue;
         }
         const uint64_t content = mix64(fnv1a(bytes.data(), bytes.size()), bytes.size());
         if (!contents.insert(content).second) {
-            ++copies_;
+            leave_out(file, copies_, "it is a copy of another");
             continue;
         }
         if (static_cast<int64_t>(bytes.size()) > left) {
@@ -92,7 +91,21 @@ std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
         "name other files in "
         "data.data_path or widen its list of extensions",
         where_, files.size(), binary_, empty_, pointers_);
+    if (cut_) {
+        int64_t all = 0;
+        for (const DataFile& file : files) all += file.bytes;
+        warnings_.push_back(fmt::format(
+            "data.max_bytes = {} cuts the text: {} of {} bytes are read, of {} of {} files; raise "
+            "it to read more",
+            options.max_bytes, options.max_bytes - left, all, documents.size(), files.size()));
+    }
     return documents;
+}
+
+void TextSource::leave_out(const DataFile& file, int64_t& count, const char* reason) {
+    ++count;
+    if (file.named)
+        warnings_.push_back(fmt::format("data.data_path: {} is not read: {}", printable(file.path), reason));
 }
 
 void TextSource::split(std::vector<Document> documents, double held_out_fraction) {
@@ -108,6 +121,7 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
         append(Split::held_out, {documents[0].relative, {cut, bytes.end()}});
         bytes.erase(cut, bytes.end());
         append(Split::train, std::move(documents[0]));
+        check_share(held_out_fraction, "the file is cut at a line end; name more text");
         return;
     }
     std::vector<bool> held_out(documents.size());
@@ -124,6 +138,11 @@ void TextSource::split(std::vector<Document> documents, double held_out_fraction
     if (count == documents.size()) held_out[highest] = false;
     for (size_t i = 0; i < documents.size(); ++i)
         append(held_out[i] ? Split::held_out : Split::train, std::move(documents[i]));
+    if (held_out_fraction > 0.0)
+        check_share(held_out_fraction,
+                    fmt::format("whole files are, here {} of {}; name more files, or divide "
+                                "large ones",
+                                part(Split::held_out).files.size(), held_out.size()));
 }
 
 void TextSource::append(Split split, Document document) {

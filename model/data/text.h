@@ -8,6 +8,7 @@
 
 #include "model/config/config.h"
 #include "model/data/data.h"
+#include "model/data/files.h"
 
 #include <array>
 #include <string>
@@ -35,10 +36,10 @@ bool is_held_out(const std::string& relative_path, double held_out_fraction);
 
 class TextSource final : public WindowedSource {
 public:
-    // Reads everything. Binary files (a zero byte in the first 4 KiB), empty files and byte-wise copies of an
-    // earlier file are left out: a copy could otherwise lie in both parts. If the hash leaves a part empty,
-    // the file nearest to the threshold changes sides; a single file is cut at a line end instead. Throws
-    // ExitCode::data with path and numbers.
+    // Reads everything up to max_bytes. Binary files (a zero byte in the first 4 KiB), empty files and
+    // byte-wise copies of an earlier file are left out: a copy could otherwise lie in both parts. If the hash
+    // leaves a part empty, the file nearest to the threshold changes sides; a single file is cut at a line
+    // end instead. Throws ExitCode::data with path and numbers.
     explicit TextSource(const TextOptions& options);
 
     int64_t vocab_size() const override { return kByteVocabulary; }
@@ -71,6 +72,8 @@ private:
     const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
 
     std::array<Part, 2> parts_;
+    // Counts a file that is not read, and warns if the user named it.
+    void leave_out(const DataFile& file, int64_t& count, const char* reason);
     std::string where_;
     uint64_t fingerprint_ = 0;                                    // of paths, contents and the split
     int64_t binary_ = 0, empty_ = 0, copies_ = 0, pointers_ = 0;  // files left out, by reason

@@ -407,21 +407,13 @@ std::string counted(int64_t count, std::string_view noun) {
     return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-std::string data_text(const Config& config, const TokenSource& data) {
-    const TrainingSpec& t = config.training;
-    const int64_t samples = t.train_iters * t.global_batch_size, epoch = data.samples_per_epoch(Split::train);
-    if (epoch == kUnlimited) return data.description();
-    return fmt::format("{}; {} read {} tokens, {:.3g} epochs", data.description(),
-                       counted(t.train_iters, "iteration"), samples * config.model.seq_length,
-                       static_cast<double>(samples) / static_cast<double>(epoch));
-}
-
 std::vector<std::string> data_warnings(const Config& config, const TokenSource& data) {
-    constexpr double kManyEpochs = 10, kFarOff = 3;
+    constexpr double kManyEpochs = 10;
     const TrainingSpec& t = config.training;
-    const int64_t trained = data.samples_per_epoch(Split::train);
-    if (trained == kUnlimited) return {};
     std::vector<std::string> warnings;
+    for (const std::string& warning : data.warnings()) warnings.push_back("warning: " + warning);
+    const int64_t trained = data.samples_per_epoch(Split::train);
+    if (trained == kUnlimited) return warnings;
     const double epochs =
         static_cast<double>(t.train_iters * t.global_batch_size) / static_cast<double>(trained);
     if (epochs > kManyEpochs)
@@ -429,17 +421,29 @@ std::vector<std::string> data_warnings(const Config& config, const TokenSource& 
             "warning: this run reads its data {:.0f} times and will learn it by heart: give more of it "
             "(data.data_path), or lower training.train_iters to {}",
             epochs, std::max<int64_t>(1, trained / t.global_batch_size)));
-    const double wanted = config.data.held_out_fraction;
-    if (config.data.data_kind != DataKind::text || !(wanted > 0)) return warnings;
-    const auto held_out = static_cast<double>(data.samples_per_epoch(Split::held_out));
-    const double share = held_out / (held_out + static_cast<double>(trained));
-    if (share > kFarOff * wanted || share < wanted / kFarOff)
+    const int64_t held_out = data.samples_per_epoch(Split::held_out);
+    const auto asked = static_cast<double>(t.eval_iters) * static_cast<double>(t.global_batch_size);
+    const int64_t fit = std::max<int64_t>(1, held_out / t.global_batch_size);
+    if (held_out > 0 && asked > static_cast<double>(held_out))
         warnings.push_back(
-            fmt::format("warning: {:.2g} % of the text is held out, though data.held_out_fraction is {}: "
-                        "whole files are, "
-                        "and one is much larger than the others; divide it, or name more files",
-                        100 * share, wanted));
+            fmt::format("warning: an evaluation reads {:.0f} windows and the held-out part has {}, so it "
+                        "reads them {:.3g} "
+                        "times: hold more out{}",
+                        asked, held_out, asked / static_cast<double>(held_out),
+                        t.eval_iters > fit ? fmt::format(", or lower training.eval_iters to {}", fit) : ""));
     return warnings;
+}
+
+void report_data(RunLog& log, const Config& config, const TokenSource& data) {
+    const TrainingSpec& t = config.training;
+    const int64_t samples = t.train_iters * t.global_batch_size, epoch = data.samples_per_epoch(Split::train);
+    std::string text = "data: " + data.description();
+    if (epoch != kUnlimited)
+        text += fmt::format("; {} read {} tokens, {:.3g} epochs", counted(t.train_iters, "iteration"),
+                            samples * config.model.seq_length,
+                            static_cast<double>(samples) / static_cast<double>(epoch));
+    log.line(text);
+    for (const std::string& warning : data_warnings(config, data)) log.line(warning);
 }
 
 std::string evaluation_text(const Config& config, double nats) {

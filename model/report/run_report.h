@@ -49,9 +49,9 @@ LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::js
 
 // Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size);
-// What the data is and how often the iterations of this run go through it.
-std::string data_text(const Config& config, const data::TokenSource& data);
-// What is wrong with it: too small for the run, or divided unevenly.
+// What the data is, how often the iterations of this run go through it, and its warnings.
+void report_data(RunLog& log, const Config& config, const data::TokenSource& data);
+// What is wrong with it: not what was named, too small for the run, or divided unevenly.
 std::vector<std::string> data_warnings(const Config& config, const data::TokenSource& data);
 
 // Bytes of one rank by category, at the peak of a step.

@@ -178,6 +178,41 @@ TEST(Megatron, SeveralFilesAreOneStreamAndTheOrderIsThatOfASeed) {
     expect_contains(source.description(), "2 files, 4 documents; train 29 tokens; held-out 14 tokens");
 }
 
+TEST(Megatron, TheFingerprintIsThatOfTheTokens) {
+    const TemporaryFolder folder;
+    Dataset set = Dataset::of({{10}, {10, 7}, {20}, {12}});
+    set.write(folder, "a");
+    const auto source = [&] { return MegatronSource(options_of(folder.path("a"))); };
+    const uint64_t first = source().fingerprint(), by_size = source().fingerprint_without_content();
+    for (const size_t i : {size_t{0}, size_t{30}, set.ids.size() - 1}) {
+        Dataset other = set;
+        other.ids[i] += 1;
+        other.write(folder, "a");
+        EXPECT_NE(source().fingerprint(), first) << i;
+        EXPECT_EQ(source().fingerprint_without_content(), by_size) << i;
+    }
+    set.write(folder, "a");
+    EXPECT_EQ(source().fingerprint(), first);
+}
+
+TEST(Megatron, WarnsOfWhatIsNamedTwiceAndOfAHeldOutPartFarFromItsShare) {
+    const TemporaryFolder folder;
+    Dataset::of({{10}, {10, 7}, {20}, {12}}).write(folder, "a");
+    EXPECT_TRUE(MegatronSource(options_of(folder.path("a"))).warnings().empty());
+    const auto far = MegatronSource(options_of(folder.path("a"), 0.05)).warnings();
+    ASSERT_EQ(far.size(), 1u);
+    expect_contains(far[0],
+                    "20 % of the tokens are held out, though data.held_out_fraction is 0.05: the last of 4 "
+                    "documents are");
+    MegatronOptions options = options_of(folder.path("a"));
+    options.data_path = {folder.path("a"), folder.path("a.bin"), folder.path("a.idx"), folder.path("a")};
+    const MegatronSource source(options);
+    EXPECT_EQ(source.num_tokens(Split::train), 47);
+    ASSERT_EQ(source.warnings().size(), 1u);
+    expect_contains(source.warnings()[0],
+                    "each is read once an epoch: 3, for example " + folder.path("a.idx"));
+}
+
 TEST(Megatron, BrokenOnesAreRefusedWithFileAndNumbers) {
     const TemporaryFolder folder;
     int count = 0;

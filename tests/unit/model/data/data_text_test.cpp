@@ -48,13 +48,13 @@ TEST(DataFiles, BraceListsAreBounded) {
                     "data.data_path");
     const TemporaryFolder folder;
     for (const char* name : {"a1.txt", "b2.txt", "c3.txt"}) folder.write(name, "x");
-    EXPECT_EQ(list_data_files({folder.path("{a,b}{1,2,3}.txt")}, {}).size(), 2u);
-    EXPECT_EQ(list_data_files({folder.path("{a{1,2},c*}.{txt,md}")}, {}).size(), 2u);
+    EXPECT_EQ(list_data_files({folder.path("{a,b}{1,2,3}.txt")}, {}).files.size(), 2u);
+    EXPECT_EQ(list_data_files({folder.path("{a{1,2},c*}.{txt,md}")}, {}).files.size(), 2u);
 }
 
 std::vector<std::string> relatives(const Paths& entries, const Paths& extensions = {}) {
     std::vector<std::string> names;
-    for (const DataFile& file : list_data_files(entries, {.extensions = extensions}))
+    for (const DataFile& file : list_data_files(entries, {.extensions = extensions}).files)
         names.push_back(file.relative);
     return names;
 }
@@ -119,6 +119,38 @@ TEST(DataFiles, SurvivesLoopsOfLinksAndSpecialFiles) {
     EXPECT_EQ(relatives({folder.path("c")}), (Paths{"a.txt"}));
     std::filesystem::create_directory_symlink(folder.path("c"), folder.path("link"));
     EXPECT_EQ(relatives({folder.path("link")}), (Paths{"a.txt"}));  // an entry may be a link itself
+}
+
+// What entries name without effect is counted. A link back into the folder hides nothing.
+TEST(DataFiles, WarnsOfFilesNamedTwiceAndOfLinksThatAreNotFollowed) {
+    const TemporaryFolder folder;
+    folder.write("c/a.txt", "a");
+    folder.write("c/b.txt", "b");
+    folder.write("other/x.txt", "x");
+    const auto warnings = [&](const Paths& entries, const Paths& extensions = {}) {
+        return list_data_files(entries, {.extensions = extensions}).warnings;
+    };
+    const std::string a = folder.path("c/a.txt"), b = folder.path("c/b.txt");
+    EXPECT_EQ(warnings({a, b}), Paths{});
+    EXPECT_EQ(warnings({folder.path("c"), folder.path("other")}), Paths{});
+    for (const Paths& entries : {Paths{a, b, a, a, a}, {folder.path("c"), a, folder.path("c/?.txt")}}) {
+        const auto twice = warnings(entries);
+        ASSERT_EQ(twice.size(), 1u);
+        expect_contains(twice[0], "files that are named again, each is read once an epoch: 3, for example ");
+        expect_contains(twice[0], a);
+    }
+    std::filesystem::create_directory_symlink(folder.path("c"), folder.path("c/loop"));
+    EXPECT_EQ(warnings({folder.path("c")}), Paths{});
+    std::filesystem::create_directory_symlink("../other", folder.path("c/more"));
+    auto links = warnings({folder.path("c")});
+    ASSERT_EQ(links.size(), 1u);
+    expect_contains(links[0], "of its own): 1, for example " + folder.path("c/more"));
+    EXPECT_EQ(warnings({folder.path("c"), folder.path("other")}), Paths{});  // reached all the same
+    std::filesystem::create_symlink("nowhere.txt", folder.path("c/broken.txt"));
+    links = warnings({folder.path("c")});
+    ASSERT_EQ(links.size(), 1u);
+    expect_contains(links[0], "of its own): 2, for example " + folder.path("c/broken.txt"));
+    EXPECT_EQ(warnings({folder.path("c"), folder.path("other")}, {".md"}), Paths{});  // not asked for
 }
 
 TEST(DataFiles, RefusesWithPathAndReason) {
@@ -226,6 +258,17 @@ TEST(Text, LeavesOutBinaryEmptyAndCopiedFiles) {
     const TextSource source({.data_path = {folder.path("t")}, .held_out_fraction = 0.0, .seq_length = 8});
     EXPECT_EQ(source.files(Split::train), (Paths{"a.txt", "b.txt", "late_zero.txt"}));
     expect_contains(source.description(), "left out 1 binary, 1 empty, 1 copies");
+    EXPECT_EQ(source.warnings(), Paths{});
+    // What is named itself is missed.
+    const std::string a = folder.path("t/a.txt"), b = folder.path("t/b.txt");
+    const TextSource named({.data_path = {a, b, folder.path("t/copy_of_b.txt"), folder.path("t/empty.txt"),
+                                          folder.path("t/binary.o")},
+                            .held_out_fraction = 0.0,
+                            .seq_length = 8});
+    ASSERT_EQ(named.warnings().size(), 3u);
+    expect_contains(named.warnings()[0], "t/binary.o is not read: it is binary");
+    expect_contains(named.warnings()[1], "t/copy_of_b.txt is not read: it is a copy of another");
+    expect_contains(named.warnings()[2], "t/empty.txt is not read: it is empty");
 }
 
 TEST(Text, CutsAtTheLimitOfBytes) {
@@ -241,6 +284,43 @@ TEST(Text, CutsAtTheLimitOfBytes) {
     EXPECT_EQ(tokens(299), std::pair(int64_t{302}, true));
     EXPECT_EQ(tokens(200), std::pair(int64_t{202}, true));
     EXPECT_EQ(tokens(150), std::pair(int64_t{152}, true));
+
+    const auto source = [&](int64_t limit) {
+        return TextSource(
+            {.data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
+    };
+    EXPECT_EQ(source(300).warnings(), Paths{});
+    ASSERT_EQ(source(150).warnings().size(), 1u);
+    EXPECT_EQ(
+        source(150).warnings()[0],
+        "data.max_bytes = 150 cuts the text: 150 of 300 bytes are read, of 2 of 3 files; raise it to read "
+        "more");
+    // Other tokens, other data, also where the file that is cut is known to its end.
+    std::set<uint64_t> fingerprints;
+    for (const int64_t limit : {150, 198, 199, 200, 298, 299, 300})
+        fingerprints.insert(source(limit).fingerprint());
+    EXPECT_EQ(fingerprints.size(), 7u);
+    EXPECT_EQ(source(300).fingerprint(), source(1000).fingerprint());
+    EXPECT_EQ(source(300).fingerprint(), source(300).fingerprint_without_content());
+}
+
+// Whole files are held out: of few, far from the share that was asked for, and no file is blamed for it.
+TEST(Text, WarnsOfAHeldOutPartFarFromItsShare) {
+    const auto warnings = [](std::vector<size_t> lengths, double fraction = 0.1) {
+        const TemporaryFolder folder;
+        for (size_t i = 0; i < lengths.size(); ++i)
+            folder.write(fmt::format("t/{}", i), std::string(lengths[i], static_cast<char>('a' + i)));
+        return TextSource({.data_path = {folder.path("t")}, .held_out_fraction = fraction, .seq_length = 8})
+            .warnings();
+    };
+    ASSERT_EQ(warnings({999, 999}).size(), 1u);
+    EXPECT_EQ(
+        warnings({999, 999})[0],
+        "50 % of the tokens are held out, though data.held_out_fraction is 0.1: whole files are, here 1 "
+        "of 2; name more files, or divide large ones");
+    EXPECT_EQ(warnings({999, 999}, 0.5), Paths{});
+    EXPECT_EQ(warnings({999, 999}, 0.0), Paths{});
+    EXPECT_EQ(warnings({999}), Paths{});
 }
 
 TEST(Text, BothPartsExistForAnyNumberOfFiles) {

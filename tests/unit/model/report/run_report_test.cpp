@@ -15,7 +15,9 @@ namespace {
 // So many samples in each part, of 8 tokens.
 class Sized : public data::TokenSource {
 public:
-    Sized(int64_t train, int64_t held_out) : train_(train), held_out_(held_out) {}
+    Sized(int64_t train, int64_t held_out, std::vector<std::string> warnings = {})
+        : train_(train), held_out_(held_out), warnings_(std::move(warnings)) {}
+    std::vector<std::string> warnings() const override { return warnings_; }
     int64_t vocab_size() const override { return 257; }
     int64_t seq_length() const override { return 8; }
     int64_t num_tokens(data::Split split) const override { return 8 * samples_per_epoch(split); }
@@ -28,27 +30,45 @@ public:
 
 private:
     int64_t train_, held_out_;
+    std::vector<std::string> warnings_;
 };
 
-TEST(RunReport, WarnsOfATextThatIsTooSmallOrDividedUnevenly) {
+TEST(RunReport, WarnsOfDataThatAreTooSmallForTheRun) {
     Config config;
     config.data.data_kind = DataKind::text;
-    config.data.held_out_fraction = 0.1;
     config.training.train_iters = 100;
     config.training.global_batch_size = 10;
+    config.training.eval_iters = 0;
     EXPECT_TRUE(data_warnings(config, Sized(900, 100)).empty());
     EXPECT_TRUE(data_warnings(config, Sized(data::kUnlimited, data::kUnlimited)).empty());
     const auto small = data_warnings(config, Sized(50, 5));
     ASSERT_EQ(small.size(), 1u);
     expect_contains(small[0], "reads its data 20 times");
     expect_contains(small[0], "lower training.train_iters to 5");
-    for (const auto& [train, held_out] : {std::pair{500, 400}, std::pair{980, 20}}) {
-        const auto uneven = data_warnings(config, Sized(train, held_out));
-        ASSERT_EQ(uneven.size(), 1u) << train;
-        expect_contains(uneven[0], "of the text is held out, though data.held_out_fraction is 0.1");
-    }
-    config.data.held_out_fraction = 0;
     EXPECT_TRUE(data_warnings(config, Sized(900, 0)).empty());
+    // Every kind of data that ends: an evaluation of 80 windows that reads 3 again and again.
+    for (const DataKind kind : {DataKind::text, DataKind::shards, DataKind::megatron}) {
+        config.data.data_kind = kind;
+        config.training.eval_iters = 8;
+        EXPECT_TRUE(data_warnings(config, Sized(900, 80)).empty());
+        const auto again = data_warnings(config, Sized(900, 35));
+        ASSERT_EQ(again.size(), 1u);
+        expect_contains(again[0],
+                        "an evaluation reads 80 windows and the held-out part has 35, so it reads them "
+                        "2.29 times: hold more out, or lower training.eval_iters to 3");
+        expect_contains(data_warnings(config, Sized(900, 3))[0],
+                        "26.7 times: hold more out, or lower "
+                        "training.eval_iters to 1");
+        config.training.eval_iters = 1;
+        EXPECT_TRUE(data_warnings(config, Sized(900, 3))[0].ends_with("3.33 times: hold more out"));
+    }
+}
+
+TEST(RunReport, PassesTheWarningsOfTheDataOn) {
+    Config config;
+    config.training.eval_iters = 0;
+    const Sized data(900, 100, {"one file is not read"});
+    EXPECT_EQ(data_warnings(config, data), std::vector<std::string>{"warning: one file is not read"});
 }
 
 TEST(RunReport, CommandsAreReadyToBeTyped) {
