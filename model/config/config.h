@@ -170,7 +170,8 @@ struct Config {
 
     std::string moe_layer_freq = "1";  // as written; resolve_config expands it into model.moe_layer_freq
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
-    std::string foreign;  // ImportedModel::foreign with its name, unless model.attention is set
+    std::string foreign;   // ImportedModel::foreign with its name, unless model.attention is set
+    std::string imported;  // ImportedModel::name; empty: the settings are all there is
     // Where the run differs from what its files and settings say: what an imported model says and nobody
     // reads, what resolve_config changed. Printed at the start.
     std::vector<std::string> warnings;

@@ -220,6 +220,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         config.foreign = fmt::format("{}: {}", first.name, first.foreign);
         config.warnings.push_back(config.foreign + ", which is not implemented and left out");
     }
+    config.imported = first.name;
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);

@@ -17,6 +17,11 @@
 namespace fp8flow::data {
 
 inline constexpr int32_t kEndOfDocument = 256;
+// What to do where a model has another vocabulary.
+inline constexpr const char* kTextIsBytes =
+    "text is read byte by byte; tokenise it for this vocabulary with Megatron-LM's tools/preprocess_data.py "
+    "--tokenizer-type HuggingFaceTokenizer --tokenizer-model MODEL, and read it with data.data_kind: "
+    "megatron";
 
 struct TextOptions {
     std::vector<std::string> data_path = {};  // files, folders, globs: files.h
@@ -67,13 +72,13 @@ private:
     };
 
     std::vector<Document> load(const TextOptions& options);
+    // Counts a file that is not read, and warns if the user named it.
+    void leave_out(const DataFile& file, int64_t& count, const char* reason);
     void split(std::vector<Document> documents, double held_out_fraction);
     void append(Split split, Document document);
     const Part& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
 
     std::array<Part, 2> parts_;
-    // Counts a file that is not read, and warns if the user named it.
-    void leave_out(const DataFile& file, int64_t& count, const char* reason);
     std::string where_;
     uint64_t fingerprint_ = 0;                                    // of paths, contents and the split
     int64_t binary_ = 0, empty_ = 0, copies_ = 0, pointers_ = 0;  // files left out, by reason

@@ -3,6 +3,7 @@
 #include "model/report/run_report.h"
 
 #include "model/config/fields.h"
+#include "model/data/text.h"
 #include "model/plan/plan.h"
 #include "model/report/progress.h"
 #include "model/report/records.h"
@@ -412,6 +413,10 @@ std::vector<std::string> data_warnings(const Config& config, const TokenSource& 
     const TrainingSpec& t = config.training;
     std::vector<std::string> warnings;
     for (const std::string& warning : data.warnings()) warnings.push_back("warning: " + warning);
+    const int64_t bytes = round_up(kByteVocabulary, config.model.make_vocab_size_divisible_by);
+    if (config.data.data_kind == DataKind::text && config.model.vocab_size > bytes)
+        warnings.push_back(fmt::format("warning: text has ids 0 to {} and model.vocab_size is {}: {}",
+                                       kEndOfDocument, config.model.vocab_size, kTextIsBytes));
     const int64_t trained = data.samples_per_epoch(Split::train);
     if (trained == kUnlimited) return warnings;
     const double epochs =

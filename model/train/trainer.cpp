@@ -54,6 +54,9 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const uint64_t seed = config.training.seed;
     switch (d.data_kind) {
         case DataKind::text:
+            require(config.imported.empty() || config.model.vocab_size == kByteVocabulary, ExitCode::usage,
+                    "data.data_kind: got text for {} with model.vocab_size {}, want {} with it: {}",
+                    config.imported, config.model.vocab_size, kByteVocabulary, kTextIsBytes);
             return std::make_shared<TextSource>(TextOptions{.data_path = d.data_path,
                                                             .extensions = d.file_extensions,
                                                             .max_bytes = d.max_bytes,

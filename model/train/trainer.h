@@ -277,7 +277,7 @@ private:
     Clock::time_point last_end_;                  // of the last step with a result
 };
 
-// The data of a config: text, synthetic or shards.
+// The data of a config. Throws Error(usage) for text where a config.json brings another vocabulary.
 std::shared_ptr<const data::TokenSource> open_data(const Config& config);
 
 }  // namespace fp8flow

@@ -69,6 +69,19 @@ TEST(RunReport, PassesTheWarningsOfTheDataOn) {
     config.training.eval_iters = 0;
     const Sized data(900, 100, {"one file is not read"});
     EXPECT_EQ(data_warnings(config, data), std::vector<std::string>{"warning: one file is not read"});
+    // Text has 257 ids; a vocabulary that does not fit its padding is that of another tokeniser.
+    config.data.data_kind = DataKind::text;
+    for (const int64_t vocab : {257, 300, 384}) {
+        config.model.vocab_size = vocab;
+        EXPECT_TRUE(data_warnings(config, Sized(90000, 100)).empty()) << vocab;
+    }
+    config.model.vocab_size = 1000;
+    const auto wide = data_warnings(config, Sized(90000, 100));
+    ASSERT_EQ(wide.size(), 1u);
+    expect_contains(wide[0],
+                    "warning: text has ids 0 to 256 and model.vocab_size is 1000: text is read byte by "
+                    "byte");
+    expect_contains(wide[0], "preprocess_data.py");
 }
 
 TEST(RunReport, CommandsAreReadyToBeTyped) {
