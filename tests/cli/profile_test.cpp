@@ -91,8 +91,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)}));
         ASSERT_EQ(run.status, 0) << run.out << run.err;
         EXPECT_EQ(run.err, "");
-        std::set<std::string> files, wanted = {"config.yaml", "profile.json", "profile.log",
-                                               "profile.svg", "report.html",  "timeline.svg"};
+        std::set<std::string> files, wanted = {".lock",       "config.yaml", "profile.json", "profile.log",
+                                               "profile.svg", "report.html", "timeline.svg"};
         for (int r = 0; r < ranks; ++r) wanted.insert("trace.rank" + std::to_string(r) + ".json");
         for (const auto& entry : std::filesystem::directory_iterator(out))
             files.insert(entry.path().filename());

@@ -137,11 +137,12 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
                                                              "training.train_iters=2", "--overwrite"}),
                                                folder_.path());
     EXPECT_EQ(second.status, 0) << second.err;
-    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{"step_00000002"}));
+    EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{".lock", "step_00000002"}));
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 2u);
-    EXPECT_EQ(names_in(folder_.path("out")),
-              (std::set<std::string>{"checkpoints", "config.yaml", "loss.svg", "memory.json", "metrics.jsonl",
-                                     "notes.txt", "report.html", "tensorboard", "train.log"}));
+    EXPECT_EQ(
+        names_in(folder_.path("out")),
+        (std::set<std::string>{".lock", "checkpoints", "config.yaml", "loss.svg", "memory.json",
+                               "metrics.jsonl", "notes.txt", "report.html", "tensorboard", "train.log"}));
     EXPECT_TRUE(fs::is_empty(folder_.path("out/tensorboard")));
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
     for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
@@ -176,7 +177,7 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
         before.clear();
         for (const auto& [name, bytes] : all)
             if (!fs::is_directory(folder_.path("out/" + name)) && name != "config.yaml" &&
-                name != "report.html" && name != "loss.svg")  // of several commands
+                name != "report.html" && name != "loss.svg" && name != ".lock")  // of several commands
                 before.insert(name);
         EXPECT_FALSE(before.empty());
     }

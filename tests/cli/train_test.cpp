@@ -107,8 +107,9 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
 
         const std::string out = folder.path("runs/a");
         EXPECT_EQ(files_below(folder.path()),
-                  (std::set<std::string>{"runs/a/config.yaml", "runs/a/loss.svg", "runs/a/memory.json",
-                                         "runs/a/metrics.jsonl", "runs/a/report.html", "runs/a/train.log"}));
+                  (std::set<std::string>{"runs/a/.lock", "runs/a/config.yaml", "runs/a/loss.svg",
+                                         "runs/a/memory.json", "runs/a/metrics.jsonl", "runs/a/report.html",
+                                         "runs/a/train.log"}));
         EXPECT_EQ(lines_of(read_whole(out + "/train.log")), lines_of(run.out));
         expect_well_formed(read_whole(out + "/loss.svg"));
         const std::vector<std::string> filled =
@@ -204,7 +205,7 @@ TEST(Train, DumpsTheTokensThatItWouldRead) {
     const CommandResult result = fp8flow_on_ranks(2, line);
     ASSERT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, "written: " + out + "/samples.npy: 11 windows of 33 tokens, int32");
-    EXPECT_EQ(files_below(out), (std::set<std::string>{"samples.npy"}));
+    EXPECT_EQ(files_below(out), (std::set<std::string>{".lock", "samples.npy"}));
     const std::string file = read_whole(out + "/samples.npy");
     constexpr size_t kHeader = 128, kWindow = 33;
     ASSERT_EQ(file.size(), kHeader + 11 * kWindow * sizeof(int32_t));

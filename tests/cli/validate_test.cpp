@@ -113,7 +113,7 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path("out")))
         files.insert(entry.path().filename());
-    EXPECT_EQ(files, (std::set<std::string>{"config.yaml", "loss.jsonl", "loss.svg", "report.html",
+    EXPECT_EQ(files, (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "loss.svg", "report.html",
                                             "validate.json", "validate.log"}));
     expect_well_formed(read_whole(folder.path("out/loss.svg")));
     const json page = expect_report_page(read_whole(folder.path("out/report.html")));
