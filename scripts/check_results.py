@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Checks that every file in docs/results says where it comes from: commit, command, date and machine. Python's standard library only.
+"""Checks that every file in docs/results says where it comes from (commit, command, date, machine), that a page cites it, and that the
+folder stays small. Python's standard library only.
 
 Forms: a .json is an object, a list of objects, or an object whose `runs` are objects that inherit what they lack. Each has
   commit   seven hexadecimal digits or more
@@ -27,6 +28,7 @@ EXCEPTIONS = {
     # what the peer's own script printed, for `bench --peers`: it runs without this program, so there is no commit; committed 2026-11-22
     "peers_torch_h200.jsonl": "made by scripts/peers_torch.py, whose lines have no commit, command, date or machine",
 }
+MOST_FILES, MOST_BYTES = 70, 1_500_000
 COMMIT = re.compile(r"[0-9a-f]{7,40}$")
 DATE = re.compile(r"20\d\d-[01]\d-[0-3]\d")
 
@@ -123,6 +125,15 @@ def main():
         for problem in problems[:5]:
             wrong += 1
             print(f"docs/results/{path.name}: {problem}", file=sys.stderr)
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    for path in files:
+        if path.name not in pages:
+            wrong += 1
+            print(f"docs/results/{path.name}: no page cites it", file=sys.stderr)
+    size = sum(path.stat().st_size for path in files)
+    if len(files) > MOST_FILES or size > MOST_BYTES:
+        wrong += 1
+        print(f"docs/results: {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/compact_result.py", file=sys.stderr)
     for name in sorted(set(EXCEPTIONS) - {path.name for path in files}):
         wrong += 1
         print(f"EXCEPTIONS names {name}, which does not exist", file=sys.stderr)

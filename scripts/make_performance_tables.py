@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes the tables of docs/performance.md, docs/performance/ and docs/results/README.md from the files in docs/results, and the picture
-docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables, a module a page.
+"""Writes the tables of docs/performance.md and docs/performance/ from the files in docs/results, and the picture
+docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables.
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/
 and README.md may have such marks. With --check nothing is written: the exit status is 1 where a page or the picture differs from what the
@@ -12,21 +12,14 @@ import os
 import re
 import sys
 
-import results_index
-from performance_tables import checks, kernels, layers, loss, memory, picture, schedules, several_gpus
-from performance_tables.common import RESULTS, ROOT, table
+from performance_tables import kernels, layers, loss, picture
+from performance_tables.common import RESULTS, ROOT
 
-NEEDED = [ROOT / "docs" / "performance.md", *sorted((ROOT / "docs" / "performance").glob("*.md")), RESULTS / "README.md"]  # pages that must have tables
+NEEDED = [ROOT / "docs" / "performance.md", *sorted((ROOT / "docs" / "performance").glob("*.md"))]  # pages that must have tables
 PAGES = NEEDED + sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - set(NEEDED))
 
 
-def results_page():
-    return table(["file", "what it is", "commit", "date", "machine", "command"], results_index.rows(), 6)
-
-
-TABLES = {"results_index": results_page}
-for page in (layers, schedules, several_gpus, memory, loss, kernels, checks):
-    TABLES.update(page.TABLES)
+TABLES = {**layers.TABLES, **kernels.TABLES, **loss.TABLES}
 MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)
 
 

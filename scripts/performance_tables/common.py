@@ -20,10 +20,8 @@ def table(header, rows, align_from=1):
 
 
 def source(*parts):
-    """A line under a table, or a list that opens."""
-    if len(parts) < 3:
-        return "\n\nSource: " + "; ".join(parts) + "."
-    return f"\n\n<details><summary>Sources: {len(parts)}</summary>\n\n" + "\n".join("- " + part for part in parts) + "\n\n</details>"
+    """The line under a table."""
+    return f"\n\nFrom {'; '.join(parts)}."
 
 
 def link(name):
@@ -31,12 +29,12 @@ def link(name):
 
 
 def origin(name):
-    """Link, commit and command of a file whose rows or object carry one of each."""
+    """Link, commit and date of a file whose rows or object carry one of each; the command is in the file."""
     data = load(name)
     rows = data if isinstance(data, list) else [data]
     numbers = collections.Counter(row["commit"] for row in rows).most_common()
-    commit = numbers[0][0] + "".join(f" ({count} of {len(rows)} rows: {other})" for other, count in numbers[1:])
-    return f"{link(name)}, commit {commit}, {rows[0]['date'][:10]}, `{rows[0]['command']}`"
+    commit = numbers[0][0] + "".join(f", {count} of {len(rows)} rows {other}" for other, count in numbers[1:])
+    return f"{link(name)} ({commit}, {rows[0]['date'][:10]})"
 
 
 def recipe_of(profile, name):

@@ -54,7 +54,7 @@ def cublaslt(op, shape, kind):
                   "gemm_backend=cublaslt"]
         if op == "grouped_gemm_wgrad":
             wanted.append(f"mode={mode}")
-        if row["op"] == op and all(w in words for w in wanted) and row["us_sustained"]:
+        if row["op"] == op and all(w in words for w in wanted) and row.get("us_sustained"):
             return rates(row["us"], row["us_sustained"], row["flops"])
     return ""
 
@@ -81,36 +81,14 @@ def gemm_errors():
     data = load("bench_gemm_h200.json")
 
     def span(op, kind):
-        errors = [r["nmse"] for r in data if r["op"] == op and f"type={kind}" in r["shape"] and r["nmse"]]
+        errors = [r["nmse"] for r in data if r["op"] == op and f"type={kind}" in r["shape"] and r.get("nmse")]
         return f"{min(errors):.1e} to {max(errors):.1e}"
-    forward = [r["nmse"] for r in data if r["op"] == "grouped_gemm" and r["nmse"]]
+    forward = [r["nmse"] for r in data if r["op"] == "grouped_gemm" and r.get("nmse")]
     return (table(["GEMM", "NMSE against a double-precision product of the same operands"],
                   [["BF16 results (forward, data gradient)", f"{min(forward):.1e} to {max(forward):.1e}"],
                    ["FP8 weight gradients, FP32 results", span("grouped_gemm_wgrad", "fp8")],
                    ["BF16 weight gradients, FP32 results", span("grouped_gemm_wgrad", "bf16")]]) +
             source(origin("bench_gemm_h200.json")))
-
-
-def gemm_baseline():
-    """BF16 grouped GEMM against the dense BF16 rate of the same sitting, as the files print it."""
-    first, second = (RESULTS / "bench_products_h200.txt").read_text().split("\nSecond, ", 1)
-    shares = []
-    for part in (first, second):
-        forward, wgrad = [], []
-        op = None
-        for line in part.splitlines():
-            found = re.match(r"([a-z_]+) +us +min", line)
-            op = found[1] if found else op
-            found = re.match(r"M=.* type=bf16(.*?)  .* TFLOP/s BF16 +([\d.]+) %", line)
-            if found and op == "grouped_gemm":
-                forward.append(float(found[2]))
-            elif found and op == "grouped_gemm_wgrad" and "accumulate" not in found[1]:
-                wgrad.append(float(found[2]))
-        shares.append((forward, wgrad))
-    forward, wgrad = shares[0][0] + shares[1][0], shares[1][1]
-    return (f"The BF16 baseline against cuBLASLt's dense BF16 rate of the same run: forward {min(forward):.1f} to {max(forward):.1f} % over "
-            f"{len(forward)} measured shapes,\noverwriting weight gradients {min(wgrad):.1f} to {max(wgrad):.1f} % over {len(wgrad)} (32, 8 and 64 "
-            f"groups of 32,768 rows).\nBoth sittings are in {link('bench_products_h200.txt')}.")
 
 
 def fused_fc1():
@@ -204,9 +182,9 @@ def memory_bound():
 
 def upstream_counts():
     data = load("bench_upstream_h200.json")
-    judged = [r for r in data if r["holds_bar"] is not None]
+    judged = [r for r in data if r.get("holds_bar") is not None]
     held = [r for r in judged if r["holds_bar"]]
-    peers = [r for r in data if r["peer_us"] and "H200" in (r["peer_gpu"] or "")]
+    peers = [r for r in data if r.get("peer_us") and "H200" in r.get("peer_gpu", "")]
     fast = [r for r in peers if r["peer_us"] >= r["us"]]
     worst = min(r["peer_us"] / r["us"] for r in peers)
     missed = {}
@@ -214,25 +192,25 @@ def upstream_counts():
         if not r["holds_bar"]:
             missed[r["op"]] = missed.get(r["op"], 0) + 1
     named = ", ".join(f"`{op}` {n}" for op, n in sorted(missed.items(), key=lambda item: (-item[1], item[0])))
-    return (f"{len(data)} rows; {len(judged)} have a target, {len(held)} meet it. {len(peers)} rows have a peer measured on an H200; {len(fast)} of them "
-            f"take no longer than the\npeer, the slowest takes {1 / worst:.3f} times its time. Rows that miss their target, by operation: {named}."
-            + source(origin("bench_upstream_h200.json"), link("peers_torch_h200.jsonl") + " and model/bench/peer_figures.cpp for the peers"))
+    return (f"{len(data)} rows; {len(judged)} have a target, {len(held)} meet it. {len(peers)} rows have a baseline measured on an H200; {len(fast)} of them "
+            f"take no longer than the\nbaseline, the slowest takes {1 / worst:.3f} times its time. Rows that miss their target, by operation: {named}."
+            + source(origin("bench_upstream_h200.json"), link("peers_torch_h200.jsonl") + " and model/bench/peer_figures.cpp for the baselines"))
 
 
 def exchange():
     rows = []
     for gpus in (8, 4, 2):
         data = load(f"bench_exchange_h200_x{gpus}.json")
-        for tokens in (4096, 8192, 16384):
+        for tokens in (4096, 8192):
             for op, words in (("dispatch", "wire=fp8"), ("dispatch", "wire=bf16"), ("combine", "part=whole order=rank dprob=no")):
                 row = the_row(data, op, f"T={tokens} {words} sms=0 peer=none")
                 plain = [r for r in data if r["op"] == op and
                          set(f"T={tokens} {words} sms=0 peer=alltoall".split()) <= set(r["shape"].split())]
                 rows.append([op + (" FP8" if "fp8" in words else " BF16"), tokens, gpus, f"{row['us']:.0f}",
                              f"{row['wire_bytes'] / row['us'] / 1e3:.0f}", f"{row['ceiling_share'] * 100:.0f} %",
-                             f"{row['peer_us']:.0f}" if row["peer_us"] else "",
+                             f"{row['peer_us']:.0f}" if row.get("peer_us") else "",
                              f"{plain[0]['peer_us'] / plain[0]['us']:.1f}x" if plain else ""])
-    return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us", "against plain"], rows) +
+    return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us", "against NCCL"], rows) +
             source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
 
 
@@ -247,32 +225,11 @@ def exchange_sms():
     return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
 
 
-def short_rows():
-    """Dispatch and combine of rows of several widths, by commit; means over the runs of a commit."""
-    data = load("bench_short_rows_h200_x4.json")
-    commits = list(dict.fromkeys(row["commit"] for row in data))
-    times = {}
-    for row in data:
-        size = {word[0]: int(word[2:]) for word in row["shape"].split() if word[:2] in ("T=", "H=")}
-        times.setdefault((row["gpus"], row["op"], size["T"], size["H"]), {}).setdefault(row["commit"], []).append(row)
-    rows = []
-    for key, by_commit in sorted(times.items()):
-        means = [f"{sum(row['us'] for row in by_commit[c]) / len(by_commit[c]):.0f}" if c in by_commit else "" for c in commits]
-        rows.append([*map(str, key), *means, f"{by_commit[next(iter(by_commit))][0]['ceiling_us']:.0f}"])
-    return table(["GPUs", "operation", "tokens", "columns", *(f"{c}, us" for c in commits), "ceiling, us"], rows, 2) + source(
-        f"{link('bench_short_rows_h200_x4.json')}, {data[-1]['date'][:10]}, `{data[-1]['command']}` and "
-        f"{len({row['command'] for row in data}) - 1} more in the file")
+def slow_operations():
+    """Operations of four whole models below 70 % of their ceiling."""
+    rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
+            for r in load("bench_model_h200.json") if r.get("ceiling_us") and r["ceiling_share"] < 0.7]
+    return table(["operation", "shape", "us", "ceiling, us", "share"], rows, 2) + source(origin("bench_model_h200.json"))
 
 
-TABLES = {
-    "gemm": gemm,
-    "gemm_baseline": gemm_baseline,
-    "gemm_errors": gemm_errors,
-    "fused_fc1": fused_fc1,
-    "deepgemm": deepgemm,
-    "memory_bound": memory_bound,
-    "upstream_counts": upstream_counts,
-    "exchange": exchange,
-    "exchange_sms": exchange_sms,
-    "short_rows": short_rows,
-}
+TABLES = {f.__name__: f for f in (gemm, gemm_errors, fused_fc1, deepgemm, memory_bound, upstream_counts, exchange, exchange_sms, slow_operations)}

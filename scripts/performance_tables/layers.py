@@ -1,78 +1,70 @@
 # SPDX-License-Identifier: MIT
-"""Tables of docs/performance/layers.md."""
-from performance_tables.common import RECIPES, layer_ms, link, load, origin, recipe_of, source, stage_ms, table
+"""Tables of whole layers, schedules, memory and whole models: docs/performance.md and docs/performance/layers.md."""
+from performance_tables.common import RECIPES, layer_ms, link, load, origin, recipe_of, schedule_of, source, stage_ms, table
 
-LAYERS = [
-    ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu.json", 4096),
-    ("Qwen3 dimensions, 32 experts", "profile_qwen3_1gpu.json", 8192),
-    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3.json", 4096),
-    ("the same, another machine", "profile_deepseek_v3_machine2.json", 4096),
-    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_8192.json", 8192),
-    ("Qwen3-235B, 128 experts", "profile_qwen3_235b.json", 4096),
-    ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b.json", 4096),
+LAYERS = [  # label, file
+    ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu.json"),
+    ("Qwen3-235B dimensions, 32 experts", "profile_qwen3_1gpu.json"),
+    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_4gpu_recipes.json"),
+    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_8192.json"),
+    ("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json"),
+    ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json"),
+    ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b_4gpu.json"),
+    ("DeepSeek-V2-Lite, 64 experts", "profile_deepseek_v2_lite_4gpu.json"),
 ]
+STAGES = "profile_deepseek_v3_4gpu_recipes.json"  # the layer that is shown stage by stage
 
 
-def layer_rows(columns, files=LAYERS):
-    rows = []
-    for label, name, tokens in files:
-        profile = load(name)
-        arms = {recipe: recipe_of(profile, recipe) for recipe in RECIPES}
-        flow = arms["fp8_flow"]
-        saved = [sum(arms[r]["saved bytes"].values()) / 2**30 for r in ("bf16", "fp8_flow")]
-        wire = [sum(arms[r]["wire bytes"].values()) / 2**20 for r in ("bf16", "fp8_flow")]
-        tokens_measured = round(flow["tokens per second per gpu"] * flow["layer seconds"]["median"])
-        assert tokens_measured == tokens, (name, tokens_measured)
-        cells = {
-            "layer": label, "tokens a GPU": tokens, "GPUs": profile["ranks"],
-            **{r: f"{layer_ms(arms[r]):.2f} ms" for r in RECIPES},
-            "clock": f"{flow['layer clock hertz']['median'] / 1e6:.0f} MHz",
-            "bf16 / flow": f"{layer_ms(arms['bf16']) / layer_ms(flow):.2f}",
-            "tokens/s/GPU": f"{flow['tokens per second per gpu'] / 1e3:.0f} k",
-            "TFLOP/s/GPU": f"{flow['flops per second per gpu'] / 1e12:.0f}",
-            "wire per GPU, bf16, flow": f"{wire[0]:.0f}, {wire[1]:.0f} MiB" if wire[0] else "",
-            "saved, bf16, flow": f"{saved[0]:.2f}, {saved[1]:.2f} GiB",
-            "file": link(name),
-        }
-        rows.append([cells[c] for c in columns])
-    return rows
+def mhz(recipe):
+    return recipe["layer clock hertz"]["median"] / 1e6
 
 
 def layers():
-    columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "clock", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU",
-               "wire per GPU, bf16, flow", "saved, bf16, flow"]
-    lines = [f"`{p['command']}`: {link(n)}, commit {p['commit']}, {p['date'][:10]}, {p['steps']} steps"
-             for _, n, _ in LAYERS for p in [load(n)]]
-    return table(columns, layer_rows(columns)) + source(*lines)
+    """One MoE layer under three recipes."""
+    rows = []
+    for label, name in LAYERS:
+        profile = load(name)
+        arms = [recipe_of(profile, recipe) for recipe in RECIPES]
+        flow = arms[-1]
+        rows.append([label, round(flow["tokens per second per gpu"] * flow["layer seconds"]["median"]), profile["ranks"],
+                     *(f"{layer_ms(arm):.2f}" for arm in arms), f"{mhz(arms[0]):.0f}, {mhz(flow):.0f}",
+                     f"**{layer_ms(arms[0]) / layer_ms(flow):.2f}**", f"{flow['tokens per second per gpu'] / 1e3:.0f} k",
+                     f"{flow['flops per second per gpu'] / 1e12:.0f}"])
+    return table(["layer", "tokens per GPU", "GPUs", *(f"{r}, ms" for r in RECIPES), "MHz, bf16, flow", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU"],
+                 rows) + source(*(origin(name) for _, name in LAYERS))
 
 
-def layers_4gpu():
-    columns = ["layer", "tokens a GPU", *RECIPES, "clock", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU", "wire per GPU, bf16, flow"]
-    files = [("DeepSeek-V3, 256 experts", "profile_deepseek_v3_4gpu_recipes.json", 4096),
-             ("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json", 4096), ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json", 4096),
-             ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b_4gpu.json", 4096), ("DeepSeek-V2-Lite, 64 experts", "profile_deepseek_v2_lite_4gpu.json", 4096)]
-    return table(columns, layer_rows(columns, files)) + source(*(origin(name) for _, name, _ in files))
+def headline():
+    """README's table: layers, whole models, loss."""
+    rows = []
+    for label, name in (LAYERS[0], LAYERS[2], LAYERS[3]):
+        profile = load(name)
+        arms = [recipe_of(profile, recipe) for recipe in RECIPES]
+        tokens = round(arms[-1]["tokens per second per gpu"] * arms[-1]["layer seconds"]["median"])
+        rows.append([f"MoE layer, {label}, {profile['ranks']} GPU{'s' if profile['ranks'] > 1 else ''}, {tokens} tokens each",
+                     *(f"{layer_ms(arm):.2f} ms" for arm in arms), f"**{layer_ms(arms[0]) / layer_ms(arms[-1]):.2f} x**"])
+    held = {arm["arm"]: arm["held out"] for arm in load("validate_h200_100m.json")["arms"]}
+    rows.append(["held-out loss of a 107 M model after 1000 iterations, 4 GPUs", f"{held['bf16']:.4f}", "", f"{held['fp8_flow']:.4f}",
+                 f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"])
+    return table(["", *(f"`{recipe}`" for recipe in RECIPES), "flow against bf16"], rows) + \
+        source(*(origin(name) for _, name in (LAYERS[0], LAYERS[2], LAYERS[3])), origin("validate_h200_100m.json"))
 
 
-def layers_short():
-    """Four rows for docs/performance.md."""
-    columns = ["layer", "tokens a GPU", "GPUs", *RECIPES, "bf16 / flow", "file"]
-    rows = layer_rows(columns)
-    rows = [rows[i] for i in (0, 2, 5, 6)]
-    return table(columns, rows)
-
-
-def layer_clock():
-    flow = recipe_of(load("profile_deepseek_v3.json"), "fp8_flow")
-    steps = sorted(zip(flow["layer clock hertz by step"], flow["layer seconds by step"]))
-    third = len(steps) // 3
-
-    def mean(part):
-        return sum(c for c, _ in part) / len(part) / 1e6, sum(s for _, s in part) / len(part) * 1e3
-    slow, fast = mean(steps[:third]), mean(steps[-third:])
-    return (f"In the {len(steps)} steps of the four-GPU DeepSeek-V3 layer under fp8_flow, the {third} steps at the lowest clock (mean "
-            f"{slow[0]:.0f} MHz) take {slow[1]:.2f} ms\non average, the {third} at the highest ({fast[0]:.0f} MHz) "
-            f"{fast[1]:.2f} ms (`layer seconds by step`, `layer clock hertz by step` in {link('profile_deepseek_v3.json')}).")
+def baselines():
+    """Whole layers of other implementations on one H200: the fastest of each."""
+    data = load("peers_layers_h200.json")
+    rows = []
+    for p in data["peers"]:
+        cells = []
+        for layer in ("deepseek_v3", "qwen3"):
+            one = p[layer]
+            cells += [""] if one is None else [f"{one['burst ms']:.2f} / {one['sustained ms']:.2f}"]
+        rows.append([p["peer"], p["recipe"], *cells])
+    own = load(LAYERS[0][1]), load(LAYERS[1][1])
+    rows += [["fp8flow", recipe, *(f"/ {layer_ms(recipe_of(profile, recipe)):.2f}" for profile in own)] for recipe in RECIPES]
+    return (table(["implementation", "recipe", "DeepSeek-V3 dimensions, ms", "Qwen3-235B dimensions, ms"], rows, 2) +
+            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}, whose conditions are in the file",
+                   f"fp8flow: {link(LAYERS[0][1])}, {link(LAYERS[1][1])}"))
 
 
 STAGE_ORDER = ["norm", "route", "plan", "cast", "dispatch", "fc1", "swiglu", "fc2", "combine", "shared expert", "transpose",
@@ -80,82 +72,127 @@ STAGE_ORDER = ["norm", "route", "plan", "cast", "dispatch", "fc1", "swiglu", "fc
 
 
 def layer_stages():
-    profile = load("profile_deepseek_v3.json")
+    """Forward and backward of each stage."""
+    profile = load(STAGES)
     arms = {r: stage_ms(recipe_of(profile, r)) for r in RECIPES}
     unknown = {stage for arm in arms.values() for stage, _ in arm} - set(STAGE_ORDER)
     assert not unknown, unknown
     rows = []
-    for direction in ("forward", "backward"):
-        for stage in STAGE_ORDER:
-            cells = [arms[r].get((stage, direction)) for r in RECIPES]
-            if any(cells):
-                label = "between stages" if stage == "moe layer" else stage
-                rows.append([f"{label}, {direction}", *("" if c is None else f"{c:.2f}" for c in cells)])
+    for stage in STAGE_ORDER:
+        pairs = [[arms[r].get((stage, d)) for d in ("forward", "backward")] for r in RECIPES]
+        if any(any(pair) for pair in pairs):
+            cells = [" + ".join(f"{ms:.2f}" if ms else "-" for ms in pair) if any(pair) else "" for pair in pairs]
+            rows.append(["between stages" if stage == "moe layer" else stage, *cells])
     rows.append(["sum of medians", *(f"{sum(arms[r].values()):.2f}" for r in RECIPES)])
     rows.append(["end to end, without the stage timer", *(f"{layer_ms(recipe_of(profile, r)):.2f}" for r in RECIPES)])
-    return table(["ms", *RECIPES], rows) + source(origin("profile_deepseek_v3.json"))
+    return table(["ms, forward + backward", *RECIPES], rows) + source(origin(STAGES))
+
+
+def schedules():
+    """What runs in parallel: passes, cycles, exchange calls, step. One call per file."""
+    files = [("DeepSeek-V3 layer", "exposed_deepseek_v3_4gpu.json"), ("the same, BF16 gradients", "exposed_deepseek_v3_4gpu_bf16_gradients.json"),
+             ("the same, FP32 gradients, 8 micro-batches", "exposed_deepseek_v3_4gpu_micro_batches.json"), ("107 M model", "exposed_100m_4gpu.json")]
+    rows = []
+    for label, name in files:
+        profile = load(name)
+        first = profile["recipes"][0]["passes seconds"]["median"]
+        for r in profile["recipes"]:
+            passes = r["passes seconds"]["median"]
+            rows.append([label, schedule_of(r), f"{passes * 1e3:.2f}", f"{passes / first:.3f}", f"{mhz(r):.0f}", f"{passes * mhz(r):.2f}",
+                         f"{r['wire seconds'] * 1e3:.2f}", f"{r['wire seconds alone'] * 1e3:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
+    return table(["4 x H200", "schedule", "passes, ms per layer", "of serial", "MHz", "M cycles", "exchange, ms", "alone, ms", "step, ms"], rows, 2) + \
+        source(*(origin(name) for _, name in files))
+
+
+def micro_batches():
+    """Accumulating micro-batches: weight gradients of two at once, gradients in BF16."""
+    names = {"profile_deepseek_v3_1gpu_delay_false.json": "false", "profile_deepseek_v3_1gpu_delay_true.json": "true"}
+    rows = []
+    for name, label in names.items():
+        r = load(name)["recipes"][0]
+        ms = stage_ms(r)
+        rows.append([label, f"{layer_ms(r):.2f}", f"{ms['fc1 wgrad', 'backward']:.2f}", f"{ms['fc2 wgrad', 'backward']:.2f}",
+                     f"{sum(r['saved bytes'].values()) / 2**30:.2f}"])
+    return table(["moe_wgrad_pair_micro_batches", "ms per layer and micro-batch", "fc1 wgrad", "fc2 wgrad", "saved, GiB"], rows) + \
+        source(*map(origin, names))
+
+
+def state_dtypes():
+    """Gradients and moments in BF16."""
+    name, rows = "profile_deepseek_v3_4gpu_state_dtypes.json", []
+    for r in load(name)["recipes"]:
+        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
+        rows.append([schedule_of(r, "fp32 state"), f"{layer_ms(r):.2f}", f"{mhz(r):.0f}", f"{seconds['fc1 wgrad'] + seconds['fc2 wgrad']:.2f}",
+                     f"{seconds['optimizer']:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
+    return table(["state", "layer, ms", "MHz", "weight gradients", "optimizer", "step"], rows) + source(origin(name))
+
+
+def saved_rows():
+    """What is kept of received rows: memory of a layer and time."""
+    names = {f"profile_saved_rows_{key}_h200_x2.json": label for key, label in {
+        "worst_case": "sorted, capacity for the worst case", "sorted": "sorted", "received": "received", "none": "none"}.items()}
+    rows = []
+    for name, label in names.items():
+        r = load(name)["recipes"][0]
+        rows.append([label, r["routed rows of a layer reserved"], *(f"{r[key] / 2**20:.0f}" for key in (
+            "saved bytes used", "saved bytes reserved", "workspace bytes reserved", "activation bytes")), f"{layer_ms(r):.2f}", f"{mhz(r):.0f}"])
+    return table(["recompute.saved_rows", "rows reserved", "saved, MiB", "reserved", "workspace reserved", "peak with workspace", "layer, ms", "MHz"],
+                 rows) + source(*map(origin, names))
+
+
+def distributed_optimizer():
+    """Optimizer state divided over two ranks."""
+    names, rows = {f"profile_distributed_optimizer_{key}_h100_x2.json": label for key, label in {
+        "false": "false", "true": "true", "overlapped": "true, wire in parallel with the layers"}.items()}, []
+    for name, label in names.items():
+        r = load(name)["recipes"][0]
+        held = r["parameter bytes"]
+        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"]}
+        rows.append([label, f"{(held['master'] + held['moments']) / 2**20:.0f}", f"{seconds['optimizer']:.2f}",
+                     f"{seconds['parameter gather']:.2f}" if "parameter gather" in seconds else "", f"{r['step seconds'] * 1e3:.2f}"])
+    return table(["use_distributed_optimizer", "masters, moments, MiB", "optimizer, ms", "gather", "step"], rows) + source(*map(origin, names))
+
+
+def graphs():
+    """A step as a CUDA graph: time of the step, and how long the host is busy."""
+    quickstart, larger = "configs/quickstart.yaml", "configs/h200_100m.yaml, 4096 tokens"
+    rows = []
+    names = {"profile_quickstart_graph_serial_h100.json": (quickstart, "graph"), "profile_quickstart_graph_shared_h100.json": (quickstart, "graph + shared"),
+             "profile_100m_graph_serial_h100.json": (larger, "graph"), "profile_100m_graph_shared_h100.json": (larger, "graph + shared")}
+    for name, (label, schedule) in names.items():
+        for r in load(name)["recipes"]:
+            rows.append([label, schedule, f"{r['step seconds'] * 1e3:.2f}", f"{r['host seconds'] * 1e3:.2f}"])
+    return table(["one H100", "schedule", "step, ms", "host busy, ms"], rows, 2) + source(*map(origin, names))
+
+
+def hosts():
+    """Four GPUs taken as two hosts, NCCL between them over NVLink."""
+    files = {"profile_deepseek_v3_4gpu_hosts_inside.json": "128 experts, EP 2 inside a host", "profile_deepseek_v3_4gpu_hosts_across.json":
+             "256 experts, EP 4 across", "profile_deepseek_v3_4gpu_hosts_fixed.json": "the same, messages of a fixed size",
+             "profile_deepseek_v3_4gpu_hosts_two_levels.json": "the same, two levels"}
+    rows = []
+    for name, label in files.items():
+        r = load(name)["recipes"][0]
+        rows.append([label, f"{layer_ms(r):.2f}", f"{mhz(r):.0f}", f"{r['wire seconds'] * 1e3:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
+    return table(["DeepSeek-V3 layer", "layer, ms", "MHz", "exchange, ms", "step, ms"], rows) + source(*map(origin, files))
 
 
 def whole_model():
-    """The step of the 107 M model by stage: before the fused heads, serial, and with the shared expert beside."""
-    names = ("profile_100m_1gpu_before.json", "profile_100m_1gpu.json")
-    before, after = load(names[0])["recipes"][0], load(names[1])
-    arms = [before, recipe_of(after, "fp8_flow"), recipe_of(after, "fp8_flow + shared")]
+    """The step of the 107 M model by stage, per layer where it repeats."""
+    name = "profile_100m_1gpu.json"
+    arms = [recipe_of(load(name), "fp8_flow"), recipe_of(load(name), "fp8_flow + shared")]
 
-    def ms(recipe, part, stage, direction):
+    def ms(recipe, part, direction, stage=None):
         return sum(r["seconds"]["median"] * 1e3 for r in recipe["rows"] if (r["part"], r["direction"]) == (part, direction) and
                    stage in (None, r["stage"]))
-    rows = [[f"attention: {stage}, {direction}", *(f"{ms(arm, 'attention', stage, direction):.3f}" for arm in arms)]
-            for direction in ("forward", "backward") for stage in ("norm", "qkv", "core attention", "proj")]
-    rows.append(["attention block, a layer", *(f"{ms(a, 'attention', None, 'forward') + ms(a, 'attention', None, 'backward'):.3f}" for a in arms)])
+    rows = [[f"attention: {stage}", *(f"{ms(a, 'attention', 'forward', stage):.3f} + {ms(a, 'attention', 'backward', stage):.3f}" for a in arms)]
+            for stage in ("norm", "qkv", "core attention", "proj")]
     rows.append(["MoE layer, end to end", *(f"{layer_ms(a):.3f}" for a in arms)])
-    rows.append(["embedding, backward", *(f"{ms(a, 'embedding', None, 'backward'):.3f}" for a in arms)])
-    rows.append(["head", *(f"{ms(a, 'head', None, 'forward'):.3f}" for a in arms)])
-    rows.append(["optimizer", *(f"{ms(a, 'optimizer', None, 'update'):.2f}" for a in arms)])
+    for label, part, direction in (("embedding, backward", "embedding", "backward"), ("head", "head", "forward"), ("optimizer", "optimizer", "update")):
+        rows.append([label, *(f"{ms(a, part, direction):.2f}" for a in arms)])
     rows.append(["step, 8 layers", *(f"{a['step seconds'] * 1e3:.2f}" for a in arms)])
-    rows.append(["clock in the layer, MHz", *(f"{a['layer clock hertz']['median'] / 1e6:.0f}" for a in arms)])
-    return table(["ms", "before (ff79989)", "serial", "shared expert beside"], rows) + source(*map(origin, names))
+    return table(["ms, forward + backward", "serial", "shared expert in parallel"], rows) + source(origin(name))
 
 
-def model_operations():
-    """Every operation of four whole models at its shape, beside its ceiling."""
-    rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['us_sustained']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
-            for r in load("bench_model_h200.json") if r["ceiling_us"]]
-    return table(["operation", "shape", "us", "sustained", "ceiling, us", "share"], rows, 2) + source(origin("bench_model_h200.json"))
-
-
-def peer_layers():
-    """Whole layers of other implementations, and of this one, on the same GPU."""
-    data = load("peers_layers_h200.json")
-    rows = []
-    for p in data["peers"]:
-        cells = []
-        for layer in ("deepseek_v3", "qwen3"):
-            one = p[layer]
-            cells += ["", ""] if one is None else [f"{one['burst ms']:.2f} / {one['sustained ms']:.2f}", f"{one['kernels ms']:.1f}"]
-        rows.append([p["peer"], p["recipe"], *cells])
-    for own in data["fp8flow"]:
-        dsv3, qwen3 = own["deepseek_v3 sustained ms"], own.get("qwen3 sustained ms", {})
-        rows += [[f"fp8flow ff79989, gradients: {own['gradients']}", recipe, f"/ {ms:.2f}", "", f"/ {qwen3[recipe]:.2f}" if recipe in qwen3 else "", ""]
-                 for recipe, ms in dsv3.items()]
-    return (table(["layer", "recipe", "DeepSeek-V3 dimensions, ms", "kernels", "Qwen3 dimensions, ms", "kernels"], rows, 2) +
-            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}; the conditions stand in the file"))
-
-
-def heads():
-    rows = [[r["op"], r["shape"], f"{r['us']:.1f}", f"{r['us_min']:.1f}", f"{r['ceiling_us']:.1f}", f"{r['ceiling_share'] * 100:.0f} %"]
-            for r in load("bench_heads_h200.json")]
-    return table(["operation", "shape", "us", "min", "ceiling, us", "share"], rows, 2) + source(origin("bench_heads_h200.json"))
-
-
-TABLES = {
-    "layers": layers,
-    "layers_short": layers_short,
-    "layers_4gpu": layers_4gpu,
-    "layer_clock": layer_clock,
-    "layer_stages": layer_stages,
-    "whole_model": whole_model,
-    "model_operations": model_operations,
-    "heads": heads,
-    "peer_layers": peer_layers,
-}
+TABLES = {f.__name__: f for f in (headline, layers, baselines, layer_stages, schedules, micro_batches, state_dtypes, saved_rows, distributed_optimizer,
+                                  graphs, hosts, whole_model)}

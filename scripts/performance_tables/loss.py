@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables of docs/performance/loss.md, and of errors by family, trainings and transposed copies in docs/numerics.md."""
+"""The table of losses in docs/performance.md; errors by family, trainings and transposed copies in docs/numerics.md."""
 import re
 
 from performance_tables.common import RESULTS, link, load, origin, source, table
@@ -9,37 +9,22 @@ def percent(value):
     return "" if value is None else f"{value * 100:.3f} %"
 
 
-def loss(name):
-    data = load(name)
-    rows = [[a["arm"], f"{a['held out']:.4f}", percent(a.get("max relative error")), percent(a.get("mean relative error")),
-             a["casts per step"], f"{a['wire bytes per step'] / 2**20:.2f} MiB", f"{a['saved bytes'] / 2**20:.1f} MiB", a["verdict"]]
-            for a in data["arms"]]
-    noise = data["noise floor"]
-    said = f"Bar {percent(data['bar'])}; " + (f"noise floor {percent(noise)}" if noise is not None else
-                                              "no noise floor: the control arm was off")
-    said += f"; iterations {data['warmup_iters'] + 1} to {data['iterations']}, {data['ranks']} rank{'s' if data['ranks'] > 1 else ''}."
-    return (table(["arm", "held-out loss", "max error", "mean error", "casts/step", "wire/step", "saved", "verdict"], rows) +
-            f"\n\n{said}" + source(origin(name)))
+RUNS = [  # model, GPUs, file
+    ("quickstart, 2 CPU ranks", "quickstart_recipes.json"),
+    ("quickstart, one H200", "quickstart_recipes_h200.json"),
+    ("107 M, 1000 iterations, 4 H200s", "validate_h200_100m.json"),
+]
 
 
-def layer_errors():
-    """Norm-wise errors of one layer on the reference backend, against two independent implementations in float64."""
-    text = (RESULTS / "io_errors.txt").read_text()
-    parts = text.split("\n$ scripts/")
-    found = {}
-    for column, part in enumerate(parts[1:3]):
-        for line in part.splitlines():
-            row = re.match(r"(deepseek_v3|qwen3_moe|mixtral) +(\w+(?: bf16)?) +\d+/96 +\S+ +(\S+) +(\S+) +(\S+) +(\S+)$", line)
-            if row:
-                found.setdefault((row[1], row[2]), [None, None])[column] = row.groups()[2:]
+def loss():
+    """Recipes against bf16 over a training: final held-out loss, errors of the smoothed loss, verdict."""
     rows = []
-    for (family, arm), columns in found.items():
-        cells = [" / ".join(c[i] if c else "-" for c in columns) for i in range(4)]
-        rows.append([family, arm, *cells])
-    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
-    return (table(["layer", "arm", "output", "d hidden", "d experts", "d router"], rows, 2) +
-            source(f"{link('io_errors.txt')}, commit {commit}, whose `$` lines are the commands; numpy in float64 / transformers' blocks in "
-                   "float64; `torch bf16` is transformers' own block in BF16"))
+    for label, name in RUNS:
+        data = load(name)
+        rows += [[label, a["arm"], f"{a['held out']:.4f}", percent(a.get("max relative error")), percent(a.get("mean relative error")),
+                  a["casts per step"], f"{a['wire bytes per step'] / 2**20:.2f}", f"{a['saved bytes'] / 2**20:.1f}", a["verdict"]] for a in data["arms"]]
+    return (table(["run", "recipe", "held-out loss", "largest error", "mean error", "casts per step", "wire, MiB per step", "saved, MiB", "verdict"], rows, 2) +
+            source(*(origin(name) for _, name in RUNS)))
 
 
 def family_errors():
@@ -98,15 +83,4 @@ def transposed():
     return table(header, lines, 2) + source(*(origin(name) for _, name in TRANSPOSED))
 
 
-TABLES = {
-    "loss_100m_1gpu": lambda: loss("validate_100m_1gpu.json"),
-    "loss_reference": lambda: loss("quickstart_recipes.json"),
-    "loss_ablation": lambda: loss("quickstart_ablation.json"),
-    "loss_h200": lambda: loss("quickstart_recipes_h200.json"),
-    "loss_combine": lambda: loss("quickstart_combine_h200.json"),
-    "loss_100m": lambda: loss("validate_h200_100m.json"),
-    "layer_errors": layer_errors,
-    "family_errors": family_errors,
-    "training_beside_transformers": training_beside_transformers,
-    "transposed": transposed,
-}
+TABLES = {f.__name__: f for f in (loss, family_errors, training_beside_transformers, transposed)}

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The picture docs/pictures/deepseek_v3_layer.svg."""
+from performance_tables.layers import STAGES
 from performance_tables.common import RECIPES, ROOT, layer_ms, load, recipe_of, stage_ms
 
 PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
@@ -17,7 +18,7 @@ GROUPS = [  # label, stages, colour: readable on white and on near-black
 
 
 def picture():
-    profile = load("profile_deepseek_v3.json")
+    profile = load(STAGES)
     width, left, right, bar, gap, top = 960, 150, 110, 46, 22, 128
     scale = (width - left - right) / max(sum(stage_ms(recipe_of(profile, r)).values()) for r in RECIPES)
     height = top + len(RECIPES) * (bar + gap) + 44
@@ -26,7 +27,7 @@ def picture():
            "<title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>",
            "<style>.t{fill:#1f2937}.s{fill:#4b5563}@media (prefers-color-scheme: dark){.t{fill:#e5e7eb}.s{fill:#b6bec9}}</style>",
            '<text x="24" y="34" class="t" font-size="18" font-weight="bold">DeepSeek-V3 MoE layer, forward + backward, ms</text>',
-           f'<text x="24" y="56" class="s" font-size="12.5">4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens a GPU, balanced '
+           f'<text x="24" y="56" class="s" font-size="12.5">4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens per GPU, balanced '
            f'routing; medians of {profile["steps"]} steps, commit {profile["commit"]}</text>']
     x, y = 24, 82
     for label, _, colour in GROUPS:

@@ -179,7 +179,7 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
 
 // The error that predictions state on the committed results, with a little margin.
 TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
-    const std::string results = FP8FLOW_SOURCE_DIR "/docs/results";
+    const std::string results = FP8FLOW_SOURCE_DIR "/tests/data/profiles";
     const CommandResult check =
         fp8flow_alone({"plan", "--check", results, "--max-error", "10", "--max-mean-error", "5"});
     EXPECT_EQ(check.status, 0) << check.out << check.err;

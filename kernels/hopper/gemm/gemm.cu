@@ -53,7 +53,7 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
 }
 
 // Fused where h is not kept: after a GEMM that stores h in BF16 anyway, the parts are faster
-// (docs/worklogs/gemm.md).
+// (docs/design_notes.md).
 void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
                                                 const Launch& launch) {
     if (kernels_.gemm == GemmBackend::native && launch_wgmma_swiglu(args, launch)) return;

@@ -2,7 +2,7 @@
 // Router top-k on the GPU: choice, group limit, probabilities, and what the balancing losses need of the same
 // logits, in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total
 // order of (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its
-// instructions and chains of warp-wide maxima (docs/worklogs/memory.md). Logits are prefetched into L2 before
+// instructions and chains of warp-wide maxima (docs/design_notes.md). Logits are prefetched into L2 before
 // the wait for the preceding kernel (PDL): -0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"

@@ -48,7 +48,7 @@ mkdir -p "$out"
 printf '{"type":"step","iteration":%d,"lm_loss":2,"tokens_per_second":8e4,"tflops_per_gpu":300}\n' 1 2 3 > "$out/metrics.jsonl"
 echo '{"parameters, sum": 2147483648, "saved for backward, reserved": 1, "workspace, reserved": 1}' > "$out/memory.json"
 echo '{"memory_bytes": {"total": 2147483648}}' > "$out/plan.json"
-cp "$RESULTS/exposed_deepseek_v3_2gpu.json" "$out/profile.json"
+cp "$RESULTS/../../tests/data/profiles/exposed_deepseek_v3_2gpu.json" "$out/profile.json"
 cp "$RESULTS/bench_exchange_h200_x2.json" "$out/bench.json"
 printf '{\n  "arms": [\n    {\n      "arm": "fp8_flow",\n      "max relative error": 0.00125\n    }\n  ]\n}\n' > "$out/validate.json"
 echo held-out loss 2

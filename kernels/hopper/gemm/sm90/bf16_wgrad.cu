@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Grouped BF16 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
 // group, both operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h,
-// wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h; what was tried: docs/worklogs/gemm.md.
+// wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h; what was tried: docs/design_notes.md.
 //
 // Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
 // 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must

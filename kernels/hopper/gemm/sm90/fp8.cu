@@ -29,7 +29,7 @@
 //   named 7          all threads of warpgroup 0 have done so
 //
 // Deterministic: an element of D is one thread's sum over ascending k, whatever the other groups hold. Tried
-// and measured: docs/worklogs/gemm.md.
+// and measured: docs/design_notes.md.
 #include "kernels/hopper/gemm/sm90/bf16_epilogue.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
 

@@ -31,7 +31,7 @@
 // that depends only on its place and on the rows of its group, whatever the other groups hold.
 //
 // Measured (H200, bursts): 1.79 ms (overwrite) and 2.50 ms in the program, 1.82 and 2.30 stand-alone on
-// another machine. Bounds, and what was tried: docs/worklogs/gemm.md, steps 9, 12 and 13.
+// another machine. Bounds, and what was tried: docs/design_notes.md.
 #include "kernels/hopper/gemm/sm90/fp8_wgrad_mainloop.h"
 
 namespace fp8flow::hopper::gemm {

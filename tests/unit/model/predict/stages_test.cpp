@@ -13,7 +13,7 @@ namespace fp8flow::predict {
 namespace {
 
 ProfileRecord committed(const std::string& name) {
-    return read_profile(FP8FLOW_SOURCE_DIR "/docs/results/" + name);
+    return read_profile(FP8FLOW_SOURCE_DIR "/tests/data/profiles/" + name);
 }
 
 // Rows of a layer are of one layer and micro-batch, all others of a step.

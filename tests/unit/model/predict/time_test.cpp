@@ -18,7 +18,7 @@
 namespace fp8flow::predict {
 namespace {
 
-std::string result(const std::string& name) { return FP8FLOW_SOURCE_DIR "/docs/results/" + name; }
+std::string result(const std::string& name) { return FP8FLOW_SOURCE_DIR "/tests/data/profiles/" + name; }
 
 std::string text_of(const std::string& path) {
     std::ifstream file(path, std::ios::binary);
@@ -193,7 +193,7 @@ TEST_P(ShippedCalibration, StatesTheErrorsOnTheCommittedProfiles) {
     const Gpu gpu = load_gpu(GetParam());
     ASSERT_TRUE(gpu.calibration.check.has_value());
     const CheckSummary said = *gpu.calibration.check,
-                       found = check_profiles({FP8FLOW_SOURCE_DIR "/docs/results"}, gpu).summary;
+                       found = check_profiles({FP8FLOW_SOURCE_DIR "/tests/data/profiles"}, gpu).summary;
     EXPECT_GE(found.runs, said.runs);
     EXPECT_NEAR(found.mean_layer, said.mean_layer, 0.01);
     EXPECT_NEAR(found.mean_step, said.mean_step, 0.01);
