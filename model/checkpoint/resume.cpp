@@ -126,9 +126,10 @@ std::vector<std::string> changed_keys(const std::optional<Config>& saved, const 
 
 // Compares with what was saved, and goes on with its rules unless its weights alone are taken.
 void compare_configs(const CheckpointReader& reader, bool weights_alone, Resumed& resumed) {
-    const std::optional<Config> saved = saved_config(reader.manifest());
-    Config kept = resumed.config;
-    const std::vector<std::string> rules = keep_meanings(saved.value_or(Config{}), kept);
+    std::optional<Config> saved = saved_config(reader.manifest());
+    Config before = saved.value_or(Config{}), kept = resumed.config;
+    const std::vector<std::string> rules = keep_meanings(before, kept);
+    if (saved) saved = before;
     if (!weights_alone) {
         resumed.config = kept;
         resumed.kept = rules;
@@ -321,12 +322,13 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
         for (const int64_t step : chosen->refused_steps)
             if (world.rank() == 0) folder->set_aside(step);
     });
-    Resumed resumed{.step = trainer.steps_done(),
-                    .path = reader.path(),
-                    .run = saved.run,
-                    .refused = chosen->refused,
-                    .config = config,
-                    .by_size = !weights_alone && is_old(saved) && data.fingerprint() != saved.data_fingerprint};
+    Resumed resumed{
+        .step = trainer.steps_done(),
+        .path = reader.path(),
+        .run = saved.run,
+        .refused = chosen->refused,
+        .config = config,
+        .by_size = !weights_alone && is_old(saved) && data.fingerprint() != saved.data_fingerprint};
     compare_configs(reader, weights_alone, resumed);
     trainer.follow_meanings_of(resumed.config);
     return resumed;

@@ -201,8 +201,8 @@ private:
         const auto is_ours = [this](const CheckpointManifest& saved) {
             return saved.run == run_ || (continues_ && saved.step == first_step_);
         };
-        const auto resumed = resume(*trainer_, from, *data_, world_, checkpoints_,
-                                    std::make_shared<Disk>(), is_ours);
+        const auto resumed =
+            resume(*trainer_, from, *data_, world_, checkpoints_, std::make_shared<Disk>(), is_ours);
         if (!resumed) return false;
         ++rollbacks_;
         last_saved_ = resumed->step;
