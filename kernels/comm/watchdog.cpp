@@ -221,7 +221,9 @@ void attach(const Watchdog::Job& job) {
     for (bool done = false; !done;) {
         const int file = ::shm_open(segment, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
         done = file < 0 || attach_to(file, job);
-        if (file >= 0) ::close(file);
+        if (file < 0) continue;
+        ::flock(file, LOCK_UN);  // the mapping would keep it
+        ::close(file);
     }
 }
 
