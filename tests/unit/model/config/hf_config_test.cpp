@@ -4,7 +4,6 @@
 // is listed, all of it at once.
 #include "model/config/hf_config.h"
 #include "model/config/config.h"
-#include "model/train/trainer.h"
 
 #include "tests/support/files.h"
 
@@ -385,30 +384,6 @@ TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
     }
     EXPECT_NO_THROW(require_own_layers(config_of(qwen3())));
     EXPECT_NO_THROW(require_own_layers(config_of(mixtral())));
-}
-
-// Bytes are no ids of another vocabulary, whoever states its size; a model of bytes takes them.
-TEST(HfConfig, TextNeedsAVocabularyOfBytes) {
-    const TemporaryFolder folder;
-    std::vector<std::string> text = {"data.data_kind=text", "model.seq_length=8",
-                                     "data.data_path=" + folder.path(), "training.eval_iters=0",
-                                     "data.held_out_fraction=0"};
-    folder.write("a.txt", std::string(100, 'a'));
-    const auto refusal = [&](int64_t vocab) {
-        return error_of(ExitCode::usage,
-                        [&] { open_data(config_of(with(qwen3(), "vocab_size", vocab), kYaml, text)); });
-    };
-    for (const int64_t vocab : {258, 384, 1000, 151936}) {
-        expect_contains(refusal(vocab),
-                        fmt::format("data.data_kind: got text for config.json: model_type qwen3_moe "
-                                    "with model.vocab_size {}, want 257 with it",
-                                    vocab));
-        expect_contains(refusal(vocab), "Megatron-LM's tools/preprocess_data.py");
-    }
-    EXPECT_NO_THROW(open_data(config_of(with(qwen3(), "vocab_size", 257), kYaml, text)));
-    EXPECT_NO_THROW(open_data(parse_config("model: {vocab_size: 1000}", "t.yaml", text)));
-    text.emplace_back("model.vocab_size=1000");
-    expect_contains(refusal(257), "with model.vocab_size 1000");
 }
 
 TEST(HfConfig, OptionsOfTheFamilies) {

@@ -3,6 +3,7 @@
 #include "model/data/text.h"
 
 #include "model/data/files.h"
+#include "model/train/trainer.h"
 #include "tests/support/files.h"
 
 #include <sys/stat.h>
@@ -381,6 +382,32 @@ TEST(Text, SaysWhatIsWrongWithPathAndNumbers) {
     expect_contains(
         error_of(ExitCode::usage, make({.data_path = {folder.path("mixed")}, .held_out_fraction = 1.0})),
         "held_out_fraction must be in [0, 1), got 1");
+}
+
+// Bytes are no ids of another vocabulary, whoever states its size; a model of bytes takes them.
+TEST(Text, IsRefusedWithTheVocabularyOfAnImportedModel) {
+    const TemporaryFolder folder;
+    folder.write("a.txt", std::string(100, 'a'));
+    std::vector<std::string> text = {"data.data_kind=text", "model.seq_length=8", "training.eval_iters=0",
+                                     "data.held_out_fraction=0", "data.data_path=" + folder.path()};
+    const auto config = [&](const char* vocab) {
+        const ImportedModel model{.settings = {{"model.vocab_size", vocab, "config.json"}},
+                                  .name = "config.json: model_type qwen3_moe"};
+        return parse_config("model:\n", "t.yaml", text, std::nullopt, model);
+    };
+    const auto refusal = [&](const char* vocab) {
+        return error_of(ExitCode::usage, [&] { open_data(config(vocab)); });
+    };
+    for (const char* vocab : {"258", "384", "1000", "151936"}) {
+        expect_contains(refusal(vocab), fmt::format("got text for config.json: model_type qwen3_moe with "
+                                                    "model.vocab_size {}, want 257 with it",
+                                                    vocab));
+        expect_contains(refusal(vocab), "Megatron-LM's tools/preprocess_data.py");
+    }
+    EXPECT_NO_THROW(open_data(config("257")));
+    EXPECT_NO_THROW(open_data(parse_config("model: {vocab_size: 1000}", "t.yaml", text)));
+    text.emplace_back("model.vocab_size=1000");
+    expect_contains(refusal("257"), "with model.vocab_size 1000");
 }
 
 TEST(Text, SamplesAreEqualInTwoProcessesAndChangeWithTheSeed) {
