@@ -3,7 +3,7 @@
 """Two builds of the program, benchmarked in turns on one machine: old, new, old, new. A row is slower where the best of the new turns is more
 than --most times the best of the old ones, and more than the old turns differ among themselves. Burst and sustained times are held to it.
 
-  scripts/compare_speed.py ../before/build/cuda-release/fp8flow build/cuda-release/fp8flow -- --suite gemm --match 'gemm_backend=native'
+  scripts/compare_speed.py ../before/build/cuda-release/fp8flow build/cuda-release/fp8flow -- --suite gemm
   scripts/compare_speed.py OLD NEW --turns 3 --json docs/results/NAME.json -- --suite upstream --match '^rms_norm'
 
 What follows -- goes to `fp8flow bench` of both. The report is written after every turn, so an end by force keeps what was measured.

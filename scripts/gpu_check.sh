@@ -182,7 +182,7 @@ for tool in "${tools[@]}"; do
     for test in "${gpu_tests[@]}"; do
         [[ $test == *_parity_test || $test == *_exchange_test ]] || continue
         # tests of libraries, and with them
-        [[ ! $tool =~ racecheck|initcheck || ! $test =~ _step_parity_test|_gemm_lt_ ]] || continue
+        [[ ! $tool =~ racecheck|initcheck || ! $test =~ _step_parity_test ]] || continue
         sanitize "$tool" "$test"
         place "$test"
         add "${place[@]}" --patience 240 --detail '(ERROR|RACECHECK) SUMMARY|is not here' "$tool $test" "${run[@]}"

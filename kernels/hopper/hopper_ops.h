@@ -11,13 +11,6 @@
 
 namespace fp8flow {
 
-// GEMMs of the cuBLASLt backend so far: those that cuBLASLt computed, and those that the native kernel had to
-// compute (sizes or addresses that are not multiples of 16 bytes, kinds of operands that cuBLASLt does not
-// support). Tests assert that a baseline is what it says it is.
-struct CublasLtCounts {
-    int64_t cublaslt = 0, native = 0;
-};
-
 class HopperOps final : public Ops {
 public:
     // Uses CUDA device `device`; throws Error(usage) unless it is a Hopper GPU.
@@ -28,7 +21,7 @@ public:
     // For tests, which run one object through every choice.
     void choose_kernels(const KernelChoice& kernels) { kernels_ = kernels; }
 
-    CublasLtCounts cublaslt_counts() const;
+    int64_t cublaslt_gemms() const;  // computed by cuBLASLt so far
 
     struct Workspace;  // cuBLASLt handle and scratch, reduction buffers of one lane: allocated once
 

@@ -5,9 +5,9 @@
 namespace fp8flow {
 
 // Which kernels compute GEMMs. native: dense BF16 on cuBLASLt, all others on this project's tensor-core
-// kernels, which read group sizes on the device. cublaslt: all of them on cuBLASLt, one expert after the
-// other with sizes read by the host (the baseline). simt: all on CUDA cores, in the reference's order of
-// summation and with its bits. alternative: all on one kernel of warp-level MMA instructions
+// kernels, which read group sizes on the device. cublaslt: dense FP8 GEMMs with one scale per operand on
+// cuBLASLt, too (the ceiling that bench and profile measure). simt: all on CUDA cores, in the reference's
+// order of summation and with its bits. alternative: all on one kernel of warp-level MMA instructions
 // (gemm/fallback/mma.cu), which sums the contraction of plain operands from its end to its start: another,
 // equally valid order of summation.
 enum class GemmBackend { native, cublaslt, simt, alternative };

@@ -78,17 +78,16 @@ AttentionBackend attention_of(AttentionBackendKey key) {
 bool has_gpu_backend() { return hopper::built_with_cuda(); }
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
-    const bool stated = arithmetic == Arithmetic::stated;
+    const bool alternative = arithmetic == Arithmetic::alternative;
     if (choice.kind == BackendKind::hopper) {
-        const bool cublaslt = kernels.gemm_backend == GemmBackendKey::cublaslt;
-        const KernelChoice chosen{.gemm = !stated    ? GemmBackend::alternative
-                                          : cublaslt ? GemmBackend::cublaslt
-                                                     : GemmBackend::native,
+        const KernelChoice chosen{.gemm = alternative                         ? GemmBackend::alternative
+                                          : arithmetic == Arithmetic::ceiling ? GemmBackend::cublaslt
+                                                                              : GemmBackend::native,
                                   .attention = attention_of(kernels.attention_backend)};
         return hopper::make_ops(choice.device, chosen);
     }
     ReferenceOptions options;
-    options.summation = stated ? SummationOrder::sequential : SummationOrder::split;
+    options.summation = alternative ? SummationOrder::split : SummationOrder::sequential;
     return std::make_unique<ReferenceOps>(options);
 }
 

@@ -18,8 +18,9 @@
 
 namespace fp8flow {
 
-// Summation order of GEMMs: stated (the contract), or another, equally valid one (validate's control arm).
-enum class Arithmetic { stated, alternative };
+// Kernels of GEMMs: stated (the contract's order of summation); alternative (another, equally valid order:
+// validate's control arm); ceiling (dense FP8 GEMMs on cuBLASLt, too: what bench and profile compare with).
+enum class Arithmetic { stated, alternative, ceiling };
 
 // What `--backend` resolves to; `note` is one line that says why.
 struct BackendChoice {

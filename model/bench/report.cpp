@@ -22,9 +22,6 @@ std::string rate(const Row& row) {
     return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
 }
 
-std::string per_second(const Row& row, const std::optional<double>& seconds) {
-    return seconds && *seconds > 0 ? format_fixed(row.work.flops / *seconds * 1e-12, 0) : "-";
-}
 std::string peer_of(const Row& row) {
     if (row.peer.empty()) return "-";
     const std::string& result = row.peer_result;
@@ -33,40 +30,6 @@ std::string peer_of(const Row& row) {
                        result.empty() ? "" : " (" + result + ")");
 }
 // One mean, taken to scatter as much as the burst.
-Spread sustained(const Timing& timing) {
-    const double scale = *timing.sustained / timing.median;
-    return {*timing.sustained, timing.min * scale, timing.p90 * scale, timing.samples};
-}
-std::string error_of(const Row& row) { return row.nmse ? fmt::format("{:.1e}", *row.nmse) : "-"; }
-
-// GEMMs that two backends computed: each line is one of this project's rows and the row after it.
-std::string side_by_side(const std::string& operation, const std::vector<const Row*>& rows) {
-    const std::string &own = rows[0]->backend, &peer = rows[0]->peer;
-    Table table({{operation + ", TFLOP/s", Align::left},
-                 {own},
-                 {"sustained"},
-                 {peer},
-                 {"sustained"},
-                 {"ratio"},
-                 {"sustained"},
-                 {"ceiling"},
-                 {"share"},
-                 {"NMSE"},
-                 {peer}});
-    for (size_t i = 0; i + 1 < rows.size(); i += 2) {
-        const Row &first = *rows[i], &second = *rows[i + 1];
-        const Timing &a = first.timing, &b = second.timing;
-        table.add_row({first.short_shape, per_second(first, a.median), per_second(first, a.sustained),
-                       per_second(second, b.median), per_second(second, b.sustained),
-                       ratio_text(spread_of(b), spread_of(a)),
-                       a.sustained && b.sustained ? ratio_text(sustained(b), sustained(a)) : "-",
-                       first.ceiling.empty() ? "-" : first.ceiling,
-                       first.ceiling_seconds ? format_percent(*first.ceiling_seconds / a.median, 1) : "-",
-                       error_of(first), error_of(second)});
-    }
-    return table.text();
-}
-
 }  // namespace
 
 std::string microseconds(double seconds) {
@@ -169,8 +132,7 @@ std::string rows_markdown(const std::vector<Row>& rows) {
                  {"peer", Align::left}});
     for (const Row& row : rows)
         table.add_row(
-            {row.operation + (row.backend.empty() ? "" : ", " + row.backend),
-             row.short_shape.empty() ? "-" : row.short_shape, microseconds(row.timing.median),
+            {row.operation, row.short_shape.empty() ? "-" : row.short_shape, microseconds(row.timing.median),
              row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
              row.ceiling.empty() ? "-" : row.ceiling,
              row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
@@ -185,13 +147,6 @@ std::string tables(const std::vector<Row>& rows) {
             operations.push_back(row.operation);
     std::string text;
     for (const std::string& operation : operations) {
-        std::vector<const Row*> pairs;
-        for (const Row& row : rows)
-            if (row.operation == operation && !row.backend.empty()) pairs.push_back(&row);
-        if (!pairs.empty()) {
-            text += fmt::format("{}{}", text.empty() ? "" : "\n", side_by_side(operation, pairs));
-            continue;
-        }
         Table table({{operation, Align::left},
                      {"us"},
                      {"min"},

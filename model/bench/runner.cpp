@@ -14,11 +14,6 @@ namespace {
 // M = N = K of a GEMM large enough to reach a GPU's rate, and of one that a host finishes.
 constexpr int64_t kGpuGemm = 8192, kHostGemm = 128;
 
-// Only these depend on the GEMM backend.
-bool is_gemm(const std::string& operation) {
-    return operation == "gemm" || operation.starts_with("grouped_gemm");
-}
-
 // What a check of an operation's arguments says, without the place in the source and the expression.
 [[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
     const std::string mark = "check failed: ";
@@ -45,13 +40,12 @@ struct Runner::Sets {
     int64_t bytes() const { return buffers.front()->bytes(); }
 };
 
-Runner::Runner(std::vector<Backend> backends, const BackendChoice& choice, ProcessGroup& world,
-               const MeasureOptions& options)
-    : backends_(std::move(backends)), choice_(choice), world_(world) {
-    Ops& ops = *backends_.front().ops;
+Runner::Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOptions& options)
+    : choice_(choice), ops_(make_ops(choice, Arithmetic::stated)), world_(world) {
+    Ops& ops = *ops_;
     const bool gpu = choice.kind == BackendKind::hopper;
     probe_ = make_probe(choice, ops);
-    if (gpu) dense_ = make_ops(choice, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt});
+    if (gpu) dense_ = make_ops(choice, Arithmetic::ceiling);
     meter_ = std::make_unique<Meter>(ops.device(), *probe_, options);
     ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuGemm : kHostGemm);
     together_ = {.barrier = [this] { world_.barrier(); },
@@ -66,21 +60,10 @@ double Runner::largest(double seconds) const {
     return static_cast<double>(picoseconds) * 1e-12;
 }
 
-std::vector<Row> Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
-    std::vector<Row> rows;
-    const size_t count = is_gemm(what.name) ? backends_.size() : 1;
-    for (size_t i = 0; i < count; ++i) {
-        rows.push_back(measure_on(*backends_[i].ops, what, shape, regimes));
-        add_ceiling(rows.back(), what);
-        if (count == 1) continue;
-        rows.back().shape += " gemm_backend=" + backends_[i].name;
-        rows.back().backend = backends_[i].name;
-    }
-    if (rows.size() == 2) {
-        rows[0].peer = backends_[1].name;
-        rows[0].peer_seconds = rows[1].timing.median;
-    }
-    return rows;
+Row Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
+    Row row = timed(what, shape, regimes);
+    add_ceiling(row, what);
+    return row;
 }
 
 void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& shape) {
@@ -98,7 +81,7 @@ void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& 
 }
 
 int64_t Runner::capture(const Case& what, const Shape& shape) {
-    Ops& ops = *backends_.front().ops;
+    Ops& ops = *ops_;
     Device& device = ops.device();
     Machine machine{ops, world_, choice_, [this] { return messages(); }};
     Sets sets(device);
@@ -119,7 +102,8 @@ int64_t Runner::capture(const Case& what, const Shape& shape) {
     return launches ? launches->kernels : 0;
 }
 
-Row Runner::measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes) {
+Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes) {
+    Ops& ops = *ops_;
     Machine machine{ops, world_, choice_, [this] { return messages(); }, plugin_.get()};
     Sets sets(ops.device());
     build(sets, machine, what, shape);
@@ -180,8 +164,7 @@ bool Runner::check_peer(Row& row, const Call& call, const Launch& launch) {
     bool refused = false;
     try {
         row.peer_result = compare_results(
-            backends_.front().ops->device(), call.peer.tensors, [&] { call.run(launch); },
-            [&] { call.peer.run(launch); });
+            ops_->device(), call.peer.tensors, [&] { call.run(launch); }, [&] { call.peer.run(launch); });
     } catch (const Error& error) {
         if (error.code() != ExitCode::usage) throw;
         row.peer_result = std::string("left out: ") + error.what();
@@ -206,14 +189,14 @@ void Runner::time_peer(Row& row, const Sets& sets, Subject& subject, const Launc
 Messages* Runner::messages() {
     if (!wire_) {
         std::string reason;
-        wire_.emplace(make_messages(choice_, *backends_.front().ops, world_, reason));
+        wire_.emplace(make_messages(choice_, *ops_, world_, reason));
     }
     return wire_->messages.get();
 }
 
 const PeerRates& Runner::peer_rates() {
     if (!peers_) {
-        const auto probe = make_peer_probe(choice_, *backends_.front().ops, world_, no_peers_);
+        const auto probe = make_peer_probe(choice_, *ops_, world_, no_peers_);
         peers_ = probe != nullptr ? measure_peers(*meter_, *probe, together_) : PeerRates{};
     }
     return *peers_;

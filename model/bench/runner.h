@@ -17,7 +17,6 @@ namespace fp8flow::bench {
 // One measured operation; times in seconds, of the slowest rank.
 struct Row {
     std::string operation, shape, short_shape;
-    std::string backend;  // of a GEMM measured on several backends
     Timing timing;
     Work work;
     std::optional<double> ceiling_seconds;  // what the same work takes at the measured ceilings
@@ -40,23 +39,16 @@ struct Row {
 
 class Runner {
 public:
-    // One Ops per GEMM backend that is measured; the first is the program's own.
-    struct Backend {
-        std::string name;
-        std::unique_ptr<Ops> ops;
-    };
-    Runner(std::vector<Backend> backends, const BackendChoice& choice, ProcessGroup& world,
-           const MeasureOptions& options);
+    Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOptions& options);
     ~Runner();
     // The library's kernels are measured beside ours from now on.
     void add_plugin(const std::string& path);
     const Plugin* plugin() const { return plugin_.get(); }
 
     // Collective over the world. Throws Error(usage) for shapes that the operation refuses.
-    std::vector<Row> measure(const Case& what, const Shape& shape,
-                             Subject::Regimes regimes = Subject::Regimes::all);
-    // One call of the case instead of measurements, recorded by an attached profiler; GEMMs run on the
-    // first backend. One rank. Returns the number of kernels, 0 where they are not counted.
+    Row measure(const Case& what, const Shape& shape, Subject::Regimes regimes = Subject::Regimes::all);
+    // One call of the case instead of measurements, recorded by an attached profiler. One rank. Returns the
+    // number of kernels, 0 where they are not counted.
     int64_t capture(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
@@ -66,7 +58,7 @@ private:
     struct Sets;
     // Makes one more set of tensors. Throws Error(usage) for shapes that the operation refuses.
     void build(Sets& sets, Machine& machine, const Case& what, const Shape& shape);
-    Row measure_on(Ops& ops, const Case& what, const Shape& shape, Subject::Regimes regimes);
+    Row timed(const Case& what, const Shape& shape, Subject::Regimes regimes);
     bool check_peer(Row& row, const Call& call, const Launch& launch);
     void time_peer(Row& row, const Sets& sets, Subject& subject, const Launch& launch);
     void add_ceiling(Row& row, const Case& what);
@@ -74,8 +66,8 @@ private:
     const PeerRates& peer_rates();  // zero where they cannot be measured
     Messages* messages();
 
-    std::vector<Backend> backends_;
     BackendChoice choice_;
+    std::unique_ptr<Ops> ops_;
     ProcessGroup& world_;
     std::unique_ptr<Probe> probe_;
     std::unique_ptr<Ops> dense_;  // cuBLASLt's GEMMs, for the ceiling

@@ -72,24 +72,6 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
     return items;
 }
 
-std::vector<Runner::Backend> gemm_backends(const BenchOptions& options, const BackendChoice& choice) {
-    std::vector<Runner::Backend> backends;
-    const auto add = [&](const char* name, GemmBackendKey key) {
-        backends.push_back({name, make_ops(choice, Arithmetic::stated, {.gemm_backend = key})});
-    };
-    if (choice.kind != BackendKind::hopper)
-        add("reference", GemmBackendKey::automatic);
-    else if (options.gemm_backend == "both" ||
-             (options.gemm_backend.empty() && options.suite == "gemm" && options.plugin.empty())) {
-        add("native", GemmBackendKey::native);
-        add("cublaslt", GemmBackendKey::cublaslt);
-    } else if (options.gemm_backend == "cublaslt")
-        add("cublaslt", GemmBackendKey::cublaslt);
-    else
-        add("native", options.gemm_backend == "native" ? GemmBackendKey::native : GemmBackendKey::automatic);
-    return backends;
-}
-
 MeasureOptions measure_options(const BenchOptions& options, const BackendChoice& choice) {
     MeasureOptions measure =
         choice.kind == BackendKind::hopper ? MeasureOptions{} : MeasureOptions::for_host();
@@ -165,7 +147,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                            world);
     const OutputFolder* folder = prints && run_folder ? &run_folder->folder() : nullptr;
     if (prints && run_folder && !run_folder->note().empty()) fmt::print("{}\n", run_folder->note());
-    Runner runner(gemm_backends(options, choice), choice, world, measure_options(options, choice));
+    Runner runner(choice, world, measure_options(options, choice));
     if (!options.plugin.empty()) {
         runner.add_plugin(options.plugin);
         require(std::any_of(items.begin(), items.end(),
@@ -193,10 +175,8 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                                   left ? ", " + format_clock(*left) + " left" : "", items[i].what->name,
                                   items[i].shape.short_text()));
         }
-        for (Row& row : runner.measure(*items[i].what, items[i].shape, items[i].regimes)) {
-            add_peer(row, peers, provenance.machine.gpu, world.size());
-            rows.push_back(std::move(row));
-        }
+        rows.push_back(runner.measure(*items[i].what, items[i].shape, items[i].regimes));
+        add_peer(rows.back(), peers, provenance.machine.gpu, world.size());
         // after each row, so that an interrupted suite leaves its results
         judge(rows);
         if (folder != nullptr) {

@@ -44,9 +44,8 @@ struct BenchOptions {
     std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
     std::string peers;   // file with other implementations' times on this GPU; empty: the project's list only
     std::string plugin;  // library with kernels of the caller's (include/fp8flow/plugin.h); empty: none
-    bool capture = false;      // instead of timing: one call of each row, for an attached profiler
-    std::string gemm_backend;  // native | cublaslt | both; empty: the fastest, in suite gemm both
-    std::string command;       // as it was typed, for the results
+    bool capture = false;  // instead of timing: one call of each row, for an attached profiler
+    std::string command;   // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite
     FolderLock::Holder holder = FolderLock::Holder::keeps;  // is_replaced: --take-over
     int samples = 0;                                        // of a burst; 0: the protocol's

@@ -444,15 +444,10 @@ struct CommandLine {
                           "operation, shape, us, peer, "
                           "source");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
-        CLI::Option* const gemms =
-            bench->add_option("--gemm-backend", bench_options.gemm_backend, "native | cublaslt | both")
-                ->check(CLI::IsMember({"native", "cublaslt", "both"}));
-        bench
-            ->add_option(
-                "--plugin", bench_options.plugin,
-                "shared library with kernels of your own (include/fp8flow/plugin.h): checked against "
-                "and timed beside these")
-            ->excludes(gemms);
+        bench->add_option(
+            "--plugin", bench_options.plugin,
+            "shared library with kernels of your own (include/fp8flow/plugin.h): checked against "
+            "and timed beside these");
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
             ->transform(integer_in({.min = 1, .max = 100000}));
         bench

@@ -132,13 +132,10 @@ struct ValidateSpec {
     bool control_arm = true;                  // bf16 again with another summation order: the noise floor
 };
 
-// auto: the fastest that runs; the others are baselines, or checks of one kernel by another. The reference
-// backend knows one of each.
-enum class GemmBackendKey : uint8_t { automatic, native, cublaslt };
+// auto: the fastest that runs. The reference backend knows one.
 enum class AttentionBackendKey : uint8_t { automatic, native, cudnn };
 
 struct KernelSpec {
-    GemmBackendKey gemm_backend = GemmBackendKey::automatic;
     AttentionBackendKey attention_backend = AttentionBackendKey::automatic;
 };
 

@@ -506,8 +506,6 @@ void add_profile(std::vector<ConfigField>& fields) {
 
 void add_kernels(std::vector<ConfigField>& fields) {
     const std::string s = "kernels";
-    fields.push_back(choice(s, "gemm_backend", AT(kernels.gemm_backend), {"auto", "native", "cublaslt"},
-                            "GPUs: this project's grouped GEMM, or cuBLASLt expert by expert"));
     fields.push_back(choice(s, "attention_backend", AT(kernels.attention_backend),
                             {"auto", "native", "cudnn"}, "GPUs: this project's attention, or cuDNN's"));
 }

@@ -49,6 +49,13 @@ const ConfigField* find_leaf(std::string_view key);  // leaf keys are unique ove
 
 // For an unknown key: "did you mean 'hidden_size'", the reason why a known feature is refused, or empty.
 std::string explain_unknown_key(std::string_view key);
+// A key of an earlier version with this value: ignored with a note, or refused; nothing: it never was a key.
+// An empty section: any.
+struct RemovedKey {
+    bool ignored = false;
+    std::string text;
+};
+std::optional<RemovedKey> removed_key(std::string_view section, std::string_view key, std::string_view value);
 // The candidate nearest to `word`, or empty when none is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
 // "did you mean 'fp8_flow'": every candidate of which `word` is a whole part, as fp8 and flow are, else the

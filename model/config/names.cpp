@@ -3,6 +3,8 @@
 // or why its feature is refused.
 #include "model/config/fields.h"
 
+#include "model/safetensors/header.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -98,6 +100,20 @@ constexpr Known kForeign[] = {
     {"resume", "load"},
 };
 
+// Keys of earlier versions. Where the value is one of those that changed nothing, the key is ignored with a
+// note.
+struct Removed {
+    std::string_view name;
+    std::array<std::string_view, 2> ignored;
+    std::string_view answer;
+};
+constexpr Removed kRemovedKeys[] = {
+    {"kernels.gemm_backend",
+     {"auto", "native"},
+     "grouped GEMMs run on this project's kernels; docs/performance/kernels.md compares them with "
+     "cuBLASLt's"},
+};
+
 constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {
     for (; first != last; ++first) {
         if (first->key == key) return first;
@@ -173,6 +189,24 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
         best = candidate;
     }
     return best;
+}
+
+std::optional<RemovedKey> removed_key(std::string_view section, std::string_view key,
+                                      std::string_view value) {
+    for (const Removed& removed : kRemovedKeys) {
+        const size_t dot = removed.name.find('.');
+        if (removed.name.substr(dot + 1) != key ||
+            (!section.empty() && removed.name.substr(0, dot) != section))
+            continue;
+        const bool ignored =
+            std::find(removed.ignored.begin(), removed.ignored.end(), value) != removed.ignored.end();
+        return RemovedKey{
+            ignored,
+            ignored ? fmt::format("{} is no key any more and is ignored: {}", removed.name, removed.answer)
+                    : fmt::format("{}: got {}, which is no longer there: {}; remove the key", removed.name,
+                                  printable(std::string(value)), removed.answer)};
+    }
+    return std::nullopt;
 }
 
 std::string explain_unknown_key(std::string_view key) {

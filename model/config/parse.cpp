@@ -71,7 +71,9 @@ public:
         const std::string key = dot == std::string::npos ? name : name.substr(dot + 1);
         const ConfigField* field = find_leaf(key);
         if (!field || (dot != std::string::npos && field->section != name.substr(0, dot))) {
-            problems_.add(where, unknown_key(dot == std::string::npos ? "" : name.substr(0, dot), key));
+            const std::string section = dot == std::string::npos ? "" : name.substr(0, dot);
+            if (!take_removed(section, key, text.substr(equals + 1), where))
+                problems_.add(where, unknown_key(section, key));
             return;
         }
         // Text is taken as it is, with blanks, # and quotes, unless it begins as YAML's quotes or a list do.
@@ -119,6 +121,18 @@ private:
                            hint.empty() ? "" : "; ", hint);
     }
 
+    // Whether it is a key of an earlier version.
+    bool take_removed(const std::string& section, const std::string& key, const std::string& value,
+                      const std::string& where) {
+        const auto removed = removed_key(section, key, value);
+        if (!removed) return false;
+        if (removed->ignored)
+            config_.warnings.push_back(fmt::format("{}: {}", where, removed->text));
+        else
+            problems_.add(where, removed->text);
+        return true;
+    }
+
     void read_section(const std::string& section, const YAML::Node& node, const std::string& where,
                       const std::string& name) {
         const auto& known = config_sections();
@@ -154,7 +168,9 @@ private:
                 problems_.add(key_place, fmt::format("{}.{}: got this key twice, want it once", section,
                                                      printable(key)));
             } else if (!field) {
-                problems_.add(key_place, unknown_key(section, key));
+                if (!take_removed(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "",
+                                  key_place))
+                    problems_.add(key_place, unknown_key(section, key));
             } else {
                 const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
                 read_field(*field, entry.second, has_place ? place(name, entry.second.Mark()) : key_place);

@@ -19,7 +19,7 @@ bool on_gpu(const BackendChoice& backend) { return backend.kind == BackendKind::
 }  // namespace
 
 ProfileCeilings::ProfileCeilings(const BackendChoice& backend, ProcessGroup& world)
-    : ops_(make_ops(backend, Arithmetic::stated, {.gemm_backend = GemmBackendKey::cublaslt})),
+    : ops_(make_ops(backend, Arithmetic::ceiling)),
       probe_(make_probe(backend, *ops_)),
       meter_(ops_->device(), *probe_, on_gpu(backend) ? MeasureOptions{} : MeasureOptions::for_host()),
       ceilings_(meter_, *ops_, on_gpu(backend) ? kGpuSide : kHostSide),

@@ -376,7 +376,6 @@ TEST(Bench, WrongCommandLinesAreRefused) {
          "fused=no wants FP8 rows that can be transposed"},
         {{"bench", "--suite", "small", "--match", "N=("}, "--match: got 'N=(', want a regular expression"},
         {{"bench", "--suite", "small", "--match", "no_such"}, "no selected row matches 'no_such'"},
-        {{"bench", "gemm", "--gemm-backend", "mkl"}, "--gemm-backend"},
     };
     for (const Wrong& wrong : wrongs) {
         Texts line = wrong.line;

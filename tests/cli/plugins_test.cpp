@@ -74,7 +74,6 @@ TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
     refused({"add", "--plugin", "/nowhere/plugin.so"}, "/nowhere/plugin.so");
     refused({"add", "--plugin", library("fp8flow_faults")}, "exports no fp8flow_plugin");
     refused({"cast", "--plugin", library("wrong_plugin")}, "it has add, quantize_rows, swiglu");
-    refused({"add", "--plugin", library("wrong_plugin"), "--gemm-backend", "both"}, "--gemm-backend");
 }
 
 // ---- recipes

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Dispatch of the GEMM operations: cuBLASLt or a kernel of this project, by KernelChoice. README.md has the
-// table.
+// Dispatch of the GEMM operations by KernelChoice: a kernel of this project, or cuBLASLt for dense ones.
+// README.md has the table.
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
 #include "kernels/hopper/workspace.h"
 
@@ -12,6 +12,7 @@ using namespace hopper::gemm;
 
 // wgmma where it is supported, otherwise the general kernels; whether it was wgmma.
 bool launch_native(const GemmCall& call, GemmBackend backend, const Launch& launch) {
+    if (backend == GemmBackend::cublaslt) backend = GemmBackend::native;
     if (backend == GemmBackend::native && launch_wgmma(call, launch)) return true;
     launch_fallback(call.problem, backend, launch);
     return false;
@@ -25,31 +26,28 @@ void launch_rest_of_squares(const GemmProblem& problem, const Launch& launch) {
 
 }  // namespace
 
-CublasLtCounts HopperOps::cublaslt_counts() const {
-    CublasLtCounts sum;
-    for (const auto& workspace : workspaces_) {
-        if (!workspace) continue;
-        sum.cublaslt += workspace->cublaslt.counts.cublaslt;
-        sum.native += workspace->cublaslt.counts.native;
-    }
+int64_t HopperOps::cublaslt_gemms() const {
+    int64_t sum = 0;
+    for (const auto& workspace : workspaces_)
+        if (workspace) sum += workspace->cublaslt.gemms();
     return sum;
 }
 
-// native: dense BF16 GEMMs on cuBLASLt; FP8 and grouped ones, f32, and what cuBLASLt does not support, on
-// this project's kernels.
+// Dense BF16 GEMMs run on cuBLASLt. What it does not support, FP8, FP32 and grouped GEMMs run on this
+// project's kernels.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
-    const bool fp8 = is_fp8(args.a.data.dtype);
-    if (kernels_.gemm == GemmBackend::cublaslt || (kernels_.gemm == GemmBackend::native && !fp8))
-        launch_cublaslt(workspace(launch).cublaslt, call_of(args), launch);
+    const GemmCall call = call_of(args);
+    const bool fp8 = is_fp8(args.a.data.dtype), library = kernels_.gemm == GemmBackend::cublaslt ||
+                                                          (kernels_.gemm == GemmBackend::native && !fp8);
+    if (library && workspace(launch).cublaslt.run(call, launch)) return;
+    if (library && !fp8)
+        launch_fallback(call.problem, GemmBackend::native, launch);
     else
-        launch_native(call_of(args), kernels_.gemm, launch);
+        launch_native(call, kernels_.gemm, launch);
 }
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
-    if (kernels_.gemm == GemmBackend::cublaslt)
-        launch_cublaslt(workspace(launch).cublaslt, call_of(args), launch);
-    else
-        launch_native(call_of(args), kernels_.gemm, launch);
+    launch_native(call_of(args), kernels_.gemm, launch);
 }
 
 // Fused where h is not kept: after a GEMM that stores h in BF16 anyway, the parts are faster
@@ -71,11 +69,7 @@ void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const La
         return;
     }
     const GemmCall call = call_of(args);
-    const bool library = kernels_.gemm == GemmBackend::cublaslt;
-    if (library && args.dw.dtype == DType::f32) {  // cuBLASLt cannot round stochastically
-        launch_cublaslt(workspace(launch).cublaslt, call, launch);
-    } else if (launch_native(call, library ? GemmBackend::native : kernels_.gemm, launch) &&
-               writes_squares(call.problem)) {
+    if (launch_native(call, kernels_.gemm, launch) && writes_squares(call.problem)) {
         launch_rest_of_squares(call.problem, launch);
         return;
     }

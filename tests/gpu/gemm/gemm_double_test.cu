@@ -132,7 +132,7 @@ protected:
     std::vector<void*> memory_;
 };
 
-constexpr GemmBackend kBackends[] = {GemmBackend::native, GemmBackend::cublaslt};
+constexpr GemmBackend kBackends[] = {GemmBackend::native, GemmBackend::cublaslt};  // of dense GEMMs
 std::string text(GemmBackend backend) { return backend == GemmBackend::native ? "native" : "cublaslt"; }
 
 struct Formats {
@@ -197,19 +197,15 @@ TEST_F(GemmDouble, Grouped) {
             wanted.push_back(gemm_in_double({a_values + groups.first(g) * contraction, contraction, 1},
                                             {b_values + g * cols * contraction, contraction, 1},
                                             groups.count(g), cols, contraction));
-        for (const DType dtype : {DType::bf16, DType::f32})
-            for (const GemmBackend backend : kBackends) {
-                SCOPED_TRACE(fmt::format("{} {} {} -> {}", text(backend), name_of(f.dtype), name_of(f.a),
-                                         name_of(dtype)));
-                gpu_.choose_kernels({.gemm = backend});
-                const TensorView d = on_gpu(HostTensor(dtype, {rows, cols}));
-                gpu_.grouped_gemm({.a = a, .b = b, .groups = gpu_groups, .d = d});
-                const HostTensor got = to_host(d);
-                for (int64_t g = 0; g < G; ++g)
-                    if (groups.count(g) >
-                        8)  // with fewer rows the rounding of single elements does not average out
-                        expect_result(got, groups.first(g) * cols, wanted[static_cast<std::size_t>(g)]);
-            }
+        for (const DType dtype : {DType::bf16, DType::f32}) {
+            SCOPED_TRACE(fmt::format("{} {} -> {}", name_of(f.dtype), name_of(f.a), name_of(dtype)));
+            const TensorView d = on_gpu(HostTensor(dtype, {rows, cols}));
+            gpu_.grouped_gemm({.a = a, .b = b, .groups = gpu_groups, .d = d});
+            const HostTensor got = to_host(d);
+            for (int64_t g = 0; g < G; ++g)
+                if (groups.count(g) > 8)  // with fewer rows roundings of single elements do not average out
+                    expect_result(got, groups.first(g) * cols, wanted[static_cast<std::size_t>(g)]);
+        }
     }
 }
 
@@ -247,23 +243,21 @@ TEST_F(GemmDouble, GroupedWgrad) {
                                    : gemm_in_double({dy_values + first, rows, 1}, {x_values + first, rows, 1},
                                                     n, k, groups.count(g)));
         }
-        for (const GemmBackend backend : kBackends)
-            for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-                SCOPED_TRACE(fmt::format("{} {} {} {}", text(backend), name_of(f.dtype), name_of(f.a),
-                                         mode == Gradient::overwrite ? "overwrite" : "accumulate"));
-                gpu_.choose_kernels({.gemm = backend});
-                HostTensor before(DType::f32, {G, n, k});
-                if (mode == Gradient::accumulate) fill_fast(before, 7);
-                const TensorView dw = on_gpu(before.view());
-                gpu_.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = gpu_groups, .mode = mode, .dw = dw});
-                const HostTensor got = to_host(dw);
-                for (int64_t g = 0; g < G; ++g) {
-                    std::vector<double> want = wanted[static_cast<std::size_t>(g)];
-                    for (std::size_t i = 0; mode == Gradient::accumulate && i < want.size(); ++i)
-                        want[i] += before(g * n * k + static_cast<int64_t>(i));
-                    expect_result(got, g * n * k, want);
-                }
+        for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            SCOPED_TRACE(fmt::format("{} {} {}", name_of(f.dtype), name_of(f.a),
+                                     mode == Gradient::overwrite ? "overwrite" : "accumulate"));
+            HostTensor before(DType::f32, {G, n, k});
+            if (mode == Gradient::accumulate) fill_fast(before, 7);
+            const TensorView dw = on_gpu(before.view());
+            gpu_.grouped_gemm_wgrad({.dy = dy, .x = x, .groups = gpu_groups, .mode = mode, .dw = dw});
+            const HostTensor got = to_host(dw);
+            for (int64_t g = 0; g < G; ++g) {
+                std::vector<double> want = wanted[static_cast<std::size_t>(g)];
+                for (std::size_t i = 0; mode == Gradient::accumulate && i < want.size(); ++i)
+                    want[i] += before(g * n * k + static_cast<int64_t>(i));
+                expect_result(got, g * n * k, want);
             }
+        }
     }
 }
 

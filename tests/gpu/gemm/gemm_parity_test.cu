@@ -35,11 +35,7 @@ double bound_of(const TensorView& d) {
     return d.numel() < 8192 ? 0x1.0p-16 : 4e-6;
 }
 
-const std::vector<GemmBackend> kBackends = [] {
-    std::vector<GemmBackend> backends = {GemmBackend::native, GemmBackend::simt, GemmBackend::alternative};
-    if (!own_kernels_only()) backends.push_back(GemmBackend::cublaslt);
-    return backends;
-}();
+constexpr GemmBackend kBackends[] = {GemmBackend::native, GemmBackend::simt, GemmBackend::alternative};
 const char* name_of(GemmBackend backend) {
     switch (backend) {
         case GemmBackend::native: return "native";
@@ -168,6 +164,35 @@ TEST(GemmParity, DenseOnCublasLt) {
         for (GemmForm form : {GemmForm::nt, GemmForm::nn, GemmForm::tn})
             run_dense({.a = DType::bf16, .b = DType::bf16, .d = DType::bf16, .form = form}, s,
                       GemmBackend::native);
+    // FP8 with one scale per operand, the ceiling's; two E5M2 operands fall back
+    for (const Dense& s : shapes)
+        for (const DType a : {DType::e4m3, DType::e5m2})
+            for (const DType d : {DType::bf16, DType::f32}) {
+                DenseCase c{.a = a, .b = DType::e4m3, .d = d, .a_layout = L::tensor, .b_layout = L::tensor};
+                run_dense(c, s, GemmBackend::cublaslt);
+                c.b = a;
+                run_dense(c, s, GemmBackend::cublaslt);
+            }
+}
+
+// What DenseOnCublasLt compares is what cuBLASLt computed.
+TEST(GemmParity, CublasLtTakesWhatItSupports) {
+    if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
+    Parity parity;
+    const auto gemms = [&](DType dtype, L layout, GemmBackend backend) {
+        const HostScaled a(dtype, {128, 256}, layout, 1), b(dtype, {64, 256}, layout, 1);
+        const HostTensor d(DType::bf16, {128, 64});
+        parity.gpu.choose_kernels({.gemm = backend});
+        const int64_t before = parity.gpu.cublaslt_gemms();
+        parity.gpu.gemm({.a = parity.to_gpu(a), .b = parity.to_gpu(b), .d = parity.to_gpu(d.view())});
+        return parity.gpu.cublaslt_gemms() - before;
+    };
+    EXPECT_EQ(gemms(DType::bf16, L::none, GemmBackend::native), 1);
+    EXPECT_EQ(gemms(DType::bf16, L::none, GemmBackend::simt), 0);
+    EXPECT_EQ(gemms(DType::e4m3, L::tensor, GemmBackend::cublaslt), 1);
+    EXPECT_EQ(gemms(DType::e4m3, L::tensor, GemmBackend::native), 0);
+    EXPECT_EQ(gemms(DType::e4m3, L::row, GemmBackend::cublaslt), 0);
+    EXPECT_EQ(gemms(DType::e5m2, L::tensor, GemmBackend::cublaslt), 0);
 }
 
 // ---- grouped

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: MIT
-// One GEMM on cuBLASLt with FP32 accumulation, BF16 or FP8: what it supports, descriptors, choice of
-// algorithms, and what calls share: workspaces, streams, scratch memory, group sizes on the host.
+// Dense GEMMs on cuBLASLt with FP32 accumulation: what it supports, descriptors, choice of algorithms.
 #include "kernels/core/error.h"
 #include "kernels/hopper/gemm/cublaslt/cublaslt.h"
-
-#include <utility>
 
 namespace fp8flow::hopper::gemm {
 
@@ -12,9 +9,8 @@ namespace {
 
 constexpr uint32_t kAlignment = 16;  // bytes, of addresses and rows: what cuBLASLt's fast kernels need
 
-// Algorithms cached. Group sizes change with routing, so shapes come and go; past this number the cache is
-// cleared. Choosing an algorithm costs some 10 us of host time, well below the time a GPU needs for an
-// expert.
+// Algorithms cached; past this number of shapes the cache is cleared. Choosing one costs some 10 us of host
+// time.
 constexpr std::size_t kMaxPlans = 8192;
 
 void check_lt(cublasStatus_t status, const char* what) {
@@ -23,9 +19,38 @@ void check_lt(cublasStatus_t status, const char* what) {
              cublasLtGetStatusName(status));
 }
 
-// EXECUTION_FAILED alone does not tell a launch that failed from an earlier kernel that did; CUDA's last
-// error does.
-[[noreturn]] void fail_gemm(cublasStatus_t status, const CublasLtGemm& p, int sm_limit) {
+// One matrix as it is stored: `rows` of `cols` elements, `stride` elements from row to row.
+struct Matrix {
+    const void* data = nullptr;
+    DType dtype = DType::bf16;
+    int64_t rows = 0, cols = 0, stride = 0;
+    const void* scale = nullptr;  // [1] f32 on the device, of FP8 values
+};
+
+// D = op(A) op(B), or D += it; the forms of op::Gemm.
+struct Gemm {
+    op::GemmForm form = op::GemmForm::nt;
+    Gradient mode = Gradient::overwrite;
+    Matrix a, b, d;
+};
+
+Gemm gemm_of(const GemmCall& call) {
+    const GemmProblem& p = call.problem;
+    const auto matrix = [&](const GemmOperand& operand, int64_t outputs, bool along) {
+        return Matrix{operand.data,
+                      operand.dtype,
+                      along ? outputs : p.k,
+                      along ? p.k : outputs,
+                      along ? operand.output_stride : operand.k_stride,
+                      operand.scale.scales};
+    };
+    return {call.form, p.mode, matrix(p.a, p.m, call.form != op::GemmForm::tn),
+            matrix(p.b, p.n, call.form == op::GemmForm::nt), Matrix{p.d, p.d_dtype, p.m, p.n, p.n}};
+}
+
+// EXECUTION_FAILED alone does not distinguish a launch that failed from an earlier kernel that did; CUDA's
+// last error does.
+[[noreturn]] void fail_gemm(cublasStatus_t status, const Gemm& p, int sm_limit) {
     const cudaError_t cuda = cudaGetLastError();
     fail(ExitCode::internal,
          "cuBLASLt: a GEMM: {}; D {} [{}, {}]{}, A {} [{}, {}], B {} [{}, {}], form {}, {} SMs; CUDA: {}",
@@ -37,27 +62,17 @@ void check_lt(cublasStatus_t status, const char* what) {
 
 bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kAlignment == 0; }
 
-bool is_block_scaled(const CublasLtMatrix& m) {
-    return m.mode == CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F ||
-           m.mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
-}
-
 // The conditions that cuBLASLt states, and those it leaves to its caller: some of its kernels give wrong
 // results instead of an error.
-bool supports(const CublasLtGemm& p) {
-    for (const CublasLtMatrix* m : {&p.a, &p.b, &p.d}) {
+bool supports(const GemmCall& call, const Gemm& p) {
+    for (const Matrix* m : {&p.a, &p.b, &p.d}) {
         if (m->rows <= 0 || m->cols <= 0) return false;
         if (!is_aligned(m->data) || m->stride * size_of(m->dtype) % kAlignment != 0) return false;
     }
     if (!is_fp8(p.a.dtype)) return p.a.dtype == DType::bf16 && p.b.dtype == DType::bf16;
-    if (p.form != op::GemmForm::nt || (p.a.dtype == DType::e5m2 && p.b.dtype == DType::e5m2)) return false;
-    if (p.a.cols % 16 != 0 || p.b.rows % 8 != 0) return false;
-    if (is_block_scaled(p.a) && p.a.rows % 8 != 0) return false;
-    const bool both_blocks = p.a.mode == CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F && p.b.mode == p.a.mode;
-    if (both_blocks) return false;
-    for (const CublasLtMatrix* m : {&p.a, &p.b})
-        if (m->mode != CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F && !is_aligned(m->scales)) return false;
-    return true;
+    return call.a.layout == ScaleLayout::tensor && call.b.layout == ScaleLayout::tensor &&
+           p.form == op::GemmForm::nt && !(p.a.dtype == DType::e5m2 && p.b.dtype == DType::e5m2) &&
+           p.a.cols % 16 == 0 && p.b.rows % 8 == 0;
 }
 
 cudaDataType_t data_type(DType dtype) {
@@ -69,8 +84,8 @@ cudaDataType_t data_type(DType dtype) {
     }
 }
 
-// rows of ours are columns of cuBLASLt's
-void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const CublasLtMatrix& m) {
+// Our rows are cuBLASLt's columns.
+void describe_matrix(cublasLtMatrixLayoutOpaque_t& layout, const Matrix& m) {
     check_lt(cublasLtMatrixLayoutInit(&layout, data_type(m.dtype), static_cast<uint64_t>(m.cols),
                                       static_cast<uint64_t>(m.rows), m.stride),
              "describing a matrix");
@@ -86,17 +101,15 @@ struct CublasLt::Description {
     cublasLtMatmulDescOpaque_t gemm{};
     cublasLtMatrixLayoutOpaque_t first{}, second{}, d{};
 
-    Description(const CublasLtGemm& p, int sm_limit) {
+    Description(const Gemm& p, int sm_limit) {
         check_lt(cublasLtMatmulDescInit(&gemm, CUBLAS_COMPUTE_32F, CUDA_R_32F), "describing a GEMM");
         set(CUBLASLT_MATMUL_DESC_TRANSA, p.form == op::GemmForm::nt ? CUBLAS_OP_T : CUBLAS_OP_N);
         set(CUBLASLT_MATMUL_DESC_TRANSB, p.form == op::GemmForm::tn ? CUBLAS_OP_T : CUBLAS_OP_N);
         if (sm_limit > 0) set(CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, int32_t{sm_limit});
         if (is_fp8(p.a.dtype)) {
             set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t{0});
-            set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, static_cast<int32_t>(p.b.mode));
-            set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, static_cast<int32_t>(p.a.mode));
-            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(p.b.scales));
-            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(p.a.scales));
+            set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, p.b.scale);
+            set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, p.a.scale);
         }
         describe_matrix(first, p.b);
         describe_matrix(second, p.a);
@@ -109,20 +122,12 @@ private:
     }
 };
 
-CublasLt::CublasLt(Device& device) : device_(device) {
+CublasLt::CublasLt(Device& device) : device_(device), workspace_(device.allocate(kWorkspaceBytes)) {
     check_lt(cublasLtCreate(&handle_), "starting");
-    workspaces_[0] = device_.allocate(kWorkspaceBytes);
 }
 
 CublasLt::~CublasLt() {
-    for (int lane = 0; lane < kLanes; ++lane) {
-        if (streams_[lane] != nullptr) cudaStreamDestroy(streams_[lane]);
-        if (done_[lane] != nullptr) cudaEventDestroy(done_[lane]);
-        if (workspaces_[lane] != nullptr) device_.free(workspaces_[lane]);
-    }
-    if (start_ != nullptr) cudaEventDestroy(start_);
-    if (scratch_ != nullptr) device_.free(scratch_);
-    if (pinned_ != nullptr) cudaFreeHost(pinned_);
+    device_.free(workspace_);
     cublasLtDestroy(handle_);
 }
 
@@ -153,12 +158,12 @@ CublasLt::Plan CublasLt::choose(Description& description) {
 
 // Bytes: A, B and D once at least; 2*m*n*k FLOPs on tensor cores. The algorithm of a shape is chosen at its
 // first call and cached, so that every call gives the same bits.
-bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_limit) {
-    if (!supports(p)) return false;
+bool CublasLt::run(const GemmCall& call, const Launch& launch) {
+    const Gemm p = gemm_of(call);
+    if (!supports(call, p)) return false;
     const int64_t kinds = static_cast<int64_t>(p.form) | static_cast<int64_t>(p.a.dtype) << 4 |
-                          static_cast<int64_t>(p.b.dtype) << 12 | static_cast<int64_t>(p.d.dtype) << 20 |
-                          static_cast<int64_t>(p.a.mode) << 28 | static_cast<int64_t>(p.b.mode) << 36;
-    const Key key{p.a.rows, p.a.cols, p.a.stride, p.b.rows, p.b.cols, p.b.stride, p.d.stride, kinds};
+                          static_cast<int64_t>(p.b.dtype) << 12 | static_cast<int64_t>(p.d.dtype) << 20;
+    const Key key{p.a.rows, p.a.cols, p.a.stride, p.b.rows, p.b.cols, p.b.stride, kinds};
     auto found = plans_.find(key);
     if (found == plans_.end()) {
         if (plans_.size() >= kMaxPlans) plans_.clear();
@@ -168,82 +173,19 @@ bool CublasLt::run(const CublasLtGemm& p, cudaStream_t stream, int lane, int sm_
     const Plan& plan = found->second;
     if (!plan.usable) return false;
     const float alpha = 1.0f, beta = p.mode == Gradient::accumulate ? 1.0f : 0.0f;
+    void* const d = call.problem.d;
     const auto matmul = [&](int limit) {
         Description description(p, limit);
         return cublasLtMatmul(handle_, &description.gemm, &alpha, p.b.data, &description.first, p.a.data,
-                              &description.second, &beta, p.d.data, &description.d, p.d.data, &description.d,
-                              &plan.algorithm, workspaces_[lane], kWorkspaceBytes, stream);
+                              &description.second, &beta, d, &description.d, d, &description.d,
+                              &plan.algorithm, workspace_, kWorkspaceBytes, stream_of(launch));
     };
-    cublasStatus_t status = matmul(sm_limit);
+    cublasStatus_t status = matmul(launch.sm_limit);
     // an algorithm chosen for all SMs may not launch on very few: it takes the SMs that it wants then
-    if (status == CUBLAS_STATUS_EXECUTION_FAILED && sm_limit > 0) status = matmul(0);
-    if (status != CUBLAS_STATUS_SUCCESS) fail_gemm(status, p, sm_limit);
+    if (status == CUBLAS_STATUS_EXECUTION_FAILED && launch.sm_limit > 0) status = matmul(0);
+    if (status != CUBLAS_STATUS_SUCCESS) fail_gemm(status, p, launch.sm_limit);
+    ++gemms_;
     return true;
-}
-
-std::array<cudaStream_t, CublasLt::kLanes> CublasLt::fork(cudaStream_t caller) {
-    if (start_ == nullptr) {
-        check_cuda(cudaEventCreateWithFlags(&start_, cudaEventDisableTiming), "creating an event");
-        for (int lane = 0; lane < kLanes; ++lane) {
-            check_cuda(cudaStreamCreateWithFlags(&streams_[lane], cudaStreamNonBlocking),
-                       "creating a stream");
-            check_cuda(cudaEventCreateWithFlags(&done_[lane], cudaEventDisableTiming), "creating an event");
-            if (workspaces_[lane] == nullptr) workspaces_[lane] = device_.allocate(kWorkspaceBytes);
-        }
-    }
-    check_cuda(cudaEventRecord(start_, caller), "starting GEMMs in parallel");
-    for (const cudaStream_t stream : streams_)
-        check_cuda(cudaStreamWaitEvent(stream, start_), "starting GEMMs in parallel");
-    return streams_;
-}
-
-void CublasLt::join(cudaStream_t caller) {
-    for (int lane = 0; lane < kLanes; ++lane) {
-        check_cuda(cudaEventRecord(done_[lane], streams_[lane]), "joining GEMMs");
-        check_cuda(cudaStreamWaitEvent(caller, done_[lane]), "joining GEMMs");
-    }
-}
-
-void* CublasLt::scratch(std::size_t bytes) {
-    if (bytes > scratch_bytes_) {
-        device_.synchronize();  // earlier GEMMs may still read the old one
-        if (scratch_ != nullptr) device_.free(scratch_);
-        scratch_ = nullptr;
-        scratch_bytes_ = 0;
-        const std::size_t wanted = bytes + bytes / 4;  // room for routing to shift
-        scratch_ = device_.allocate(wanted);
-        scratch_bytes_ = wanted;
-    }
-    return scratch_;
-}
-
-// The only host synchronisation of this backend: cuBLASLt takes sizes and addresses from the host, while
-// routing leaves them on the device. Every grouped GEMM waits here for all earlier work of the stream;
-// kernels that read sizes on the device need none of this.
-HostGroups CublasLt::read_groups(const GemmProblem& problem, cudaStream_t stream) {
-    const int64_t num_groups = problem.groups.num_groups, needed = 2 * num_groups + 4;
-    if (needed > pinned_count_) {
-        if (pinned_ != nullptr) check_cuda(cudaFreeHost(std::exchange(pinned_, nullptr)), "freeing memory");
-        check_cuda(cudaMallocHost(reinterpret_cast<void**>(&pinned_), static_cast<std::size_t>(needed) * 8),
-                   "allocating host memory");
-        pinned_count_ = needed;
-    }
-    int64_t *counts = pinned_, *offsets = counts + num_groups, *bases = offsets + num_groups + 1;
-    const auto read = [stream](int64_t* to, const int64_t* from, int64_t count) {
-        check_cuda(cudaMemcpyAsync(to, from, static_cast<std::size_t>(count) * sizeof(int64_t),
-                                   cudaMemcpyDeviceToHost, stream),
-                   "reading group sizes");
-    };
-    read(counts, problem.groups.counts, num_groups);
-    read(offsets, problem.groups.offsets, num_groups + 1);
-    const int64_t* const sources[3] = {problem.a.row_base, problem.b.row_base, problem.d_row_base};
-    for (int i = 0; i < 3; ++i) {
-        bases[i] = 0;
-        if (sources[i] != nullptr) read(bases + i, sources[i], 1);
-    }
-    check_cuda(cudaStreamSynchronize(stream), "waiting for group sizes");
-    device_.count_synchronisation();
-    return {num_groups, counts, offsets, bases[0], bases[1], bases[2]};
 }
 
 }  // namespace fp8flow::hopper::gemm
