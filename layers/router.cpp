@@ -30,7 +30,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
                           .plain_dtype = plain_dtype});
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
-    losses_ = state_->tensor(DType::f32, {2}, "router");
+    losses_ = state_->tensor(DType::f32, {op::kRouterLosses}, "router");
     const auto& types = moe.moe_router_load_balancing_type;
     if (std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end())
         global_counts_ = state_->tensor(DType::f32, {moe.num_experts}, "router");

@@ -27,7 +27,7 @@ public:
     void backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
                   const TensorView& dx_in, const TensorView& dx) const;
 
-    // A model keeps the statistics of its layers side by side: counts [E] i64, losses [2] f32; it zeroes them
+    // A model keeps the statistics of its layers side by side: counts [E] i64, losses() f32; it zeroes them
     // at the start of a step, all layers' at once. Otherwise they are the router's own.
     void place_statistics(const TensorView& counts, const TensorView& losses);
     void set_global_loss_gradient(GlobalLossGradient rule) { moe_.moe_global_aux_loss_gradient = rule; }
@@ -43,6 +43,9 @@ public:
     TensorView step_counts() const { return counts_; }                 // [E] i64
     TensorView balancing_loss() const { return losses_.slice(0, 1); }  // [1] f32, coefficient included
     TensorView z_loss() const { return losses_.slice(1, 1); }          // [1] f32, coefficient included
+    // [op::kRouterLosses] f32: both, then the balancing losses one by one, as moe_router_load_balancing_type
+    // has them.
+    TensorView losses() const { return losses_; }
     TensorView expert_bias() const { return bias_; }  // [E] f32; absent without moe_router_enable_expert_bias
     const std::string& name() const { return name_; }  // "layers.3.moe.router"
 

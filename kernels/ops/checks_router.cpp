@@ -128,7 +128,7 @@ void check(const op::RouterTopKBackward& args) {
         FP8FLOW_CHECK(!args.losses || args.balance.score_sums, "losses without score_sums");
     }
     if (!args.losses) return;
-    check_tensor(args.losses, "losses", DType::f32, {2});
+    check_tensor(args.losses, "losses", DType::f32, {op::kRouterLosses});
     FP8FLOW_CHECK(args.z_weight == 0.0f || args.balance.log_squares, "losses without log_squares");
 }
 

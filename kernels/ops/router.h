@@ -100,13 +100,14 @@ struct BalanceTerm {
     TensorView counts;  // [S, E] f32 by set, or [1, E] for all; absent: no such loss
     float weight = 0.0f;
 };
-constexpr int kBalanceTerms = 3;
+constexpr int kBalanceTerms = 3, kRouterLosses = 2 + kBalanceTerms;
 
 // dlogits = the gradient from dprobs through the same path (expert_bias and the choices get none); then by
 // fma, in this order, that of every balancing loss with its counts held constant, and that of z_weight *
-// sum_t logsumexp(logits_t)^2. losses[0] and losses[1] += their values by fma, from score_sums and
-// log_squares as router_top_k wrote them: dot products of blocks' sums with their counts, and the log_squares
-// themselves, added over blocks as other values are over experts.
+// sum_t logsumexp(logits_t)^2. By fma losses[0] += the value of every term, losses[1] += that of the z-loss
+// and losses[2 + i] += that of terms[i] alone, from score_sums and log_squares as router_top_k wrote them:
+// dot products of blocks' sums with their counts, and the log_squares themselves, added over blocks as other
+// values are over experts.
 struct RouterTopKBackward {
     TensorView logits;
     TensorView ids;
@@ -115,7 +116,7 @@ struct RouterTopKBackward {
     std::array<BalanceTerm, kBalanceTerms> terms = {};
     float z_weight = 0.0f;  // coeff / num_tokens; 0: no z-loss
     RouterBalance balance;  // set_tokens for terms by set; the sums with losses
-    TensorView losses;      // in/out [2] f32, optional
+    TensorView losses;      // in/out [kRouterLosses] f32, optional
     TensorView dlogits;     // out [T, E] f32
 };
 

@@ -126,13 +126,15 @@ void add_balance_losses(const op::RouterTopKBackward& args) {
     const int64_t set_tokens = args.balance.set_tokens, blocks = op::balance_blocks(tokens, set_tokens);
     float* losses = args.losses.as<float>();
     std::vector<float> dots(static_cast<std::size_t>(blocks));
-    for (const op::BalanceTerm& term : args.terms) {
+    for (size_t i = 0; i < args.terms.size(); ++i) {
+        const op::BalanceTerm& term = args.terms[i];
         if (!term.counts) continue;
         const int64_t set_blocks = term.counts.dim(0) > 1 ? ceil_div(set_tokens, op::kScoreBlock) : blocks;
         for (int64_t b = 0; b < blocks; ++b)
             dots[b] = token_dot(term.counts.as<float>() + b / set_blocks * experts,
                                 args.balance.score_sums.as<float>() + b * experts, experts);
-        losses[0] = fma_float(term.weight, token_sum(dots.data(), blocks), losses[0]);
+        const float sum = token_sum(dots.data(), blocks);
+        for (float* loss : {&losses[0], &losses[2 + i]}) *loss = fma_float(term.weight, sum, *loss);
     }
     if (args.z_weight != 0.0f)
         losses[1] =

@@ -234,9 +234,9 @@ private:
         if (const std::string hf = folder_->path_of("hf");
             continues_ && !export_ && std::filesystem::exists(hf + "/model.safetensors.index.json"))
             log_.line("warning: " + hf + " has the weights of an earlier iteration; --export replaces them");
-        const std::string missing = records_.open(*folder_, continues_ ? first_step_ : 0);
+        const std::vector<std::string> warnings = records_.open(*folder_, continues_ ? first_step_ : 0);
         log_.open(*folder_, "train.log", continues_ ? LineFile::Start::append : LineFile::Start::truncate);
-        if (!missing.empty()) warn({missing});
+        warn(warnings);
         folder_->write_atomic("config.yaml", run_config_yaml(config_, provenance_));
     }
 

@@ -11,7 +11,7 @@ namespace fp8flow {
 
 using namespace report;
 
-std::string TrainRecords::open(const OutputFolder& folder, int64_t kept) {
+std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t kept) {
     folder_ = &folder;
     std::error_code error;
     if (kept < config_.training.train_iters)
@@ -23,7 +23,7 @@ std::string TrainRecords::open(const OutputFolder& folder, int64_t kept) {
     const std::string path = folder.path_of("metrics.jsonl");
     if (!config_.output.metrics &&
         !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
-        return "";
+        return {};
     const std::vector<nlohmann::json> records = records_until(folder, kept);
     metrics_.emplace(open_metrics(folder, records));
     if (!config_.output.metrics) metrics_.reset();
@@ -38,11 +38,13 @@ std::string TrainRecords::open(const OutputFolder& folder, int64_t kept) {
         add(sums_.losses, record, "lm_loss");
         add(sums_.held_out, record, "held_out_loss");
     }
-    const std::string missing = missing_iterations(records, kept);
-    if (missing.empty()) return "";
-    return fmt::format(
-        "metrics.jsonl has no whole record of these iterations: {}; {} and loss.svg leave them out", missing,
-        kPageFile);
+    std::vector<std::string> warnings;
+    if (const std::string missing = missing_iterations(records, kept); !missing.empty())
+        warnings.push_back(fmt::format(
+            "metrics.jsonl has no whole record of these iterations: {}; {} and loss.svg leave them out",
+            missing, kPageFile));
+    if (std::string old = note_of_old_losses(records); !old.empty()) warnings.push_back(std::move(old));
+    return warnings;
 }
 
 void TrainRecords::open_events() {

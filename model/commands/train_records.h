@@ -14,6 +14,8 @@
 
 #include <map>
 #include <optional>
+#include <string>
+#include <vector>
 
 namespace fp8flow {
 
@@ -23,9 +25,8 @@ public:
     TrainRecords(const Config& config, int world_size) : config_(config), world_size_(world_size) {}
 
     // Iterations up to `kept`, the run's own from before a resume, stay in the files and are read; the rest
-    // of what is there goes, with the files that a run writes at its end. A warning where records are
-    // missing.
-    std::string open(const OutputFolder& folder, int64_t kept);
+    // of what is there goes, with the files that a run writes at its end. Returns warnings about records.
+    std::vector<std::string> open(const OutputFolder& folder, int64_t kept);
     // `provenance`: of the first step of a start.
     void add(const StepResult& result, int64_t allocated_bytes, const Provenance* provenance);
     void add_evaluation(int64_t iteration, double nats);

@@ -105,6 +105,7 @@ struct OutputSpec {
     bool metrics = true;                   // write metrics.jsonl
     std::string tensorboard_dir;           // event files in this folder below `out`; empty: none
     int64_t tensorboard_log_interval = 1;  // steps between scalars
+    bool moe_per_layer_logging = false;    // TensorBoard: the router's losses of each layer
     bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
     bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;

@@ -463,6 +463,8 @@ void add_output(std::vector<ConfigField>& fields) {
                       "name of a folder below output.out for TensorBoard's event files; \"\": none"));
     fields.push_back(integer(s, "tensorboard_log_interval", AT(output.tensorboard_log_interval), {.min = 1},
                              "steps between TensorBoard scalars"));
+    fields.push_back(boolean(s, "moe_per_layer_logging", AT(output.moe_per_layer_logging),
+                             "TensorBoard: balancing losses and z-loss of each layer, too"));
     fields.push_back(boolean(s, "time_stages", AT(output.time_stages),
                              "seconds per stage of every step in metrics.jsonl, from device clocks"));
     fields.push_back(boolean(s, "tensor_stats", AT(output.tensor_stats),

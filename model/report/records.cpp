@@ -131,4 +131,20 @@ std::string missing_iterations(const std::vector<nlohmann::json>& records, int64
     return text;
 }
 
+std::string note_of_old_losses(const std::vector<nlohmann::json>& records) {
+    int64_t last = 0;
+    const auto has = [](const nlohmann::json& record, const char* key) {
+        return record.contains(key) && record[key].is_number() && record[key] != 0;
+    };
+    for (const nlohmann::json& record : records)
+        if (!record.contains("z_loss_by_layer") &&
+            (has(record, "load_balancing_loss") || has(record, "z_loss")))
+            last = record.at("iteration");
+    if (last == 0) return {};
+    return fmt::format(
+        "up to iteration {} metrics.jsonl has load_balancing_loss and z_loss of an earlier "
+        "version: with coefficients, summed over kinds and layers",
+        last);
+}
+
 }  // namespace fp8flow::report

@@ -26,4 +26,7 @@ std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps);
 // another one begins with a record of type `run` that names its first iteration.
 std::string missing_iterations(const std::vector<nlohmann::json>& records, int64_t steps);
 
+// A warning up to which iteration the router's losses are those of an earlier version; empty: none is.
+std::string note_of_old_losses(const std::vector<nlohmann::json>& records);
+
 }  // namespace fp8flow::report

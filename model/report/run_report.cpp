@@ -337,9 +337,7 @@ std::string step_line(const Config& config, const StepResult& result, int world_
     line.learning_rate = result.learning_rate;
     line.global_batch_size = config.training.global_batch_size;
     line.losses = {{"lm loss", result.lm_loss}};
-    if (!config.moe.moe_router_load_balancing_type.empty())
-        line.losses.push_back({"load_balancing_loss", result.balancing_loss});
-    if (config.moe.moe_z_loss_coeff > 0) line.losses.push_back({"z_loss", result.z_loss});
+    for (const RouterLoss& loss : result.router_losses) line.losses.push_back({loss.name, loss.mean()});
     line.grad_norm = result.grad_norm;
     line.skipped_iterations = result.skipped.empty() ? 0 : 1;
     line.nan_iterations = std::isfinite(result.lm_loss) && std::isfinite(result.grad_norm) ? 0 : 1;
@@ -361,8 +359,10 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
     nlohmann::json record = {{"type", "step"},
                              {"iteration", result.step + 1},
                              {"lm_loss", result.lm_loss},
-                             {"load_balancing_loss", result.balancing_loss},
-                             {"z_loss", result.z_loss},
+                             {"load_balancing_loss", 0.0},
+                             {"load_balancing_loss_by_layer", nlohmann::json::array()},
+                             {"z_loss", 0.0},
+                             {"z_loss_by_layer", nlohmann::json::array()},
                              {"grad_norm", result.grad_norm},
                              {"learning_rate", result.learning_rate},
                              {"seconds", result.seconds},
@@ -378,6 +378,10 @@ nlohmann::json step_json(const Config& config, const StepResult& result, int wor
                              {"activation_bytes", result.peak_bytes},
                              {"redone", result.redone},
                              {"redo_seconds", result.redo_seconds}};
+    for (const RouterLoss& loss : result.router_losses) {
+        record[loss.name] = loss.mean();
+        record[loss.name + "_by_layer"] = loss.by_layer;
+    }
     record.update(flat({{"stage_seconds", result.stage_seconds}}));
     if (result.wire.between_hosts > 0) record["wire_bytes_between_hosts"] = result.wire.between_hosts;
     if (!result.skipped.empty()) record["skipped"] = result.skipped;

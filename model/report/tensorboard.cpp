@@ -174,9 +174,11 @@ void EventFile::step(const Config& config, const StepResult& result, int world_s
     scalars.add_with_samples("world-size", world_size);
     scalars.add_with_samples("grad-norm", result.grad_norm);
     scalars.add("mem-max-allocated-bytes", static_cast<double>(allocated_bytes));
-    if (!config.moe.moe_router_load_balancing_type.empty())
-        scalars.add("load_balancing_loss", result.balancing_loss);
-    if (config.moe.moe_z_loss_coeff > 0) scalars.add("z_loss", result.z_loss);
+    for (const RouterLoss& loss : result.router_losses) {
+        scalars.add(loss.name, loss.mean());
+        for (size_t i = 0; i < (config.output.moe_per_layer_logging ? loss.by_layer.size() : 0); ++i)
+            scalars.add(fmt::format("moe/{}_layer_{}", loss.name, result.load.at(i).layer), loss.by_layer[i]);
+    }
     scalars.add("iteration-time", result.seconds);
     scalars.add("throughput", tflops_per_rank(config, result, world_size));
     file_.write_bytes(scalars.records());

@@ -51,7 +51,8 @@ std::span<const int64_t> StepRecord::expert_counts(int64_t layer) const {
 }
 
 std::span<const float> StepRecord::router_losses(int64_t layer) const {
-    return {memory_.at<float>(losses_at_) + 2 * layer, 2};
+    const auto losses = static_cast<std::size_t>(losses_.dim(1));
+    return {memory_.at<float>(losses_at_) + static_cast<std::size_t>(layer) * losses, losses};
 }
 
 }  // namespace fp8flow

@@ -12,7 +12,7 @@ namespace fp8flow {
 
 class StepRecord {
 public:
-    // Router statistics: counts [layers, E] i64 and losses [layers, 2] f32 of the model; absent without MoE
+    // Router statistics: counts [layers, E] i64 and losses [layers, .] f32 of the model; absent without MoE
     // layers.
     StepRecord(Device& device, const TensorView& router_counts, const TensorView& router_losses);
 
@@ -36,7 +36,7 @@ public:
     WireBytes wire() const;  // sent by this rank during the step
     int64_t num_layers() const { return counts_.rank > 0 ? counts_.dim(0) : 0; }
     std::span<const int64_t> expert_counts(int64_t layer) const;
-    std::span<const float> router_losses(int64_t layer) const;  // balancing loss, z-loss
+    std::span<const float> router_losses(int64_t layer) const;  // Router::losses
 
 private:
     struct Head {

@@ -12,6 +12,7 @@
 #include "model/data/text.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -34,6 +35,11 @@ LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     load.cv = std::sqrt(squares / static_cast<double>(tokens.size()));
     load.dead_experts = std::count(tokens.begin(), tokens.end(), 0);
     return load;
+}
+
+double RouterLoss::mean() const {
+    const double sum = std::accumulate(by_layer.begin(), by_layer.end(), 0.0);
+    return by_layer.empty() ? 0 : sum / static_cast<double>(by_layer.size());
 }
 
 namespace {
@@ -473,7 +479,30 @@ StepResult Trainer::result_of(const Flight& flight) {
         result.z_loss += static_cast<double>(record.router_losses(moe_layer)[1]);
         ++moe_layer;
     }
+    result.router_losses = router_losses_of(record);
     return result;
+}
+
+std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) const {
+    std::vector<RouterLoss> losses;
+    const auto add = [&](const char* name, size_t word, double weight) {
+        if (weight == 0 || record.num_layers() == 0) return;
+        RouterLoss& loss = losses.emplace_back(RouterLoss{.name = name, .by_layer = {}});
+        for (int64_t layer = 0; layer < record.num_layers(); ++layer)
+            loss.by_layer.push_back(static_cast<double>(record.router_losses(layer)[word]) / weight);
+    };
+    constexpr std::array kNames = {"load_balancing_loss", "seq_load_balancing_loss",
+                                   "global_load_balancing_loss"};
+    const MoeSpec& moe = config_.moe;
+    for (size_t i = 0; i < moe.moe_router_load_balancing_type.size(); ++i) {
+        const BalancingLoss type = moe.moe_router_load_balancing_type[i];
+        const bool averaged = type == BalancingLoss::global_aux_loss &&
+                              moe.moe_global_aux_loss_gradient == GlobalLossGradient::mean;
+        add(kNames[static_cast<size_t>(type)], 2 + i,
+            moe.moe_aux_loss_coeff[i] / (averaged ? world_.size() : 1));
+    }
+    add("z_loss", 1, moe.moe_z_loss_coeff);
+    return losses;
 }
 
 void Trainer::launch_again() {

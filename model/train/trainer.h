@@ -46,10 +46,19 @@ struct LayerLoad {
 };
 LayerLoad load_of(int layer, std::span<const int64_t> tokens_per_expert);
 
+// A balancing loss or the z-loss, as Megatron-LM names and logs it: without its coefficient, the mean over
+// ranks and micro-batches.
+struct RouterLoss {
+    std::string name;
+    std::vector<double> by_layer;  // MoE layers
+    double mean() const;
+};
+
 struct StepResult {
     int64_t step = 0;  // 0-based
     double lm_loss = 0;
-    double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over layers
+    double balancing_loss = 0, z_loss = 0;  // coefficients included, summed over kinds and layers
+    std::vector<RouterLoss> router_losses;  // those with a coefficient above 0
     double grad_norm = 0, learning_rate = 0;
     double seconds =
         0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
@@ -186,6 +195,7 @@ private:
     int32_t wait_for(Flight& flight);  // its status
     StepResult take_result();
     StepResult result_of(const Flight& flight);  // of the oldest step, whose record has passed
+    std::vector<RouterLoss> router_losses_of(const StepRecord& record) const;
     void redo();
     void launch_again();  // all in flight, whose work was not applied
     StepResult skip_step();

@@ -59,8 +59,8 @@ void Transformer::place_router_statistics() {
     const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
     if (layers == 0) return;
     router_counts_ = constants_.tensor(DType::i64, {layers, experts}, "router");
-    router_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
-    reduced_losses_ = constants_.tensor(DType::f32, {layers, 2}, "router");
+    router_losses_ = constants_.tensor(DType::f32, {layers, op::kRouterLosses}, "router");
+    reduced_losses_ = constants_.tensor(DType::f32, {layers, op::kRouterLosses}, "router");
     for (const TensorView& view : {router_counts_, router_losses_, reduced_losses_})
         ops_.device().fill(view.data, 0, static_cast<size_t>(view.bytes()));
     int64_t layer = 0;

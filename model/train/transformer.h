@@ -64,7 +64,8 @@ public:
     DType activation() const { return activation_; }
     int64_t num_moe_layers() const;
     // Of the MoE layers in order, after end_step, over all ranks: tokens per expert [layers, E] i64;
-    // balancing loss and z-loss [layers, 2] f32, coefficients included. Absent without MoE layers.
+    // losses [layers, op::kRouterLosses] f32 as Router::losses, coefficients included. Absent without MoE
+    // layers.
     TensorView router_counts() const { return router_counts_; }
     TensorView router_losses() const { return reduced_losses_; }
 

@@ -54,6 +54,12 @@ const char* const kMegatronLine =
 
 void expect_metrics(const std::string& out, size_t steps, int ranks) {
     const std::vector<json> records = metrics_of(out, "step");
+    for (const json& record : records) {  // one MoE layer, one balancing loss near 1, its value if balanced
+        EXPECT_EQ(record.at("load_balancing_loss_by_layer"), json::array({record.at("load_balancing_loss")}));
+        EXPECT_NEAR(record.at("load_balancing_loss").get<double>(), 1.0, 0.3);
+        EXPECT_EQ(record.at("z_loss_by_layer"), json::array());
+        EXPECT_FALSE(record.contains("seq_load_balancing_loss"));
+    }
     ASSERT_EQ(records.size(), steps);
     for (size_t i = 0; i < steps; ++i) {
         const json& r = records[i];

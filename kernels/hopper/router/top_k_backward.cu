@@ -181,18 +181,23 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
     }
     __syncthreads();
     if (!is_last || warp != 0) return;
-    const auto add = [&](const float* values, float weight, float* loss) {
+    const auto sum_of = [&](const float* values) {
         float lane = 0.0f;
 #pragma unroll 4
         for (int64_t b = warp_lane(); b < args.blocks; b += kWarpSize) lane += __ldcg(values + b);
-        const float sum = warp_sum(lane);
+        return warp_sum(lane);
+    };
+    const auto add = [&](float sum, float weight, float* loss) {
         if (warp_lane() == 0) *loss = fma_float(weight, sum, *loss);
     };
 #pragma unroll 1
-    for (int i = 0; i < op::kBalanceTerms; ++i)
-        if (args.terms[i].counts != nullptr)
-            add(args.dots + i * args.blocks, args.terms[i].weight, &args.losses[0]);
-    if (args.z_weight != 0.0f) add(args.log_squares, args.z_weight, &args.losses[1]);
+    for (int i = 0; i < op::kBalanceTerms; ++i) {
+        if (args.terms[i].counts == nullptr) continue;
+        const float sum = sum_of(args.dots + i * args.blocks);
+        add(sum, args.terms[i].weight, &args.losses[0]);
+        add(sum, args.terms[i].weight, &args.losses[2 + i]);
+    }
+    if (args.z_weight != 0.0f) add(sum_of(args.log_squares), args.z_weight, &args.losses[1]);
 }
 
 // Bytes: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves

@@ -112,7 +112,7 @@ op::RouterTopKBackward backward_arguments(Buffers& buffers, const Shape& shape, 
     if (!balance.counts) return args;
     args.terms[0] = {.counts = balance.counts, .weight = 1e-6f};
     args.z_weight = 1e-6f;
-    args.losses = buffers.zeros(DType::f32, {2});
+    args.losses = buffers.zeros(DType::f32, {op::kRouterLosses});
     return args;
 }
 

@@ -264,7 +264,7 @@ struct Routing {
           dprobs(DType::f32, {c.tokens, c.topk}),
           earlier(DType::f32, {1, c.experts}),
           dlogits(DType::f32, {c.tokens, c.experts}),
-          losses(DType::f32, {2}) {
+          losses(DType::f32, {op::kRouterLosses}) {
         fill_logits(logits);
         fill_uniform(bias, 32, -0.1, 0.1);
         fill(counts, [](int64_t e) { return static_cast<double>(100 * e); });

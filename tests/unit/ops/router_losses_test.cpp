@@ -212,11 +212,10 @@ struct Balanced {
           log_squares(DType::f32, {blocks}),
           dprobs(DType::f32, {tokens, topk}),
           dlogits(DType::f32, {tokens, experts}),
-          losses(DType::f32, {2}) {
+          losses(DType::f32, {op::kRouterLosses}) {
         chosen.zero();
         fill_normal(dprobs, 5);
-        set(losses, 0, 2.0);
-        set(losses, 1, 3.0);
+        fill(losses, [](int64_t i) { return i == 1 ? 3.0 : 2.0; });
         const op::RouterBalance balance{
             .set_tokens = set_tokens, .counts = counts, .score_sums = sums, .log_squares = log_squares};
         forward = {.logits = logits,
@@ -377,6 +376,8 @@ TEST(RouterTopKBackward, BalancingLossValue) {
         b.gradient();
         EXPECT_NEAR(b.losses(0), 2.0 + kCoefficient, 1e-6);
         EXPECT_EQ(b.losses(1), 3.0);
+        EXPECT_NEAR(b.losses(2 + 1), 2.0 + kCoefficient, 1e-6);
+        for (const int64_t other : {0, 2}) EXPECT_EQ(b.losses(2 + other), 2.0);
     }
     for (op::Score score : kScores)
         for (int64_t set_tokens : {0, 16, 40}) {
@@ -386,15 +387,18 @@ TEST(RouterTopKBackward, BalancingLossValue) {
             b.backward.terms[0] = {.counts = b.counts, .weight = static_cast<float>(kWeight)};
             b.backward.terms[1] = {.counts = whole, .weight = 0.25f};
             b.gradient();
-            double want = 2.0;
+            double want[2] = {2.0, 2.0};  // of each term
             for (int64_t block = 0; block < b.blocks; ++block) {
                 int64_t s = b.sets - 1;
                 while (b.first_block(s) > block) --s;
-                for (int64_t e = 0; e < kExperts; ++e)
-                    want += (kWeight * b.counts(s * kExperts + e) + 0.25 * whole(e)) *
-                            b.sums(block * kExperts + e);
+                for (int64_t e = 0; e < kExperts; ++e) {
+                    want[0] += kWeight * b.counts(s * kExperts + e) * b.sums(block * kExperts + e);
+                    want[1] += 0.25 * whole(e) * b.sums(block * kExperts + e);
+                }
             }
-            EXPECT_NEAR(b.losses(0), want, 1e-6 * want);
+            for (int64_t i = 0; i < 2; ++i) EXPECT_NEAR(b.losses(2 + i), want[i], 1e-6 * want[i]);
+            const double together = want[0] + want[1] - 2.0;
+            EXPECT_NEAR(b.losses(0), together, 1e-6 * together);
         }
 }
 

@@ -100,6 +100,19 @@ TEST(Records, OldNamesAreReadAsTodays) {
     EXPECT_EQ(records[2], nlohmann::json::parse(R"({"iteration":2,"lm loss":4.0,"load":7,"type":"step"})"));
 }
 
+TEST(Records, SayWhereTheRoutersLossesAreThoseOfAnEarlierVersion) {
+    using Records = std::vector<nlohmann::json>;
+    const nlohmann::json
+        old = {{"type", "step"}, {"iteration", 2}, {"load_balancing_loss", 0.02}, {"z_loss", nullptr}},
+        dense = {{"type", "step"}, {"iteration", 3}, {"load_balancing_loss", 0}, {"z_loss", 0.0}},
+        today = {{"type", "step"},
+                 {"iteration", 4},
+                 {"load_balancing_loss", 1.02},
+                 {"z_loss_by_layer", nlohmann::json::array()}};
+    EXPECT_EQ(note_of_old_losses(Records{dense, today}), "");
+    expect_contains(note_of_old_losses(Records{old, dense, today}), "up to iteration 2 metrics.jsonl has ");
+}
+
 TEST(Records, ComeFromARegularFileOnly) {
     const TemporaryFolder folder;
     folder.write("out/x", "");

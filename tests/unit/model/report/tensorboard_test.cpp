@@ -128,18 +128,20 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
     const TemporaryFolder folder;
     Config config;
     config.training.global_batch_size = 8;
-    config.moe.moe_router_load_balancing_type = {BalancingLoss::aux_loss};
+    config.output.moe_per_layer_logging = true;
     std::string path;
     {
         EventFile file(OutputFolder(folder.path("run")).subfolder("tensorboard"));
         path = file.path();
         StepResult result{.step = 10,
                           .lm_loss = 2.25,
-                          .balancing_loss = 0.5,
+                          .router_losses = {{"load_balancing_loss", {1.25, 1.75}},
+                                            {"global_load_balancing_loss", {1.0, 3.0}}},
                           .grad_norm = 1.5,
                           .learning_rate = 0.125,
                           .seconds = 0.5,
-                          .tokens = 1000};
+                          .tokens = 1000,
+                          .load = {{.layer = 1}, {.layer = 3}}};
         file.step(config, result, 4, 1 << 20);
         file.evaluation(config, 11, 2.0);
     }
@@ -164,7 +166,11 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
         {"grad-norm vs samples", {88, 1.5f}},
         {"world-size", {11, 4.0f}},
         {"world-size vs samples", {88, 4.0f}},
-        {"load_balancing_loss", {11, 0.5f}},
+        {"load_balancing_loss", {11, 1.5f}},
+        {"global_load_balancing_loss", {11, 2.0f}},
+        {"moe/load_balancing_loss_layer_1", {11, 1.25f}},
+        {"moe/load_balancing_loss_layer_3", {11, 1.75f}},
+        {"moe/global_load_balancing_loss_layer_3", {11, 3.0f}},
         {"iteration-time", {11, 0.5f}},
         {"mem-max-allocated-bytes", {11, 1048576.0f}},
         {"lm loss validation", {11, 2.0f}},

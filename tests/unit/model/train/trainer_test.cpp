@@ -6,6 +6,7 @@
 
 #include "tests/support/training.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace fp8flow {
@@ -157,6 +158,49 @@ TEST(Training, TheFirstStepOfAWarmUpFromZeroChangesNoWeight) {
     const std::string name = "layers.1.moe.router.weight";
     EXPECT_NE(states[0].at("m " + name), states[1].at("m " + name));
     EXPECT_NE(states[1].at("weight " + name), states[2].at("weight " + name));
+}
+
+// Megatron-LM's numbers (moe_logging.py): each kind without its coefficient, the mean over layers. A router
+// whose weights are 0 gives every expert the score 1/E, so that E / (K n^2) * sum_e counts_e * n / E is 1
+// whatever is chosen, and log(sum of E times exp(0)) is log E.
+TEST(Training, RouterLossesAreMegatrons) {
+    for (const int ranks : {1, 2}) {
+        SCOPED_TRACE(ranks);
+        const Config config = test_config(
+            Recipe::bf16, {"model.moe_layer_freq=[1,1]", "training.micro_batch_size=2",
+                           "moe.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss,aux_loss]",
+                           "moe.moe_aux_loss_coeff=[0.125,0.25,0]", "moe.moe_z_loss_coeff=0.5"});
+        const auto data = open_data(config);
+        run_thread_ranks(ranks, test::kTestDeadline, [&](ProcessGroup& world) {
+            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            for (Parameter& p : trainer.transformer().parameters().all())
+                if (p.spec.name == "layers.0.moe.router.weight")
+                    std::fill_n(p.master.as<float>(), p.numel(), 0.0f);
+            trainer.weights_replaced();
+            const StepResult step = trainer.run_step();
+            ASSERT_EQ(step.router_losses.size(), 3u);  // none of the coefficient 0
+            const struct {
+                const char* name;
+                double layer, coefficient;
+            } wanted[] = {
+                {"seq_load_balancing_loss", 1.0, 0.125},
+                {"global_load_balancing_loss", 1.0, 0.25 / ranks},  // the mean of the ranks' gradients
+                {"z_loss", std::log(4.0) * std::log(4.0), 0.5}};
+            double balancing = 0, z = 0;
+            for (size_t i = 0; i < 3; ++i) {
+                const RouterLoss& loss = step.router_losses[i];
+                SCOPED_TRACE(wanted[i].name);
+                EXPECT_EQ(loss.name, wanted[i].name);
+                ASSERT_EQ(loss.by_layer.size(), 2u);
+                EXPECT_NEAR(loss.by_layer[0], wanted[i].layer, 1e-6);
+                EXPECT_GT(loss.by_layer[1], wanted[i].layer + 1e-5);  // another router
+                EXPECT_DOUBLE_EQ(loss.mean(), (loss.by_layer[0] + loss.by_layer[1]) / 2);
+                (i < 2 ? balancing : z) += 2 * wanted[i].coefficient * loss.mean();
+            }
+            EXPECT_NEAR(step.balancing_loss, balancing, 1e-6);
+            EXPECT_NEAR(step.z_loss, z, 1e-6);
+        });
+    }
 }
 
 double global_norm(const Values& state) {
