@@ -397,6 +397,7 @@ int64_t newest_progress() {
 }
 
 Watchdog::Watchdog(const Job& job, double deadline_seconds) {
+    hold_stop_signals();  // they are its thread's
     set_deadline(deadline_seconds, "--start-deadline");
     job_size = job.size;
     attach(job);

@@ -30,10 +30,12 @@ TEST(Watchdog, ADeadJobsMemoryIsNotTheNextJobs) {
     };
     EXPECT_EQ(in_process(reports), 1);
     EXPECT_EQ(in_process(reports), 1);
-    in_process([&] {
-        const Watchdog last({.name = name, .rank = 0, .rank_on_host = 0, .ranks_on_host = 2, .size = 2}, 60);
-        return 0;  // removes the name
-    });
+    EXPECT_EQ(in_process([&] {
+                  const Watchdog last(
+                      {.name = name, .rank = 0, .rank_on_host = 0, .ranks_on_host = 2, .size = 2}, 60);
+                  return 0;  // removes the name
+              }),
+              0);
 }
 
 // Both ranks of a job still share one memory.
