@@ -121,6 +121,11 @@ ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const L
                         .format = rows.format};
     if (rows.scales)
         landed.scales = scratch.tensor(rows.scales.dtype, {most, rows.scales.dim(1)}, "dispatch");
+    // Rows that stay inside hosts are then copies of all of these, of those without a token too: their scales
+    // are powers of two (as in GroupExchange).
+    if (rows.scales && stays_home(true))
+        ops_.device().fill(landed.scales.data, 0x3F, static_cast<std::size_t>(landed.scales.bytes()),
+                           launch.stream);
     parts_.rail->dispatch_rows(rows, levels.rail, landed, scratch, launch);
     return landed;
 }

@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace fp8flow {
 namespace {
 
@@ -203,6 +205,15 @@ WireBytes sent_without(Exchange& exchange, Ops& ops, Arena& scratch, const Excha
     exchange.reset_counts();
     test::HostScaled dst = layer.rows_tensor();
     exchange.dispatch(layer.wire_rows(1, exchange.rank()), plan, dst, scratch);
+    // whatever does not travel, scales are powers of two, which the transpose insists on
+    const int64_t blocks = dst.scales.view() ? dst.scales.view().dim(0) : 0;
+    for (int64_t i = 0; i < blocks * plan.groups.cost_rows(); ++i) {
+        if (i % plan.groups.row_capacity >= plan.groups.offsets.as<int64_t>()[plan.groups.num_groups])
+            continue;
+        int exponent = 0;
+        const double scale = dst.scales(i);
+        EXPECT_TRUE(scale == 0.0 || std::frexp(scale, &exponent) == 0.5) << i << " is " << scale;
+    }
     const auto in = layer.combine_inputs(2);
     test::HostTensor y(c.dtype, {layer.num_tokens(), c.hidden}),
         dprob(DType::f32, {layer.num_tokens(), c.topk});
