@@ -197,6 +197,7 @@ Gpu calibrated(const PlanOptions& options) {
     CalibrationSources sources{.shares = &large,
                                .launches = small ? &*small : nullptr,
                                .exchange_seconds = load_gpu(options.gpu).calibration.exchange_seconds,
+                               .late_share = load_gpu(options.gpu).calibration.late_share,
                                .bench_text = {},
                                .bench_name = {}};
     if (options.calibrate.size() > 2) {
@@ -213,6 +214,7 @@ int plan_check(const PlanOptions& options) {
     if (!options.check.empty()) {
         const Check check = check_profiles(options.check, gpu);
         gpu.calibration.check = check.summary;
+        gpu.calibration.check_other_models = check.other_models;
         if (options.calibrate.empty() || options.json) fmt::print("{}", check_text(check, gpu));
         if (options.json)
             write(options.out, *options.json,

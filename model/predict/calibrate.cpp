@@ -68,12 +68,27 @@ public:
     ArmShares(const MeasuredArm& arm, const ProfileRecord& record, const Datasheet& sheet, double launch)
         : arm_(arm), record_(record), sheet_(sheet), launch_(launch), counts_(counts_of(arm, record.ranks)) {}
 
-    // What a dispatch takes beyond its rows: ranks that wait for each other.
+    // What a dispatch takes beyond its rows, where no rank is late.
     double exchange_seconds() const {
-        double sum = 0;
-        for (const char* direction : {"forward", "backward"})
-            sum += after_wire(std::string("moe layer/dispatch/") + direction);
-        return std::max(sum / 2, launch_);
+        return std::max(launch_, std::min(after_wire("moe layer/dispatch/forward"),
+                                          after_wire("moe layer/dispatch/backward")));
+    }
+
+    // Ranks that are late: what combines take beyond their rows, of the experts' time.
+    double late_share(double exchange, const RecipeShares& shares) const {
+        double waited = 0, worked = 0;
+        for (const char* direction : {"forward", "backward"}) {
+            const std::string key = std::string("moe layer/combine/") + direction;
+            const auto share = shares.shares.find(key);
+            if (record_.ranks == 1 || share == shares.shares.end()) return 0;
+            const double local = roofline_seconds(counts_.at(key), sheet_, arm_.clock) / share->second;
+            waited += after_wire(key) - exchange -
+                      std::max(0.0, local - counts_.at(key).wire_bytes / sheet_.peer_rate);
+        }
+        for (const auto& [key, work] : counts_)
+            if (const MeasuredRow* row = find_row(arm_, key); row != nullptr && work.of_experts())
+                worked += row->seconds;
+        return worked > 0 ? std::max(waited, 0.0) / worked : 0;
     }
 
     RecipeShares shares(double exchange) const {
@@ -105,22 +120,19 @@ private:
         return roofline_seconds(work, sheet_, arm_.clock) / local;
     }
 
-    // Combine sums what it received: its passes over memory come in addition to the wire. Forward and
-    // backward together, since ranks wait for each other in either. Dispatch writes rows as they come: in a
-    // profile whose dispatch is bound by the wire its passes cannot be seen, and combine's share serves both.
+    // One GPU shows what moving rows through memory takes; on several it is hidden behind the wire, and rows
+    // are taken to move as they do in SwiGLU.
     void add_exchange(RecipeShares& result, double exchange) const {
-        double work = 0, seconds = 0;
-        for (const char* direction : {"forward", "backward"}) {
-            const std::string key = std::string("moe layer/combine/") + direction;
-            const auto found = counts_.find(key);
-            if (found == counts_.end()) return;
-            work += roofline_seconds(found->second, sheet_, arm_.clock);
-            seconds += after_wire(key) - (record_.ranks > 1 ? exchange / 2 : launch_);
-        }
-        const double share = work / std::max(seconds, kLeastWork * work);
         for (const char* stage : {"dispatch", "combine"})
-            for (const char* direction : {"forward", "backward"})
-                result.shares[std::string("moe layer/") + stage + "/" + direction] = share;
+            for (const char* direction : {"forward", "backward"}) {
+                const std::string key = std::string("moe layer/") + stage + "/" + direction;
+                const MeasuredRow* row = find_row(arm_, key);
+                if (row == nullptr) continue;
+                const auto rows = result.shares.find("moe layer/swiglu/forward");
+                result.shares[key] = record_.ranks > 1 && rows != result.shares.end()
+                                         ? rows->second
+                                         : share_of(counts_.at(key), *row, exchange);
+            }
     }
 
     const MeasuredArm& arm_;
@@ -139,24 +151,30 @@ std::vector<const MeasuredArm*> plain_arms(const ProfileRecord& record) {
     return arms;
 }
 
-// known_exchange: CalibrationSources::exchange_seconds.
-void add_shares(const ProfileRecord& record, const Datasheet& sheet, double launch, double known_exchange,
+void add_shares(const CalibrationSources& sources, const Datasheet& sheet, double launch,
                 Calibration& result) {
+    const ProfileRecord& record = *sources.shares;
     const auto arms = plain_arms(record);
     require(!arms.empty(), ExitCode::usage, "{}: no recipe that predictions know", record.file);
     double exchange = 0;
     for (const MeasuredArm* arm : arms) {
         require(arm->clock > 0 && arm->layer > 0, ExitCode::usage, "{}: no clock of {} is recorded",
                 record.file, arm->name);
-        exchange +=
-            ArmShares(*arm, record, sheet, launch).exchange_seconds() / static_cast<double>(arms.size());
+        const double own = ArmShares(*arm, record, sheet, launch).exchange_seconds();
+        exchange = exchange > 0 ? std::min(exchange, own) : own;
     }
     if (record.ranks == 1) exchange = launch;
-    if (record.ranks <= 2 && known_exchange > 0) exchange = known_exchange;
+    const bool known = record.ranks <= 2 && sources.exchange_seconds > 0;
+    if (known) exchange = sources.exchange_seconds;
     result.launch_seconds = launch;
     result.exchange_seconds = exchange;
-    for (const MeasuredArm* arm : arms)
-        result.recipes[arm->name] = ArmShares(*arm, record, sheet, launch).shares(exchange);
+    result.late_share = 0;
+    for (const MeasuredArm* arm : arms) {
+        const ArmShares own(*arm, record, sheet, launch);
+        const RecipeShares& shares = result.recipes[arm->name] = own.shares(exchange);
+        result.late_share += own.late_share(exchange, shares) / static_cast<double>(arms.size());
+    }
+    if (known) result.late_share = sources.late_share;
 }
 
 // The cost of a launch with which the small model's layer takes what it took.
@@ -169,14 +187,15 @@ double fit_launch(const CalibrationSources& sources, const Datasheet& sheet) {
     for (int i = 0; i < 40; ++i) {
         const double middle = (low + high) / 2;
         Gpu gpu{.sheet = sheet, .calibration = {}, .calibrated = true};
-        add_shares(*sources.shares, sheet, middle, sources.exchange_seconds, gpu.calibration);
+        add_shares(sources, sheet, middle, gpu.calibration);
         const StepTime time = predict_step(arm.config, sources.launches->ranks, gpu, {.clock = arm.clock});
         (time.layer < arm.layer ? low : high) = middle;
     }
     return (low + high) / 2;
 }
 
-// `bench` states FLOPs and microseconds at the highest clock; of each head size the largest shape.
+// `bench` states FLOPs and microseconds, not the clock that a short call under no power limit holds: the
+// boost clock, with which profiles of small models agree. Of each head size the largest shape.
 void add_core_attention(const std::string& text, const std::string& name, const Datasheet& sheet,
                         Calibration& result) {
     const nlohmann::json rows = nlohmann::json::parse(text, nullptr, false);
@@ -191,14 +210,13 @@ void add_core_attention(const std::string& text, const std::string& name, const 
         const std::string op = row.value("op", ""), shape = row.value("shape", "");
         std::smatch match;
         if ((op != "attention" && op != "attention_backward") ||
-            !std::regex_search(shape, match, std::regex(" D=([0-9]{1,6})")))
+            !std::regex_search(shape, match, std::regex(" D=([0-9]{1,6}) .*S=([0-9]{1,6})")))
             continue;
-        const nlohmann::json machine = row.value("machine", nlohmann::json::object());
-        const double clock = machine.value("gpu clock hertz", sheet.boost_clock);
-        const double flops = row.value("flops", 0.0), seconds = row.value("us", 0.0) * 1e-6;
-        if (seconds <= 0 || clock <= 0) continue;
+        const double flops = row.value("flops", 0.0) * (1 + diagonal_share(std::stod(match[2]))),
+                     seconds = row.value("us", 0.0) * 1e-6;
+        if (seconds <= 0) continue;
         Best& own = best[std::stoll(match[1])][op == "attention" ? 0 : 1];
-        if (flops > own.flops) own = {flops, flops / seconds / (sheet.bf16_per_clock * clock)};
+        if (flops > own.flops) own = {flops, flops / seconds / sheet.peak()};
     }
     for (const auto& [channels, both] : best)
         if (both[0].share > 0 && both[1].share > 0)
@@ -217,10 +235,16 @@ Calibration calibrate(const CalibrationSources& sources, const Datasheet& sheet)
                        .attention_from = {},
                        .recipes = {},
                        .core_attention = {},
-                       .check = {}};
+                       .check = {},
+                       .check_other_models = {}};
     const double launch = sources.launches != nullptr ? fit_launch(sources, sheet) : sources.launch_seconds;
-    add_shares(record, sheet, launch, sources.exchange_seconds, result);
-    if (sources.launches != nullptr) result.launches_from = sources.launches->file;
+    add_shares(sources, sheet, launch, result);
+    if (sources.launches != nullptr) {
+        result.launches_from = sources.launches->file;
+        const MeasuredArm& arm = *plain_arms(*sources.launches).front();
+        const Gpu gpu{.sheet = sheet, .calibration = result, .calibrated = true};
+        result.host_seconds = arm.host / predict_step(arm.config, sources.launches->ranks, gpu, {}).launches;
+    }
     if (!sources.bench_text.empty()) {
         result.attention_from = sources.bench_name;
         add_core_attention(sources.bench_text, sources.bench_name, sheet, result);
@@ -238,7 +262,8 @@ std::optional<std::string> calibration_of_profile(const std::string& profile_jso
     const Gpu shipped = load_gpu(*kind);
     return calibration_json(calibrate({.shares = &record,
                                        .launch_seconds = shipped.calibration.launch_seconds,
-                                       .exchange_seconds = shipped.calibration.exchange_seconds},
+                                       .exchange_seconds = shipped.calibration.exchange_seconds,
+                                       .late_share = shipped.calibration.late_share},
                                       shipped.sheet));
 }
 

@@ -20,6 +20,7 @@ struct CalibrationSources {
     // That ranks wait for each other in a dispatch, where `shares` is of one GPU, or of two: half of the rows
     // stay there, and waiting cannot be told from their passes over memory. 0: a launch; what two say.
     double exchange_seconds = 0;
+    double late_share = 0;               // likewise
     std::string bench_text, bench_name;  // of `bench --suite model`: core attention; empty: none
 };
 

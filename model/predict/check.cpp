@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <map>
 #include <numeric>
 
@@ -22,40 +23,23 @@ namespace {
 
 using namespace report;
 
-// Kernels that changed after a result was measured: what it says is no longer what the program does.
-std::string changed_since(const ProfileRecord& record, const MeasuredArm& arm) {
-    if (record.commit == "32c38c2" && arm.config.training.state.main_grads_dtype == StateDtype::bf16)
-        return "fe53652 changed how BF16 gradients are written";
-    if (record.commit == "ff79989" && arm.config.model.attention)
-        return "3c92b6c changed attention and small optimizer tensors";
-    if (record.commit == "c1dcd43" && arm.config.training.use_distributed_optimizer)
-        return "gradients and copies of divided state cross the wire once since, not twice";
-    if (record.commit == "de9fc6b" && arm.config.training.use_distributed_optimizer)
-        return "plain copies of divided state are gathered together since";
-    // two rows are a piece of kernels/hopper/exchange/peer/dispatch.cu
-    constexpr int64_t kLongestBundled = 3712;
-    const int64_t row =
-        arm.config.model.hidden_size * (arm.config.precision.recipe == Recipe::fp8_flow ? 1 : 2);
-    if (record.date < "2026-11-27" && arm.config.parallel.expert_model_parallel_size > 1 &&
-        row <= kLongestBundled)
-        return "6a58e15 sends short rows in bundles";
-    // expert gradients that no other rank adds to
-    if (record.commit == "5ad78da" && arm.config.parallel.expert_model_parallel_size == record.ranks)
-        return "weight gradients square what they write in FP32 since, not in double";
-    return "";
+constexpr const char* kEarlier = "of a program before the calibration";
+
+// The arms that a calibration is made from: see calibrate.cpp.
+bool gave(const Calibration& calibration, const ProfileRecord& record, const MeasuredArm& arm) {
+    if (arm.name != recipe_name(arm.config.precision.recipe)) return false;
+    return record.file == calibration.source ||
+           (record.file == calibration.launches_from && &arm == record.arms.data());
 }
 
 std::string reason_apart(const ProfileRecord& record, const MeasuredArm& arm, const Gpu& gpu) {
-    const Calibration& calibration = gpu.calibration;
-    if (record.file == calibration.source) return "the calibration itself";
-    if (record.file == calibration.launches_from) return "gave the cost of a launch";
-    if (arm.clock <= 0) return "states no clock";
-    if (arm.config.schedule.cuda_graph_impl != CudaGraphImpl::none) return "launches of a graph cost less";
-    if (arm.config.schedule.overlap_param_gather) return "what a gather takes from the layer beside it";
-    // NVLink stands for the network that a prediction counts between hosts
-    if (arm.config.parallel.hosts > 1) return "hosts of one machine";
-    return changed_since(record, arm);
+    if (gave(gpu.calibration, record, arm)) return "gave the calibration";
+    if (const std::string left_out = not_covered(arm.config); !left_out.empty()) return left_out;
+    return record.date.substr(0, 10) < gpu.calibration.date ? kEarlier : "";
 }
+
+using Widths = std::pair<int64_t, int64_t>;  // of a model: hidden size, expert width
+Widths widths_of(const Config& config) { return {config.model.hidden_size, config.moe.moe_ffn_hidden_size}; }
 
 std::vector<std::string> files_of(const std::vector<std::string>& paths) {
     namespace fs = std::filesystem;
@@ -98,7 +82,6 @@ CheckSummary summary_of(const std::vector<CheckRow>& rows) {
     CheckSummary summary;
     double layers = 0, steps = 0;
     for (const CheckRow& row : rows) {
-        if (!row.apart.empty()) continue;
         ++summary.runs;
         summary.gpus = std::max(summary.gpus, row.ranks);
         const double layer = std::abs(row.layer_error()), step = std::abs(row.step_error());
@@ -120,6 +103,13 @@ std::string summary_text(const CheckSummary& s) {
                        format_percent(s.mean_step, 1), format_percent(s.worst_step, 1));
 }
 
+std::vector<CheckRow> rows_where(const std::vector<CheckRow>& rows, const auto& wanted) {
+    std::vector<CheckRow> result;
+    std::copy_if(rows.begin(), rows.end(), std::back_inserter(result), wanted);
+    return result;
+}
+bool counts(const CheckRow& row) { return row.apart.empty(); }
+
 // The same of the runs of each recipe, and of each number of GPUs.
 std::string groups_text(const std::vector<CheckRow>& rows) {
     std::map<std::string, std::vector<CheckRow>> groups;
@@ -131,6 +121,10 @@ std::string groups_text(const std::vector<CheckRow>& rows) {
     std::string out;
     for (const auto& [name, own] : groups)
         out += fmt::format("  {:<14} {:>3} runs. {}", name, own.size(), summary_text(summary_of(own)));
+    const auto earlier = rows_where(rows, [](const CheckRow& row) { return row.apart == kEarlier; });
+    if (!earlier.empty())
+        out += fmt::format("Not counted, of earlier programs: {} runs. {}", earlier.size(),
+                           summary_text(summary_of(earlier)));
     return out;
 }
 
@@ -145,16 +139,25 @@ std::string signed_percent(double error, bool known) {
 
 Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
     Check check;
+    std::vector<ProfileRecord> records;
+    std::vector<Widths> calibrated;
     for (const std::string& path : files_of(paths)) {
-        const ProfileRecord record = read_profile(path);
+        records.push_back(read_profile(path));
+        const ProfileRecord& record = records.back();
+        for (const MeasuredArm& arm : record.arms)
+            if (gave(gpu.calibration, record, arm)) calibrated.push_back(widths_of(arm.config));
+    }
+    for (const ProfileRecord& record : records) {
         if (!is_kind(record.device, gpu.sheet.gpu)) {
             check.skipped.push_back(fmt::format("{}: of {}", record.file, printable(record.device)));
             continue;
         }
         for (const MeasuredArm& arm : record.arms) {
-            if (can_predict(arm.config, gpu))
+            if (can_predict(arm.config, gpu)) {
                 check.rows.push_back(row_of(record, arm, gpu));
-            else
+                check.rows.back().other_model = std::find(calibrated.begin(), calibrated.end(),
+                                                          widths_of(arm.config)) == calibrated.end();
+            } else
                 check.skipped.push_back(fmt::format("{}: {}", record.file, arm.name));
         }
     }
@@ -162,7 +165,10 @@ Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
             gpu.sheet.gpu);
     std::stable_sort(check.rows.begin(), check.rows.end(),
                      [](const auto& a, const auto& b) { return a.apart.empty() && !b.apart.empty(); });
-    check.summary = summary_of(check.rows);
+    check.summary = summary_of(rows_where(check.rows, counts));
+    const auto others =
+        rows_where(check.rows, [](const CheckRow& row) { return counts(row) && row.other_model; });
+    if (!calibrated.empty() && !others.empty()) check.other_models = summary_of(others);
     return check;
 }
 
@@ -193,8 +199,11 @@ std::string check_text(const Check& check, const Gpu& gpu) {
     std::string out =
         fmt::format("Predicted / measured, {}, calibrated from {} ({}, {})\n\n{}\n", gpu.sheet.gpu,
                     gpu.calibration.source, gpu.calibration.commit, gpu.calibration.date, table.text());
-    out += fmt::format("{} runs count. {}{}", check.summary.runs, summary_text(check.summary),
-                       groups_text(check.rows));
+    out += fmt::format("{} runs count. {}", check.summary.runs, summary_text(check.summary));
+    if (check.other_models)
+        out += fmt::format("Of other models than those that gave the calibration: {} runs. {}",
+                           check.other_models->runs, summary_text(*check.other_models));
+    out += groups_text(check.rows);
     for (const std::string& one : check.skipped) out += fmt::format("  not compared: {}\n", one);
     return out;
 }
@@ -224,6 +233,7 @@ std::string check_json(const Check& check, const Gpu& gpu) {
                                 {"layer seconds measured", row.layer_measured},
                                 {"step seconds", row.step},
                                 {"step seconds measured", row.step_measured},
+                                {"other model", row.other_model},
                                 {"apart", row.apart}});
     return json.dump(2) + "\n";
 }

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Predictions beside what profiles measured: every arm of every profile, at the clock that it states.
+// Predictions beside what profiles measured: every arm of every profile, at the clock that it states. All
+// count but those that gave the calibration, those of programs before it, and what the formulas say that they
+// leave out.
 #pragma once
 
 #include "model/predict/gpu.h"
 #include "model/predict/profile_record.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +19,8 @@ struct CheckRow {
     double clock = 0;                      // Hz
     double layer = 0, layer_measured = 0;  // seconds; 0: not compared
     double step = 0, step_measured = 0;
-    std::string apart;  // why it is listed apart and counts in no mean; empty: it counts
+    std::string apart;        // why it is listed apart and counts in no mean; empty: it counts
+    bool other_model = true;  // than those that gave the calibration
 
     double layer_error() const { return layer_measured > 0 ? layer / layer_measured - 1 : 0; }
     double step_error() const { return step_measured > 0 ? step / step_measured - 1 : 0; }
@@ -24,8 +28,9 @@ struct CheckRow {
 
 struct Check {
     std::vector<CheckRow> rows;
-    std::vector<std::string> skipped;  // profiles of other devices, recipes without formulas
-    CheckSummary summary;              // of the rows that count
+    std::vector<std::string> skipped;          // profiles of other devices, recipes without formulas
+    CheckSummary summary;                      // of the rows that count
+    std::optional<CheckSummary> other_models;  // of those whose model gave no calibration
 };
 
 // Files, or folders whose profiles are all read. Throws Error(usage) where nothing can be compared.

@@ -94,9 +94,13 @@ Calibration calibration_of(const json& from, const std::string& name) {
         .attention_from = from.contains("attention from") ? text_of(from, "attention from", name) : "",
         .launch_seconds = number(from, "launch seconds", name),
         .exchange_seconds = number(from, "exchange seconds", name),
+        .host_seconds =
+            from.contains("host seconds per launch") ? number(from, "host seconds per launch", name) : 0,
+        .late_share = from.contains("late share") ? number(from, "late share", name) : 0,
         .recipes = {},
         .core_attention = {},
-        .check = {}};
+        .check = {},
+        .check_other_models = {}};
     const auto recipes = from.find("recipes");
     require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
     for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
@@ -105,7 +109,11 @@ Calibration calibration_of(const json& from, const std::string& name) {
         if (one.is_object())
             result.core_attention.push_back({count_of(one, "kv_channels", name), number(one, "forward", name),
                                              number(one, "backward", name)});
-    if (const auto check = from.find("check"); check != from.end()) result.check = parse_check(*check, name);
+    if (const auto check = from.find("check"); check != from.end()) {
+        result.check = parse_check(*check, name);
+        if (const auto other = check->find("other models"); other != check->end())
+            result.check_other_models = parse_check(*other, name);
+    }
     return result;
 }
 
@@ -198,8 +206,18 @@ std::optional<std::string> kind_of_device(const std::string& device) {
 
 namespace {
 
+double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
+
+ordered_json check_of(const CheckSummary& check) {
+    return {{"mean layer error", rounded(check.mean_layer)},
+            {"worst layer error", rounded(check.worst_layer)},
+            {"mean step error", rounded(check.mean_step)},
+            {"worst step error", rounded(check.worst_step)},
+            {"runs", check.runs},
+            {"gpus", check.gpus}};
+}
+
 ordered_json json_of(const Calibration& calibration) {
-    const auto rounded = [](double value) { return std::stod(fmt::format("{:.4g}", value)); };
     ordered_json result = {{"gpu", calibration.gpu},
                            {"source", calibration.source},
                            {"commit", calibration.commit},
@@ -208,6 +226,8 @@ ordered_json json_of(const Calibration& calibration) {
     if (!calibration.attention_from.empty()) result["attention from"] = calibration.attention_from;
     result["launch seconds"] = rounded(calibration.launch_seconds);
     result["exchange seconds"] = rounded(calibration.exchange_seconds);
+    if (calibration.host_seconds > 0) result["host seconds per launch"] = rounded(calibration.host_seconds);
+    if (calibration.late_share > 0) result["late share"] = rounded(calibration.late_share);
     for (const auto& [recipe, shares] : calibration.recipes) {
         ordered_json own = {{"clock hertz", rounded(shares.clock)},
                             {"whole over stages", rounded(shares.whole_over_stages)},
@@ -219,15 +239,9 @@ ordered_json json_of(const Calibration& calibration) {
         result["core attention"].push_back({{"kv_channels", one.kv_channels},
                                             {"forward", rounded(one.forward)},
                                             {"backward", rounded(one.backward)}});
-    if (calibration.check) {
-        const CheckSummary& check = *calibration.check;
-        result["check"] = {{"mean layer error", rounded(check.mean_layer)},
-                           {"worst layer error", rounded(check.worst_layer)},
-                           {"mean step error", rounded(check.mean_step)},
-                           {"worst step error", rounded(check.worst_step)},
-                           {"runs", check.runs},
-                           {"gpus", check.gpus}};
-    }
+    if (calibration.check) result["check"] = check_of(*calibration.check);
+    if (calibration.check && calibration.check_other_models)
+        result["check"]["other models"] = check_of(*calibration.check_other_models);
     return result;
 }
 

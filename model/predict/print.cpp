@@ -160,13 +160,17 @@ std::string statement(const Gpu& gpu) {
     std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
                                   gpu.sheet.gpu, c.date, c.source, c.commit);
     if (!c.check) return out + "How far it errs is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
-    return out +
-           fmt::format(
-               "On {} measured runs of 1 to {} GPUs its mean error is {} of a layer (worst {}), {} of a step "
-               "(worst {}).\n",
-               c.check->runs, c.check->gpus, format_percent(c.check->mean_layer, 1),
-               format_percent(c.check->worst_layer, 1), format_percent(c.check->mean_step, 1),
-               format_percent(c.check->worst_step, 1));
+    const auto errors = [](const CheckSummary& check) {
+        return fmt::format("{} of a layer (worst {}), {} of a step (worst {})",
+                           format_percent(check.mean_layer, 1), format_percent(check.worst_layer, 1),
+                           format_percent(check.mean_step, 1), format_percent(check.worst_step, 1));
+    };
+    out += fmt::format("On {} measured runs of up to {} GPUs its mean error is {}.\n", c.check->runs,
+                       c.check->gpus, errors(*c.check));
+    if (c.check_other_models)
+        out += fmt::format("On the {} of them that are of other models than the calibration: {}.\n",
+                           c.check_other_models->runs, errors(*c.check_other_models));
+    return out;
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
@@ -210,6 +214,8 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 
 std::string prediction_text(const Choice& c, const Gpu& gpu) {
     std::string out = statement(gpu);
+    if (const std::string left_out = not_covered(c.config); !left_out.empty())
+        out += fmt::format("  not covered: {}\n", left_out);
     std::map<std::string, double> parts;
     for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
     out += fmt::format(
@@ -220,6 +226,10 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     for (const auto& [part, seconds] : parts)
         if (seconds > 0) out += fmt::format(" {} {} ms,", part, step_text(seconds));
     out += fmt::format(" of them wire {} ms\n", step_text(c.time.wire));
+    if (c.time.host_bound)
+        out +=
+            "  the host takes longer to launch it than the GPU to compute it: "
+            "schedule.cuda_graph_impl=full_iteration\n";
     if (c.per_host)
         out += fmt::format(
             "  with one row for each (token, host), fanned out over NVLink (hierarchical): step {} ms; "

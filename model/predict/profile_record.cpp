@@ -109,6 +109,7 @@ ProfileRecord parse_profile(const std::string& text, const std::string& file) {
                                    .rows = rows_of(arm),
                                    .layer = median_of(arm, "layer seconds"),
                                    .step = arm.value("step seconds", 0.0),
+                                   .host = arm.value("host seconds", 0.0),
                                    .clock = median_of(arm, "layer clock hertz")});
         }
     } catch (const json::exception& error) {

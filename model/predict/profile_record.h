@@ -20,6 +20,7 @@ struct MeasuredArm {
     Config config;  // of this arm: its recipe, schedule and state dtypes
     std::vector<MeasuredRow> rows;
     double layer = 0, step = 0;  // seconds; the MoE layer of one micro-batch without marks, the whole step
+    double host = 0;             // seconds that the host launches a step for
     double clock = 0;            // Hz, in the layer; 0: not recorded
 };
 

@@ -6,10 +6,28 @@
 #include "model/plan/plan.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fp8flow::predict {
 
 namespace {
+
+// Tiles of the grouped kernels and of FP8 GEMMs (kernels/hopper/gemm/sm90/pipeline.h), one an SM at a time,
+// no split-K; cuBLASLt's GEMMs choose their own. An H20 has 78 SMs.
+constexpr double kTileRows = 128, kTileCols = 256, kSms = 132;
+// Cycles at the end of a tile that no product hides: of the 2,900 in which its 64 KiB are stored
+// (docs/kernels/grouped_gemm.md) so many that fc1, fc2 and the input gradients of the H200's calibration,
+// whose tiles take 16 to 56 steps, have the same share.
+constexpr double kTileEnd = 1700;
+constexpr double kFp8PerCycle = 8192;  // FLOPs of an SM; BF16: half
+
+// What the SMs could have computed during `groups` GEMMs of [rows, cols] over `contraction`, beyond `flops`:
+// SMs without a tile in the last wave, what tiles reach past an edge, and their ends.
+double idle_flops(double groups, double rows, double cols, double contraction, double flops,
+                  double end_of_tile) {
+    const double tiles = groups * std::ceil(rows / kTileRows) * std::ceil(cols / kTileCols);
+    return std::ceil(tiles / kSms) * kSms * (2 * kTileRows * kTileCols * contraction + end_of_tile) - flops;
+}
 
 // Sizes of one layer under one recipe. Bytes are of one element, scales included.
 struct Sizes {
@@ -58,9 +76,11 @@ public:
         found->bytes += bytes;
         return *found;
     }
-    void gemm(const char* stage, const char* direction, double bytes, double flops, bool fp8) {
+    void gemm(const char* stage, const char* direction, double bytes, double flops, bool fp8,
+              double idle = 0) {
         Work& work = add(stage, direction, 1, bytes);
         (fp8 ? work.fp8_flops : work.bf16_flops) += flops;
+        (fp8 ? work.fp8_idle : work.bf16_idle) += idle;
     }
 
     void norm_forward(bool wire_rows, const char* direction = "forward") {
@@ -92,13 +112,13 @@ public:
         const double h = s_.hidden, f = width_;
         if (s_.fp8 && !s_.flow) cast(h, direction);
         gemm("fc1", direction, rows_ * (h * s_.operand + 2 * f * kPlain) + experts_ * 2 * f * h * s_.weight,
-             2 * f * h);
+             2 * f, h);
         out_.add(name("swiglu"), direction, 1,
                  rows_ * (2 * f * kPlain + prob(kWord) + f * (s_.flow ? s_.operand : kPlain)));
         if (s_.fp8 && !s_.flow) cast(f, direction);
         if (with_fc2)
-            gemm("fc2", direction, rows_ * (f * s_.operand + h * kPlain) + experts_ * h * f * s_.weight,
-                 h * f);
+            gemm("fc2", direction, rows_ * (f * s_.operand + h * kPlain) + experts_ * h * f * s_.weight, h,
+                 f);
     }
 
     void backward() {
@@ -107,26 +127,35 @@ public:
         if (casts) cast(h, "backward");
         if (s_.flow) transpose({h, f});
         wgrad("fc2 wgrad", h, f);
-        gemm("fc2 dgrad", "backward", rows_ * (h * s_.operand + f * kPlain) + experts_ * h * f * s_.weight,
-             h * f);
+        gemm("fc2 dgrad", "backward", rows_ * (h * s_.operand + f * kPlain) + experts_ * h * f * s_.weight, f,
+             h);
         const double dh = 2 * f * (s_.flow ? s_.operand : kPlain);
         out_.add(name("swiglu"), "backward", 1, rows_ * (3 * f * kPlain + dh + prob(2 * kWord)));
         if (casts) cast(2 * f, "backward");
         if (s_.flow) transpose({2 * f, h});
         wgrad("fc1 wgrad", 2 * f, h);
         gemm("fc1 dgrad", "backward",
-             rows_ * (2 * f * s_.operand + h * kPlain) + experts_ * 2 * f * h * s_.weight, 2 * f * h);
+             rows_ * (2 * f * s_.operand + h * kPlain) + experts_ * 2 * f * h * s_.weight, h, 2 * f);
     }
 
 private:
     const char* name(const char* stage) const { return only_ != nullptr ? only_ : stage; }
     double prob(double bytes) const { return only_ == nullptr ? bytes : 0; }
-    void gemm(const char* stage, const char* direction, double bytes, double sides) {
-        out_.gemm(name(stage), direction, bytes, 2 * rows_ * sides, s_.fp8);
+    // [rows, n] of a contraction over k, group by group
+    void gemm(const char* stage, const char* direction, double bytes, double n, double k) {
+        const double flops = 2 * rows_ * n * k;
+        out_.gemm(name(stage), direction, bytes, flops, s_.fp8,
+                  tiled() ? idle_flops(experts_, rows_ / experts_, n, k, flops,
+                                       kTileEnd * kFp8PerCycle / (s_.fp8 ? 1 : 2))
+                          : 0);
     }
+    bool tiled() const { return s_.fp8 || only_ == nullptr; }  // not BF16 over a rank's own rows
     void wgrad(const char* stage, double n, double k) {
         const double element = only_ == nullptr ? s_.gradient : kWord;
-        gemm(stage, "backward", rows_ * (n + k) * s_.column + experts_ * n * k * element * s_.writes, n * k);
+        const double flops = 2 * rows_ * n * k;
+        out_.gemm(name(stage), "backward",
+                  rows_ * (n + k) * s_.column + experts_ * n * k * element * s_.writes, flops, s_.fp8,
+                  tiled() ? idle_flops(experts_, n, k, rows_ / experts_, flops, 0) : 0);
     }
     void cast(double width, const char* direction) {
         out_.add("cast", direction, 1, rows_ * width * (kPlain + 2 * s_.operand));
@@ -288,6 +317,7 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
     const double q = heads * dim, qkv = (heads + 2 * groups) * dim;
     const double normed = m.qk_layernorm ? t * (heads + groups) * (kPlain * dim + kWord) : 0;
     const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
+    const double above = core * diagonal_share(f64(m.seq_length));
     const auto product = [&](double n, double k) { return kPlain * (t * (n + k) + n * k); };
     const auto wgrad = [&](double n, double k) { return kPlain * t * (n + k) + kWord * n * k * s.writes; };
     Stages out("attention", s);
@@ -297,7 +327,8 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
         out.add("qkv", direction, 1, 2 * kPlain * t * qkv + normed);
     };
     const auto core_forward = [&](const char* direction) {
-        out.gemm("core attention", direction, kPlain * t * (q + qkv) + kWord * t * heads, 2 * core, false);
+        out.gemm("core attention", direction, kPlain * t * (q + qkv) + kWord * t * heads, 2 * core, false,
+                 2 * above);
         out.add("core attention", direction, 2, 0);
     };
     const auto project = [&](const char* direction) {
@@ -315,7 +346,7 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
     out.gemm("proj", "backward", wgrad(h, q), 2 * t * q * h, false);
     out.gemm("proj", "backward", product(h, q), 2 * t * q * h, false);
     out.gemm("core attention", "backward", kPlain * t * (2 * q + 2 * qkv) + kWord * t * heads, 5 * core,
-             false);
+             false, 5 * above);
     out.add("core attention", "backward", 6, 0);
     out.add("qkv", "backward", 2, 2 * kPlain * t * qkv + normed);
     out.gemm("qkv", "backward", wgrad(qkv, h), 2 * t * qkv * h, false);
@@ -331,6 +362,8 @@ Work& Work::operator+=(const Work& other) {
     bytes += other.bytes;
     bf16_flops += other.bf16_flops;
     fp8_flops += other.fp8_flops;
+    bf16_idle += other.bf16_idle;
+    fp8_idle += other.fp8_idle;
     wire_bytes += other.wire_bytes;
     return *this;
 }

@@ -26,11 +26,20 @@ struct Work {
     double launches = 0;
     double bytes = 0;
     double bf16_flops = 0, fp8_flops = 0;  // of GEMMs
+    double bf16_idle = 0, fp8_idle = 0;    // FLOPs that SMs without a tile, and tiles past an edge, leave out
     Wire wire = Wire::none;
     double wire_bytes = 0;  // that this rank sends, whatever the way
 
     Work& operator+=(const Work& other);
+    // What a rank does with the rows that it received, between a dispatch and a combine.
+    bool of_experts() const {
+        return part == "moe layer" && (stage.starts_with("fc") || stage == "swiglu" || stage == "transpose");
+    }
 };
+
+// Causal attention computes whole tiles of 128 x 128: what lies above the diagonal in them, of the FLOPs that
+// count.
+inline double diagonal_share(double seq_length) { return 127 / (seq_length + 1); }
 
 // True for the recipes that the formulas know: bf16, fp8_blockwise, fp8_flow without an optimisation off.
 bool knows(const PrecisionSpec& precision);

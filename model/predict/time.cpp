@@ -21,10 +21,6 @@ namespace {
 // Assumptions of exchanges between hosts, which nothing here has measured.
 constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange by NCCL
 
-// The share of the ranks' waiting in dispatch and combine that remains where both the shared expert and
-// weight gradients run meanwhile: fitted to profile_100m_4gpu_schedules.json.
-constexpr double kWaitsLeft = 0.5;
-
 constexpr std::string_view kReduction = "gradient reduction/gradient reduction/update";
 
 class Predictor {
@@ -44,12 +40,20 @@ public:
         add(time, update_work(config_, gpus_), 1);
         for (const StageTime& stage : time.stages) {
             time.step += stage.seconds * stage.runs;
+            time.launches += stage.work.launches * stage.runs;
             const bool rows = stage.work.wire == Wire::dispatch || stage.work.wire == Wire::combine;
             if (rows) time.wire += stage.wire * stage.runs;
         }
         const double hidden = std::min(hidden_seconds(time), time.wire);
         time.exposed = time.wire - hidden;
         time.step -= hidden;
+        // a graph is launched as a whole
+        if (config_.schedule.cuda_graph_impl == CudaGraphImpl::none) {
+            const double host = gpu_.calibration.host_seconds;
+            time.host_bound = time.step < time.launches * host;
+            time.step = std::max(time.step, time.launches * host);
+            time.layer = std::max(time.layer, layer_launches_ * host);
+        }
         time.clock = clock_;
         time.tokens = f64(config_.training.global_batch_size * config_.model.seq_length);
         double flops = 0;
@@ -82,14 +86,30 @@ private:
             if (count.first > 0) {
                 const size_t first = time.stages.size();
                 add(time, work.moe, count.first * micro_batches_);
-                for (size_t i = first; i < time.stages.size(); ++i)
+                wait_for_late_ranks(time, first);
+                for (size_t i = first; i < time.stages.size(); ++i) {
                     time.layer += time.stages[i].seconds * count.first;
+                    layer_launches_ += time.stages[i].work.launches * count.first;
+                }
                 moe_layers += count.first;
             }
             if (count.second > 0) add(time, work.dense, count.second * micro_batches_);
             add(time, work.attention, (count.first + count.second) * micro_batches_);
         }
-        if (moe_layers > 0) time.layer /= moe_layers;
+        time.layer /= std::max(moe_layers, 1.0);
+        layer_launches_ /= std::max(moe_layers, 1.0);
+    }
+
+    // In a combine, for those whose experts took longer: GPUs of one host differ in what their power limit
+    // lets them do.
+    void wait_for_late_ranks(StepTime& time, size_t first) const {
+        std::map<std::string, double> worked;
+        for (size_t i = first; i < time.stages.size(); ++i)
+            if (time.stages[i].work.of_experts())
+                worked[time.stages[i].work.direction] += time.stages[i].seconds;
+        for (size_t i = first; i < time.stages.size(); ++i)
+            if (time.stages[i].work.wire == Wire::combine && time.stages[i].wire > 0)
+                time.stages[i].seconds += gpu_.calibration.late_share * worked[time.stages[i].work.direction];
     }
 
     void add(StepTime& time, const std::vector<Work>& work, double runs) {
@@ -103,7 +123,11 @@ private:
         }
     }
 
-    double seconds_of(const Work& work, double wire) const {
+    double seconds_of(Work work, double wire) const {
+        // what the shared expert leaves idle is the main stream's then
+        if (work.part == "moe layer" && work.stage == "shared expert" &&
+            config_.schedule.moe_shared_expert_overlap)
+            work.fp8_idle = work.bf16_idle = 0;
         double local = roofline_seconds(work, gpu_.sheet, clock_);
         if (local > 0) local /= share_of(work);
         const double launches = work.launches * gpu_.calibration.launch_seconds;
@@ -111,8 +135,8 @@ private:
         if (is_core_attention(work)) return std::max(launches, local);
         switch (work.wire) {
             case Wire::none: return launches + local;
-            case Wire::dispatch: return std::max(launches, latency(wire)) + std::max(local, wire);
-            case Wire::combine: return std::max(launches, latency(wire)) + local + wire;
+            case Wire::dispatch:
+            case Wire::combine: return std::max(launches, latency(wire)) + std::max(local, wire);
             // the pass over device memory is part of the wire's share
             default: return wire > 0 ? launches + wire : 0;
         }
@@ -120,11 +144,7 @@ private:
 
     double latency(double wire) const {
         if (wire <= 0) return 0;
-        const ScheduleSpec& schedule = config_.schedule;
-        const bool busy = schedule.moe_shared_expert_overlap && schedule.delay_wgrad_compute &&
-                          config_.moe.moe_shared_expert_intermediate_size > 0;
-        return gpu_.calibration.exchange_seconds * (busy ? kWaitsLeft : 1) +
-               (spans_hosts() && per_rank() ? 2 * kHostStop : 0);
+        return gpu_.calibration.exchange_seconds + (spans_hosts() && per_rank() ? 2 * kHostStop : 0);
     }
 
     bool is_core_attention(const Work& work) const {
@@ -224,6 +244,7 @@ private:
     const Gpu& gpu_;
     PredictOptions options_;
     double micro_batches_ = 1, accumulates_ = 0, clock_ = 0;
+    double layer_launches_ = 0;  // of a MoE layer and micro-batch
     const RecipeShares* shares_ = nullptr;
 };
 
@@ -241,8 +262,8 @@ std::string key_of(const Work& work) {
 // FLOPs and bytes of one kernel overlap, but not wholly: the root of the sum of squares lies between their
 // maximum and their sum.
 double roofline_seconds(const Work& work, const Datasheet& sheet, double clock) {
-    const double compute =
-        work.bf16_flops / (sheet.bf16_per_clock * clock) + work.fp8_flops / (sheet.fp8_per_clock * clock);
+    const double compute = (work.bf16_flops + work.bf16_idle) / (sheet.bf16_per_clock * clock) +
+                           (work.fp8_flops + work.fp8_idle) / (sheet.fp8_per_clock * clock);
     return std::hypot(compute, work.bytes / sheet.memory_rate);
 }
 
@@ -255,6 +276,13 @@ bool can_predict(const Config& config, const Gpu& gpu) {
             return false;
     }
     return gpu.calibration.recipes.contains(std::string(recipe_name(config.precision)));
+}
+
+std::string not_covered(const Config& config) {
+    if (config.schedule.overlap_param_gather)
+        return "what a gather takes from the layer that runs meanwhile (overlap_param_gather)";
+    if (config.parallel.hosts > 1) return "hosts that parallel.hosts makes of the GPUs of one";
+    return "";
 }
 
 StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options) {

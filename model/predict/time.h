@@ -32,8 +32,10 @@ struct StepTime {
     std::vector<StageTime> stages;
     double layer = 0;  // one MoE layer and micro-batch, forward and backward
     double step = 0;
-    double wire = 0;     // of a step, dispatch, combine and routing, hidden or not
-    double exposed = 0;  // of a step, after what the schedule hides
+    double launches = 0;      // of a step
+    bool host_bound = false;  // launching it takes longer than computing it
+    double wire = 0;          // of a step, dispatch, combine and routing, hidden or not
+    double exposed = 0;       // of a step, after what the schedule hides
     double clock = 0;
     double useful_flops = 0;  // of a step and GPU, as a model's FLOPs are counted
     double tokens = 0;        // of a step, all GPUs
@@ -42,6 +44,9 @@ struct StepTime {
     double mfu(const Datasheet& sheet) const { return useful_flops / step / sheet.peak(); }
 };
 
+// What of this configuration the formulas leave out, known before anything is measured; empty: nothing. Such
+// a run is predicted, `plan` says so, and `plan --check` counts it apart.
+std::string not_covered(const Config& config);
 // True where all layers' recipes have formulas and shares.
 bool can_predict(const Config& config, const Gpu& gpu);
 StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options);

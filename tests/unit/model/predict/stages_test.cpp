@@ -79,7 +79,7 @@ TEST(Stages, AgreeWithWhatStepsCounted) {
                 // small passes over a few kB are left out of the formulas
                 EXPECT_NEAR(work.bytes, row.bytes, 0.015 * row.bytes + 4e5)
                     << one.file << " " << arm.name << " " << key;
-                EXPECT_NEAR(work.bf16_flops + work.fp8_flops, row.gemm_flops, 1e-6 * row.gemm_flops)
+                EXPECT_NEAR(work.bf16_flops + work.fp8_flops, row.gemm_flops, 1e-5 * row.gemm_flops)
                     << one.file << " " << arm.name << " " << key;
                 // even routing is expected, a few rows more or less are real
                 EXPECT_NEAR(work.wire_bytes, row.wire_bytes, 0.03 * row.wire_bytes + 100)
