@@ -106,7 +106,7 @@ def schedules():
 
 def micro_batches():
     """Accumulating micro-batches: weight gradients of two at once, gradients in BF16."""
-    names = {"profile_deepseek_v3_1gpu_delay_false.json": "false", "profile_deepseek_v3_1gpu_delay_true.json": "true"}
+    names = {"profile_deepseek_v3_4gpu_pair_false.json": "false", "profile_deepseek_v3_4gpu_pair_true.json": "true"}
     rows = []
     for name, label in names.items():
         r = load(name)["recipes"][0]
