@@ -185,6 +185,7 @@ FolderLock::Attempt FolderLock::try_to_take() {
     } else {
         require(file_ >= 0, ExitCode::output, "{}: cannot open .lock, which says whose folder it is: {}",
                 path_, std::strerror(error));
+        if (error != 0 && lock.empty()) ::unlinkat(folder_, kLock, 0);  // nobody's: we have just made it
         require(error == 0, ExitCode::output,
                 "{}: its file system has no locks ({}), and {} may be in it; choose a folder on one that has "
                 "locks, "

@@ -23,7 +23,8 @@ protected:
     // A folder as a clone with a build has it, and the program on PATH.
     void SetUp() override {
         const fs::path sources = FP8FLOW_SOURCE_DIR;
-        for (const char* name : {"configs", "docs", "scripts", "README.md"})
+        fs::create_directory(folder_.path("tests"));
+        for (const char* name : {"configs", "docs", "scripts", "tests/data", "README.md"})
             fs::create_symlink(sources / name, folder_.path(name));
         for (const char* name : {"build/cpu", "build/cuda-release", "bin"}) {
             fs::create_directories(folder_.path(name));

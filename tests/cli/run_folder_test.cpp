@@ -163,8 +163,8 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
         EXPECT_EQ(result.status, 0) << result.err;
     };
     const Texts commands[] = {
-        {"train", config, "--set", "training.train_iters=2", "--set", "output.tensorboard_dir=tb", "--export",
-         "f32", "--tensor-stats", "--set", "output.tensor_stats_interval=1"},
+        {"train", config, "--set", "training.train_iters=2", "--set", "output.tensorboard_dir=tb",
+         "--tensor-stats", "--set", "output.tensor_stats_interval=1"},
         {"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
         {"profile", config, "--steps", "1", "--recipes", "bf16"},
         {"bench", "rms_norm", "--samples", "1"},
@@ -181,12 +181,11 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
                 before.insert(name);
         EXPECT_FALSE(before.empty());
     }
-    for (const char* name : {"out/notes.txt", "out/tb/notes.txt", "out/hf/notes.txt"})
-        folder_.write(name, "mine");
+    for (const char* name : {"out/notes.txt", "out/tb/notes.txt"}) folder_.write(name, "mine");
     run(commands[4]);
     run(commands[4]);
     EXPECT_EQ(tree_of(folder_.path("out")).count("samples.npy"), 1u);
-    for (const char* name : {"out/notes.txt", "out/tb/notes.txt", "out/hf/notes.txt"})
+    for (const char* name : {"out/notes.txt", "out/tb/notes.txt"})
         EXPECT_EQ(read_whole(folder_.path(name)), "mine");
 }
 

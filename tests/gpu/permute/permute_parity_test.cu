@@ -41,7 +41,7 @@ const std::vector<Case> kCases = {
     {{65, 17}, 8, 8, 128, 512, 0, 3},  // K = E
     {{40, 41}, 2, 16, 1, 200},         // rows that end inside a warp's iteration
     {{40, 41}, 2, 16, 32, 7, 384, 9},  // rows that are not whole vectors
-    {{120, 92}, 6, 32, 128, 640, 256, 64},
+    {{120, 92}, 6, 32, 128, 640, 256, 6},
     {{9, 5}, 2, 4, 128, 7168, 128},      // wide rows
     {{33}, 8, 16, 16, 8200, 128},        // the last slab is one unit
     {{30, 11}, 12, 16, 16, 256},         // more rows a token than are kept in registers
