@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// OpObserver: is told of every call of Ops and Exchange and of its cost (the stage timer is one). Ops
-// and Exchange hold a pointer to one, null by default: then it costs one branch.
+// OpObserver: called at every call of Ops and Exchange with its cost (the stage timer is one). Ops and
+// Exchange hold a pointer to one, null by default: then it costs one branch.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +28,7 @@ struct OpCall {
 class OpObserver {
 public:
     virtual void op_called(const OpCall& call) = 0;
-    // A step of the exchange as a whole; the ops that it is made of follow, up to the end, and are part of
-    // it.
+    // A whole exchange call. Its ops are reported between exchange_began and exchange_ended.
     virtual void exchange_began(const OpCall& call) = 0;
     virtual void exchange_ended(double wire_bytes) = 0;  // that left this rank; 0: counted on the device
 

@@ -14,7 +14,7 @@
 
 namespace fp8flow {
 
-// What is drawn. normal: mean 0, standard deviation `spread` (FP8 codes: a third of the largest code, clipped
+// What is drawn. normal: mean 0, standard deviation `spread` (FP8: a third of the largest value, clipped
 // there, so that every exponent occurs, as after quantisation). pow2: 2^e, e uniform in [-spread, spread].
 // integers: uniform in [0, spread).
 enum class Distribution : uint8_t { normal, pow2, integers };

@@ -153,7 +153,7 @@ struct QuantScale {
 };
 
 // amax: max|x| of the block (NaN ignored, may be infinite). Power-of-two form: floor of the multiplier, at
-// most 2^126, so that dequant is a normal number. NaN amax: as kAmaxEps. Infinite: scale 1 (codes saturate).
+// most 2^126, so that dequant is a normal number. NaN amax: as kAmaxEps. Infinite: scale 1 (values saturate).
 FP8FLOW_HD QuantScale quant_scale(float amax, float code_max, ScaleFormat format) {
     if (!(amax >= kAmaxEps)) amax = kAmaxEps;
     if (float_bits(amax) >= 0x7F800000u) return {1.0f, 1.0f};
@@ -248,7 +248,7 @@ FP8FLOW_HD float exp_float(float x) {
     return p * bits_float(static_cast<uint32_t>(half + 127) << 23) *
            bits_float(static_cast<uint32_t>(exponent - half + 127) << 23);
 }
-// exp_float for |x| <= kNear, bit by bit and without its cases: n stands in the low bits of the shifted sum,
+// exp_float for |x| <= kNear, bit by bit and without its cases: n is in the low bits of the shifted sum,
 // and p * 2^n is a normal number.
 constexpr float kNear = 80.0f;
 FP8FLOW_HD float exp_near(float x) {

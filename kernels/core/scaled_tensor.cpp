@@ -30,10 +30,10 @@ const char* name_of(ScaleFormat format) {
     return "?";
 }
 
-ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups) {
-    FP8FLOW_CHECK(codes.rank == 2 || codes.rank == 3, "codes {}", describe(codes));
-    const bool batched = codes.rank == 3;
-    const int64_t batch = codes.dims[0], rows = codes.dim(-2), cols = codes.dim(-1);
+ScaleShape scale_shape(ScaleLayout layout, const TensorView& values, int64_t groups) {
+    FP8FLOW_CHECK(values.rank == 2 || values.rank == 3, "values {}", describe(values));
+    const bool batched = values.rank == 3;
+    const int64_t batch = values.dims[0], rows = values.dim(-2), cols = values.dim(-1);
     auto shaped = [&](int64_t a, int64_t b, DType dtype) {
         return batched ? ScaleShape{3, {batch, a, b}, dtype} : ScaleShape{2, {a, b, 0}, dtype};
     };
@@ -55,13 +55,13 @@ ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t grou
 }
 
 void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups) {
-    FP8FLOW_CHECK(is_fp8(tensor.data.dtype), "{}: codes are {}", what, describe(tensor.data));
+    FP8FLOW_CHECK(is_fp8(tensor.data.dtype), "{}: values are {}", what, describe(tensor.data));
     const ScaleShape want = scale_shape(tensor.layout, tensor.data, groups);
     const TensorView& scales = tensor.scales;
     const bool free_dtype = tensor.layout == ScaleLayout::vec128_wire && scales.dtype == DType::f32;
     bool same = want.rank == scales.rank && (scales.dtype == want.dtype || free_dtype);
     for (int i = 0; i < want.rank && same; ++i) same = scales.dims[i] == want.dims[i];
-    FP8FLOW_CHECK(same, "{}: layout {} of codes {} does not fit scales {}", what, name_of(tensor.layout),
+    FP8FLOW_CHECK(same, "{}: layout {} of values {} does not fit scales {}", what, name_of(tensor.layout),
                   describe(tensor.data), describe(scales));
 }
 

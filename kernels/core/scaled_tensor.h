@@ -12,8 +12,8 @@ namespace fp8flow {
 constexpr int64_t kBlock = 128;   // contraction elements per scale, and per FP32 promotion of the GEMM
 constexpr int64_t kMxBlock = 32;  // elements per E8M0 scale of MXFP8
 
-// Which values share a scale, and where that scale is stored. R x C are the dimensions of the stored codes (C
-// contiguous). Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
+// Which values share a scale, and where that scale is stored. R x C are the dimensions of the stored values
+// (C contiguous). Where R x C is [dim, M] (a transposed copy), the M axis is the contiguous one.
 enum class ScaleLayout : uint8_t {
     none,         // no scales: an ordinary tensor
     tensor,       // [1] f32
@@ -28,7 +28,7 @@ enum class ScaleLayout : uint8_t {
 };
 
 // pow2: scales are powers of two (the multiplier is rounded down, so nothing saturates); fp32: amax / max
-// exactly. undeclared: of a tensor whose owner has not said; a quantiser cannot write it.
+// exactly. undeclared: the owner of the tensor has not said; a quantiser cannot write it.
 enum class ScaleFormat : uint8_t { pow2, fp32, undeclared };
 // Rounding of MXFP8's E8M0 scales: floor (OCP reference) or rceil (round up amax/448, as cuBLAS).
 enum class MxRounding : uint8_t { floor, rceil };
@@ -47,14 +47,14 @@ struct ScaledTensor {
     explicit operator bool() const { return static_cast<bool>(data); }
 };
 
-// Shape of the scales for codes of the given shape; `groups` only for group_row.
+// Shape of the scales of FP8 values of the given shape; `groups` only for group_row.
 struct ScaleShape {
     int rank;
     int64_t dims[3];
     DType dtype;
 };
-ScaleShape scale_shape(ScaleLayout layout, const TensorView& codes, int64_t groups = 0);
-// Throws unless codes are FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or
+ScaleShape scale_shape(ScaleLayout layout, const TensorView& values, int64_t groups = 0);
+// Throws unless data is FP8 and scales have exactly the layout's shape and dtype (vec128_wire: e8m0 or
 // f32).
 void check_fp8(const ScaledTensor& tensor, const char* what, int64_t groups = 0);
 

@@ -46,7 +46,7 @@ void check_table(const TensorView& table, int64_t depth) {
     check_tensor(table, "table", DType::f32, {table.dim(0), depth / 2, 2});
 }
 
-// What the norm of the heads reads or writes, beside a tensor of heads.
+// What the norm of the heads reads or writes in addition to a tensor of heads.
 void check_head_norm(const TensorView& heads, const TensorView& raw, const TensorView& rstd,
                      const TensorView& gamma) {
     check_tensor(raw, "raw", heads.dtype, {heads.dim(0), heads.dim(1), heads.dim(2)});

@@ -14,11 +14,11 @@ using L = ScaleLayout;
 
 void check_operand(const ScaledTensor& operand, const char* what, int rank, std::initializer_list<L> layouts,
                    int64_t groups = 0) {
-    const TensorView& codes = operand.data;
-    FP8FLOW_CHECK(codes.rank == rank, "{} is {}, must have rank {}", what, describe(codes), rank);
-    if (!is_fp8(codes.dtype)) {
-        FP8FLOW_CHECK(is_bf16_or_f32(codes.dtype) && operand.layout == L::none, "{} is {} with scales {}",
-                      what, describe(codes), name_of(operand.layout));
+    const TensorView& values = operand.data;
+    FP8FLOW_CHECK(values.rank == rank, "{} is {}, must have rank {}", what, describe(values), rank);
+    if (!is_fp8(values.dtype)) {
+        FP8FLOW_CHECK(is_bf16_or_f32(values.dtype) && operand.layout == L::none, "{} is {} with scales {}",
+                      what, describe(values), name_of(operand.layout));
         return;
     }
     bool known = false;
@@ -78,9 +78,9 @@ void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, co
     const bool fp8 = is_fp8(set.dy.data.dtype);
     for (const auto& [operand, what, dim] :
          {std::tuple{&set.dy, dy, dw.dim(1)}, std::tuple{&set.x, x, dw.dim(2)}}) {
-        const TensorView& codes = operand->data;
-        FP8FLOW_CHECK(codes.dim(fp8 ? 0 : 1) == dim && codes.dim(fp8 ? 1 : 0) >= set.groups.row_capacity,
-                      "{} is {} for dw {} and a row capacity of {}", what, describe(codes), describe(dw),
+        const TensorView& values = operand->data;
+        FP8FLOW_CHECK(values.dim(fp8 ? 0 : 1) == dim && values.dim(fp8 ? 1 : 0) >= set.groups.row_capacity,
+                      "{} is {} for dw {} and a row capacity of {}", what, describe(values), describe(dw),
                       set.groups.row_capacity);
         const int64_t block = rows_per_block(operand->layout);
         FP8FLOW_CHECK(set.groups.alignment % block == 0,

@@ -48,12 +48,12 @@ void check(const op::RmsNormQuantize& args) {
         if (blocks) check_written(args.rows, "rows", args.scale_format);
     }
     if (args.transposed) {
-        const TensorView& codes = args.transposed.data;
+        const TensorView& values = args.transposed.data;
         check_fp8(args.transposed, "transposed");
-        FP8FLOW_CHECK(codes.rank == 2 && codes.dim(0) == width && codes.dim(1) >= tokens,
-                      "transposed is {}, x is {}", describe(codes), describe(args.x));
+        FP8FLOW_CHECK(values.rank == 2 && values.dim(0) == width && values.dim(1) >= tokens,
+                      "transposed is {}, x is {}", describe(values), describe(args.x));
         const bool tiles = args.transposed.layout == ScaleLayout::tile128 && blocks &&
-                           args.scale_format == ScaleFormat::pow2 && codes.dtype == args.rows.data.dtype;
+                           args.scale_format == ScaleFormat::pow2 && values.dtype == args.rows.data.dtype;
         FP8FLOW_CHECK(tiles || args.transposed.layout == ScaleLayout::tensor,
                       "transposed has scales {}, rows {} {}: tile128 needs rows of the same type in 1x128 "
                       "blocks with power-of-two scales",

@@ -75,12 +75,12 @@ void check(const op::AdamWQuantize& args) {
     if (args.fprop) {
         check_fp8(args.fprop, "fprop copy");
         check_written(args.fprop, "fprop copy", args.scale_format);
-        check_tensor(args.fprop.data, "fprop codes", args.fprop.data.dtype, {experts, rows, columns});
+        check_tensor(args.fprop.data, "fprop values", args.fprop.data.dtype, {experts, rows, columns});
     }
     if (args.dgrad) {
         check_fp8(args.dgrad, "dgrad copy");
         check_written(args.dgrad, "dgrad copy", args.scale_format);
-        check_tensor(args.dgrad.data, "dgrad codes", args.dgrad.data.dtype, {experts, columns, rows});
+        check_tensor(args.dgrad.data, "dgrad values", args.dgrad.data.dtype, {experts, columns, rows});
     }
 }
 OpCost cost(const op::AdamWQuantize& args) {

@@ -209,20 +209,20 @@ OpCost cost(const op::QuantizeWeight& args) {
 }
 
 void check(const op::Dequantize& args) {
-    const TensorView& codes = args.src.data;
+    const TensorView& values = args.src.data;
     check_row_groups(args.groups);
     check_fp8(args.src, "src", std::max<int64_t>(args.groups.num_groups, 1));
-    FP8FLOW_CHECK(args.dst.rank == codes.rank && is_value(args.dst.dtype), "dst is {}, src {}",
-                  describe(args.dst), describe(codes));
+    FP8FLOW_CHECK(args.dst.rank == values.rank && is_value(args.dst.dtype), "dst is {}, src {}",
+                  describe(args.dst), describe(values));
     const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
-    for (int i = 0; i < codes.rank; ++i) {
+    for (int i = 0; i < values.rank; ++i) {
         const bool free_extent = i == routed && args.groups.num_groups > 0;
-        FP8FLOW_CHECK(free_extent || args.dst.dims[i] == codes.dims[i], "dst is {}, src {}",
-                      describe(args.dst), describe(codes));
+        FP8FLOW_CHECK(free_extent || args.dst.dims[i] == values.dims[i], "dst is {}, src {}",
+                      describe(args.dst), describe(values));
     }
-    FP8FLOW_CHECK(codes.rank == 2 || args.groups.num_groups == 0, "groups of rows in {}", describe(codes));
-    check_extent(codes, "src", codes.dim(routed), args.groups, codes.dim(routed));
-    check_extent(args.dst, "dst", args.dst.dim(routed), args.groups, codes.dim(routed));
+    FP8FLOW_CHECK(values.rank == 2 || args.groups.num_groups == 0, "groups of rows in {}", describe(values));
+    check_extent(values, "src", values.dim(routed), args.groups, values.dim(routed));
+    check_extent(args.dst, "dst", args.dst.dim(routed), args.groups, values.dim(routed));
 }
 OpCost cost(const op::Dequantize& args) {
     const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;

@@ -52,23 +52,23 @@ struct WgradOperands {
 // dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in
 // ascending order, fma). FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row
 // | mx32 | tensor; blocks of the contraction are counted from the group's first row; pads contribute nothing:
-// their codes are 0 by the contract of whoever wrote the copies (a backend may multiply over them), plain
-// rows there are not read. A group of 0 rows writes zeros (overwrite) or nothing. accumulate: dW = dW +
+// the kernel that wrote the copies has set their values to 0 (a backend may multiply over them); plain pad
+// rows are not read. A group of 0 rows writes zeros (overwrite) or nothing. accumulate: dW = dW +
 // dY^T X, one fp32 addition of the old value per element, after the last block of the contraction; a backend
 // may add it after an earlier one.
 //
-// second: the operands of another micro-batch, with rows of the same groups: dW[g] (+)= dY_g^T
-// X_g + dY2_g^T X2_g, so that dW is touched once for both. Same dtypes and layouts, other capacities and
-// groups of other sizes. One accumulator: the rows of the first, then those of the second; a backend may
-// instead add the second's result to dW as a separate accumulating call would. A group has 0 rows where both
-// have.
+// second: the operands of another micro-batch for the same experts: dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g, so
+// that dW is read and written once for both. Dtypes and layouts are the same; capacities and group sizes may
+// differ. One accumulator takes the rows of the first operands, then those of the second; a backend may
+// instead add the second's result to dW as a separate accumulating call would. A group counts as empty only
+// if it is empty in both.
 //
 // dw in BF16: overwrite rounds the sum to nearest even. accumulate rounds the old value in FP32 plus the sum
 // stochastically, by global row (kernels/core/stochastic_rounding.h): row n of group g is row rounding.first
-// + g N + n. Each once, or one after the other by a backend that makes two calls.
+// + g N + n. With `second`, a value is rounded once, or twice by a backend that makes two calls.
 //
-// squares: what dw holds after the call, squared and summed in double patch by patch, of all groups, with
-// rows or without; gradients written by the kernel's epilogue are not read again (kernels/ops/squares.h).
+// squares: sums of squares of dw after the call, in double, one per patch, for all groups, empty ones too.
+// A kernel that computes them in its epilogue does not read dw again (kernels/ops/squares.h).
 struct GroupedGemmWgrad {
     ScaledTensor dy;
     ScaledTensor x;
@@ -79,7 +79,7 @@ struct GroupedGemmWgrad {
     StochasticRounding rounding = {};
     TensorView squares;  // out squares_shape(dw) f64, optional
 };
-// The calls that together give the same gradient as one with a second set of operands.
+// Two calls that together give the same gradient as one call with `second`.
 inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
     args.second = {};
     args.squares = {};
@@ -97,8 +97,8 @@ inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
 }
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)
-// * prob); bit-equal to the composed ops. h is written in any case by the composed form; a fused backend may
-// skip it where save_h says so.
+// * prob); bit-equal to the composed ops. The composed form always writes h; a fused backend may skip it with
+// SaveH::no.
 enum class SaveH { yes, no };
 struct GroupedGemmSwigluQuantize {
     ScaledTensor a;  // [M, K] vec128

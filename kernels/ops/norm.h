@@ -22,7 +22,7 @@ struct RmsNorm {
     TensorView rstd;  // out [T] f32
 };
 
-// The same, with FP8 outputs from the same pass. Every output but rstd is optional (absent view). FP8 codes
+// The same, with FP8 outputs from the same pass. Every output but rstd is optional (absent view). FP8 values
 // are made from the fp32 value of y (block layouts: from the BF16-rounded y, so that fused and composed agree
 // bit for bit).
 struct RmsNormQuantize {

@@ -63,7 +63,7 @@ struct ClipFactor {
 };
 
 // Values of the step status word; 0 is a good step. Everything persistent is skipped unless it is 0.
-constexpr int32_t kStepOverflow = 1;   // routed rows exceeded the capacity: redo with more room
+constexpr int32_t kStepOverflow = 1;   // routed rows exceeded the capacity: redo with a larger capacity
 constexpr int32_t kStepNonFinite = 2;  // NaN or Inf in the loss or the gradients
 constexpr int32_t kStepDiverged = 3;   // the loss or the norm of the gradients is past its limit
 

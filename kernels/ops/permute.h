@@ -48,9 +48,9 @@ struct PlanDispatch {
     TensorView overflow;
 };
 
-// dst row r = src row row_source[r]; pads are written as zero codes / zero scales. One pass: permute and pad
-// fused. src is FP8 with vec128_wire scales and dst FP8 with vec128 (the GEMM's layout), or both plain
-// tensors of one dtype (bf16, f32, or codes without scales).
+// dst row r = src row row_source[r]; pads are written as zero values and zero scales. Permute and pad in one
+// pass. src is FP8 with vec128_wire scales and dst FP8 with vec128 (the GEMM's layout), or both plain
+// tensors of one dtype (bf16, f32, or FP8 without scales).
 struct PermutePad {
     ScaledTensor src;       // [R, H]; layout none for plain tensors
     TensorView row_source;  // [M cap] i32, of a plan with the same alignment

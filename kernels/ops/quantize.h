@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
 // Quantisers: activations by rows and by columns, per tensor, MX blocks, weights; and back. One rule for all:
 // amax = max|x| (fp32, NaN ignored), at least kAmaxEps; multiplier = max_code/amax (IEEE division), for pow2
-// rounded down to a power of two and at most 2^126; code = saturating RNE of x*multiplier (NaN stays NaN);
+// rounded down to a power of two and at most 2^126; value = x*multiplier, rounded to nearest even and
+// saturated (NaN stays NaN);
 // stored scale = 1/multiplier. See scalar_math.h quant_scale. Sources: TransformerEngine's block quantisers,
 // DeepSeek-V3, torchao (per-row, per-group, MX).
 //
-// M-tensors (with `groups`): only rows of the groups are read; pad rows are written as code 0, scale 0.0f
+// M-tensors (with `groups`): only rows of the groups are read; pad rows are written as value 0, scale 0.0f
 // (e8m0: 0); rows past offsets[G] are untouched. A tensor without groups (groups.num_groups == 0) is one
 // group of all its rows, without pads.
 #pragma once
@@ -14,7 +15,7 @@
 
 namespace fp8flow::op {
 
-// [M, K] -> codes [M, K] scaled along K. Layouts: vec128_wire, vec128, row, mx32, tensor (see QuantizeTensor
+// [M, K] -> FP8 [M, K] scaled along K. Layouts: vec128_wire, vec128, row, mx32, tensor (see QuantizeTensor
 // for transposed).
 struct QuantizeRows {
     TensorView src;  // [M, K] bf16 | f16 | f32
@@ -24,11 +25,11 @@ struct QuantizeRows {
     ScaledTensor dst;
 };
 
-// [M, K] -> transposed codes [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks) and mx32
+// [M, K] -> transposed FP8 [K, M] scaled along M inside each group. Layouts: vec128 (128x1 blocks) and mx32
 // (32x1 blocks), both with groups aligned to the block; group_row (one scale per group and column, any
 // alignment; 0.0f for a group of 0 rows). A block of pads alone has scale 0. Without groups dst may be wider
-// than M: the rest is pads. A second operand may ride along (torchao's dual form: both operands of a weight
-// gradient in one launch).
+// than M: the rest is pads. src2 and dst2 are an optional second operand (torchao's dual form: both operands
+// of a weight gradient in one launch).
 struct QuantizeColumns {
     TensorView src;  // [M, K]
     RowGroups groups;
@@ -61,7 +62,7 @@ struct QuantizeTensor {
 };
 
 // Weights [E, N, K] -> fprop copy [E, N, K] and dgrad copy [E, K, N]; both optional. Layouts: block128
-// (logical 128x128 blocks; the dgrad codes are the exact transpose and its scales the transposed table;
+// (logical 128x128 blocks; the dgrad values are the exact transpose and its scales the transposed table;
 // entries that pad a table are 0.0f), row (per stored row of each copy), tensor (one scale for all experts:
 // [1]), mx32 (each copy along its own contiguous dimension: fprop 1x32 along K; dgrad = "3D column-wise",
 // 32x1 along N, stored per-expert column-major; torchao#3002). A weight may also come as [N, K].
@@ -73,7 +74,7 @@ struct QuantizeWeight {
     ScaledTensor dgrad;
 };
 
-// value = code * scale in fp32, one rounding to dst's dtype; any layout; dst has the shape of the codes. Pads
+// dst = value * scale in fp32, one rounding to dst's dtype; any layout; dst has the shape of src.data. Pads
 // give 0. With groups the routed dimension is the columns for tile128 and group_row, the rows for the rest
 // (other transposed copies: without groups).
 struct Dequantize {
@@ -82,8 +83,7 @@ struct Dequantize {
     TensorView dst;    // out
 };
 
-// Wire scales [T, C/128] (e8m0 or f32) -> GEMM scales vec128 [C/128, T] f32 of the same codes: moves scales
-// only, no cast.
+// Wire scales [T, C/128] (e8m0 or f32) -> GEMM scales vec128 [C/128, T] f32: moves scales only, no cast.
 struct RelayoutScales {
     TensorView wire;
     TensorView vec128;  // out

@@ -2,7 +2,7 @@
 // SwiGLU weighted by the routing probability, forward and backward, plain and fused with quantisation.
 // h = [gate, up] halves along the columns. All arithmetic in fp32 from the stored inputs (scalar_math.h silu
 // / sigmoid), one rounding. Sources: Shazeer 2020; FP8-Flow-MoE (fused weighted SwiGLU + quantise); Megatron
-// (probabilities before fc2). Pads: row_prob is 0 there; outputs are written as zeros (codes 0, scale 0.0f).
+// (probabilities before fc2). Pads: row_prob is 0 there; outputs are written as zeros (value 0, scale 0.0f).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The transpose that weight gradients need: FP8 rows [M, dim] -> FP8 [dim, M]. Scaling-aware (exponent
-// arithmetic on codes, no dequantisation) or, for the ablation, the naive dequantise + requantise. Source:
-// FP8-Flow-MoE, NVIDIA/TransformerEngine#2544; corner cases: recipe.md 2.5 variant C (RNE into subnormals, k
-// = 0 identity, NaN passes).
+// arithmetic on FP8 values, no dequantisation) or, for the ablation, the naive dequantise + requantise.
+// Source: FP8-Flow-MoE, NVIDIA/TransformerEngine#2544; corner cases: recipe.md 2.5 variant C (RNE into
+// subnormals, k = 0 identity, NaN passes).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -10,19 +10,20 @@
 namespace fp8flow::op {
 
 // Per group and 128x128 tile (tiles counted from the group's first row): target = max of the tile's valid row
-// scales; each code of row r is multiplied by 2^-k, k = exponent(target) - exponent(scale_r) >= 0, in its
+// scales; each value of row r is multiplied by 2^-k, k = exponent(target) - exponent(scale_r) >= 0, in its
 // exponent field, and stored transposed. Requires src to declare power-of-two scales (the reference backend
 // reads them and refuses others) and groups aligned to 128. Pad rows
-// (not read) and rows with scale 0.0f give codes 0 and do not count for the target, so a tile of them alone
-// has scale 0.0f; all-zero rows carry the scale of kAmaxEps, which never exceeds that of a real row. Without
-// groups dst may be wider than M: the rest is pads. Every tile below offsets[G] is written, nothing past it.
+// (not read) and rows with scale 0.0f give zeros and do not count for the target, so a tile that has nothing
+// else has scale 0.0f; all-zero rows carry the scale of kAmaxEps, which never exceeds that of a real row.
+// Without groups dst may be wider than M: the rest is pads. Every tile below offsets[G] is written, nothing
+// past it.
 struct TransposeFp8 {
     ScaledTensor src;  // [M, dim] vec128
     RowGroups groups;
     ScaledTensor dst;  // out [dim, M] tile128
 };
 
-// Double quantisation: value = code*scale in fp32, then quantised again 128x1 along M (layout vec128 of [dim,
+// Double quantisation: value*scale in fp32, then quantised again 128x1 along M (layout vec128 of [dim,
 // M]).
 struct TransposeRequantize {
     ScaledTensor src;  // [M, dim] vec128
