@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""The table of losses in docs/performance.md; errors by family, trainings and transposed copies in docs/numerics.md."""
+"""The table of losses in docs/performance.md, transposed copies in docs/numerics/accuracy.md, and comparisons with transformers in
+docs/usage/data_and_weights.md."""
 import re
 
 from performance_tables.common import RESULTS, link, load, origin, source, table
@@ -28,29 +29,31 @@ def loss():
 
 
 def family_errors():
-    """Norm-wise errors of one layer of every family against transformers' blocks in float64."""
+    """Norm-wise errors of one layer of every family against transformers' blocks in float64: output and gradient of the experts."""
     text = (RESULTS / "compare_torch_families.txt").read_text()
-    rows = [list(row) for row in re.findall(r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +(\S+) +(\S+) +(\S+) +(\S+) +(\S+)$", text, re.M)]
+    errors = {}
+    for row in re.findall(r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +\S+ +(\S+) +\S+ +(\S+) +\S+$", text, re.M):
+        family, arm, alike, output, experts = row
+        errors.setdefault(family, {})[arm] = [alike, output, experts] if arm == "torch bf16" else [output, experts]
+    rows = [[family] + [value for arm in ("torch bf16", "bf16", "fp8_flow") for value in arms[arm]] for family, arms in errors.items()]
     commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
-    return (table(["layer", "arm", "tokens routed alike", "weights", "output", "d hidden", "d experts", "d router"], rows, 2) +
+    return (table(["layer", "torch bf16: tokens routed alike", "output", "d experts", "bf16: output", "d experts", "fp8_flow: output", "d experts"], rows, 1) +
             source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16"))
 
 
-def training_beside_transformers():
+def training_with_transformers():
     data = load("compare_training_cpu.json")
     rows = []
     for comparison in data["comparisons"]:
-        for arm in comparison["arms"]:
-            name = [comparison["family"], comparison["balancing loss"], arm["arm"]]
-            first, last = f"{arm['losses'][0]:.4f}", f"{arm['losses'][-1]:.4f}"
-            if "loss" not in arm:
-                rows.append([*name, first, last] + [""] * 5)
-                continue
+        exact = comparison["arms"][0]["losses"][-1]  # PyTorch in FP32
+        for arm in comparison["arms"][1:]:
             loss, gradient = arm["loss"], arm["gradient"]
             kind = max(gradient["kinds"], key=gradient["kinds"].get)
-            rows.append([*name, first, last, f"{loss['mean relative']:.1e}", f"{loss['max relative']:.1e}",
-                         f"{loss['last tenth relative']:+.1e}", f"{gradient['all']:.1e}", f"{kind} {gradient['kinds'][kind]:.1e}"])
-    return (table(["model", "balancing loss", "arm", "first loss", "last", "mean error", "max error", "last tenth", "d all", "worst kind of d"], rows, 3) +
+            rows.append([comparison["family"], comparison["balancing loss"], arm["arm"], f"{exact:.4f}", f"{arm['losses'][-1]:.4f}",
+                         f"{loss['mean relative']:.1e}", f"{loss['max relative']:.1e}", f"{loss['last tenth relative']:+.1e}",
+                         f"{gradient['all']:.1e}", f"{kind} {gradient['kinds'][kind]:.1e}"])
+    return (table(["model", "balancing loss", "arm", "last loss, torch fp32", "last loss", "mean error", "max error", "last tenth", "d all",
+                   "worst kind of d"], rows, 3) +
             f"\n\n{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}." +
             source(origin("compare_training_cpu.json")))
 
@@ -83,4 +86,4 @@ def transposed():
     return table(header, lines, 2) + source(*(origin(name) for _, name in TRANSPOSED))
 
 
-TABLES = {f.__name__: f for f in (loss, family_errors, training_beside_transformers, transposed)}
+TABLES = {f.__name__: f for f in (loss, family_errors, training_with_transformers, transposed)}
