@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 # One executable per test file, one ctest entry per executable (MPI tests: one per number of ranks). Labels: unit, golden, mpi,
-# cli (the built program, driven by command lines), gpu, slow. A test links the floors that its include lines name, so that one floor's tests build without the others.
+# cli (the
+# built program, driven by command lines), slow, and those of cmake/GpuTests.cmake. A test links the libraries that its include lines name, so
+# that the tests of one layer build without the others.
 find_package(GTest REQUIRED)
 include(ProcessorCount)
 
@@ -236,46 +238,4 @@ else()
     message(STATUS "python3 is not here: docs/results and the tables made from it are not checked")
 endif()
 
-# tests/gpu/*.cpp use only headers that exist without CUDA as well; *.cu are built with the CUDA backend. Without a Hopper
-# GPU their common main prints "skipped: no device" and exits with this code, which ctest shows as skipped.
-set(fp8flow_skipped_code 77)
-file(GLOB_RECURSE gpu_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_test.cpp)
-if(FP8FLOW_CUDA_ENABLED)
-    file(GLOB_RECURSE gpu_cuda_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu/*_test.cu)
-endif()
-add_library(fp8flow_gpu_main STATIC ${PROJECT_SOURCE_DIR}/tests/gpu/gpu_main.cpp)
-fp8flow_test_flags(fp8flow_gpu_main)
-target_compile_definitions(fp8flow_gpu_main PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
-target_link_libraries(fp8flow_gpu_main PUBLIC fp8flow_hopper)
-foreach(source ${gpu_tests} ${gpu_cuda_tests})
-    fp8flow_test_executable(${source})
-    target_link_libraries(${test_name} PRIVATE fp8flow_gpu_main fp8flow_reference fp8flow_hopper)  # both, through tests/support/parity.h
-    add_test(NAME ${test_name} COMMAND ${test_name})
-    set_tests_properties(${test_name} PROPERTIES LABELS gpu TIMEOUT 300 SKIP_RETURN_CODE ${fp8flow_skipped_code}
-        RESOURCE_LOCK gpu ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=2")
-endforeach()
-
-# tests/gpu_mpi/*.cu run under mpirun; ranks beyond the GPUs of a machine share them.
-if(FP8FLOW_CUDA_ENABLED)
-    file(GLOB gpu_mpi_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/*_test.cu)
-    foreach(source ${gpu_mpi_tests})
-        set(extra_sources ${PROJECT_SOURCE_DIR}/tests/gpu_mpi/gpu_mpi_main.cpp)
-        if(source MATCHES "/golden_test.cu$")
-            list(APPEND extra_sources ${golden_sources})
-        endif()
-        fp8flow_test_executable(${source} ${extra_sources})
-        target_compile_definitions(${test_name} PRIVATE FP8FLOW_SKIPPED_CODE=${fp8flow_skipped_code})
-        target_link_libraries(${test_name} PRIVATE fp8flow_mpi fp8flow_reference fp8flow_hopper MPI::MPI_CXX
-            nlohmann_json::nlohmann_json)
-        foreach(ranks 1 2 4)
-            add_test(NAME ${test_name}_${ranks} COMMAND ${MPIEXEC_EXECUTABLE} ${MPIEXEC_NUMPROC_FLAG} ${ranks}
-                     --oversubscribe --bind-to none $<TARGET_FILE:${test_name}>)
-            set_tests_properties(${test_name}_${ranks} PROPERTIES LABELS gpu TIMEOUT 300 PROCESSORS ${ranks}
-                SKIP_RETURN_CODE ${fp8flow_skipped_code} RESOURCE_LOCK gpu
-                ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1;NCCL_NVLS_ENABLE=0")
-            if(test_name STREQUAL "gpu_mpi_golden_test")
-                set_tests_properties(${test_name}_${ranks} PROPERTIES TIMEOUT 900)
-            endif()
-        endforeach()
-    endforeach()
-endif()
+include(GpuTests)

@@ -37,6 +37,22 @@ usable_cores() {
 # Device files, because /proc shows a host's GPUs to containers that were given none.
 gpu_visible() { compgen -G '/dev/nvidia[0-9]*' > /dev/null; }
 
+# The GPUs that a command here may use, a line each, as CUDA_VISIBLE_DEVICES names them.
+visible_gpus() {
+    if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then tr , '\n' <<< "$CUDA_VISIBLE_DEVICES"; else nvidia-smi --query-gpu=index --format=csv,noheader 2> /dev/null || true; fi
+}
+# labels_beyond GPUS: a regular expression of the labels of tests that need more GPUs; starts with |.
+labels_beyond() {
+    local gpus
+    for gpus in 2 4 8; do if ((gpus > $1)); then printf '|^gpus%d$' "$gpus"; fi; done
+}
+# resource_file FILE GPUS SLOTS: tells ctest how many GPUs are here, and how many tests may run on one at a time.
+resource_file() {
+    local gpu ids=''
+    for ((gpu = 0; gpu < $2; ++gpu)); do ids+="${ids:+, }{\"id\": \"$gpu\", \"slots\": $3}"; done
+    echo "{\"version\": {\"major\": 1, \"minor\": 0}, \"local\": [{\"gpus\": [$ids]}]}" > "$1"
+}
+
 # Prints why the CUDA toolkit cannot build the CUDA backend; nothing when it can.
 cuda_toolkit_problem() { cmake -P "$root/cmake/CudaToolkit.cmake"; }
 

@@ -90,7 +90,7 @@ class Copy:
 
     def test(self, test):
         """caught, NOT caught, or why it could not run."""
-        done = run(["ctest", "--test-dir", f"build/{self.options.preset}", "-R", f"^{test}$", "--timeout", "180"], self.folder)
+        done = run(["ctest", "--test-dir", f"build/{self.options.preset}", "-R", f"^{test}(([._].*)?_\\d)?$", "--timeout", "180"], self.folder)
         if "No tests were found" in done.stdout + done.stderr:
             return "no such test"
         if "***Skipped" in done.stdout:

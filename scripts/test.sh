@@ -9,7 +9,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 help_if_asked "$@"
-wanted=(-LE slow)
+wanted=(-LE 'slow|sanitizer|bench|faults')
 if [[ ${1:-} == --slow ]]; then wanted=(-L slow) && shift; fi
 arguments=("$@")
 while (($# > 0)); do  # before an hour of building; ctest says nothing of what it does not know
@@ -34,6 +34,13 @@ if [[ -n $problem ]]; then
 fi
 configure "$preset"
 build "$preset"
+
+gpus=$(visible_gpus | wc -l)
+if [[ ${wanted[0]} == -LE ]]; then wanted[1]+=$(labels_beyond "$gpus"); fi
+if ((gpus > 0)); then
+    resource_file "$root/build/$preset/gpus.json" "$gpus" 1
+    wanted+=(--resource-spec-file "$root/build/$preset/gpus.json")
+fi
 
 say "running the tests (${wanted[*]})"
 log=$root/build/$preset/ctest.log

@@ -5,7 +5,7 @@
 //   FP8FLOW_GOLDEN=write mpirun -n 1 build/cuda-release/tests/gpu_mpi_golden_test
 //   --gtest_filter=Golden.Hopper
 // Where the file has no rows for this number of ranks the test is skipped, or fails with
-// FP8FLOW_GOLDEN=require, as gpu_check.sh runs it. The other tests need no file.
+// FP8FLOW_GOLDEN=require, as ctest runs it. The other tests need no file.
 #include "model/train/trainer.h"
 
 #include "kernels/core/random.h"
