@@ -121,7 +121,7 @@ foreach(ranks 2 4 8)
     fp8flow_on_ranks(launch ${ranks})
     fp8flow_gpu_test(bench_exchange_${ranks} bench ${ranks} 180 COMMAND ${launch} ${program} bench --suite exchange --backend hopper
                      --out ${gpu_runs}/bench_exchange_${ranks} --overwrite)
-    fp8flow_gpu_test(faults_${ranks} faults ${ranks} 400 COMMAND ${PROJECT_SOURCE_DIR}/scripts/fault_matrix.py --fp8flow ${program}
-                     --backend hopper --ranks ${ranks} --victims alternate --kinds killed,stopped,throwing --start 40 --deadline 10 --budget 320
+    fp8flow_gpu_test(faults_${ranks} faults ${ranks} 400 COMMAND ${PROJECT_SOURCE_DIR}/scripts/reliability.py faults --fp8flow ${program}
+                     --backend hopper --ranks ${ranks} --kinds killed,stopped,throwing --start 40 --deadline 10 --budget 320
                      --stages "MPI_Init,set_up,first step,step,checkpoint,exporting,summary" --json ${gpu_runs}/faults_${ranks}.json)
 endforeach()

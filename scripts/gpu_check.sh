@@ -12,6 +12,7 @@
 #   --resume  tests that passed are noted in FILE; tests noted there for the same sources and kind of GPU are not run again
 #   --list    prints the selected tests, and builds and runs nothing
 #   FOLDER    default runs/gpu_check
+# Examples: --label gpu; --label multi-gpu --only '_2$' (two ranks, with the golden runs); --label sanitizer; --label bench --only deepseek_v3.*_4
 # The golden runs are compared with tests/golden/hopper.json. To write that file again:
 #   FP8FLOW_GOLDEN=write ./scripts/gpu_check.sh --only Golden.Hopper
 set -euo pipefail
@@ -42,9 +43,9 @@ mapfile -t gpus < <(visible_gpus)
 problem=$(cuda_toolkit_problem)
 [[ -z $problem ]] || die 2 "the CUDA backend cannot be built: $problem"
 gpu=$(nvidia-smi --query-gpu=name,driver_version --format=csv,noheader | head -n 1)
-machine="${#gpus[@]} x $gpu, $(usable_cores) CPU cores, nvcc $(nvcc --version 2> /dev/null | sed -n 's/.*, V//p')"
 build=$root/build/cuda-release
 configure cuda-release
+machine="${#gpus[@]} x $gpu, $(usable_cores) CPU cores, $("$(sed -n 's/^FP8FLOW_NVCC:INTERNAL=//p' "$build/CMakeCache.txt")" --version 2> /dev/null | sed -n 's/.*, V/nvcc /p' || true)"
 mkdir -p "$out"
 
 # ---- which tests: by label, name, and the GPUs that are here

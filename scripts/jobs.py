@@ -43,6 +43,16 @@ def descendants(pid):
     return [p for child in children for p in [*descendants(child), child]]
 
 
+def stop(process):
+    """SIGKILL to a process and all below it."""
+    for pid in [*descendants(process.pid), process.pid]:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()
+
+
 def kill_ranks(process, ranks):
     """SIGKILL to the processes of the program itself: `process`, or below mpirun."""
     for victim in [process.pid] if ranks == 1 else descendants(process.pid):

@@ -1,0 +1,511 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Jobs that lose ranks, are killed, or share a folder. Needs the program, its tests' library and Python alone. Exit status 0 if all cases hold.
+
+  faults  loses a rank at every stage, in several ways. A case holds if mpirun ends within the deadline and ten seconds, one line reports an error,
+          it names the lost rank (or what was thrown), and no process and no shared memory are left. Afterwards a run must work, and the
+          GPUs' memory must be free. The stage is read from the notes that the ranks of a host share (kernels/comm/watchdog.cpp); a
+          library preloaded into the rank (tests/cli/faults) hits it in MPI_Init and MPI_Finalize, which are short, and throws exceptions.
+  resume  kills runs with SIGKILL, between checkpoints and while one is written, and resumes them, also on another number of ranks. Every loss,
+          norm and byte of the last checkpoint must be that of a run that was not killed.
+  fights  starts two runs with one --out, and kills and resumes runs at random times: the owner of a folder ends with the bits of a run
+          that was not disturbed.
+
+  scripts/reliability.py faults                                            all kinds and stages on 2 and 4 ranks
+  scripts/reliability.py faults --backend hopper --ranks 2 --stages step,evaluation,checkpoint --json faults.json
+  scripts/reliability.py resume --ranks 1,2,4 --recipes bf16,fp8_flow      1, 2 and 4 ranks of this machine
+  scripts/reliability.py fights --fights 50 --kills 50
+"""
+
+import argparse
+import concurrent.futures
+import datetime
+import glob
+import json
+import mmap
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+from jobs import ROOT, commit, descendants, environment, kill_ranks, machine, mpirun, stop
+
+KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT,
+         "throwing": signal.SIGUSR2}
+# as in watchdog.h: their numbers there
+STAGES = {"set_up": 2, "weights": 3, "resume": 4, "step": 5, "evaluation": 6, "checkpoint": 7, "exporting": 8, "summary": 9}
+CALLS = {"load": "load", "MPI_Init": "MPI_Init_thread", "MPI_Finalize": "MPI_Finalize"}
+ORDER = ["load", "MPI_Init", "set_up", "weights", "resume", "first step", "step", "evaluation", "checkpoint", "exporting", "summary", "MPI_Finalize"]
+NOTES, RANK_NOTES = 64, struct.Struct("<iiiiiiqq")  # state, pid, rank, waits, signal, stage, step, progress
+FAULT_OF_THE_PROGRAM = 70  # the exit status of an exception that is no Error (error.h)
+REFUSED = 15  # the folder has an owner
+SOME_STEP = 5
+GRACE = 10  # seconds after the deadline
+ATTEMPTS = 8  # to hit the moment
+COMPARED = ("iteration", "lm_loss", "load_balancing_loss", "grad_norm", "learning_rate", "held_out_loss")
+MODES = {"neither": [], "overwrite": ["--overwrite"], "resume": ["--resume", "auto"]}
+
+
+def train(options, ranks, out, settings, more=()):
+    """The command line of a training run, without mpirun."""
+    line = [options.fp8flow, "train", f"{ROOT}/configs/test.yaml", "--backend", options.backend, "--out", out, *more]
+    settings = {"parallel.expert_model_parallel_size": ranks, **settings}
+    if ranks > 4:  # more than configs/test.yaml has experts and sequences for
+        settings.update({"moe.num_experts": ranks, "training.global_batch_size": 2 * ranks})
+    for key, value in settings.items():
+        line += ["--set", f"{key}={value}"]
+    return line
+
+
+def launched(ranks, line):
+    return [*mpirun(ranks), *line] if ranks > 1 else line
+
+
+def run(line):
+    done = subprocess.run(line, capture_output=True, text=True, env=environment())
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(line)}\n{done.stdout}{done.stderr}")
+    return done.stdout
+
+
+# ---- what runs leave behind
+def metrics_of(out):
+    """What does not depend on the clock, a step or evaluation a line; a line that is being written is left out."""
+    records = []
+    try:
+        with open(f"{out}/metrics.jsonl") as file:
+            for line in file:
+                if line.endswith("\n"):
+                    record = json.loads(line)
+                    if record["type"] != "run":
+                        records.append({key: record[key] for key in COMPARED if key in record})
+    except FileNotFoundError:
+        pass
+    return records
+
+
+def state_of(out, step):
+    """name -> bytes of every tensor of a checkpoint, whichever file it is in."""
+    tensors = {}
+    for path in glob.glob(f"{out}/checkpoints/step_{step:08d}/rank_*.safetensors"):
+        with open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            data = file.read()
+        for name, entry in header.items():
+            if name != "__metadata__":
+                begin, end = entry["data_offsets"]
+                tensors[name] = (entry["dtype"], entry["shape"], data[begin:end])
+    return tensors
+
+
+def outcome(out, step):
+    return metrics_of(out), state_of(out, step)
+
+
+# ---- faults
+def fault_command(options, ranks, out, more=(), faults=()):
+    # a model that can be exported, with work for every stage
+    settings = {"training.train_iters": 12, "training.eval_interval": 4, "training.eval_iters": 8, "checkpoint.save_interval": 3,
+                "model.qk_layernorm": "true", "moe.moe_shared_expert_intermediate_size": 0, "parallel.peer_deadline_seconds": options.deadline}
+    line = train(options, ranks, out, settings, ["--start-deadline", str(options.deadline), "--export", "f32", *more])
+    return [*mpirun(ranks), "env", *faults, *line]
+
+
+def shared_memory():
+    return set(glob.glob("/dev/shm/fp8flow-*"))
+
+
+def gpu_memory():
+    """MiB in use of each GPU; empty without."""
+    if not shutil.which("nvidia-smi"):
+        return []
+    text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True).stdout
+    return [int(word) for word in text.split() if word.isdigit()]
+
+
+class Notes:
+    """What the ranks of the job say they do."""
+
+    def __init__(self, known, process):
+        self.memory = None
+        while self.memory is None and process.poll() is None:
+            for path in shared_memory() - known:
+                try:
+                    with open(path, "rb") as file:
+                        if os.fstat(file.fileno()).st_size > NOTES:
+                            self.memory = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+                except (OSError, ValueError):
+                    pass
+
+    def of(self, victim):
+        """Its process, stage and step; a process of 0: not started."""
+        if self.memory is None:
+            return 0, -1, 0
+        state, pid, _, _, _, stage, step, _ = RANK_NOTES.unpack_from(self.memory, NOTES + 64 * victim)
+        return pid if state == 1 else 0, stage, step
+
+
+class NotesOfOne:
+    """The notes of a rank alone, which shares them with nobody: in its own memory."""
+
+    def __init__(self, program, process):
+        symbols = subprocess.run(["nm", "--demangle", program], capture_output=True, text=True, check=True).stdout
+        offset = int(re.search(r"^([0-9a-f]+) \w .*::lone_rank$", symbols, re.MULTILINE)[1], 16)
+        self.memory = None
+        while self.memory is None and process.poll() is None:
+            for pid in descendants(process.pid):
+                try:
+                    if os.path.samefile(f"/proc/{pid}/exe", program):
+                        with open(f"/proc/{pid}/maps") as maps:
+                            self.address = int(maps.readline().split("-")[0], 16) + offset
+                        self.memory = open(f"/proc/{pid}/mem", "rb", buffering=0)
+                except (OSError, ValueError):
+                    pass
+
+    def of(self, _):
+        try:
+            notes = os.pread(self.memory.fileno(), RANK_NOTES.size, self.address)
+        except (OSError, AttributeError):
+            notes = b""
+        if len(notes) < RANK_NOTES.size:
+            return 0, -1, 0
+        state, pid, _, _, _, stage, step, _ = RANK_NOTES.unpack(notes)
+        return pid if state == 1 else 0, stage, step
+
+
+def strike(process, notes, victim, stage, kind):
+    """Waits until the rank is in the stage; returns whether it was hit there."""
+    wanted = STAGES["step" if stage == "first step" else stage]
+    least = {"first step": 1, "step": SOME_STEP}.get(stage, 0)
+    while process.poll() is None:
+        pid, now, step = notes.of(victim)
+        if pid and now == wanted and step >= least:
+            try:
+                os.kill(pid, KINDS[kind])
+                return True
+            except ProcessLookupError:
+                return False
+    return False
+
+
+def problems_of(case, reports, status):
+    """What is wrong with the report of a lost rank."""
+    # nothing catches what is thrown in CALLS: before main, in MPI_Init, which no rank has left yet, and in a destructor
+    if case["kind"] == "throwing" and case["stage"] not in CALLS:
+        thrown = [line for line in reports if line.endswith(f"a fault thrown in rank {case['victim']}")]
+        problems = [] if len(reports) == len(thrown) == 1 else [f"{len(reports)} reports, {len(thrown)} of what was thrown"]
+        return problems if status == FAULT_OF_THE_PROGRAM else [*problems, f"status {status}"]
+    if case["ranks"] == 1:
+        return [f"{len(reports)} reports"] if reports else []
+    problems = [f"{len(reports)} reports"] if len(reports) != 1 else []
+    blamed = re.findall(r"rank (\d+) \(process", " ".join(reports))
+    # a rank that never reached main has no name yet but its place on the host
+    rightly = blamed == [str(case["victim"])] or (case["stage"] in ("load", "MPI_Init") and not blamed and bool(reports))
+    return problems if rightly else [*problems, f"blames {', '.join(blamed) or 'nobody'}"]
+
+
+def attempt(options, case, folder):
+    """One run; None where the moment was missed."""
+    out, more, faults = f"{folder}/run", [], []
+    shutil.rmtree(out, ignore_errors=True)
+    if case["stage"] == "resume":
+        shutil.copytree(f"{folder}/base{case['ranks']}", out)
+        more = ["--resume", "auto"]
+    if case["stage"] == "weights":
+        more = ["--weights", f"{folder}/base{case['ranks']}/hf"]
+    if case["kind"] == "throwing" or case["stage"] in CALLS:
+        faults = [f"LD_PRELOAD={options.faults}", f"FAULT_RANK={case['victim']}"]
+    if case["stage"] in CALLS:
+        faults += [f"FAULT_CALL={CALLS[case['stage']]}", f"FAULT_SIGNAL={int(KINDS[case['kind']])}"]
+    known = shared_memory()
+    with open(f"{folder}/err", "wb") as errors:
+        process = subprocess.Popen(fault_command(options, case["ranks"], out, more, faults), stdout=subprocess.DEVNULL, stderr=errors,
+                                   env=environment(), start_new_session=True)
+        hit = case["stage"] in CALLS or strike(process, Notes(known, process) if case["ranks"] > 1 else NotesOfOne(options.fp8flow, process),
+                                               case["victim"], case["stage"], case["kind"])
+        struck = time.monotonic()
+        limit = options.deadline + GRACE + (options.start if case["stage"] in CALLS else 0)
+        try:
+            process.wait(limit)
+            hung = False
+        except subprocess.TimeoutExpired:
+            hung = True
+            stop(process)
+    seconds = time.monotonic() - struck
+    if not hit or (process.returncode == 0 and not hung):
+        return None
+    with open(f"{folder}/err", errors="replace") as file:
+        text = file.read()
+    reports = [line for line in text.splitlines() if line.startswith("fp8flow: error:")]
+    problems = (["hangs"] if hung else []) + problems_of(case, reports, process.returncode)
+    time.sleep(0.3)
+    if shared_memory() - known:
+        problems.append("leaves shared memory")
+    return {"seconds": round(seconds, 2), "status": process.returncode, "report": reports[0] if reports else "", "problems": problems}
+
+
+def base_runs(options, ranks, folder):
+    for n in ranks:
+        done = subprocess.run(fault_command(options, n, f"{folder}/base{n}"), capture_output=True, text=True, env=environment())
+        if done.returncode != 0:
+            sys.exit(f"a run without faults fails:\n{done.stdout}{done.stderr}")
+        # so that a resumed run has something to do
+        newest = sorted(glob.glob(f"{folder}/base{n}/checkpoints/step_*"))[-1]
+        shutil.rmtree(newest)
+
+
+def table(cases):
+    stages = [stage for stage in ORDER if any(case["stage"] == stage for case in cases)]
+    kinds = [kind for kind in KINDS if any(case["kind"] == kind for case in cases)]
+    lines = [f"{'stage':<14}" + "".join(f"{kind:>22}" for kind in kinds)]
+    for stage in stages:
+        cells = []
+        for kind in kinds:
+            here = [case for case in cases if case["stage"] == stage and case["kind"] == kind]
+            held = sum(case["holds"] for case in here)
+            slowest = max((case["seconds"] for case in here), default=0)
+            cells.append(f"{f'{held} of {len(here)}, {slowest:.1f} s':>22}" if here else f"{'-':>22}")
+        lines.append(f"{stage:<14}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def cases_of(options):
+    """Every kind in every stage, to the first rank and to the last, one after the other."""
+    cases = []
+    for stage in options.stages.split(","):
+        for kind in options.kinds.split(","):
+            for n in (int(n) for n in options.ranks.split(",")):
+                if n > 1 or kind != "stopped":  # a rank alone has nobody to notice
+                    cases.append({"ranks": n, "victim": (0, n - 1)[len(cases) % 2], "stage": stage, "kind": kind})
+    return cases
+
+
+def faults(options, folder):
+    options.faults = f"{os.path.dirname(os.path.abspath(options.fp8flow))}/tests/libfp8flow_faults.so"
+    ranks, cases = [int(n) for n in options.ranks.split(",")], cases_of(options)
+    began, results, memory = time.time(), [], gpu_memory()
+    base_runs(options, ranks, folder)
+    for case in cases:
+        if time.time() - began > options.budget:
+            break
+        result = next((found for found in (attempt(options, case, folder) for _ in range(ATTEMPTS)) if found),
+                      {"seconds": 0, "status": 0, "report": "", "problems": ["the moment was missed"]})
+        results.append({**case, **result, "holds": not result["problems"]})
+        print(f"[{len(results)}/{len(cases)}] {case['stage']:<12} {case['kind']:<18} rank {case['victim']} of {case['ranks']}: {result['seconds']:5.1f} s, "
+              f"status {result['status']:>3}  {'holds' if not result['problems'] else 'FAILS: ' + ', '.join(result['problems'])}", flush=True)
+    after = subprocess.run(fault_command(options, ranks[-1], f"{folder}/after"), capture_output=True, env=environment()).returncode == 0
+    freed = all(now <= before + 64 for before, now in zip(memory, gpu_memory()))
+    print(f"\ncases that hold, and the slowest end after the fault\n{table(results)}\nthe run after them: {'works' if after else 'FAILS'}"
+          + (f"; GPU memory: {'free again' if freed else 'NOT free again'}" if memory else ""))
+    for result in results:  # names of processes and hosts say nothing to a reader
+        result["report"] = re.sub(r"process \d+", "process N", re.sub(r" on \S+:", " on HOST:", result["report"]))
+    more = {"deadline seconds": options.deadline, "not run": len(cases) - len(results), "the run after them": after,
+            "gpu memory free again": freed if memory else None}
+    return results, after and freed and len(results) == len(cases), more
+
+
+# ---- resume
+ITERS, INTERVAL = 48, 6
+
+
+def resume_command(options, recipe, ranks, out, resume="auto"):
+    settings = {"precision.recipe": recipe, "training.train_iters": ITERS, "training.eval_interval": ITERS // 2, "checkpoint.save_interval": INTERVAL,
+                "checkpoint.most_recent_k": ITERS, "moe.moe_combine_order": "invariant"}
+    return launched(ranks, train(options, ranks, out, settings, ["--resume", resume]))
+
+
+def unfinished(out):
+    return glob.glob(f"{out}/checkpoints/step_*.tmp")
+
+
+def killed_run(options, recipe, ranks, point, out, chance):
+    """Kills all ranks of a run: `training`: between two checkpoints; `saving`: while one is being written. The last logged iteration, or None
+    where the moment was missed."""
+    after = chance.randrange(INTERVAL, ITERS - INTERVAL)
+    process = subprocess.Popen(resume_command(options, recipe, ranks, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    reached = False
+    while process.poll() is None:
+        if not reached:
+            reached = len(metrics_of(out)) > after
+            time.sleep(0.002)
+        elif bool(unfinished(out)) == (point == "saving"):
+            break
+    kill_ranks(process, ranks)
+    process.wait()
+    last = max((record["iteration"] for record in metrics_of(out)), default=0)
+    return last if process.returncode != 0 and last < ITERS and bool(unfinished(out)) == (point == "saving") else None
+
+
+def resume_case(options, folder, recipe, ranks, point, resumed_ranks):
+    """One kill, one resume, one comparison with `model`, a run that nobody killed."""
+    chance = random.Random(f"{recipe} {ranks} {point} {resumed_ranks}")
+    result = {"recipe": recipe, "ranks": ranks, "killed while": point, "resumed on": resumed_ranks, "holds": False}
+    for turn in range(ATTEMPTS):
+        out = f"{folder}/{recipe}_{ranks}_{point}_{resumed_ranks}_{turn}"
+        killed_at = killed_run(options, recipe, ranks, point, out, chance)
+        if killed_at is not None:
+            break
+    else:
+        return {**result, "result": "the moment was missed"}
+    found = re.search(r"step_0*(\d+), \d+ iterations done", run(resume_command(options, recipe, resumed_ranks, out)))
+    resumed_from = int(found[1]) if found else 0
+    straight, off = f"{folder}/straight_{recipe}_{ranks}", 0.0
+    model, (got, state) = straight, outcome(out, ITERS)
+    if resumed_ranks != ranks:  # sums over ranks have another order from here on
+        old = {record["iteration"]: record["lm_loss"] for record in metrics_of(straight) if "lm_loss" in record}
+        model = f"{folder}/straight_{recipe}_{resumed_ranks}"
+        if resumed_from > 0:
+            model = f"{out}_planned"
+            run(resume_command(options, recipe, resumed_ranks, model, f"{straight}/checkpoints/step_{resumed_from:08d}"))
+            got = [record for record in got if record["iteration"] > resumed_from]
+        loss = next(record["lm_loss"] for record in got if "lm_loss" in record)
+        off = abs(loss - old[resumed_from + 1]) / loss
+    equal = (got, state) == outcome(model, ITERS) and len(state) > 0
+    text = f"{len(got)} records and {len(state)} tensors " + ("equal, bit for bit" if equal else "DIFFER") + (f"; first loss off by {off:.0e}" if off else "")
+    return {**result, "at iteration": killed_at, "resumed from": resumed_from, "result": text, "holds": equal and off < 1e-6}
+
+
+def resume(options, folder):
+    ranks, recipes = [int(r) for r in options.ranks.split(",")], options.recipes.split(",")
+    results = []
+    with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda c: run(resume_command(options, *c, f"{folder}/straight_{c[0]}_{c[1]}")), [(r, n) for r in recipes for n in ranks]))
+        cells = [(r, n, p, m) for r in recipes for n in ranks for p in ("training", "saving") for m in ranks]
+        for result in pool.map(lambda c: resume_case(options, folder, *c), cells):
+            results.append(result)
+            print(f"{result['recipe']:<14} {result['ranks']} rank(s) killed while {result['killed while']:<8} at {result.get('at iteration', '-'):>4}, from "
+                  f"{result.get('resumed from', '-'):>3} on {result['resumed on']} rank(s): {result['result']}", flush=True)
+    return results, True, {}
+
+
+# ---- fights
+FIGHT_ITERS = 96
+
+
+def start(options, out, ranks, mode):
+    settings = {"training.train_iters": FIGHT_ITERS, "checkpoint.save_interval": 16, "checkpoint.most_recent_k": FIGHT_ITERS,
+                "moe.moe_combine_order": "invariant"}
+    return subprocess.Popen(launched(ranks, train(options, ranks, out, settings, MODES[mode])), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                            text=True, env=environment())
+
+
+def check_folder(out, straight):
+    """Problems of a folder, as text; every folder must hold one whole run."""
+    problems = [] if outcome(out, FIGHT_ITERS) in straight.values() else [f"{os.path.basename(out)} differs from a run left alone"]
+    left = glob.glob(f"{out}/**/*.tmp", recursive=True) + [path for path in glob.glob(f"{out}/.lock*") if os.path.getsize(path)]
+    return problems + [f"{os.path.basename(out)} keeps {os.path.basename(path)}" for path in left]
+
+
+def fight(options, folder, straight, chance, seconds):
+    out, runs = f"{folder}/run", []
+    for i in range(2):
+        time.sleep(chance.uniform(0, seconds / 2) if i else 0)
+        ranks, mode = chance.choice((1, 2)), chance.choice(list(MODES))
+        runs.append({"ranks": ranks, "mode": mode, "process": start(options, out, ranks, mode)})
+    problems = []
+    for run in runs:
+        try:
+            text, _ = run["process"].communicate(timeout=options.timeout)
+        except subprocess.TimeoutExpired:
+            run["process"].kill()
+            return [f"{run['mode']} on {run['ranks']} hangs"], runs
+        run["status"] = run.pop("process").returncode
+        if run["status"] not in (0, REFUSED):
+            problems.append(f"{run['mode']} on {run['ranks']}: exit status {run['status']}: {text[-300:]}")
+    if all(run["status"] == REFUSED for run in runs):
+        problems.append("both are refused")
+    for found in glob.glob(f"{folder}/run*"):
+        problems += check_folder(found, straight)
+    return problems, runs
+
+
+def killed_until_done(options, out, ranks, chance, seconds):
+    """Kills a run up to six times, then resumes it to its end; returns how often it was killed. seconds: what a run left alone takes."""
+    kills, wanted = 0, chance.randint(1, 6)
+    while True:
+        process = start(options, out, ranks, "resume")
+        try:
+            text, _ = process.communicate(timeout=chance.uniform(0.05, seconds) if kills < wanted else options.timeout)
+        except subprocess.TimeoutExpired:
+            kill_ranks(process, ranks)
+            process.communicate()
+            kills += 1
+            continue
+        if process.returncode != 0:
+            raise RuntimeError(f"after {kills} kills: exit status {process.returncode}: {text[-500:]}")
+        return kills
+
+
+def fights(options, folder):
+    chance, straight, seconds, results = random.Random(1), {}, 0.0, []
+    for ranks in (1, 2):
+        began, process = time.time(), start(options, f"{folder}/straight{ranks}", ranks, "neither")
+        text, _ = process.communicate()
+        if process.returncode != 0:
+            sys.exit(text)
+        straight[ranks], seconds = outcome(f"{folder}/straight{ranks}", FIGHT_ITERS), max(seconds, time.time() - began)
+    for i in range(options.fights):
+        os.mkdir(f"{folder}/{i}")
+        problems, runs = fight(options, f"{folder}/{i}", straight, chance, seconds)
+        results.append({"runs": [{k: v for k, v in run.items() if k != "process"} for run in runs], "problems": problems, "holds": not problems})
+        print(f"[fight {i + 1}/{options.fights}] {' against '.join(r['mode'] + ' on ' + str(r['ranks']) for r in runs)}: "
+              f"{'; '.join(problems) or 'held'}", flush=True)
+    done = 0
+    while done < options.kills:
+        ranks, out = chance.choice((1, 2)), f"{folder}/killed{len(results)}"
+        kills = killed_until_done(options, out, ranks, chance, seconds)
+        problems = [] if outcome(out, FIGHT_ITERS) == straight[ranks] else [f"after {kills} kills other bits than a run left alone"]
+        results.append({"ranks": ranks, "kills": kills, "problems": problems, "holds": not problems})
+        done += kills
+        print(f"[{done} of {options.kills} kills] {kills} of a run on {ranks}: {'; '.join(problems) or 'held'}", flush=True)
+    return results, True, {}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    built = next((path for path in (f"{ROOT}/build/{preset}/fp8flow" for preset in ("cuda-release", "cpu")) if os.access(path, os.X_OK)), "fp8flow")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for action in (faults, resume, fights):
+        command = commands.add_parser(action.__name__)
+        command.set_defaults(action=action)
+        command.add_argument("--fp8flow", default=built, help="the program; its tests' library is in tests/ next to it")
+        command.add_argument("--backend", default="reference")
+        command.add_argument("--json", help="the report goes there")
+        if action is not fights:
+            command.add_argument("--ranks", default="2,4" if action is faults else "1,2,4")
+        if action is faults:
+            command.add_argument("--stages", default=",".join(ORDER))
+            command.add_argument("--kinds", default=",".join(KINDS))
+            command.add_argument("--deadline", type=int, default=5, help="of silence, seconds")
+            command.add_argument("--start", type=int, default=20, help="seconds that a run may take without faults (--stages load, MPI_...)")
+            command.add_argument("--budget", type=float, default=1e9, help="seconds; no case starts later")
+        elif action is resume:
+            command.add_argument("--recipes", default="bf16,fp8_flow")
+            command.add_argument("--jobs", type=int, default=1, help="runs at a time")
+        else:
+            command.add_argument("--fights", type=int, default=50)
+            command.add_argument("--kills", type=int, default=50)
+            command.add_argument("--timeout", type=float, default=120, help="seconds after which a run hangs")
+    options, began = parser.parse_args(), time.time()
+    with tempfile.TemporaryDirectory() as folder:
+        cases, rest_holds, more = options.action(options, folder)
+    held = sum(case["holds"] for case in cases)
+    print(f"{held} of {len(cases)} hold, {time.time() - began:.0f} s")
+    if options.json:
+        report = {"command": shlex.join(["scripts/reliability.py", *sys.argv[1:]]), "date": f"{datetime.date.today()}", "commit": commit(),
+                  "machine": machine(), **more, "held": held, "of": len(cases), "cases": cases}
+        with open(options.json, "w") as file:
+            json.dump(report, file, indent=1)
+            file.write("\n")
+    return 0 if held == len(cases) and rest_holds else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
