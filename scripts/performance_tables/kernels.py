@@ -73,7 +73,7 @@ def gemm():
     text = (RESULTS / "bench_products_h200.txt").read_text()
     commits = re.findall(r"commit ([0-9a-f]{7})", text)
     return (table(["32,768 rows in 32 groups, TFLOP/s burst / sustained", "FP8", "FP8, cuBLASLt", "BF16", "BF16, cuBLASLt"], rows) +
-            source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad), whose `$` lines are "
+            source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad); `$` lines are "
                    "the commands", origin("bench_gemm_h200.json") + " (cuBLASLt, on another H200)"))
 
 

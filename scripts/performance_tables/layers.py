@@ -63,7 +63,7 @@ def baselines():
     own = load(LAYERS[0][1]), load(LAYERS[1][1])
     rows += [["fp8flow", recipe, *(f"/ {layer_ms(recipe_of(profile, recipe)):.2f}" for profile in own)] for recipe in RECIPES]
     return (table(["implementation", "recipe", "DeepSeek-V3 dimensions, ms", "Qwen3-235B dimensions, ms"], rows, 2) +
-            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}, whose conditions are in the file",
+            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}; conditions are in the file",
                    f"fp8flow: {link(LAYERS[0][1])}, {link(LAYERS[1][1])}"))
 
 
