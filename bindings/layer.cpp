@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The MoE layer of include/fp8flow/c.h: a LoneLayer whose masters and gradients are the caller's.
+// The MoE layer of include/fp8flow/c.h: a LoneLayer with masters and gradients of the caller.
 #include "bindings/handles.h"
 #include "kernels/core/error.h"
 

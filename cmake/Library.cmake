@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 # What other programs link: libfp8flow (operations, exchange, layers; no MPI, no YAML) and libfp8flow_mpi (ranks over MPI), their
 # headers below include/fp8flow/, and the CMake package fp8flow. The program, its configurations and documents, and the Python package are
-# installed beside them.
+# installed next to them.
 include(GNUInstallDirs)
 include(CMakePackageConfigHelpers)
 
@@ -57,7 +57,7 @@ install(FILES LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPON
 install(TARGETS fp8flow RUNTIME COMPONENT program)
 install(DIRECTORY configs docs examples DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
 install(FILES README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DATADIR}/fp8flow COMPONENT program)
-# The Python package, with the library beside it as it wants it: PYTHONPATH=PREFIX/share/fp8flow/python.
+# The Python package, with the library next to it: PYTHONPATH=PREFIX/share/fp8flow/python.
 set(package ${CMAKE_INSTALL_DATADIR}/fp8flow/python/fp8flow)
 install(DIRECTORY python/fp8flow/ DESTINATION ${package} COMPONENT program FILES_MATCHING PATTERN "*.py")
 install(CODE "file(CREATE_LINK ../../../../${CMAKE_INSTALL_LIBDIR}/libfp8flow.so

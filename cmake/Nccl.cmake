@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-# Finds NCCL (nccl.h and the shared library) under FP8FLOW_DEPS, NCCL_HOME, beside the CUDA toolkit or in the system. Defines the target fp8flow_nccl
+# Finds NCCL (nccl.h and the shared library) under FP8FLOW_DEPS, NCCL_HOME, next to the CUDA toolkit or in the system. Defines the target fp8flow_nccl
 # and sets FP8FLOW_NCCL_ENABLED, and FP8FLOW_NCCL_REASON (why it is not built).
 include(HeaderVersion)
 

@@ -16,13 +16,13 @@
 
 namespace fp8flow {
 
-class SideLane;
+class SideStream;
 class TensorStats;
 class Turn;
-class WireLane;
+class WireStream;
 struct Context;
 
-// Sees what the experts' GEMMs read and wrote, as they run: `replay --intermediates`.
+// Called after every GEMM of the experts with its operand and result: `replay --intermediates`.
 class GemmObserver {
 public:
     virtual ~GemmObserver() = default;
@@ -46,7 +46,7 @@ struct Context {
     int64_t tokens = 0;  // T of this rank in this micro-batch
     int64_t tokens_per_rank = 0;  // S: the largest T over all ranks
     int64_t seq_length = 0;
-    int64_t layer_row_capacity = 0;  // routed rows one MoE layer has room for
+    int64_t layer_row_capacity = 0;  // row capacity of one MoE layer
     const std::vector<int64_t>* known_rows =
         nullptr;           // by layer, where the host knows them: of this rank's experts; for costs only
     RowGroups all_tokens;  // one group of the T rows: what shared experts and dense FFNs run on
@@ -63,7 +63,7 @@ struct Context {
     bool sums_squares = false;
     DelayedWgrads* delayed = nullptr;  // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
-    // What stochastic rounding counts by, beside the tensor and the micro-batch.
+    // What stochastic rounding counts by, in addition to the tensor and the micro-batch.
     struct Rounding {
         uint64_t seed = 0;
         TensorView step;      // [1] i64 on the device: rounding_step()
@@ -72,9 +72,9 @@ struct Context {
     TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     GemmObserver* gemms = nullptr;  // absent: nobody
-    SideLane* side = nullptr;       // absent: one operation after the other
-    WireLane* wire = nullptr;       // absent: calls of the exchange run between the other operations
-    Turn* turn = nullptr;           // absent: no other micro-batch is under way
+    SideStream* side = nullptr;     // null: operations run one after the other
+    WireStream* wire = nullptr;     // null: exchange calls run between the other operations
+    Turn* turn = nullptr;           // null: micro-batches are not interleaved
     Launch launch = {};
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
@@ -90,8 +90,8 @@ struct Context {
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };
 
-// What a forward keeps for its backward, from here on; forgotten where the backward runs the forward again
-// (recompute moe, full).
+// Marks the arenas of saved activations. forget() drops what a forward saved since then, because the backward
+// runs the forward again (recompute moe, full).
 class KeptSince {
 public:
     explicit KeptSince(const Context& ctx)

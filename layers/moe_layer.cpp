@@ -2,7 +2,7 @@
 // Forward and backward of the MoE layer, and what each recompute mode keeps or makes again.
 #include "layers/moe_layer.h"
 
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 
 #include <fmt/core.h>
 
@@ -66,17 +66,17 @@ void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& resid
 void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                             const TensorView& y) const {
     ArenaScope scope(ctx.scratch);
-    SideLane* const side = side_of(ctx);
+    SideStream* const side = side_of(ctx);
     TensorView addend;
     Event addend_ready;
-    const auto shared_expert = [&](Context& lane) {
-        auto timed = lane.stage("shared expert");
-        shared_->forward(lane, x, {}, recompute_.shared_experts, saved.shared, addend);
+    const auto shared_expert = [&](Context& side_ctx) {
+        auto timed = side_ctx.stage("shared expert");
+        shared_->forward(side_ctx, x, {}, recompute_.shared_experts, saved.shared, addend);
     };
     if (shared_) addend = ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
     if (side != nullptr) {
-        Context lane = begin_shared_expert(ctx);
-        shared_expert(lane);
+        Context side_ctx = begin_shared_expert(ctx);
+        shared_expert(side_ctx);
         addend_ready = side->mark();
     }
     router_->forward(ctx, x.plain, saved.route);
@@ -94,16 +94,15 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     ctx.rows.push();
 }
 
-// The lane that the shared expert runs on beside the routed experts; null: there is none, or it runs before
-// them.
-SideLane* MoeLayer::side_of(const Context& ctx) const {
-    const bool beside =
+// The stream for the shared expert if it runs in parallel with the routed experts, else null.
+SideStream* MoeLayer::side_of(const Context& ctx) const {
+    const bool overlap =
         shared_ != nullptr && ctx.side != nullptr && ctx.side->schedule().moe_shared_expert_overlap;
-    return beside ? ctx.side : nullptr;
+    return overlap ? ctx.side : nullptr;
 }
 Context MoeLayer::begin_shared_expert(const Context& ctx) const {
     return ctx.side->begin(
-        ctx, recompute_.shared_experts ? SideLane::Kept::dropped : SideLane::Kept::for_backward);
+        ctx, recompute_.shared_experts ? SideStream::Kept::dropped : SideStream::Kept::for_backward);
 }
 
 void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, MoeSaved& saved,
@@ -119,17 +118,17 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
     }
     TokenRows gradient{.plain = dy};
     flow_->prepare_gradient(ctx, gradient);
-    SideLane* const side = side_of(ctx);
+    SideStream* const side = side_of(ctx);
     TensorView dx_shared;
     Event dx_shared_ready;
-    const auto shared_expert = [&](Context& lane) {
-        auto timed = lane.stage("shared expert");
-        shared_->backward(lane, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
+    const auto shared_expert = [&](Context& side_ctx) {
+        auto timed = side_ctx.stage("shared expert");
+        shared_->backward(side_ctx, x, gradient, recompute_.shared_experts, saved.shared, dx_shared);
     };
     if (shared_) dx_shared = ctx.scratch.tensor(ctx.activation, {ctx.tokens, hidden}, "shared expert");
     if (side != nullptr) {
-        Context lane = begin_shared_expert(ctx);
-        shared_expert(lane);
+        Context side_ctx = begin_shared_expert(ctx);
+        shared_expert(side_ctx);
         dx_shared_ready = side->mark();
     } else if (shared_) {
         shared_expert(ctx);
@@ -154,7 +153,7 @@ void MoeLayer::backward(Context& ctx, const TokenRows& x, const TensorView& dy, 
 }
 
 void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
-    // dispatch comes next on this lane and does not wait for the shared expert
+    // dispatch comes next on this stream and does not wait for the shared expert
     const Launch wire = begin_wire(ctx);
     auto timed = ctx.stage("plan", wire);
     const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;

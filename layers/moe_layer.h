@@ -35,15 +35,15 @@ public:
 
     const Router& router() const { return *router_; }
     Router& router() { return *router_; }
-    // Rows a rank has room for in this layer at the start, for the given slots per rank; and the most that
-    // any routing needs.
+    // Row capacity of a rank in this layer at the start, for the given slots per rank; and the rows that the
+    // worst routing needs.
     static int64_t row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
     static int64_t worst_rows(MoeSpec moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
 
 private:
     void forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                       const TensorView& y) const;
-    SideLane* side_of(const Context& ctx) const;
+    SideStream* side_of(const Context& ctx) const;
     Context begin_shared_expert(const Context& ctx) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
     // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the

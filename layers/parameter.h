@@ -70,7 +70,7 @@ struct ParameterSpec {
     double init_std = 0.02;
     bool expert = false;       // leading dimension: local experts, different on each expert-parallel rank
     int64_t first_expert = 0;  // global id of local expert 0
-    int64_t sources = 1;       // of an expert's gradient: ranks whose tokens are summed apart
+    int64_t sources = 1;       // source ranks with a gradient sum of their own (expert weights)
     bool weight_decay = true;
     WeightFormat format;
     DType plain_dtype = DType::bf16;  // dtype of the plain copy; f32: the master itself serves
@@ -80,7 +80,7 @@ struct Parameter {
     ParameterSpec spec;
     uint64_t stream = 0;         // of its random numbers: a hash of the name
     StateShards::Place shard;    // of master, m and v
-    Shares shares;               // whose slice of them each of these ranks has: one slice a rank
+    Shares shares;               // of those ranks, each with one slice
     Slice slice;                 // what of them is here; all of it where shard.size is 1
     TensorView master, m, v;     // spec.shape, or [slice.count] of a shard; f32, or as StateDtypes says
     TensorView main_grad;        // spec.shape; f32, or as StateDtypes says
@@ -145,8 +145,8 @@ public:
     // the sums of its slices alone, unless StateShards says otherwise. replica: as below.
     void reduce_gradients(Exchange& exchange, int64_t replica, size_t first, size_t last,
                           const Launch& launch = {});
-    // Whether a rank has the sums of its slices alone, of dense or of expert gradients; whose slices then
-    // are which blocks of all of them.
+    // Whether a rank has only the sums of its own slices, of dense or of expert gradients; and which blocks
+    // of all gradients belong to which rank.
     bool divides_gradients(bool expert) const;
     Shares gradient_shares(bool expert) const { return gradient_shares(0, parameters_.size(), expert); }
     // By all ranks together: the whole sums again.
@@ -164,11 +164,10 @@ public:
     void write_copies(const Parameter& parameter, const TensorView& master, const Launch& launch);
     // The same of all parameters, by all ranks together: shards of a master are gathered.
     void write_all_copies(Exchange& exchange);
-    // After the update of their slices, by all ranks that share their state: the working copies of the
-    // sharded among the parameters added first to last, last excluded. Plain copies, whose slices are written
-    // here, are gathered as they are, those that lie together in one call. FP8 copies are made from gathered
-    // masters, as many in one call as the buffer holds: a scale may span slices, and the second orientation
-    // crosses them.
+    // Each rank has updated its slices. Makes the working copies of the sharded parameters among those added
+    // first to last, last excluded; called by all ranks that share their state. BF16 copies are gathered
+    // directly, contiguous ones in one call. FP8 copies are rebuilt from the gathered masters, as many per
+    // call as the buffer holds, because a scale may span slices and the second orientation crosses them.
     void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,

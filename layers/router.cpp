@@ -4,7 +4,7 @@
 
 #include "kernels/core/error.h"
 #include "layers/forced_routing.h"
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 
 #include <algorithm>
 #include <vector>

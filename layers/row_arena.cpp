@@ -21,7 +21,7 @@ RowArena::~RowArena() {
 }
 
 TensorView RowArena::next_row_base() const {
-    FP8FLOW_CHECK(depth_ < max_layers_, "{} layers pushed, room for {}", depth_ + 1, max_layers_);
+    FP8FLOW_CHECK(depth_ < max_layers_, "{} layers pushed, capacity {}", depth_ + 1, max_layers_);
     return make_view(words_ + depth_ + 1, DType::i64, {1});
 }
 

@@ -73,12 +73,12 @@ struct MoeSpec {
     double moe_z_loss_coeff = 0.0;
     bool moe_router_force_load_balancing = false;  // benchmark: uniform round-robin assignment
     double moe_router_force_biased = 0.0;          // benchmark: wanted max/mean load; 0: off
-    // Rows a rank has room for at the start, times T*K; grown by redoing the step. 0: worst case
+    // Row capacity of a rank at the start, in units of T*K; grown by redoing the step. 0: worst case
     double moe_expert_rank_capacity_factor = 1.25;
     int64_t moe_row_alignment = 128;  // rows every expert group is padded to
     CombineOrder moe_combine_order = CombineOrder::rank;
 };
-// Source ranks whose tokens have groups of rows and sums of weight gradients of their own.
+// Number of source ranks with their own row groups and weight-gradient sums.
 inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size) {
     return moe.moe_combine_order == CombineOrder::invariant ? expert_parallel_size : 1;
 }
@@ -98,12 +98,12 @@ struct PrecisionSpec {
     bool moe_scaling_aware_transpose = true;
     bool moe_permute_padding_for_fp8 = true;  // fused permute + pad
     bool moe_act_quantize_fusion = true;      // fused SwiGLU x prob + quantise
-    // the norm emits the FP8 rows (1 cast a layer); false: 2, the paper's count
+    // the norm emits the FP8 rows (1 cast per layer); false: 2, the paper's count
     bool moe_norm_quantize_fusion = true;
     int64_t fp8_amax_history_len = 16;     // delayed scaling of the norm's output (fp8_tensorwise)
     bool fault_wrong_scale_index = false;  // test only: a planted bug that `validate` must catch
 
-    // Rows cross the wire as FP8 codes with their scales, not as BF16.
+    // Rows cross the wire as FP8 values with their scales, not as BF16.
     bool sends_fp8_rows() const { return recipe == Recipe::fp8_flow && moe_quantize_before_dispatch; }
 };
 
@@ -134,19 +134,22 @@ enum class CudaGraphImpl : uint8_t { none, full_iteration };
 
 // What may run at the same time (docs/architecture.md, Schedules). No schedule changes a bit.
 struct ScheduleSpec {
-    bool moe_shared_expert_overlap = false;  // the shared expert beside the route and the wire
-    bool delay_wgrad_compute = false;  // expert weight gradients beside data gradients and combine of dX
-    // the forward of a micro-batch beside the backward of the one before
+    bool moe_shared_expert_overlap = false;  // shared expert in parallel with router and exchange
+    // expert weight gradients in parallel with data gradients and the combine of dX
+    bool delay_wgrad_compute = false;
+    // forward of a micro-batch in parallel with the backward of the one before
     bool overlap_moe_expert_parallel_comm = false;
-    bool overlap_grad_reduce = false;   // gradients of a layer are reduced beside the backward of those below
-    bool overlap_param_gather = false;  // copies of a layer are gathered beside the forward of the one before
-    // SMs of calls of the exchange beside the other micro-batch, with several ranks; 0: all
+    // reduction of a layer's gradients in parallel with the backward of the layers below
+    bool overlap_grad_reduce = false;
+    // gathering of a layer's copies in parallel with the forward of the layer before
+    bool overlap_param_gather = false;
+    // SMs of exchange calls in parallel with the other micro-batch, with several ranks; 0: all
     int64_t wire_sms = 64;
     CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
 
-    bool has_side_lane() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
+    bool has_side_stream() const { return moe_shared_expert_overlap || delay_wgrad_compute; }
     bool overlaps() const {
-        return has_side_lane() || overlap_moe_expert_parallel_comm || overlap_grad_reduce ||
+        return has_side_stream() || overlap_moe_expert_parallel_comm || overlap_grad_reduce ||
                overlap_param_gather;
     }
 };

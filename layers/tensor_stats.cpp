@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Copies a quantised tensor and its source, or its transposed copy, to the host and counts what the codes
+// Copies a quantised tensor and its source, or its transposed copy, to the host and counts what the values
 // lost.
 #include "layers/tensor_stats.h"
 
@@ -53,17 +53,17 @@ int64_t scale_index(const ScaledTensor& tensor, int64_t row, int64_t column) {
 // A quantised tensor on the host.
 struct HostCopy {
     const ScaledTensor& tensor;
-    std::vector<uint8_t> codes, scales;
+    std::vector<uint8_t> bytes, scales;
     int64_t base, columns;
 
     HostCopy(Context& ctx, const ScaledTensor& of)
         : tensor(of),
-          codes(to_host<uint8_t>(ctx, of.data)),
+          bytes(to_host<uint8_t>(ctx, of.data)),
           scales(to_host<uint8_t>(ctx, of.scales)),
           base(base_of(ctx, of.data)),
           columns(of.data.dim(1)) {}
     uint8_t code(int64_t row, int64_t column) const {
-        return codes[static_cast<size_t>(row * columns + column)];
+        return bytes[static_cast<size_t>(row * columns + column)];
     }
     double scale(int64_t row, int64_t column) const {
         return value_at(tensor.scales, scales, scale_index(tensor, row, column));
@@ -103,8 +103,8 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
             rows_.insert(rows_.end(), {.tensor = name, .scale_min = std::numeric_limits<double>::infinity()});
     }
     TensorStatsRow& row = *found;
-    const HostCopy codes(ctx, quantized);
-    const int64_t columns = codes.columns, base = codes.base;
+    const HostCopy copy(ctx, quantized);
+    const int64_t columns = copy.columns, base = copy.base;
     const int64_t source_base = source ? base_of(ctx, source) : 0;
     const auto plain = source ? to_host<uint8_t>(ctx, source) : std::vector<uint8_t>{};
     const uint8_t largest = quantized.data.dtype == DType::e5m2 ? 0x7B : 0x7E;
@@ -113,8 +113,8 @@ void TensorStats::observe(Context& ctx, const char* name, const ScaledTensor& qu
     visit_valid_rows(ctx, groups, quantized.data.dim(0), [&](int64_t first, int64_t count) {
         for (int64_t r = first; r < first + count; ++r) {
             for (int64_t c = 0; c < columns; ++c) {
-                const uint8_t code = codes.code(base + r, c);
-                const double scale = codes.scale(base + r, c);
+                const uint8_t code = copy.code(base + r, c);
+                const double scale = copy.scale(base + r, c);
                 const bool zero = is_zero(code);
                 ++row.values;
                 row.zeros += zero;

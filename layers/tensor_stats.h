@@ -14,10 +14,10 @@ namespace fp8flow {
 struct TensorStatsRow {
     std::string tensor;       // "norm", "dispatch", "fc1 input", "swiglu", "dY" or "swiglu backward"
     int64_t values = 0;       // valid values seen
-    int64_t zeros = 0;        // codes that are zero
-    int64_t underflows = 0;   // non-zero source values whose code is zero
-    int64_t at_maximum = 0;   // codes at the largest magnitude, clipped or not
-    int64_t saturations = 0;  // source values that were clipped: beyond the largest code times their scale
+    int64_t zeros = 0;        // quantised values that are zero
+    int64_t underflows = 0;   // non-zero source values that became zero
+    int64_t at_maximum = 0;   // quantised values of the largest magnitude, clipped or not
+    int64_t saturations = 0;  // source values that were clipped: beyond the largest value times their scale
     double scale_min = 0, scale_max = 0;         // over scales of valid rows, pads left out
     double error_energy = 0, source_energy = 0;  // sums of (q - source)^2 and source^2
     bool has_source = false;
@@ -28,7 +28,7 @@ struct TensorStatsRow {
 // the rows and 0 in the copy. Energies are sums of squares of dequantised values.
 struct TransposeStatsRow {
     int64_t iteration = 0;
-    std::string weight;   // whose gradient reads it: "layers.1.moe.experts.linear_fc2.weight"
+    std::string weight;   // its gradient reads the copy: "layers.1.moe.experts.linear_fc2.weight"
     std::string tensor;   // "dye^T", "a^T", "dh^T" or "xe^T"
     int64_t values = 0;   // of valid rows
     int64_t nonzero = 0;  // of these not 0 in the rows

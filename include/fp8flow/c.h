@@ -61,7 +61,7 @@ typedef struct fp8flow_tensor {
     int64_t reserved[4];
 } fp8flow_tensor;
 
-/* Which FP8 codes [.., R, C] share a scale, and where it is; value = code * scale. */
+/* Which FP8 values [.., R, C] share a scale, and where it is; x = value * scale. */
 enum fp8flow_layout {
     FP8FLOW_PLAIN = 0,       /* no scales: an ordinary tensor */
     FP8FLOW_VEC128_WIRE = 3, /* 1x128 blocks, [R, C/128] e8m0 (or f32) */
@@ -69,8 +69,8 @@ enum fp8flow_layout {
     FP8FLOW_BLOCK128 = 5,    /* weights: 128x128 blocks, [E, R/128, C/128 padded to 4] f32 */
     FP8FLOW_TILE128 = 6      /* a transposed copy [dim, M]: 128x128 tiles, [M/128, dim/128] f32 */
 };
-/* What scales are. pow2: powers of two, as transpose_fp8 needs; fp32: maximum / 448 exactly. undeclared: of a
- * tensor whose owner has not said; quantisers take one of the other two. */
+/* What scales are. pow2: powers of two, as transpose_fp8 needs; fp32: maximum / 448 exactly. undeclared: a
+ * tensor without a declared format; quantisers take one of the other two. */
 enum fp8flow_scale_format { FP8FLOW_UNDECLARED = 0, FP8FLOW_POW2 = 1, FP8FLOW_FP32 = 2 };
 typedef struct fp8flow_scaled {
     size_t size;                  /* sizeof(fp8flow_scaled) */
@@ -95,10 +95,10 @@ typedef struct fp8flow_groups {
 } fp8flow_groups;
 
 /* ---- quantisers (E4M3). src f32, bf16 or f16 [M, C]; groups null: all rows are one group without pads. */
-/* dst: codes [M, C], vec128 or vec128_wire. */
+/* dst: FP8 [M, C], vec128 or vec128_wire. */
 int fp8flow_quantize_rows(fp8flow_context* context, const fp8flow_tensor* src, const fp8flow_groups* groups,
                           int scale_format, const fp8flow_scaled* dst, void* stream);
-/* dst: transposed codes [C, M], vec128: 128x1 blocks of src, counted from a group's first row. */
+/* dst: transposed FP8 [C, M], vec128: 128x1 blocks of src, counted from a group's first row. */
 int fp8flow_quantize_columns(fp8flow_context* context, const fp8flow_tensor* src,
                              const fp8flow_groups* groups, int scale_format, const fp8flow_scaled* dst,
                              void* stream);
@@ -133,7 +133,7 @@ int64_t fp8flow_max_rows(int64_t tokens, int64_t choices, int64_t experts, int64
  * that the sum of groups.counts is T * K exactly where all ids are right. */
 int fp8flow_plan_rows(fp8flow_context* context, const fp8flow_tensor* ids, const fp8flow_tensor* probs,
                       const fp8flow_plan* plan, void* stream);
-/* src [T, H] -> dst [M, H]: both plain of one dtype (bf16, f32), or codes with vec128_wire -> vec128. */
+/* src [T, H] -> dst [M, H]: both plain of one dtype (bf16, f32), or FP8 with vec128_wire -> vec128. */
 int fp8flow_permute_pad(fp8flow_context* context, const fp8flow_scaled* src, const fp8flow_plan* plan,
                         const fp8flow_scaled* dst, void* stream);
 /* src [M, H] bf16 or f32 -> dst [T, H] bf16 or f32: a token's rows summed in fp32 in ascending experts.
@@ -166,7 +166,7 @@ typedef struct fp8flow_layer_spec {
     int64_t ffn_hidden_size; /* F, a multiple of 128 */
     int64_t num_experts;
     int64_t topk;
-    int64_t max_tokens;  /* of one call: rows have room for every routing of so many */
+    int64_t max_tokens;  /* of one call; buffers are sized for the worst routing */
     const char* recipe;  /* "bf16", "fp8_tensorwise", "fp8_blockwise", "fp8_flow", "fp8_rowwise", "mxfp8" */
     double topk_scaling; /* factor of the probabilities; 1 as a rule */
     /* 0: softmax over the chosen experts. 1: over all, before the choice, and not normalised again. */

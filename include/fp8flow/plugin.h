@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * Put a kernel of your own beside this project's: a shared library for `fp8flow bench OPERATIONS --plugin
+ * Compare a kernel of your own with this project's: a shared library for `fp8flow bench OPERATIONS --plugin
  * FILE`. It exports one C function, fp8flow_plugin, which returns a table of the operations that it has. For
  * each of them bench makes the tensors of the row's shape, runs its own kernel and yours on the same values,
  * compares every tensor, and times both with the same clocks, buffers and cache. An example:

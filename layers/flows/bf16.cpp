@@ -105,8 +105,9 @@ private:
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");            // [M, F]
         ScaledTensor dh{.data = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
 
-        aside(ctx, saved,
-              [&](Context& lane) { weight_gradient(lane, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2); });
+        aside(ctx, saved, [&](Context& side_ctx) {
+            weight_gradient(side_ctx, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
+        });
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
         {
             auto timed = ctx.stage("swiglu");
@@ -118,8 +119,9 @@ private:
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
-        aside(ctx, saved,
-              [&](Context& lane) { weight_gradient(lane, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1); });
+        aside(ctx, saved, [&](Context& side_ctx) {
+            weight_gradient(side_ctx, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1);
+        });
         data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
     }
 

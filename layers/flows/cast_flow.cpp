@@ -159,8 +159,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
-    aside(ctx, saved, [&](Context& lane) {
-        paired_weight_gradient(lane, "fc2 wgrad", dy.columns,
+    aside(ctx, saved, [&](Context& side_ctx) {
+        paired_weight_gradient(side_ctx, "fc2 wgrad", dy.columns,
                                precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
                                *w.w2);
     });
@@ -176,8 +176,8 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                 ctx.launch);
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
-    aside(ctx, saved, [&](Context& lane) {
-        paired_weight_gradient(lane, "fc1 wgrad", dh_operands.columns,
+    aside(ctx, saved, [&](Context& side_ctx) {
+        paired_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,
                                precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
                                *w.w1);
     });

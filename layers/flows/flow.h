@@ -79,7 +79,7 @@ public:
     // activations.
     virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
     virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
-    // Bytes that one received row keeps beside them, once for all experts of this rank.
+    // Bytes that one received row keeps in addition, once for all experts of this rank.
     virtual double saved_bytes_received(int64_t) const { return 0; }
     // dy.quantized: the gradient of the layer's output as it goes over the wire.
     virtual void prepare_gradient(Context&, TokenRows&) const {}
@@ -91,19 +91,19 @@ public:
         ExpertWeights weights;
         TensorView residual;  // optional
         TensorView addend;    // optional: added to the residual first (Exchange::Combine)
-        Event addend_ready;   // where the side lane makes it
+        Event addend_ready;   // recorded if the side stream computes it
         TensorView y;         // out
     };
     virtual void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const = 0;
     // dx [T, H] = dx_in + the experts' part; dprob [T, K]; main gradients of the weights. What this takes
-    // from scratch stays until the caller's scope ends: weight gradients on the side lane may read it.
+    // from scratch stays until the caller's scope ends: weight gradients on the side stream may read it.
     struct Backward {
         TokenRows dy;
         TokenRows x;  // the forward's, for saved_rows: none
         const FlowPlan& plan;
         ExpertWeights weights;
         TensorView dx_in;   // optional
-        Event dx_in_ready;  // where the side lane makes it
+        Event dx_in_ready;  // recorded if the side stream computes it
         TensorView dx;      // out
         TensorView dprob;   // out [T, K]
     };
@@ -132,9 +132,9 @@ ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, 
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 
-// A flow of the caller's, selected by PrecisionSpec::flow; before the first layer that uses it. `base` is the
-// recipe whose options it knows and whose rows cross the wire: fp8_flow for what derives from Fp8Flow, a
-// recipe that casts for what derives from CastFlow. Throws Error(usage) where the name is taken.
+// Registers a flow of the caller, selected by PrecisionSpec::flow. Call it before the first layer that uses
+// it. The flow has the options and the wire format of recipe `base`: fp8_flow for subclasses of Fp8Flow, a
+// casting recipe for subclasses of CastFlow. Throws Error(usage) if the name is taken.
 using FlowFactory = std::unique_ptr<Flow> (*)(const PrecisionSpec&, const ExpertsRecompute&);
 void register_flow(const std::string& name, Recipe base, FlowFactory make);
 template <class OwnFlow> void register_flow(const std::string& name, Recipe base) {

@@ -97,7 +97,7 @@ void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved
 void Fp8Flow::fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
                            const ScaledTensor& dh, const TensorView& drow_prob) const {
     rebuild(ctx, w, saved);
-    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
+    aside(ctx, saved, [&](Context& side_ctx) { wgrad(side_ctx, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
     const TensorView da =
         rows(ctx, saved, Life::call, ctx.activation, w.w2->spec.shape[2], "fc2");  // [M, F] bf16
     data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
@@ -107,7 +107,7 @@ void Fp8Flow::fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& s
 // ---- dh [M, 2F] FP8 -> dxe [M, H] bf16
 void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dh,
                            const TensorView& dxe) const {
-    aside(ctx, saved, [&](Context& lane) { wgrad(lane, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
+    aside(ctx, saved, [&](Context& side_ctx) { wgrad(side_ctx, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "layers/flows/flow.h"
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 
 #include <optional>
 
@@ -39,24 +39,24 @@ void begin_backward(ExpertsSaved& saved, const FlowPlan& plan);
 TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision);
 void begin_dense(Context& ctx, ExpertsSaved& saved);
 
-// The main lane waits for what the side lane made, if it did.
+// Later work of the main stream waits for the event, if a side stream records it.
 void await(Context& ctx, Event ready);
-// Work that the data gradients do not wait for: with delay_wgrad_compute beside them, on the side lane
-// (runs_beside), otherwise here.
-inline bool runs_beside(const Context& ctx, const ExpertsSaved& saved) {
+// Runs work that the data gradients do not wait for: with delay_wgrad_compute on the side stream, in parallel
+// with them; otherwise on this stream.
+inline bool runs_aside(const Context& ctx, const ExpertsSaved& saved) {
     return saved.routed && ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
 }
 template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&& work) {
-    if (!runs_beside(ctx, saved)) return work(ctx);
-    Context lane = ctx.side->begin(ctx);
-    work(lane);
+    if (!runs_aside(ctx, saved)) return work(ctx);
+    Context side_ctx = ctx.side->begin(ctx);
+    work(side_ctx);
 }
-// Scratch of one half of a backward, which the other half takes over. What aside() runs beside may still read
-// it: then it stays to the end of the call.
+// Scratch of one half of a backward pass, reused by the other half. Work that aside() queued on the side
+// stream may still read it; then it lives until the end of the call.
 class HalfScope {
 public:
     HalfScope(Context& ctx, const ExpertsSaved& saved) {
-        if (!runs_beside(ctx, saved)) scope_.emplace(ctx.scratch);
+        if (!runs_aside(ctx, saved)) scope_.emplace(ctx.scratch);
     }
 
 private:
@@ -98,7 +98,7 @@ inline DType gradient_code(const PrecisionSpec& precision) {
 constexpr double kPlainBytes = 2;
 double fp8_bytes(ScaleLayout layout);
 
-// With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and codes
+// With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and values
 // only).
 void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source);

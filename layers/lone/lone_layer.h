@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// LoneLayer: one MoE layer with all that it needs around it: parameters, saved activations, workspace. What
-// `fp8flow replay` and other programs run; the model's layers share these instead. Read next: moe_layer.h.
+// LoneLayer: one MoE layer together with its parameters, saved activations and workspace, for `fp8flow
+// replay` and other programs. In a model, layers share these. Read next: moe_layer.h.
 #pragma once
 
 #include "layers/moe_layer.h"
@@ -29,10 +29,10 @@ struct LoneLayerSpec {
     GemmObserver* gemms = nullptr;
 };
 
-// Rows are [T, H] bf16 on the device that the operations run on, T <= S and any on each rank. Calls follow
-// each other on one stream; where there are several ranks, all of them make the same calls. Buffers have room
-// for every routing, so that no call is redone; they grow in the first calls. Balancing losses are scaled as
-// where every rank has S tokens. Errors are thrown as Error.
+// Rows are [T, H] bf16 on the device of the operations; T <= S may differ between ranks. Calls are made on
+// one stream, and all ranks make the same calls. Buffers are sized for the worst routing, so no call is
+// redone; they grow in the first calls. Balancing losses are scaled as if every rank had S tokens. Errors are
+// thrown as Error.
 class LoneLayer {
 public:
     // The ranks of `exchange` share the experts, an equal part each; `ops` and `exchange` outlive the layer.
@@ -41,8 +41,8 @@ public:
 
     // y may be x only without residual.
     void forward(const TensorView& x, const TensorView& y, const Launch& launch = {});
-    // Of the forward before, whose x still stands: dx, and the main gradients of all weights, replaced or
-    // added to. They are those of this rank's tokens and, of its experts, of all ranks' tokens.
+    // Backward of the last forward; x must be unmodified. Writes dx and overwrites the main gradients of all
+    // weights, or adds to them. Expert gradients cover all ranks' tokens, all others this rank's tokens.
     void backward(const TensorView& dy, const TensorView& dx, Gradient mode = Gradient::overwrite,
                   const Launch& launch = {});
     // The sum over all ranks of the gradients that every rank has a part of (router, norm, shared expert;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Two threads of which one runs: how they hand over, and how an error of one ends both.
+// Two threads, one of which runs at a time: how they switch, and how an error in one ends both.
 #include "layers/schedule/turns.h"
 
 #include <thread>
@@ -14,12 +14,12 @@ Turns::~Turns() {
 }
 
 void Turns::wait_for_turn(int side) {
-    for (int now = whose_.load(); now != side; now = whose_.load()) whose_.wait(now);
+    for (int now = turn_of_.load(); now != side; now = turn_of_.load()) turn_of_.wait(now);
 }
 
 void Turns::give_turn(int side) {
-    whose_.store(side);
-    whose_.notify_all();
+    turn_of_.store(side);
+    turn_of_.notify_all();
 }
 
 void Turn::pass(Context& ctx) {
@@ -49,7 +49,7 @@ void Turns::play(StageTimer& timer, const Work& work, int side) {
 void Turns::run(StageTimer& timer, const Work& first, const Work& second) {
     done_[0] = done_[1] = false;
     error_ = nullptr;
-    whose_ = 0;
+    turn_of_ = 0;
     const Work on_own_thread = [&](Turn& turn) {
         device_.enter_thread();
         second(turn);

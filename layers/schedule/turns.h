@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Two micro-batches in turns: the host gives the device a piece of one, then a piece of the other
-// (overlap_moe_expert_parallel_comm). A piece ends at a call of the exchange; while that is on the wire, the
-// other's piece computes.
+// Two interleaved micro-batches (overlap_moe_expert_parallel_comm): the host queues a piece of one, then a
+// piece of the other. A piece ends at an exchange call. While that call is on the wire, the other micro-batch
+// computes.
 //
-// Each is a thread of its own, so that forward and backward stay functions that are read from top to bottom;
-// one of them runs at a time, and they change places in the order of the program: the same on all ranks, and
-// in every run. All compute is on the main lane and all calls of the exchange on the wire lane, both in the
-// order of the turns. A micro-batch follows its own calls before it goes on, so its memory is used in the
-// order of its own program; it shares none with the other.
+// Each micro-batch has a host thread, so that forward and backward remain functions that are read from top to
+// bottom. One thread runs at a time; they switch at exchange calls, in an order that is the same on all ranks
+// and in every run. Compute runs on the main stream and exchange calls run on the wire stream, both in the
+// order in which they were queued. A micro-batch waits for its own exchange call before it continues, so its
+// arenas are reused in the order of its own program; the two micro-batches share no arena.
 #pragma once
 
 #include "layers/context.h"
@@ -20,13 +20,13 @@ namespace fp8flow {
 
 class Turns;
 
-// The side of one micro-batch; its context carries it.
+// One of the two micro-batches; its context points to it.
 class Turn {
 public:
-    // What the wire lane was given in this turn, for the end of the wait.
+    // The event after this turn's exchange call.
     Event point() const { return point_; }
-    // The other micro-batch goes on; returns when that has ended its turn, or is done. Throws what the other
-    // ended with, if that was an error.
+    // Lets the other micro-batch run; returns when it ends its turn or is done. Throws the error that ended
+    // it, if there was one.
     void pass(Context& ctx);
 
 private:
@@ -44,8 +44,8 @@ public:
     Turns(const Turns&) = delete;
     Turns& operator=(const Turns&) = delete;
 
-    // Runs both to their ends; `first` has the first turn. Both give their turn to the contexts that they
-    // make. Throws the error that one of them ended with.
+    // Runs both to the end; `first` begins. Both store their Turn in the contexts that they make. Throws the
+    // error that ended one of them, if there was one.
     using Work = std::function<void(Turn&)>;
     void run(StageTimer& timer, const Work& first, const Work& second);
 
@@ -57,7 +57,7 @@ private:
 
     Device& device_;
     Turn turns_[2];
-    std::atomic<int> whose_{0};
+    std::atomic<int> turn_of_{0};
     bool done_[2] = {};
     std::exception_ptr error_;
 };

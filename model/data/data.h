@@ -29,7 +29,7 @@ public:
     virtual int64_t seq_length() const = 0;
     // 0 if the split does not exist.
     virtual int64_t num_tokens(Split split) const = 0;
-    // Samples after which every window has been seen once; the next epoch is shuffled anew.
+    // Samples after which every window has been seen once; the next epoch is shuffled again.
     virtual int64_t samples_per_epoch(Split split) const = 0;
     // One line for the log: what the data is, how much of it, how it was split.
     virtual std::string description() const = 0;

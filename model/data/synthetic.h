@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A seeded Markov source of order k over V symbols, shaped like text (Zipf unigrams, few likely successors),
-// whose entropy is known: the floor of the loss is printed next to the loss. Nothing is stored but the
+// with known entropy: the lower bound of the loss is printed next to the loss. Nothing is stored but the
 // table of transitions.
 //
 // P(x | context) = noise * zipf(x) + (1 - noise) * successors(x | context), where every context of k symbols

@@ -5,7 +5,7 @@
 #include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
 #include "kernels/core/stochastic_rounding.h"
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 #include "model/data/megatron.h"
 #include "model/data/shards.h"
 #include "model/data/synthetic.h"
@@ -144,8 +144,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
         turns_ = std::make_unique<Turns>(device);
     if (config.precision.moe_wgrad_pair_micro_batches) delayed_ = std::make_unique<DelayedWgrads>(device);
-    if (config.schedule.has_side_lane()) side_ = std::make_unique<SideLane>(device, config.schedule);
-    if (config.schedule.overlaps()) wire_ = std::make_unique<WireLane>(device, config.schedule);
+    if (config.schedule.has_side_stream()) side_ = std::make_unique<SideStream>(device, config.schedule);
+    if (config.schedule.overlaps()) wire_ = std::make_unique<WireStream>(device, config.schedule);
 
     const int64_t slots = batcher_.samples(0, 0, 0).count * config.model.seq_length;
     const int64_t batches = kStepsInFlight * batcher_.num_micro_batches();  // page-locked

@@ -263,14 +263,14 @@ private:
     std::vector<std::unique_ptr<Memory>> memory_;
     std::unique_ptr<DelayedWgrads> delayed_;  // with moe_wgrad_pair_micro_batches
     // where a schedule overlaps
-    std::unique_ptr<SideLane> side_;
-    std::unique_ptr<WireLane> wire_;
+    std::unique_ptr<SideStream> side_;
+    std::unique_ptr<WireStream> wire_;
     std::unique_ptr<Turns> turns_;
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
     bool skips_rows_ = false;
-    Stream stream_;  // of the main lane
+    Stream stream_;  // of the main stream
     TensorView status_, held_out_sum_;
     std::unique_ptr<StepInputs> inputs_;
     std::unique_ptr<CapturedSteps> captured_, captured_evaluations_;

@@ -2,7 +2,7 @@
 // Room for routed rows: what a step that ran out of it leads to, and what memory holds.
 #include "model/train/trainer.h"
 
-#include "layers/schedule/side_lane.h"
+#include "layers/schedule/side_stream.h"
 
 #include <algorithm>
 #include <cmath>

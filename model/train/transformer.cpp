@@ -2,7 +2,7 @@
 // The model end to end: embedding, blocks, head and loss; backward in the opposite order.
 #include "model/train/transformer.h"
 
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 
 #include <algorithm>
 
@@ -108,7 +108,7 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
 // Calls of the exchange in the layer beside it follow it: one wire order.
 void Transformer::gather_copies(Context& ctx, const Range& range) {
     if (!ctx.overlaps_param_gather || ctx.micro_batch > 0) return;
-    const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
+    const Launch wire = ctx.wire->begin(ctx, WireStream::Width::narrow);
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "parameter gather", wire);
     store_.gather_copies(ctx.exchange, range.first, range.last, wire);
 }
@@ -213,7 +213,7 @@ void Transformer::backward(Context& ctx, MicroBatch& batch) {
 // A tied embedding is complete at the end of the backward, with the embedding.
 void Transformer::reduce_gradients(Context& ctx, const Range& range) {
     if (!ctx.reduces_gradients) return;
-    const Launch wire = ctx.wire->begin(ctx, WireLane::Width::narrow);
+    const Launch wire = ctx.wire->begin(ctx, WireStream::Width::narrow);
     const StageTimer::Scope timed(ctx.timer, StageLevel::part, "gradient reduction", wire);
     store_.reduce_gradients(ctx.exchange, ctx.rounding.replica, range.first, range.last, wire);
 }

@@ -45,7 +45,7 @@ public:
     void forward(Context& ctx, MicroBatch& batch);
     // Head and loss, then everything in the opposite order. Main gradients are overwritten or accumulated as
     // ctx.grad_mode says, and summed over ranks where ctx.reduces_gradients, which the end of the step
-    // follows on the wire lane.
+    // follows on the wire stream.
     void backward(Context& ctx, MicroBatch& batch);
     // Both.
     void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,

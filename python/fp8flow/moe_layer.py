@@ -87,7 +87,7 @@ class MoELayer(torch.nn.Module):
         return f"hidden_size={hidden}, num_experts={experts}, topk={self.topk}, recipe={self.recipe}"
 
     def weights_changed(self):
-        """The next forward makes the copies of the weights anew."""
+        """The next forward makes the copies of the weights again."""
         if self._native is not None:
             self._native.versions = None
 
@@ -105,7 +105,7 @@ class MoELayer(torch.nn.Module):
         return _Run.apply(self, rows, *weights).to(x.dtype).reshape(x.shape)
 
     def _ready(self, tokens, weights):
-        """The native layer, with room for `tokens` and copies of the weights as they are."""
+        """The native layer for up to `tokens` tokens, with copies of the current weights."""
         if self._native is None or not self._native.fits(self, tokens, weights):
             known = self.max_tokens if self._native is None else max(self.max_tokens, self._native.max_tokens)
             self._native = None  # gives its memory back first

@@ -21,7 +21,7 @@ PLAIN = (torch.float32, torch.bfloat16)
 
 @dataclasses.dataclass
 class Scaled:
-    """FP8 codes with their scales. layout of codes [R, C] (weights: [E, R, C]), divisions rounded up:
+    """FP8 values (`codes`) with their scales. layout of values [R, C] (weights: [E, R, C]), divisions rounded up:
     vec128_wire  1x128 blocks, scales [R, C/128] float8_e8m0fnu, or float32 for scale_format fp32; rows on a wire
     vec128       1x128 blocks, scales [C/128, R] float32; operands of GEMMs
     block128     128x128 blocks, scales [E, R/128, C/128 padded to a multiple of 4] float32; weights
@@ -131,7 +131,7 @@ def format_of(name):
 
 
 def quantize_rows(x: torch.Tensor, groups: Optional[Groups] = None, layout: str = "vec128", scale_format: str = "pow2") -> Scaled:
-    """[M, C] float32, bfloat16 or float16 -> codes [M, C] in 1x128 blocks, layout vec128 or vec128_wire."""
+    """[M, C] float32, bfloat16 or float16 -> FP8 [M, C] in 1x128 blocks, layout vec128 or vec128_wire."""
     check(x, "x", FLOATS, (None, None))
     if layout not in ("vec128", "vec128_wire"):
         raise ValueError(f"layout is {layout!r}, want vec128 or vec128_wire")
@@ -142,7 +142,7 @@ def quantize_rows(x: torch.Tensor, groups: Optional[Groups] = None, layout: str 
 
 
 def quantize_columns(x: torch.Tensor, groups: Optional[Groups] = None, scale_format: str = "pow2") -> Scaled:
-    """[M, C] float32, bfloat16 or float16 -> transposed codes [C, M], vec128: 128x1 blocks of x, counted from a group's first row."""
+    """[M, C] float32, bfloat16 or float16 -> transposed FP8 [C, M], vec128: 128x1 blocks of x, counted from a group's first row."""
     check(x, "x", FLOATS, (None, None))
     form = format_of(scale_format)
     out = empty_scaled((x.shape[1], x.shape[0]), "vec128", x.device, scale_format)
@@ -151,7 +151,7 @@ def quantize_columns(x: torch.Tensor, groups: Optional[Groups] = None, scale_for
 
 
 def quantize_weight(w: torch.Tensor, scale_format: str = "pow2") -> Tuple[Scaled, Scaled]:
-    """[E, N, K] float32 or bfloat16 -> codes [E, N, K] and their exact transpose [E, K, N], both block128: the operands of the forward
+    """[E, N, K] float32 or bfloat16 -> FP8 [E, N, K] and its exact transpose [E, K, N], both block128: the operands of the forward
     and of the gradient of its input."""
     check(w, "w", PLAIN, (None, None, None))
     form = format_of(scale_format)
@@ -162,7 +162,7 @@ def quantize_weight(w: torch.Tensor, scale_format: str = "pow2") -> Tuple[Scaled
 
 
 def transpose_fp8(x: Scaled, groups: Optional[Groups] = None) -> Scaled:
-    """Scaling-aware: codes [M, dim] vec128 of scale_format pow2 -> [dim, M] tile128, by shifts of exponents."""
+    """Scaling-aware: FP8 [M, dim] vec128 of scale_format pow2 -> [dim, M] tile128, by shifts of exponents."""
     check_scaled(x, "x", ("vec128",), (None, None))
     if x.scale_format != "pow2":
         raise ValueError(f"x.scale_format is {x.scale_format!r}, want 'pow2': exponents are shifted and mantissas of scales ignored")
@@ -176,7 +176,7 @@ def transpose_fp8(x: Scaled, groups: Optional[Groups] = None) -> Scaled:
 
 def make_plan(ids: torch.Tensor, probs: torch.Tensor, num_experts: int, alignment: int = BLOCK) -> Plan:
     """Rows for the tokens' choices: ids [T, K] int32 or int64, different in a row and in [0, num_experts); probs [T, K] float32. Rows
-    of an expert are in ascending tokens. M has room for every routing, so that the host need not know the sizes. Other ids are refused;
+    of an expert are in ascending tokens. M is sized for the worst routing, so that the host need not know the sizes. Other ids are refused;
     on a GPU, where nothing waits to read them, by an assertion on the device, as torch's own indexing does."""
     check(ids, "ids", (torch.int32, torch.int64), (None, None))
     check(probs, "probs", F32, tuple(ids.shape), ids.device)
@@ -274,7 +274,7 @@ def grouped_gemm_wgrad(dy: Union[torch.Tensor, Scaled], x: Union[torch.Tensor, S
 
 def swiglu_quantize(h: torch.Tensor, prob: Optional[torch.Tensor] = None, groups: Optional[Groups] = None,
                     scale_format: str = "pow2") -> Scaled:
-    """h = [gate, up] float32 or bfloat16 [M, 2F], prob [M] float32 (none: 1) -> silu(gate) * up * prob as codes [M, F], vec128, straight
+    """h = [gate, up] float32 or bfloat16 [M, 2F], prob [M] float32 (none: 1) -> silu(gate) * up * prob as FP8 [M, F], vec128, straight
     from float32. F is a multiple of 128."""
     check(h, "h", PLAIN, (None, None))
     if h.shape[1] % (2 * BLOCK) != 0:

@@ -283,7 +283,7 @@ TEST(Golden, SavedRowsChangeNoBit) {
     }
 }
 
-// Schedules change no bit: every recipe, and the recompute modes that run work on a lane again. Repeated,
+// Schedules change no bit: every recipe, and the recompute modes that run work on a stream again. Repeated,
 // since what could go wrong is a race.
 TEST(Golden, SchedulesChangeNoBit) {
     const auto world = make_mpi_group(kTestDeadline);
@@ -408,7 +408,7 @@ __global__ void hold_kernel(uint64_t nanoseconds) {
 }
 
 // Kernels that hold some SMs, or all, for some time, at random; the ranks of a job draw differently. What
-// runs beside them, on whichever lane, is late by as much.
+// runs beside them, on whichever stream, is late by as much.
 class Disturbance {
 public:
     explicit Disturbance(uint64_t seed) : device_(current_device()), thread_([this, seed] { run(seed); }) {}

@@ -46,8 +46,8 @@ RankFixture::RankFixture(ProcessGroup& group, const LayerCase& layer_case)
       layer_rows(MoeLayer::worst_rows(c.moe, c.slots(), group.size())),
       rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
     if (c.main_is_late) ops.late_device().be_late_on_main();
-    if (c.schedule.has_side_lane()) side = std::make_unique<SideLane>(ops.device(), c.schedule);
-    if (c.schedule.overlaps()) wire = std::make_unique<WireLane>(ops.device(), c.schedule);
+    if (c.schedule.has_side_stream()) side = std::make_unique<SideStream>(ops.device(), c.schedule);
+    if (c.schedule.overlaps()) wire = std::make_unique<WireStream>(ops.device(), c.schedule);
     status = state.tensor(DType::i32, {1}, "step");
     step_number = state.tensor(DType::i64, {1}, "step");
     ops.zero({.y = status});

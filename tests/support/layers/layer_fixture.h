@@ -5,9 +5,9 @@
 #pragma once
 
 #include "kernels/comm/group_exchange.h"
-#include "layers/schedule/wire_lane.h"
+#include "layers/schedule/wire_stream.h"
 #include "model/train/transformer.h"
-#include "tests/support/layers/late_lane.h"
+#include "tests/support/layers/late_stream.h"
 #include "tests/support/tensors.h"
 
 #include <algorithm>
@@ -83,13 +83,14 @@ struct RankFixture {
     GroupExchange group_exchange;
     LateExchange exchange;
     PoisonDevice poison{ops.device()};
-    // Poisoned, but where the main lane is late: the poison of what another lane takes would be late as well.
+    // Poisoned, but where the main stream is late: the poison of what another stream takes would be late as
+    // well.
     Arena state{ops.device(), "state"}, saved{ops.device(), "saved", !c.main_is_late},
         scratch{ops.device(), "scratch", !c.main_is_late};
     int64_t layer_rows;
     RowArena rows;
-    std::unique_ptr<SideLane> side;
-    std::unique_ptr<WireLane> wire;
+    std::unique_ptr<SideStream> side;
+    std::unique_ptr<WireStream> wire;
     StageTimer timer;
     RowGroups all_tokens;
     TensorView status, step_number;  // of the first step

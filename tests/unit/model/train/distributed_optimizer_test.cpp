@@ -71,7 +71,7 @@ TEST(DistributedOptimizer, SameBitsUnderOtherOrdersAndSchedules) {
 }
 
 // Copies of a layer gathered beside the layer before, gradients reduced beside the backward; the rest of what
-// lanes run, too, and steps that are redone.
+// streams run, too, and steps that are redone.
 TEST(DistributedOptimizer, SameBitsWithTheWireBesideTheLayers) {
     const Keys overlapped = {"schedule.overlap_param_gather=true", "schedule.overlap_grad_reduce=true"};
     for (const int ranks : {1, 2, 4})

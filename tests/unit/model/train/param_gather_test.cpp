@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// overlap_param_gather: copies that are gathered beside the layers, on lanes that work as late as they may
-// (tests/support/layers/late_lane.h), give the bits of copies that are there before the step.
+// overlap_param_gather: copies that are gathered beside the layers, on streams that work as late as they may
+// (tests/support/layers/late_stream.h), give the bits of copies that are there before the step.
 #include "model/config/config.h"
 #include "tests/support/layers/layer_fixture.h"
 
@@ -54,7 +54,7 @@ LayerResult train_once(ProcessGroup& group, const LayerCase& c, Gather gather) {
 
 TEST(ParamGather, BesideTheLayersChangesNoBit) {
     for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow, Recipe::fp8_tensorwise})
-        for (const bool with_side_lane : {false, true}) {
+        for (const bool with_side_stream : {false, true}) {
             LayerCase c = LayerCase::of(recipe);
             c.tokens = {32, 32};
             c.divided_state = true;
@@ -63,7 +63,7 @@ TEST(ParamGather, BesideTheLayersChangesNoBit) {
             c.model.moe_layer_freq = {0, 1, 0};  // no call of the exchange in the last
             c.moe.moe_shared_expert_intermediate_size = 128;
             c.schedule.overlap_param_gather = true;
-            c.schedule.moe_shared_expert_overlap = c.schedule.delay_wgrad_compute = with_side_lane;
+            c.schedule.moe_shared_expert_overlap = c.schedule.delay_wgrad_compute = with_side_stream;
             const auto run = [&](Gather gather) {
                 std::vector<LayerResult> results(c.tokens.size());
                 run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
@@ -73,8 +73,8 @@ TEST(ParamGather, BesideTheLayersChangesNoBit) {
             };
             const std::vector<LayerResult> wanted = run(Gather::before);
             for (const bool main_is_late : {false, true}) {
-                SCOPED_TRACE(fmt::format("{}, side lane {}, main is late {}", recipe_name(recipe),
-                                         with_side_lane, main_is_late));
+                SCOPED_TRACE(fmt::format("{}, side stream {}, main is late {}", recipe_name(recipe),
+                                         with_side_stream, main_is_late));
                 c.main_is_late = main_is_late;
                 const std::vector<LayerResult> got = run(Gather::beside);
                 for (std::size_t rank = 0; rank < wanted.size(); ++rank) {

@@ -184,7 +184,7 @@ TEST(SavedRowsOf, EverySettingKeepsEveryBit) {
     }
 }
 
-// Side lane and late main lane: what the backward makes of kept rows is waited for.
+// Side stream and late main stream: what the backward makes of kept rows is waited for.
 TEST(SavedRowsOf, SchedulesKeepEveryBit) {
     LayerCase c = model_case(Recipe::fp8_flow, {16, 32});
     c.recompute = selective(16);

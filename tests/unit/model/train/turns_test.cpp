@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two micro-batches in turns give the bits of one after the other, on lanes that work as late as they may
-// (tests/support/layers/late_lane.h) and in whole training runs; and how turns change and end.
+// Two micro-batches in turns give the bits of one after the other, on streams that work as late as they may
+// (tests/support/layers/late_stream.h) and in whole training runs; and how turns change and end.
 #include "layers/schedule/turns.h"
 
 #include "model/train/trainer.h"
@@ -94,7 +94,7 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
     ModelFixture model(group, c);
     RankFixture& rank = model.rank();
     OtherMemory other(rank);
-    WireLane wire(rank.ops.device(), {});
+    WireStream wire(rank.ops.device(), {});
     Turns turns(rank.ops.device());
     HostTensor loss(DType::f32, {1});
     loss.as<float>()[0] = 0;
@@ -169,7 +169,7 @@ void expect_turns_change_no_bit(LayerCase c) {
     };
     const std::vector<LayerResult> wanted = run(false);
     for (const bool main_is_late : {false, true}) {
-        SCOPED_TRACE(main_is_late ? "the main lane is late" : "the other lanes are late");
+        SCOPED_TRACE(main_is_late ? "the main stream is late" : "the other streams are late");
         c.main_is_late = main_is_late;
         const std::vector<LayerResult> got = run(true);
         for (std::size_t rank = 0; rank < wanted.size(); ++rank) expect_same(got[rank], wanted[rank]);
@@ -190,7 +190,7 @@ LayerCase model_of(Recipe recipe) {
     return c;
 }
 
-TEST(Turns, ChangeNoBitOnLateLanes) {
+TEST(Turns, ChangeNoBitOnLateStreams) {
     for (const Recipe recipe : kRecipes) {
         SCOPED_TRACE(recipe_name(recipe));
         expect_turns_change_no_bit(model_of(recipe));

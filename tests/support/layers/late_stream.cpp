@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: MIT
-// What late_lane.h declares: compiled once, since LateOps has a function for every operation.
-#include "tests/support/layers/late_lane.h"
+// What late_stream.h declares: compiled once, since LateOps has a function for every operation.
+#include "tests/support/layers/late_stream.h"
 
 #include <utility>
 
 namespace fp8flow::test {
 
 void LateDevice::give(Stream stream, std::function<void()> work, bool independent) {
-    Lane* lane = late_lane(stream);
-    if (lane == nullptr || at_work_) return run(work);
-    if (independent && lane->ordered >= lane->ran) {
-        lane->waiting.insert(lane->waiting.begin() + (lane->ordered - lane->ran), std::move(work));
-        ++lane->ordered;
+    Queue* queue = late_stream(stream);
+    if (queue == nullptr || at_work_) return run(work);
+    if (independent && queue->ordered >= queue->ran) {
+        queue->waiting.insert(queue->waiting.begin() + (queue->ordered - queue->ran), std::move(work));
+        ++queue->ordered;
     } else {
-        lane->waiting.push_back(std::move(work));
-        if (!independent) lane->ordered = lane->given;
+        queue->waiting.push_back(std::move(work));
+        if (!independent) queue->ordered = queue->given;
     }
-    ++lane->given;
+    ++queue->given;
 }
 
 void LateDevice::run(const std::function<void()>& work) {
@@ -26,11 +26,11 @@ void LateDevice::run(const std::function<void()>& work) {
 }
 
 void LateDevice::run_until(const Point& point) {
-    Lane& lane = *point.lane;
-    while (lane.ran < point.given) {
-        ++lane.ran;
-        const std::function<void()> work = std::move(lane.waiting.front());
-        lane.waiting.pop_front();
+    Queue& queue = *point.queue;
+    while (queue.ran < point.given) {
+        ++queue.ran;
+        const std::function<void()> work = std::move(queue.waiting.front());
+        queue.waiting.pop_front();
         run(work);
     }
 }
@@ -59,19 +59,19 @@ void LateDevice::fill(void* device, uint8_t value, std::size_t bytes, Stream str
 }
 
 void LateDevice::synchronize() {
-    for (Lane& lane : lanes_) run_until({&lane, lane.given});
+    for (Queue& queue : queues_) run_until({&queue, queue.given});
     run_main();
 }
 
 void LateDevice::record(Event event, Stream stream) {
-    Lane* lane = late_lane(stream);
-    if (lane != nullptr) lane->ordered = -1;
-    *static_cast<Point*>(event.handle) = {lane, lane == nullptr ? 0 : lane->given};
+    Queue* queue = late_stream(stream);
+    if (queue != nullptr) queue->ordered = -1;
+    *static_cast<Point*>(event.handle) = {queue, queue == nullptr ? 0 : queue->given};
 }
 
 void LateDevice::follow(Stream stream, Event event) {
     const Point point = *static_cast<Point*>(event.handle);
-    if (point.lane != nullptr) give(stream, [this, point] { run_until(point); });
+    if (point.queue != nullptr) give(stream, [this, point] { run_until(point); });
 }
 
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The reference backend with side and wire lanes that work as late as they may: what they are given, calls of
-// the exchange too, runs only when the main lane waits for it. A missing wait, or memory that is taken again
-// too early, then changes bytes. Or the other way round (be_late_on_main). In the order of the program
-// itself, as the reference backend runs it, nothing could go wrong.
+// The reference backend with side and wire streams that work as late as possible: their work, exchange calls
+// included, runs only when the main stream waits for it. A missing wait, or memory that is reused too early,
+// then changes bytes. be_late_on_main reverses the roles. The plain reference backend runs all work in
+// program order and cannot show such faults.
 #pragma once
 
 #include "kernels/exchange.h"
@@ -16,8 +16,8 @@ namespace fp8flow::test {
 class LateDevice final : public Device {
 public:
     explicit LateDevice(Device& device) : device_(device) {}
-    // The main lane works as late as it may and all others at once, instead: they come too early then where
-    // they do not wait for it. Before any work.
+    // Reverses the roles: the main stream works as late as possible and all others at once. Call it before
+    // any work.
     void be_late_on_main() { main_is_late_ = true; }
     ~LateDevice() override { synchronize(); }
 
@@ -30,34 +30,34 @@ public:
     void synchronize() override;
     int64_t free_bytes() const override { return device_.free_bytes(); }
 
-    Stream make_stream(Priority) override { return {&lanes_.emplace_back()}; }
+    Stream make_stream(Priority) override { return {&queues_.emplace_back()}; }
     Event make_event() override { return {&points_.emplace_back()}; }
-    // An event of a lane that works at once has always passed.
+    // An event of a stream that works at once has always passed.
     void record(Event event, Stream stream) override;
     void follow(Stream stream, Event event) override;
 
-    // Now, or on a late lane later; what is independent (Launch) before the last work that is not.
+    // Now, or on a late stream later; what is independent (Launch) before the last work that is not.
     void give(Stream stream, std::function<void()> work, bool independent = false);
     int64_t waiting() const {
         std::size_t sum = 0;
-        for (const Lane& lane : lanes_) sum += lane.waiting.size();
+        for (const Queue& queue : queues_) sum += queue.waiting.size();
         return static_cast<int64_t>(sum);
     }
 
 private:
-    struct Lane {
+    struct Queue {
         std::deque<std::function<void()>> waiting;
         int64_t given = 0, ran = 0;
         // The last work that is not independent, as a place among all given; -1: none since the last event.
         int64_t ordered = -1;
     };
-    struct Point {  // an event: what its lane had been given when it was recorded
-        Lane* lane = nullptr;
+    struct Point {  // an event: what its stream had been given when it was recorded
+        Queue* queue = nullptr;
         int64_t given = 0;
     };
-    Lane* late_lane(Stream stream) {
+    Queue* late_stream(Stream stream) {
         if (main_is_late_) return stream.handle == nullptr ? &main_ : nullptr;
-        return static_cast<Lane*>(stream.handle);
+        return static_cast<Queue*>(stream.handle);
     }
     void run_main() { run_until({&main_, main_.given}); }
     void run(const std::function<void()>& work);
@@ -65,8 +65,8 @@ private:
 
     Device& device_;
     bool main_is_late_ = false, at_work_ = false;
-    Lane main_;
-    std::deque<Lane> lanes_;
+    Queue main_;
+    std::deque<Queue> queues_;
     std::deque<Point> points_;
 };
 
@@ -85,7 +85,7 @@ private:
     LateDevice device_{ops_.device()};
 };
 
-// An exchange whose calls on another lane are late, too. All ranks wait in the same places, so that their
+// An exchange whose calls on another stream are late, too. All ranks wait in the same places, so that their
 // calls still meet.
 class LateExchange final : public Exchange {
 public:

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// Which lane a call of the exchange runs on, and who follows it.
-#include "layers/schedule/wire_lane.h"
+// Chooses the stream of each exchange call and orders it with the other streams.
+#include "layers/schedule/wire_stream.h"
 
 namespace fp8flow {
 
-WireLane::WireLane(Device& device, const ScheduleSpec& schedule)
+WireStream::WireStream(Device& device, const ScheduleSpec& schedule)
     : device_(device),
       wire_sms_(static_cast<int>(schedule.wire_sms)),
       stream_(device.make_stream(Device::Priority::urgent)),
@@ -12,29 +12,28 @@ WireLane::WireLane(Device& device, const ScheduleSpec& schedule)
       ready_(device.make_event()),
       wire_(device.make_event()) {}
 
-WireLane::~WireLane() {
+WireStream::~WireStream() {
     for (const Event event : {main_, ready_, wire_}) device_.free_event(event);
     device_.free_stream(stream_);
 }
 
-Launch WireLane::begin(const Context& ctx, Width width) {
+Launch WireStream::begin(const Context& ctx, Width width) {
     device_.record(main_, ctx.launch.stream);
     device_.follow(stream_, main_);
-    // What comes next on the context's lane starts no earlier than the call, which would else find all SMs
-    // taken.
+    // Later work of the context's stream does not start before the call: it could occupy all SMs.
     device_.record(ready_, stream_);
     device_.follow(ctx.launch.stream, ready_);
     busy_ = true;
-    // one rank has no wire: its row movers need the memory's bandwidth
+    // a single rank sends nothing: its row kernels need the full memory bandwidth
     const bool narrow = width == Width::narrow && ctx.exchange.size() > 1;
     return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
 }
 
-void WireLane::mark(Event point) { device_.record(point, stream_); }
+void WireStream::mark(Event point) { device_.record(point, stream_); }
 
-void WireLane::await(const Context& ctx, Event point) { device_.follow(ctx.launch.stream, point); }
+void WireStream::await(const Context& ctx, Event point) { device_.follow(ctx.launch.stream, point); }
 
-void WireLane::join(const Context& ctx) {
+void WireStream::join(const Context& ctx) {
     mark(wire_);
     await(ctx, wire_);
     busy_ = false;
@@ -42,8 +41,8 @@ void WireLane::join(const Context& ctx) {
 
 Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
-    if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireLane::Width::narrow);
-    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, WireLane::Width::all);
+    if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireStream::Width::narrow);
+    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, WireStream::Width::all);
     if (ctx.wire->busy()) ctx.wire->join(ctx);
     return ctx.launch;
 }

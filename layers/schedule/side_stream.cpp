@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two streams and three events: who waits for whom.
-#include "layers/schedule/side_lane.h"
+// Two streams and three events.
+#include "layers/schedule/side_stream.h"
 
 namespace fp8flow {
 
@@ -37,22 +37,22 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .launch = launch};
 }
 
-SideLane::SideLane(Device& device, const ScheduleSpec& schedule)
+SideStream::SideStream(Device& device, const ScheduleSpec& schedule)
     : device_(device),
       schedule_(schedule),
-      scratch_(device, "side lane's scratch"),
-      dropped_(device, "side lane's saved"),
+      scratch_(device, "side stream's scratch"),
+      dropped_(device, "side stream's saved"),
       stream_(device.make_stream()),
       main_(device.make_event()),
       side_(device.make_event()),
       mark_(device.make_event()) {}
 
-SideLane::~SideLane() {
+SideStream::~SideStream() {
     for (const Event event : {main_, side_, mark_}) device_.free_event(event);
     device_.free_stream(stream_);
 }
 
-Context SideLane::begin(const Context& main, Kept kept) {
+Context SideStream::begin(const Context& main, Kept kept) {
     device_.record(main_, main.launch.stream);
     device_.follow(stream_, main_);
     busy_ = true;
@@ -64,18 +64,18 @@ Context SideLane::begin(const Context& main, Kept kept) {
     return own;
 }
 
-Event SideLane::mark() {
+Event SideStream::mark() {
     device_.record(mark_, stream_);
     marked_ = true;
     return mark_;
 }
 
-void SideLane::await(const Context& main, Event mark) {
+void SideStream::await(const Context& main, Event mark) {
     device_.follow(main.launch.stream, mark);
     if (marked_) busy_ = false;
 }
 
-void SideLane::join(const Context& main) {
+void SideStream::join(const Context& main) {
     device_.record(side_, stream_);
     device_.follow(main.launch.stream, side_);
     busy_ = false;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Schedules change no bit: a MoE layer with work on the side lane, which runs as late as it may
-// (tests/support/layers/late_lane.h), against the same layer on one lane; every recipe, recompute mode and
-// schedule.
-#include "layers/schedule/side_lane.h"
+// Schedules change no bit: a MoE layer with work on the side stream, which runs as late as it may
+// (tests/support/layers/late_stream.h), against the same layer on one stream; every recipe, recompute mode
+// and schedule.
+#include "layers/schedule/side_stream.h"
 
 #include "model/config/config.h"
 #include "tests/support/layers/layer_fixture.h"
@@ -47,7 +47,7 @@ void expect_equal(const std::vector<LayerResult>& got, const std::vector<LayerRe
     }
 }
 
-TEST(SideLane, SchedulesChangeNoBit) {
+TEST(SideStream, SchedulesChangeNoBit) {
     for (const Recipe recipe : kRecipes)
         for (const RecomputeSpec& recompute : recompute_modes()) {
             LayerCase c = case_of(recipe);
@@ -68,7 +68,7 @@ TEST(SideLane, SchedulesChangeNoBit) {
         }
 }
 
-TEST(SideLane, SchedulesChangeNoBitOnTwoRanks) {
+TEST(SideStream, SchedulesChangeNoBitOnTwoRanks) {
     for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_flow}) {
         LayerCase c = case_of(recipe);
         c.tokens = {48, 64};
@@ -82,7 +82,7 @@ TEST(SideLane, SchedulesChangeNoBitOnTwoRanks) {
 }
 
 // A layer without a shared expert, and merging weights, whose backward makes SwiGLU's output again.
-TEST(SideLane, SchedulesChangeNoBitOfOtherLayers) {
+TEST(SideStream, SchedulesChangeNoBitOfOtherLayers) {
     for (const Recipe recipe : kRecipes) {
         LayerCase alone = case_of(recipe), merging = case_of(recipe);
         alone.moe.moe_shared_expert_intermediate_size = 0;
@@ -95,22 +95,22 @@ TEST(SideLane, SchedulesChangeNoBitOfOtherLayers) {
     }
 }
 
-// What the two tests above stand on: without a wait the main lane reads memory that nobody has written.
-TEST(SideLane, WorksWhenTheMainLaneWaits) {
+// What the two tests above stand on: without a wait the main stream reads memory that nobody has written.
+TEST(SideStream, WorksWhenTheMainLaneWaits) {
     LateOps ops;
-    SideLane side(ops.device(), kSchedules[2]);
+    SideStream side(ops.device(), kSchedules[2]);
     LayerCase c = case_of(Recipe::bf16);
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
         RankFixture rank(group, c);
         const Context main = rank.context();
         HostTensor word(DType::f32, {1});
         word.as<float>()[0] = 1;
-        Context lane = side.begin(main);
-        EXPECT_EQ(lane.launch.lane, Lane::side);
-        EXPECT_EQ(lane.side, nullptr);
-        ops.zero({.y = word}, lane.launch);
+        Context side_ctx = side.begin(main);
+        EXPECT_EQ(side_ctx.launch.lane, Lane::side);
+        EXPECT_EQ(side_ctx.side, nullptr);
+        ops.zero({.y = word}, side_ctx.launch);
         const Event mark = side.mark();
-        ops.zero({.y = word}, lane.launch);
+        ops.zero({.y = word}, side_ctx.launch);
         EXPECT_EQ(ops.late_device().waiting(), 2);
         EXPECT_EQ(word.as<float>()[0], 1);
         side.await(main, mark);
@@ -121,13 +121,13 @@ TEST(SideLane, WorksWhenTheMainLaneWaits) {
     });
 }
 
-// Calls of the exchange are on the wire lane only while the side lane may be at work.
-TEST(SideLane, TheWireHasALaneBesideWork) {
+// Calls of the exchange are on the wire stream only while the side stream may be at work.
+TEST(SideStream, TheWireHasALaneBesideWork) {
     LayerCase c = case_of(Recipe::bf16);
     c.schedule = {.delay_wgrad_compute = true};
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
         RankFixture rank(group, c);
-        SideLane& side = *rank.side;
+        SideStream& side = *rank.side;
         Context main = rank.context();
         const auto lane = [&] {
             const Lane used = begin_wire(main).lane;
@@ -149,7 +149,7 @@ TEST(SideLane, TheWireHasALaneBesideWork) {
 }
 
 // Beside another micro-batch it leaves SMs, where there is a wire.
-TEST(SideLane, TheWireIsNarrowInTurns) {
+TEST(SideStream, TheWireIsNarrowInTurns) {
     for (const int ranks : {1, 2}) {
         LayerCase c = case_of(Recipe::bf16);
         c.tokens.assign(static_cast<std::size_t>(ranks), 64);
@@ -157,8 +157,8 @@ TEST(SideLane, TheWireIsNarrowInTurns) {
         run_thread_ranks(ranks, 60, [&](ProcessGroup& group) {
             RankFixture rank(group, c);
             const Context main = rank.context();
-            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::narrow).sm_limit, ranks == 1 ? 0 : 24);
-            EXPECT_EQ(rank.wire->begin(main, WireLane::Width::all).sm_limit, 0);
+            EXPECT_EQ(rank.wire->begin(main, WireStream::Width::narrow).sm_limit, ranks == 1 ? 0 : 24);
+            EXPECT_EQ(rank.wire->begin(main, WireStream::Width::all).sm_limit, 0);
         });
     }
 }
