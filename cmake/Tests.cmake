@@ -228,14 +228,18 @@ if(Python3_Interpreter_FOUND)
     add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py --check)
     # Mistakes that the tests must catch: here only that each can still be planted.
     add_test(NAME planted_bugs_apply COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/planted_bugs.py --check)
-    set_tests_properties(results_provenance results_tables planted_bugs_apply PROPERTIES LABELS unit TIMEOUT 60)
+    # Rules of the sources and the documents.
+    foreach(name include_rules_test documents_test)
+        add_test(NAME ${name} COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tests/unit/house/${name}.py ${PROJECT_SOURCE_DIR})
+    endforeach()
+    set_tests_properties(results_provenance results_tables planted_bugs_apply include_rules_test documents_test PROPERTIES LABELS unit TIMEOUT 60)
     if(TARGET fp8flow)
         add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_scaling_page.py
                  --check --program $<TARGET_FILE:fp8flow>)
         set_tests_properties(scaling_page PROPERTIES LABELS cli TIMEOUT 60)
     endif()
 else()
-    message(STATUS "python3 is not here: docs/results and the tables made from it are not checked")
+    message(STATUS "python3 is not here: results, their tables, documents and include rules are not checked")
 endif()
 
 include(GpuTests)

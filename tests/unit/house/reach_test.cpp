@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Nothing out of reach, operations: trains the small model a step under every recipe and recompute mode and
-// every switch, evaluates it, replays its MoE layer, and collects which operations of kernels/ops/list.h were
-// called. Each one is reached by a configuration, or is in kUnreached with its reason. The kernels of the
-// Hopper backend: kernel_reach_test.cpp.
+// Every operation is reached: trains the small model for a step under every recipe, recompute mode and
+// switch, evaluates it, replays its MoE layer, and collects which operations of kernels/ops/list.h were
+// called. A configuration reaches each of them, or kUnreached has the reason.
 #include "kernels/comm/process_group.h"
 #include "kernels/core/scalar_math.h"
 #include "model/replay/layer.h"
