@@ -48,16 +48,17 @@ struct StateShards {
 // Elements of the buffer for it: of masters of so many elements, all dense or all of experts.
 int64_t gathered_elements(const std::vector<int64_t>& masters, int64_t most = StateShards{}.most_gathered);
 
-// Where a parameter is cut: at blocks of the gradient norm (op::kNormSquaredBlock), counted in the main
-// gradients of its kind, so that every block has one rank and the norm does not depend on the division.
+// A parameter is cut at blocks of the gradient norm (op::kNormSquaredBlock), counted over the main gradients
+// of its kind. So every block belongs to one rank, and the norm does not depend on the division.
 struct StateCut {
-    int64_t first = 0;  // where its main gradient begins
-    int64_t rank = 0;   // who has the block before that, and so what of it is here
+    int64_t first = 0;  // offset of its main gradient
+    int64_t rank = 0;   // the rank that has the block before `first`, and with it the start of this parameter
 };
-// What each of `size` ranks updates of a parameter: equal parts but for whole blocks, a slice a rank in
-// row-major order, beginning with the rank of the cut and from the last rank on with the first.
+// The part of a parameter that each of `size` ranks updates: one slice per rank in row-major order, equal but
+// for whole blocks. The first slice goes to the rank of the cut, the next ones to the ranks after it,
+// cyclically.
 Shares state_shares(int64_t numel, int64_t size, const StateCut& cut);
-// Of the parameter after it; alignment: elements to which main gradients are padded.
+// The cut of the next parameter; main gradients are padded to `alignment` elements.
 StateCut next_cut(const StateCut& cut, int64_t numel, int64_t size, int64_t alignment);
 
 enum class Init { normal, zeros, ones };

@@ -23,10 +23,11 @@ public:
 
     int64_t capacity() const { return capacity_; }
     int64_t depth() const { return depth_; }
-    // The layer being pushed: where it begins, and the word its plan writes for the next one.
+    // The layer being pushed: its first row, and the word in which its plan writes the next layer's first
+    // row.
     const int64_t* row_base() const { return words_ + depth_; }
     TensorView next_row_base() const;
-    // The word that the plan of the layer being pushed raises to the rows it needs.
+    // The plan of the layer being pushed raises this word to the number of rows that the layer needs.
     TensorView rows_wanted() const;
     void push() {
         ++depth_;
@@ -44,11 +45,11 @@ public:
     // Bytes per row of every kind in use, and bytes reserved.
     const std::map<std::string, double>& bytes_per_row() const { return bytes_per_row_; }
     int64_t reserved_bytes() const { return reserved_; }
-    // Rows, pads included, of the layers that were saved together last, of at most capacity(). Layers that
-    // are recomputed as a whole are saved one at a time: the rows of the one that ran last. Stops the host.
+    // Rows in use, padding included: of all layers that were last saved at the same time. With recompute of
+    // whole layers, one layer is saved at a time, so it is the last layer's. Waits for the device.
     int64_t used_rows() const;
-    // The most that plans have needed since the arena was made, had it held them all, in whole blocks of
-    // 128 rows: for one layer, and the sum over those saved together. Stops the host.
+    // The most rows that plans have needed since the arena was made, fitting or not, in blocks of 128: for
+    // one layer, and summed over the layers saved at the same time. Waits for the device.
     struct Wanted {
         int64_t layer = 0, together = 0;
     };

@@ -23,10 +23,10 @@ public:
     int num_hosts() const { return hosts_.empty() ? 1 : static_cast<int>(hosts_.size()); }
     int host(int rank) const { return hosts_.empty() ? 0 : host_of_[static_cast<std::size_t>(rank)]; }
     bool same_host(int a, int b) const { return host(a) == host(b); }
-    // Where something was said: ranks of a host, ascending, and a rank's number among them.
+    // If hosts are known: the ranks of a host, ascending, and a rank's number among them.
     const std::vector<int>& ranks(int host) const { return hosts_[static_cast<std::size_t>(host)]; }
     int place(int rank) const { return place_of_[static_cast<std::size_t>(rank)]; }
-    // Every host has as many ranks of the group.
+    // Whether every host has equally many ranks of the group.
     bool even() const;
 
 private:

@@ -57,7 +57,7 @@ struct MergeQkv {
 };
 
 // From the projection to the operands of attention: SplitQkv; with gammas, RmsNorm of each head of q and k as
-// a row of D columns; Rope of q and k. One rounding a step, as they stand there.
+// a row of D columns; Rope of q and k. Each of these steps rounds once.
 struct QkvHeads {
     TensorView qkv;               // [T, (heads + 2*kv_heads) * D]
     TensorView table;             // [S, D/2, 2] f32: cos, sin

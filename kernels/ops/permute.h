@@ -40,11 +40,11 @@ struct PlanDispatch {
     // in/out [1] i64: raised to the padded total that the routing needs, whether it fits or not (never
     // lowered); optional
     TensorView rows_wanted;
-    // in/out [1] i32: set to 1 when the padded total exceeds row_capacity or what row_source / row_prob hold
-    // past their row_base (never set back to 0). Then the step must not be used, and the rows are cut so that
+    // in/out [1] i32: set to 1 (never to 0) if the padded total exceeds row_capacity, or the rows of
+    // row_source and row_prob after their row_base. The step must then not be applied. Rows are cut, so that
     // nothing is written past the end: groups in order keep their first rows, in whole alignment units; cut
-    // rows are missing from recv_rows. Received rows and what is sent stay as routed, because the other ranks
-    // do not know.
+    // rows are missing from recv_rows. Rows sent and received do not change, because other ranks do not see
+    // the cut.
     TensorView overflow;
 };
 

@@ -43,11 +43,10 @@ public:
     // scale: fp32 stores f32 scales on the wire
     ScaledTensor fp8_output(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0,
                             ScaleFormat scale = ScaleFormat::undeclared);
-    // A transposed copy [dim, M] of random rows: codes are zero in the pads of the groups. Whole blocks of
-    // 128 rows.
+    // A transposed copy [dim, M] of random rows, M a multiple of 128; zeros in the padding of the groups.
     ScaledTensor transposed_input(Ops& ops, DType dtype, int64_t dim, ScaleLayout layout,
                                   const RowGroups& groups);
-    // Plain values or, of an FP8 dtype, codes with scales.
+    // Plain values or, for an FP8 dtype, FP8 values with scales.
     ScaledTensor operand(DType dtype, Dims shape, ScaleLayout layout, int64_t groups = 0);
 
     // Rows in groups after the keys M, G, rows, align (see group_keys); G = 0: plain rows.

@@ -21,13 +21,13 @@ namespace fp8flow {
 
 class TrainRecords {
 public:
-    // Of a run's folder, which its first rank opens. The configuration must outlive this.
+    // The records in a run's folder. Only rank 0 calls open. The configuration must outlive this object.
     TrainRecords(const Config& config, int world_size) : config_(config), world_size_(world_size) {}
 
-    // Iterations up to `kept`, the run's own from before a resume, stay in the files and are read; the rest
-    // of what is there goes, with the files that a run writes at its end. Returns warnings about records.
+    // Reads and keeps the iterations up to `kept`, which the run did before a resume. Removes later ones, and
+    // the files that a run writes at its end. Returns warnings about records.
     std::vector<std::string> open(const OutputFolder& folder, int64_t kept);
-    // `provenance`: of the first step of a start.
+    // `provenance`: given with the first step after a start.
     void add(const StepResult& result, int64_t allocated_bytes, const Provenance* provenance);
     void add_evaluation(int64_t iteration, double nats);
 

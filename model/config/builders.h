@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Constructors of field-table entries: each turns an accessor of Config into the get and set of one type.
-// Internal to model/config/fields.cpp, apart so that the table itself reads as a table.
+// Internal to model/config/fields.cpp; a separate file keeps the table readable.
 #pragma once
 
 #include "model/config/fields.h"

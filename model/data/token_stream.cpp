@@ -23,7 +23,7 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "tokens are read as they lie");
 
-constexpr int64_t kTokensAtOnce = 1 << 16;  // tokens in memory while everything is checked
+constexpr int64_t kTokensAtOnce = 1 << 16;  // tokens in memory at a time while a whole file is checked
 
 // Ids keep all their bits until they are known to be small: llm.c 786 trained on token -1149026846.
 template <class Id>

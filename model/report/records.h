@@ -19,8 +19,8 @@ nlohmann::json flat(const nlohmann::json& record);
 // levels; docs/usage/train.md has the names of both.
 nlohmann::json record_of_today(const nlohmann::json& record);
 
-// The records of `lines` as they are written today, up to iteration `steps`. Lines that are none are left
-// out: damaged, longer than 1 MiB, nested deeply, out of order, or one too many of their iteration.
+// The records of `lines` in today's form, up to iteration `steps`. Lines are left out if they are damaged,
+// longer than 1 MiB, nested deeply, out of order, or repeat an iteration.
 std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps);
 // The iterations up to `steps` without the record of a step, "7, 9-12"; empty: none. A run that branched off
 // another one begins with a record of type `run` that names its first iteration.

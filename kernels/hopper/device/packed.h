@@ -45,8 +45,8 @@ __device__ __forceinline__ uint32_t max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
     return larger;
 }
-// The larger magnitude of each half, with any sign; NaN as above. One instruction, where max_bf16x2 of two
-// abs_bf16x2 is three.
+// The larger magnitude of each half, with any sign; NaN as above. One instruction; max_bf16x2 of two
+// abs_bf16x2 takes three.
 __device__ __forceinline__ uint32_t max_abs_bf16x2(uint32_t a, uint32_t b) {
     uint32_t larger;
     asm("max.xorsign.abs.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Rows on the device: eight neighbouring columns (a unit) a thread, so that 16 threads own a 1x128 block;
-// loads and stores of a unit in any dtype, the lanes of a sum in the project's order, and maxima over a
-// block. Read next: scales.h.
+// Rows on the device: each thread owns a unit of eight neighbouring columns, so 16 threads own a 1x128 block.
+// Loads and stores of a unit in any dtype, sums in the order of the contracts, and maxima over a block. Read
+// next: scales.h.
 #pragma once
 
 #include "kernels/core/scalar_math.h"

@@ -10,7 +10,7 @@ namespace {
 
 using namespace hopper::gemm;
 
-// wgmma where it is supported, otherwise the general kernels; whether it was wgmma.
+// Launches a wgmma kernel if one supports the call (returns true), otherwise a general kernel.
 bool launch_native(const GemmCall& call, GemmBackend backend, const Launch& launch) {
     if (backend == GemmBackend::cublaslt) backend = GemmBackend::native;
     if (backend == GemmBackend::native && launch_wgmma(call, launch)) return true;

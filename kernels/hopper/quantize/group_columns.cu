@@ -263,7 +263,7 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
                 pairs.x = max_bf16x2(pairs.x, other.x);
                 pairs.y = max_bf16x2(pairs.y, other.y);
             }
-            // the eight threads of these columns compute a scale each
+            // each of the eight threads of these columns computes one scale
             const uint32_t pair = (piece & 2) != 0 ? pairs.y : pairs.x;
             const BlockScale scale =
                 task.empty ? BlockScale{0.0f, 0.0f, 0}

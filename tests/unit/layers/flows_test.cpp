@@ -485,9 +485,9 @@ double error_of_small_tokens(PrecisionSpec precision, double small) {
     return std::sqrt(test::nmse(gradient(precision), gradient(exact)));
 }
 
-// The table of docs/numerics/accuracy.md, "What the transpose flushes". The shift reaches 17 octaves: tokens of
-// 1e-4 of their tile's largest lose bits, those of 1e-5 most of them. Each other setting keeps what the rows
-// hold.
+// The table of docs/numerics/accuracy.md, "What the transpose flushes". The shift reaches 17 octaves: tokens
+// of 1e-4 of their tile's largest lose bits, those of 1e-5 most of them. Each other setting keeps what the
+// rows hold.
 TEST(Flows, SmallTokensOfATileAndTheirCures) {
     constexpr double kSizes[] = {1.0, 1e-3, 1e-4, 1e-5, 1e-6, 1e-8};
     struct {

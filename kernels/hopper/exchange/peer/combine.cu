@@ -175,8 +175,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const Combin
     if (lane == 0) count_wire(&group.words->wire[2], sent * args.row_bytes);
 }
 
-// Moves: 4 bytes a (token, expert) to its owner. A thread takes one (received row, k). The row of an expert
-// is at the place equal to the number of the token's experts with smaller ids on this rank.
+// Sends 4 bytes per (token, expert) to the token's owner. One thread per (received row, k). Among a token's
+// rows on this rank, the row of an expert comes after those of experts with smaller ids.
 __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;

@@ -366,11 +366,11 @@ __device__ __forceinline__ void set_up(const CombineSumsArgs& args, CombineShare
     }
 }
 
-// Moves per GPU: the M-rows in once; sums of peers' tokens out over NVLink; peers' sums and the residual in
-// and y out. Grid: at most kMostCtas CTAs of 15 worker warps and one watcher warp. Every CTA has to become
-// resident before the deadline; the order does not matter. Shared memory: a ring of pieces per worker, the
-// table of own rows. Barriers: at the start and the end of the CTA. Deterministic: FP32 sums in a fixed
-// order, one writer a byte.
+// Traffic per GPU: reads the M rows once; sends the sums of other ranks' tokens over NVLink; reads the
+// received sums and the residual; writes y. Grid: at most kMostCtas CTAs of 15 worker warps and one watcher
+// warp. All CTAs must become resident before the deadline, in any order. Shared memory: a ring of pieces per
+// worker, the table of own rows. Barriers: at the start and the end of the CTA. Deterministic: FP32 sums in a
+// fixed order, one writer per byte.
 __global__ __launch_bounds__(kCombineThreads, 1) void combine_sums_kernel(const CombineSumsArgs args) {
     extern __shared__ uint4 memory[];
     __shared__ CombineShared shared;

@@ -10,8 +10,8 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-// Moves: this rank's rows to the receive buffers of the ranks that need them, a warp a row. Receiving is
-// deferred to the kernels below. One writer a byte.
+// Sends this rank's rows to the receive buffers of the ranks that need them, one warp per row. The kernels
+// below receive. One writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const DispatchArgs args) {
     pdl_launch_dependents();
     const PeerGroup& group = args.group();
