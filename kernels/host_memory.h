@@ -20,7 +20,7 @@ struct HostMemoryFiles {
 };
 
 // Calls visit for each cgroup that limits this process by `controller`: its own, and those around it.
-// unified: version 2, whose files have other names.
+// unified: version 2, where files have other names.
 void each_cgroup(const HostMemoryFiles& files, const std::string& controller,
                  const std::function<void(const std::string& folder, bool unified)>& visit);
 

@@ -35,7 +35,7 @@ public:
     }
     void pop(int64_t depth) { depth_ = depth; }
 
-    // [capacity, width] (plain) or codes [capacity, width] + scales; transposed: codes [width, capacity].
+    // [capacity, width] (plain), or FP8 values with scales; transposed: [width, capacity].
     // row_base is the current layer's.
     TensorView tensor(DType dtype, int64_t width, const char* kind);
     TensorView vector(DType dtype, const char* kind);  // [capacity]

@@ -2,14 +2,14 @@
  * The C interface of libfp8flow: operations of the experts, and one MoE layer, on plain pointers, sizes and a
  * stream. For programs and languages that do not speak C++; the Python package is built on it.
  *
- * What is declared here stays as it is; a later version adds, and raises FP8FLOW_C_VERSION. Every struct
- * begins with its size: set it to sizeof the struct, and everything that you do not use, `reserved` included,
- * to 0, as designated initialisers do. A struct of another version is refused. No exception leaves a call.
- * Tensors are row-major and contiguous, in host memory for the reference backend and in the memory of the
- * context's GPU for the Hopper backend; they are borrowed for the call, and for the work it gives to the
- * stream. `stream` is a cudaStream_t, and ignored by the reference backend, whose calls return when the work
- * is done. Letters: T tokens, K choices a token, E experts, H hidden size, F width of an expert, M routed
- * rows with pads. Contracts in full: kernels/ops/ (one struct an operation).
+ * Declarations here do not change. A later version adds to them and raises FP8FLOW_C_VERSION. Every struct
+ * begins with its size: set it to sizeof the struct. Set everything that you do not use, `reserved` included,
+ * to 0, as designated initialisers do. A struct of another version is rejected. No exception leaves a call.
+ * Tensors are row-major and contiguous, in host memory for the reference backend, in the memory of the
+ * context's GPU for the Hopper backend. They must stay valid during the call and the work that it queues on
+ * the stream. `stream` is a cudaStream_t. The reference backend ignores it, and its calls return when the
+ * work is done. Letters: T tokens, K choices per token, E experts, H hidden size, F expert width, M routed
+ * rows with padding. Full contracts: kernels/ops/ (one struct per operation).
  */
 #pragma once
 

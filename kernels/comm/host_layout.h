@@ -11,14 +11,14 @@ namespace fp8flow {
 
 class HostLayout {
 public:
-    // All on one host, as long as nothing else is said.
+    // Hosts are not known: all ranks count as ranks of one host.
     HostLayout() = default;
     // host_of[r]: any number of rank r's host.
     explicit HostLayout(std::span<const int> host_of);
-    // Ranks first_rank, first_rank + 1, ... of a job whose hosts have so many consecutive ranks each.
+    // Ranks first_rank, first_rank + 1, ... of a job with ranks_per_host consecutive ranks on each host.
     static HostLayout consecutive(int first_rank, int num_ranks, int ranks_per_host);
 
-    int num_ranks() const { return static_cast<int>(host_of_.size()); }  // 0 where nothing was said
+    int num_ranks() const { return static_cast<int>(host_of_.size()); }  // 0: not known
     // Hosts are numbered by their lowest rank.
     int num_hosts() const { return hosts_.empty() ? 1 : static_cast<int>(hosts_.size()); }
     int host(int rank) const { return hosts_.empty() ? 0 : host_of_[static_cast<std::size_t>(rank)]; }

@@ -15,7 +15,7 @@ MpiSession::MpiSession() {
     {
         const Waiting waiting;
         int provided = 0;
-        // two micro-batches in turns are two threads (layers/schedule/turns.h)
+        // interleaved micro-batches have a thread each (layers/schedule)
         MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided);
     }
     note_stage(Stage::set_up);

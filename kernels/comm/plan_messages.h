@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What kernels/comm shares of a plan: messages whose sizes and order follow from it on both sides,
-// and sums of rows. Private to kernels/comm.
+// Messages that follow from a plan (both sides know sizes and order), and sums of rows. Private to
+// kernels/comm.
 #pragma once
 
 #include "kernels/comm/process_group.h"

@@ -185,7 +185,7 @@ void note_start(int rank) {
     own->state = State::running;
 }
 
-// Notes go to the memory behind this descriptor. False where it is a dead job's, or lost its name meanwhile.
+// Maps the memory of this descriptor for the notes. False if it belongs to a dead job or has lost its name.
 bool attach_to(int file, const Watchdog::Job& job) {
     const auto count = static_cast<size_t>(job.ranks_on_host);
     const size_t bytes = sizeof(HostNotes) + sizeof(RankNotes) * count;

@@ -196,7 +196,7 @@ FP8FLOW_HD MxScale mx_scale(float amax, DType dtype, MxRounding rounding) {
         const uint32_t bits = float_bits(div_float(amax, fp8_max(dtype)));
         exponent = static_cast<int>(bits >> 23) + ((bits & 0x7FFFFFu) != 0);
     }
-    // 1 (2^-126) is the least: 0 is kept for pads. 253 is the greatest whose multiplier is a normal number.
+    // 1 (2^-126) is the least: 0 marks padding. 253 is the greatest with a normal number as multiplier.
     exponent = exponent < 1 ? 1 : (exponent > 253 ? 253 : exponent);
     return {static_cast<uint8_t>(exponent), bits_float(static_cast<uint32_t>(254 - exponent) << 23)};
 }

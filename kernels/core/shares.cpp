@@ -18,12 +18,12 @@ struct Place {
 
 std::vector<Slice> next_round(const std::vector<Slice>& share, const RoundLimits& limits, Place& place) {
     std::vector<Slice> round;
-    int64_t room = limits.elements;
-    while (place.at < share.size() && room > 0 && static_cast<int64_t>(round.size()) < limits.slices) {
+    int64_t left = limits.elements;
+    while (place.at < share.size() && left > 0 && static_cast<int64_t>(round.size()) < limits.slices) {
         const Slice& slice = share[place.at];
-        const int64_t count = std::min(room, slice.count - place.taken);
+        const int64_t count = std::min(left, slice.count - place.taken);
         if (count > 0) round.push_back({slice.first + place.taken, count});
-        room -= count;
+        left -= count;
         place.taken += count;
         if (place.taken < slice.count) continue;
         ++place.at;

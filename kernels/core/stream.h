@@ -27,9 +27,9 @@ struct Launch {
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
     Lane lane = Lane::main;
-    // Of the calls of the stream from the last one without this mark on, that one too, this call needs none
-    // and disturbs none, whatever order they run in. A backend may run them beside each other. The one
-    // without the mark has work to do: it is what waits for everything before.
+    // This call depends on no call of the stream since the last one without this mark, that one included, and
+    // none of them depends on it. A backend may run these calls in parallel. A call without the mark waits
+    // for everything before it.
     bool independent = false;
 };
 

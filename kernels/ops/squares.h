@@ -20,7 +20,7 @@ constexpr std::array<int64_t, 4> squares_shape(int64_t groups, int64_t n, int64_
 }
 
 // Order of a patch: 32 lanes; lane 4 i + q has the rows i and i + 8 of every 16, and of every 8 columns (j,
-// ascending) the columns 2 q and 2 q + 1: 128 values, whose squares it sums in FP32. It sums quarters of the
+// ascending) the columns 2 q and 2 q + 1: 128 values. It sums their squares in FP32, by quarters of the
 // patch, b and 64 columns h: four strands by bit 1 of j and by column, each fma by fma over ascending (j,
 // row), added as (s00 + s01) + (s10 + s11). Its quarters are added in the order (b, h) = 00, 01, 10, 11. The
 // lanes are added in double, in halves (l + (l+16), then + 8, 4, 2, 1). Swapping the halves of j changes no

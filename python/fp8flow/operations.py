@@ -26,8 +26,8 @@ class Scaled:
     vec128       1x128 blocks, scales [C/128, R] float32; operands of GEMMs
     block128     128x128 blocks, scales [E, R/128, C/128 padded to a multiple of 4] float32; weights
     tile128      128x128 tiles of a transposed copy [dim, M], scales [M/128, dim/128] float32
-    scale_format: pow2 where all scales are powers of two, as transpose_fp8 needs, or fp32. Quantisers set it; of scales from elsewhere
-    the caller declares it (None: undeclared). On CPU tensors the library reads the scales as well, on a GPU the declaration counts.
+    scale_format: pow2 if all scales are powers of two, as transpose_fp8 needs, or fp32. Quantisers set it. The caller declares it for
+    other scales (None: undeclared). On CPU tensors the library also checks the scales; on a GPU it relies on the declaration.
     """
     codes: torch.Tensor
     scales: torch.Tensor
