@@ -119,7 +119,6 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
     if (!plain) check_fp8(dst, "dst");
     check_moved(rows, dst, "dst");
     ++num_dispatches_;
-    if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, dst, plan.groups.cost_rows(), launch);
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
     observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
              [&] { do_dispatch(rows, plan, dst, scratch, launch); });
@@ -137,7 +136,6 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   name_of(received.layout), describe(received.scales));
     check_moved(rows, received, "received");
     ++num_dispatches_;
-    if (skipped_ == SkippedRows::all) return dispatch_own_rows(rows, received, received.data.dim(0), launch);
     const double moved = bytes_of({rows.data, rows.scales});
     observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
              [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
@@ -171,7 +169,6 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    if (skipped_ == SkippedRows::all) return combine_without_rows(args, launch);
     const double row =
         row_bytes({.data = args.src, .scales = {}}) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
     const double written = bytes_of({args.y, args.dprob});
@@ -179,54 +176,6 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
     observed("combine", with_writes({.bytes = read + written}, written),
              [&] { do_combine(args, plan, scratch, launch); });
-}
-
-void Exchange::skip_rows(SkippedRows rows, Ops& ops) {
-    skip_ops_ = &ops;
-    skipped_ = rows;
-    if (spans_hosts()) return;
-    if (rows == SkippedRows::between_hosts) skipped_ = SkippedRows::none;
-    if (rows == SkippedRows::inside_hosts) skipped_ = SkippedRows::all;
-}
-
-void Exchange::repeat(const TensorView& from, const TensorView& to, int64_t bytes, const Launch& launch) {
-    auto* const out = static_cast<uint8_t*>(to.data);
-    int64_t done = std::min(from.bytes(), bytes);
-    if (done == 0) return;
-    Device& device = skip_ops_->device();
-    device.copy(out, from.data, static_cast<size_t>(done), launch.stream);
-    for (; done < bytes; done *= 2)
-        device.copy(out + done, out, static_cast<size_t>(std::min(done, bytes - done)), launch.stream);
-}
-
-void Exchange::dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& dst, int64_t num_rows,
-                                 const Launch& launch) {
-    const int64_t room = dst.data.dim(0);
-    if (room == 0) return;
-    const auto part = [&](const TensorView& of) { return of.bytes() / room * num_rows; };
-    repeat(rows.data, dst.data, part(dst.data), launch);
-    if (!rows.scales) return;
-    if (rows.scales.dtype == dst.scales.dtype)
-        return repeat(rows.scales, dst.scales, part(dst.scales), launch);
-    // bytes of E8M0 are no floats
-    const int64_t own = std::min(rows.scales.dim(0), room), blocks = rows.scales.dim(1);
-    const TensorView floats = make_view(dst.scales.data, dst.scales.dtype, {blocks, own});
-    skip_ops_->relayout_scales({.wire = rows.scales.slice(0, own), .vec128 = floats}, launch);
-    repeat(floats, dst.scales, part(dst.scales), launch);
-}
-
-void Exchange::combine_without_rows(const Combine& args, const Launch& launch) {
-    Device& device = skip_ops_->device();
-    const int64_t bytes = args.y.bytes();
-    if (args.addend)
-        skip_ops_->add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
-    else if (!args.residual && args.src.dtype == args.y.dtype && args.src.bytes() > 0)
-        repeat(args.src, args.y, bytes, launch);
-    else if (!args.residual)
-        device.fill(args.y.data, 0, static_cast<size_t>(bytes), launch.stream);
-    else if (args.residual.data != args.y.data)
-        device.copy(args.y.data, args.residual.data, static_cast<size_t>(bytes), launch.stream);
-    if (args.dprob) device.fill(args.dprob.data, 0, static_cast<size_t>(args.dprob.bytes()), launch.stream);
 }
 
 void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {

@@ -32,10 +32,6 @@ enum class Reduce : uint8_t { sum, max };
 // parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
 
-// Rows that stay home, for a diagnosis of what their way costs: those for ranks on other hosts, those for
-// other ranks of the own host, or all.
-enum class SkippedRows : uint8_t { none, between_hosts, inside_hosts, all };
-
 // Bytes that left this rank (to other ranks only), by leg, since the last reset.
 struct WireBytes {
     double routing = 0, dispatch = 0, combine = 0;
@@ -120,15 +116,6 @@ public:
     int64_t num_dispatches() const { return num_dispatches_; }
     int64_t num_combines() const { return num_combines_; }
     virtual void reset_counts();
-    // Whether rows go to ranks on other hosts, where the exchange knows the hosts.
-    virtual bool spans_hosts() const { return false; }
-    // Without all rows nothing travels. Dispatch gives this rank's own rows over and over, with scales of
-    // theirs in some order: operands that take the time and power of real ones, which what memory happens to
-    // hold do not. Combine gives residual + addend, or src as it lies (zeros where y has another type).
-    // Without those of one level the messages of that level are not sent: what they would have brought is
-    // whatever memory holds. Where all ranks are on one host, inside_hosts is all. Routing, plans and
-    // reductions are as ever. `ops` outlive this.
-    virtual void skip_rows(SkippedRows rows, Ops& ops);
     // Told of every step from now on and of its bytes sent, 0 where the device or the exchanges that this one
     // is made of count them (copy_wire_counters); null: no observer.
     void observe(OpObserver* observer) { observer_ = observer; }
@@ -155,24 +142,13 @@ protected:
                                const ScaledTensor& dst, Arena& scratch, const Launch& launch);
     // The residual of a combine with its addend in it, made in y; for backends whose kernels add one tensor.
     static TensorView residual_with_addend(Ops& ops, const Combine& args, const Launch& launch);
-    // Whether rows to another rank of the group are left out.
-    bool stays_home(bool same_host) const {
-        return skipped_ == (same_host ? SkippedRows::inside_hosts : SkippedRows::between_hosts);
-    }
     WireBytes wire_;  // backends add what they send
 
 private:
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
     template <class Step> void reduced(const char* name, double sent, Step step);
-    void repeat(const TensorView& from, const TensorView& to, int64_t bytes, const Launch& launch);
-    void dispatch_own_rows(const ScaledTensor& rows, const ScaledTensor& dst, int64_t num_rows,
-                           const Launch& launch);
-    void combine_without_rows(const Combine& args, const Launch& launch);
-
     int64_t num_dispatches_ = 0, num_combines_ = 0;
     OpObserver* observer_ = nullptr;
-    SkippedRows skipped_ = SkippedRows::none;
-    Ops* skip_ops_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -44,9 +44,6 @@ public:
     virtual int64_t bytes() const = 0;  // that one call moves between this rank and all others
     virtual void load(const Launch& launch = {}) = 0;
     virtual void store(const Launch& launch = {}) = 0;
-    // Between this rank and one other.
-    virtual int64_t bytes_to_one() const = 0;
-    virtual void store_to(int peer, const Launch& launch = {}) = 0;
 };
 
 }  // namespace fp8flow

@@ -27,11 +27,8 @@ void GroupExchange::count_sent(double& leg, const std::vector<ProcessGroup::Part
     }
 }
 
-void GroupExchange::exchange_rows(double& leg, const TensorView& outbox, Parts send_parts,
-                                  const TensorView& inbox, Parts recv_parts) {
-    for (int r = 0; r < size(); ++r)
-        if (r != rank() && stays_home(hosts_.same_host(r, rank())))
-            send_parts[static_cast<std::size_t>(r)].bytes = recv_parts[static_cast<std::size_t>(r)].bytes = 0;
+void GroupExchange::exchange_rows(double& leg, const TensorView& outbox, const Parts& send_parts,
+                                  const TensorView& inbox, const Parts& recv_parts) {
     group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
     count_sent(leg, send_parts);
 }
@@ -89,8 +86,6 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
     const bool plain = shape.scale_bytes == 0;
     const TensorView inbox =
         plain ? received.data : byte_buffer(scratch, received.data.dim(0) * shape.total(), "dispatch");
-    if (stays_home(true) || stays_home(false))  // what does not arrive: values with scales of powers of two
-        std::fill_n(inbox.bytes_ptr(), inbox.bytes(), uint8_t{0x3F});
     exchange_rows(wire_.dispatch, outbox, send_parts, inbox, recv_parts);
     if (plain) return;
     for (int64_t r = 0; r < sizes.ranks; ++r) {

@@ -28,7 +28,6 @@ public:
     int rank_among(Ranks ranks) const override;
     int rank() const override { return group_.rank(); }
     int size() const override { return group_.size(); }
-    bool spans_hosts() const override { return hosts_.num_hosts() > 1; }
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
@@ -52,9 +51,10 @@ private:
     void place_own_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
                            const TensorView& all_probs) const;
     void count_sent(double& leg, const std::vector<ProcessGroup::Part>& parts);  // by rank
-    // Rows or values of them: all that do not stay home. Parts by rank.
-    void exchange_rows(double& leg, const TensorView& outbox, std::vector<ProcessGroup::Part> send_parts,
-                       const TensorView& inbox, std::vector<ProcessGroup::Part> recv_parts);
+    // Sends rows or values of them and counts their bytes. Parts by rank.
+    void exchange_rows(double& leg, const TensorView& outbox,
+                       const std::vector<ProcessGroup::Part>& send_parts, const TensorView& inbox,
+                       const std::vector<ProcessGroup::Part>& recv_parts);
     void combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                            const Launch& launch);
     TensorView rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch);

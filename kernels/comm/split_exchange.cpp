@@ -9,11 +9,6 @@ namespace fp8flow {
 SplitExchange::SplitExchange(std::unique_ptr<Exchange> rows, std::unique_ptr<Exchange> sums)
     : rows_(std::move(rows)), sums_(std::move(sums)) {}
 
-void SplitExchange::skip_rows(SkippedRows rows, Ops& ops) {
-    Exchange::skip_rows(rows, ops);
-    rows_->skip_rows(rows, ops);
-}
-
 void SplitExchange::check_peers() {
     rows_->check_peers();
     sums_->check_peers();

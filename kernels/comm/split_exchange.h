@@ -17,8 +17,6 @@ public:
     int size() const override { return rows_->size(); }
     int num_ranks(Ranks ranks) const override { return sums_->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return sums_->rank_among(ranks); }
-    bool spans_hosts() const override { return rows_->spans_hosts(); }
-    void skip_rows(SkippedRows rows, Ops& ops) override;
     void check_peers() override;
     void require_capturable() const override;
     // Of rows, as in every exchange.

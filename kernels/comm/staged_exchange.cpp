@@ -65,11 +65,6 @@ DispatchPlan StagedExchange::host_plan(const DispatchPlan& plan, const Launch& l
     return host;
 }
 
-void StagedExchange::skip_rows(SkippedRows rows, Ops& ops) {
-    Exchange::skip_rows(rows, ops);
-    host_->skip_rows(rows, *host_ops_);
-}
-
 void StagedExchange::add_wire_bytes() {
     const WireBytes sent = host_->wire_bytes();
     wire_.routing += sent.routing;

@@ -20,8 +20,6 @@ public:
     int size() const override { return host_->size(); }
     int num_ranks(Ranks ranks) const override { return host_->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return host_->rank_among(ranks); }
-    bool spans_hosts() const override { return host_->spans_hosts(); }
-    void skip_rows(SkippedRows rows, Ops& ops) override;
 
 protected:
     void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,

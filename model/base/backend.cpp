@@ -13,7 +13,6 @@
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/reference/host_probe.h"
 #include "kernels/reference/reference_ops.h"
-#include "model/base/wire_speed.h"
 
 #include <unistd.h>
 
@@ -358,90 +357,15 @@ ExchangeChoice choose_exchange(const BackendChoice& choice, const RankGroups& gr
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};
 }
 
-// What carries the bytes of one level, and what it is called. Collective over `world` and `level`.
-struct LevelTraffic {
-    std::unique_ptr<Ops> host_ops;  // of messages in host memory
-    std::unique_ptr<Messages> messages;
-    std::unique_ptr<PairTraffic> pairs;
-    std::string way;
-};
-LevelTraffic make_level_traffic(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
-                                ProcessGroup& level, const ParallelSpec& parallel, bool peer_memory,
-                                int64_t bytes) {
-    if (choice.kind == BackendKind::hopper && peer_memory) {
-        std::string way = "on each GPU", why;
-        auto probe = by_first_mapping(
-            parallel.moe_flex_dispatcher_backend, why, [&](PeerMapping mapping, std::string& reason) {
-                way = name_of(mapping);
-                return hopper::make_peer_probe(ops, level, mapping, bytes * level.size(), reason);
-            });
-        if (on_all_ranks(world, probe != nullptr || level.size() == 1))
-            return {.pairs = probe ? make_store_traffic(std::move(probe)) : nullptr,
-                    .way = fmt::format("peer memory, {}", way)};
-    }
-    LevelTraffic made;
-    const bool nccl = choice.kind == BackendKind::hopper && hopper::built_with_nccl();
-    made.way = nccl ? "NCCL" : "messages between processes";
-    if (level.size() == 1) return made;
-    if (!nccl) made.host_ops = std::make_unique<ReferenceOps>();
-    made.messages = nccl ? hopper::make_nccl_messages(ops, level, parallel.peer_deadline_seconds)
-                         : make_host_messages(level);
-    made.pairs =
-        make_message_traffic(*made.messages, level, nccl ? ops.device() : made.host_ops->device(), bytes);
-    return made;
-}
-
-// What dispatch sends to one other rank if every token goes there, in BF16; not so little that only its start
-// would be timed, nor so much that memory is short.
-int64_t message_of_test(const Config& config) {
-    const int64_t rows = config.training.micro_batch_size * config.model.seq_length;
-    return std::clamp(rows * config.model.hidden_size * size_of(DType::bf16), int64_t{1} << 20,
-                      int64_t{64} << 20);
-}
-
-// parallel.wire_self_test: a line a level, each after a line break. Collective.
-std::string wire_self_test(const BackendChoice& choice, ProcessGroup& world, Ops& ops, const Config& config,
-                           const HostLayout& job) {
-    const ParallelSpec& parallel = config.parallel;
-    const int64_t bytes = message_of_test(config);
-    world.set_activity("parallel.wire_self_test");
-    const TokenDispatcher dispatcher = parallel.moe_token_dispatcher_type;
-    const bool peer_memory = dispatcher == TokenDispatcher::hierarchical ||
-                             (dispatcher == TokenDispatcher::flex &&
-                              (on_one_host(choice, parallel) || !any_group_spans_hosts(job, parallel)));
-    const WireSpeedLimits limits{.deadline_seconds = parallel.peer_deadline_seconds};
-    const std::vector<std::string> names = names_of_ranks(world, job);
-    const int rank = world.rank();
-    std::string text;
-    const auto test = [&](const char* name, ProcessGroup& level, bool by_peer_memory) {
-        const LevelTraffic traffic =
-            make_level_traffic(choice, ops, world, level, parallel, by_peer_memory, bytes);
-        std::vector<double> speeds(1, 0.0);
-        if (traffic.pairs) speeds = measure_pairs(*traffic.pairs, level, ops.device(), limits);
-        const double mebibytes = static_cast<double>(bytes) / (1 << 20);
-        text +=
-            "\n" + wire_speed_text(fmt::format("{} ({}, {:.3g} MiB a message)", name, traffic.way, mebibytes),
-                                   gather_pairs(speeds, level, world), names);
-    };
-    if (job.num_hosts() > 1) test("between hosts", *world.split(job.place(rank), job.host(rank)), false);
-    if (job.num_hosts() < world.size()) test("inside hosts", *world.split(job.host(rank)), peer_memory);
-    return text;
-}
-
 }  // namespace
 
-JobHosts job_hosts(ProcessGroup& world, const ParallelSpec& parallel) {
-    const HostLayout job = hosts_of_job(world, parallel);
-    return {.num_hosts = job.num_hosts(), .spanned = any_group_spans_hosts(job, parallel)};
+int num_hosts(ProcessGroup& world, const ParallelSpec& parallel) {
+    return hosts_of_job(world, parallel).num_hosts();
 }
 
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config) {
-    const HostLayout job = hosts_of_job(*groups.world, config.parallel);
-    ExchangeChoice chosen = choose_exchange(choice, groups, ops, config, job);
-    if (config.parallel.wire_self_test && groups.world->size() > 1)
-        chosen.note += wire_self_test(choice, *groups.world, ops, config, job);
-    return chosen;
+    return choose_exchange(choice, groups, ops, config, hosts_of_job(*groups.world, config.parallel));
 }
 
 std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,

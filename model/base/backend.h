@@ -71,13 +71,8 @@ struct RankGroups {
     std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas, alone;  // alone: this rank
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
-// Hosts of the job, as parallel.hosts says or else the launcher, and whether ranks that share the experts are
-// on several of them. Collective: the same on every rank.
-struct JobHosts {
-    int num_hosts = 1;
-    bool spanned = false;
-};
-JobHosts job_hosts(ProcessGroup& world, const ParallelSpec& parallel);
+// Hosts of the job, as parallel.hosts or else the launcher says. Collective: the same on every rank.
+int num_hosts(ProcessGroup& world, const ParallelSpec& parallel);
 // The exchange between ranks, and one line that says why it was chosen (empty for one rank). Collective: the
 // same on every rank.
 struct ExchangeChoice {

@@ -36,11 +36,7 @@ constexpr const char* kLegend =
     "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense GEMM "
     "measured here\n"
     "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer\n"
-    "  alone ms    of wire ms, while no stage that computes is under way\n"
-    "  exposed ms  of the layer, gone in the same steps without rows on the wire; MHz without: the clock "
-    "then\n"
-    "              between hosts, inside: gone without the rows of that level alone; a level may hide the "
-    "other\n"
+    "  alone ms    of wire ms, the time in which no stage computes: what the schedule does not hide\n"
     "  slowest rank  and how much more its own work in a layer takes than the median rank's: all stages but "
     "plan,\n"
     "              dispatch and combine, where ranks wait for each other\n"
@@ -61,8 +57,7 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           plugin_(options.plugin),
-          hosts_(job_hosts(world, config_.parallel)),
-          eta_(profiled_steps(config_.profile, world.size(), hosts_) * static_cast<int64_t>(arms_.size())),
+          eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
           log_(world.rank(), options.terminal) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
@@ -91,11 +86,8 @@ public:
         profile_.steps = spec.profile_step_end - spec.profile_step_start;
         profile_.routing = kRoutings[static_cast<size_t>(spec.routing)];
         log_.line(fmt::format(
-            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole{}, for each recipe",
-            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps,
-            profile_.ranks == 1 ? ""
-            : hosts_.spanned    ? ", as many without rows on the wire, between hosts and inside them"
-                                : ", as many without rows on the wire"));
+            "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
+            profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
         world_.set_activity("measuring the machine");
         profile_.busy = busy_warning(backend_, world_);
         if (!profile_.busy.empty()) log_.line(profile_.busy);
@@ -104,7 +96,7 @@ public:
         report_machine();
         for (const Arm& arm : arms_) {
             profile_.arms.push_back(
-                profile_arm(arm, world_, backend_, data_, hosts_, ceilings,
+                profile_arm(arm, world_, backend_, data_, ceilings,
                             [&](const char* phase, int64_t step, int64_t of, double seconds) {
                                 eta_.step_done(seconds);
                                 progress(arm.name, phase, step, of);
@@ -209,7 +201,6 @@ private:
     BackendChoice backend_;
     std::vector<Arm> arms_;
     std::string plugin_;
-    JobHosts hosts_;
     EtaEstimator eta_;
     std::chrono::steady_clock::time_point last_progress_;
     std::optional<RunFolder> run_folder_;

@@ -49,7 +49,6 @@ struct ParallelSpec {
     // As if the job ran on so many hosts, with consecutive ranks on each; 0: on those that the launcher
     // names.
     int64_t hosts = 0, ranks_per_host = 0;
-    bool wire_self_test = false;  // measure the bandwidth between ranks at the start, level by level
     double peer_deadline_seconds =
         60.0;  // longest wait for another rank before the job is ended with a report
 };

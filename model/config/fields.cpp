@@ -343,9 +343,6 @@ void add_parallel(std::vector<ConfigField>& fields) {
         choice(s, "moe_message_sizes", AT(parallel.moe_message_sizes), {"routed", "fixed"},
                "of NCCL's messages: as the routing makes them, and the host waits twice in each "
                "dispatch and combine; or always for every token, and the host waits for nothing"));
-    fields.push_back(boolean(s, "wire_self_test", AT(parallel.wire_self_test),
-                             "measure the bandwidth between each two ranks at the start, between hosts and "
-                             "inside them, and warn of slow ones"));
     fields.push_back(hosts_field());
     fields.push_back(number(s, "peer_deadline_seconds", AT(parallel.peer_deadline_seconds),
                             {.min = 0, .max = 86400, .above_min = true},

@@ -112,6 +112,9 @@ constexpr Removed kRemovedKeys[] = {
      {"auto", "native"},
      "grouped GEMMs run on this project's kernels; docs/performance/kernels.md compares them with "
      "cuBLASLt's"},
+    {"parallel.wire_self_test",
+     {"false", "false"},
+     "nccl-tests measures the bandwidth between ranks, and the profile command the exchange"},
 };
 
 constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {

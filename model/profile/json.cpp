@@ -35,12 +35,6 @@ json json_of(const ProfileRow& row) {
     return result;
 }
 
-json without_rows_json(const LayerTimes& times) {
-    return {{"layer seconds", json_of(times.layer)},
-            {"layer clock hertz", json_of(times.clock)},
-            {"passes seconds", json_of(times.passes)}};
-}
-
 }  // namespace
 
 std::string profile_json(const Profile& profile, const Config& config) {
@@ -91,7 +85,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"work seconds by rank", json::array()},
             {"wire seconds by rank", json::array()},
             {"slowest rank", nullptr},
-            {"exposed wire seconds", nullptr},
+            {"exposed wire seconds", nullptr},  // no longer measured; readers of 0.2.0 expect the key
             {"expert load max over mean", arm.expert_load},
             {"rank load max over mean", arm.rank_load},
             {"saved bytes", arm.saved},
@@ -117,19 +111,6 @@ std::string profile_json(const Profile& profile, const Config& config) {
         if (arm.num_hosts > 1) {
             one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
             one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
-        }
-        if (arm.without_rows) {
-            one["exposed wire seconds"] = *arm.exposed_wire_seconds();
-            one["exposed wire resolved"] = report::resolved(arm.whole.passes, arm.without_rows->passes);
-            one["without rows"] = without_rows_json(*arm.without_rows);
-        }
-        if (const auto levels = arm.exposed_by_level()) {
-            one["exposed wire seconds between hosts"] = levels->between_hosts;
-            one["exposed wire seconds inside hosts"] = levels->inside_hosts;
-        }
-        if (arm.without_rows_between_hosts) {
-            one["without rows between hosts"] = without_rows_json(*arm.without_rows_between_hosts);
-            one["without rows inside hosts"] = without_rows_json(*arm.without_rows_inside_hosts);
         }
         if (arm.joules_per_step) {
             one["joules per step"] = *arm.joules_per_step;

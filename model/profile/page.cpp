@@ -80,7 +80,8 @@ std::string profile_page(const Profile& profile, const Config& config) {
         std::string text = fmt::format("{}; step {:.3f} ms, {} tokens/s a GPU",
                                        heading_of(profile, arm).substr(arm.name.size() + 2),
                                        arm.step_seconds * 1e3, format_si(arm.tokens_per_second()));
-        if (arm.without_rows) text += ", exposed wire " + exposed_text(arm, " ms");
+        if (arm.by_rank.size() > 1)
+            text += fmt::format(", exchange alone {:.3f} ms", arm.wire_alone_seconds() * 1e3);
         if (const auto slowest = slowest_of(arm.by_rank))
             text += ", slowest rank and how far over the median: " + slowest_text(*slowest);
         page.fact(arm.name, text);

@@ -109,9 +109,6 @@ struct ArmProfile {
     // How often the host waited for the device while it launched such a step: the most of all steps and
     // ranks; absent: the host is the device.
     std::optional<int64_t> host_stops;
-    // The same where no rows move between ranks (Trainer::skip_rows); absent: one rank. Where those of one
-    // level stay home; absent: no rows cross hosts.
-    std::optional<LayerTimes> without_rows, without_rows_between_hosts, without_rows_inside_hosts;
     int num_hosts = 1;  // of the job
     // of a step, all ranks' devices; absent: not measured, or a device does not count
     std::optional<double> joules_per_step;
@@ -143,23 +140,6 @@ struct ArmProfile {
         }
         return wire > 0 ? wire_seconds * alone / wire : 0;
     }
-    // What a layer takes longer because rows cross ranks: of the passes, since two micro-batches may be under
-    // way.
-    std::optional<double> exposed_wire_seconds() const {
-        if (!without_rows) return std::nullopt;
-        return whole.passes.median - without_rows->passes.median;
-    }
-    // What is gone without the rows of one level. No sum of parts: a level may hide the other, and what a
-    // rank does with its own rows is in neither.
-    struct ByLevel {
-        double between_hosts = 0, inside_hosts = 0;
-    };
-    std::optional<ByLevel> exposed_by_level() const {
-        if (num_hosts < 2 || !without_rows) return std::nullopt;
-        if (!without_rows_between_hosts) return ByLevel{0, *exposed_wire_seconds()};
-        return ByLevel{whole.passes.median - without_rows_between_hosts->passes.median,
-                       whole.passes.median - without_rows_inside_hosts->passes.median};
-    }
 };
 
 // What the machine reaches, measured at the start; 0: not measured.
@@ -185,8 +165,7 @@ struct Profile {
 std::string arm_table(const ArmProfile& arm);            // every stage of one recipe
 std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
 std::string summary_table(const Profile& profile);       // one line a recipe
-std::string exposed_text(const ArmProfile& arm, std::string_view unit);  // with its levels
-std::string slowest_text(const SlowestRank& slowest);                    // "3, +4.2 %"
+std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
 std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG

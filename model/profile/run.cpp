@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Passes over a recipe: one that times every stage, one that leaves the device alone between them and times
-// the whole layer, one that times whole steps, and with several ranks the second again without rows on the
-// wire.
+// the whole layer, one that times whole steps.
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
@@ -39,22 +38,19 @@ WireSplit wire_split(const Config& config) {
             .combine_backward = items[2].backward + items[3].backward};
 }
 
-bool has_wire(int ranks) { return ranks > 1; }
-
 class ArmRun {
 public:
     ArmRun(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-           const std::shared_ptr<const TokenSource>& data, JobHosts hosts, const OnStep& on_step)
+           const std::shared_ptr<const TokenSource>& data, const OnStep& on_step)
         : config_(arm.config),
           world_(world),
           backend_(backend),
-          hosts_(hosts),
           trainer_(std::make_unique<Trainer>(arm.config, world, backend, arm.arithmetic, data)),
           on_step_(on_step) {
         result_.name = arm.name;
         result_.recipe = recipe_name(arm.config.precision);
         result_.exchange = trainer_->exchange_note();
-        result_.num_hosts = hosts.num_hosts;
+        result_.num_hosts = num_hosts(world, config_.parallel);
         result_.tokens = static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length);
         result_.useful_flops = useful_flops(config_, result_.tokens);
         result_.step_tokens =
@@ -107,14 +103,6 @@ public:
         result_.host_seconds = spread_of(host).median;
     }
 
-    // What the rows' way costs in this schedule: the same steps without it. The last thing a trainer does.
-    void time_layer_without_rows() {
-        result_.without_rows = time_without(SkippedRows::all, "no rows");
-        if (!hosts_.spanned) return;
-        result_.without_rows_between_hosts = time_without(SkippedRows::between_hosts, "between");
-        result_.without_rows_inside_hosts = time_without(SkippedRows::inside_hosts, "inside");
-    }
-
     // Whole steps for at least the window, from and to an idle device; the sum over all ranks' devices.
     void measure_energy() {
         const double window = config_.profile.energy_seconds;
@@ -150,11 +138,6 @@ public:
     }
 
 private:
-    LayerTimes time_without(SkippedRows rows, const char* phase) {
-        trainer_->skip_rows(rows);
-        return time_whole(phase);
-    }
-
     // Without marks between stages.
     LayerTimes time_whole(const char* phase) {
         trainer_->time_stages(TimerDetail::parts);
@@ -238,7 +221,6 @@ private:
     Config config_;
     ProcessGroup& world_;
     BackendChoice backend_;
-    JobHosts hosts_;
     std::unique_ptr<Trainer> trainer_;
     const OnStep& on_step_;
     RowSamples samples_;
@@ -261,21 +243,20 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
     return result;
 }
 
-int64_t profiled_steps(const ProfileSpec& spec, int ranks, const JobHosts& hosts) {
-    const int without_rows = hosts.spanned ? 3 : has_wire(ranks) ? 1 : 0, passes = 3 + without_rows;
-    return spec.profile_step_start + passes * (spec.profile_step_end - spec.profile_step_start);
+int64_t profiled_steps(const ProfileSpec& spec) {
+    constexpr int64_t kPasses = 3;
+    return spec.profile_step_start + kPasses * (spec.profile_step_end - spec.profile_step_start);
 }
 
 ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const TokenSource>& data, const JobHosts& hosts,
-                       ProfileCeilings& ceilings, const OnStep& on_step) {
-    ArmRun run(arm, world, backend, data, hosts, on_step);
+                       const std::shared_ptr<const TokenSource>& data, ProfileCeilings& ceilings,
+                       const OnStep& on_step) {
+    ArmRun run(arm, world, backend, data, on_step);
     run.warm_up();
     run.time_stages();
     run.time_layer();
     run.time_steps();
     run.measure_energy();
-    if (has_wire(world.size())) run.time_layer_without_rows();
     return run.finish(ceilings);
 }
 

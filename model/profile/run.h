@@ -17,12 +17,12 @@ class ProfileCeilings;
 // if said.
 Config profiled_config(const Config& config, std::optional<int64_t> measured_steps);
 // Steps that one recipe takes.
-int64_t profiled_steps(const ProfileSpec& spec, int ranks, const JobHosts& hosts);
+int64_t profiled_steps(const ProfileSpec& spec);
 
 // Collective. on_step(phase, step, of, seconds) after every step.
 using OnStep = std::function<void(const char* phase, int64_t step, int64_t of, double seconds)>;
 ArmProfile profile_arm(const validate::Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const data::TokenSource>& data, const JobHosts& hosts,
-                       ProfileCeilings& ceilings, const OnStep& on_step);
+                       const std::shared_ptr<const data::TokenSource>& data, ProfileCeilings& ceilings,
+                       const OnStep& on_step);
 
 }  // namespace fp8flow::profile

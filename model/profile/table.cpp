@@ -49,19 +49,6 @@ std::string slowest_text(const SlowestRank& slowest) {
     return fmt::format("{}, +{}", slowest.rank, format_percent(slowest.over_median, 1));
 }
 
-std::string exposed_text(const ArmProfile& arm, std::string_view unit) {
-    if (!arm.without_rows) return "-";
-    const auto exposed = [&](const LayerTimes& without) {
-        return milliseconds_text(arm.whole.passes, without.passes, unit);
-    };
-    const std::string all = exposed(*arm.without_rows);
-    if (arm.num_hosts < 2) return all;
-    if (!arm.without_rows_between_hosts)
-        return fmt::format("{0}: {1}{2} between hosts, {0} inside", all, milliseconds(0), unit);
-    return fmt::format("{}: {} between hosts, {} inside", all, exposed(*arm.without_rows_between_hosts),
-                       exposed(*arm.without_rows_inside_hosts));
-}
-
 std::string arm_table(const ArmProfile& arm) {
     Table table({{"part", Align::left},
                  {"stage", Align::left},
@@ -158,8 +145,6 @@ std::string summary_table(const Profile& profile) {
                  {"wire/rank"},
                  {"wire ms"},
                  {"alone ms"},
-                 {"exposed ms"},
-                 {"MHz without"},
                  {"slowest rank"},
                  {"saved"},
                  {"step ms"},
@@ -187,10 +172,6 @@ std::string summary_table(const Profile& profile) {
              wire_text(arm),
              milliseconds(arm.wire_seconds),
              milliseconds(arm.wire_alone_seconds()),
-             exposed_text(arm, ""),
-             arm.without_rows && arm.without_rows->clock.median > 0
-                 ? format_fixed(arm.without_rows->clock.median * 1e-6, 0)
-                 : "-",
              slowest ? slowest_text(*slowest) : "-",
              format_bytes(saved),
              milliseconds(arm.step_seconds),

@@ -180,13 +180,6 @@ Trainer::~Trainer() {
     if (stream_.handle != nullptr) ops_->device().free_stream(stream_);
 }
 
-void Trainer::skip_rows(SkippedRows rows) {
-    FP8FLOW_CHECK(flights_.empty(), "{} steps in flight still move rows", flights_.size());
-    skips_rows_ = true;
-    if (captured_) captured_->forget();
-    exchange_->skip_rows(rows, *ops_);
-}
-
 void Trainer::time_stages(TimerDetail detail) {
     FP8FLOW_CHECK(flights_.empty(), "stage timer switched with {} steps in flight", flights_.size());
     for (StageTimer& timer : timers_) {
@@ -412,7 +405,6 @@ CapturedSteps::Known Trainer::give_work(const Flight& flight) {
     StepRecord& record = record_of(flight);
     const Launch launch{.stream = stream_};
     record.begin(*exchange_, launch);
-    if (skips_rows_) ops_->zero({.y = status_}, launch);
     run_micro_batches(flight);
     record.end({.status = status_, .sums = inputs_->sums(), .grad_norm = optimizer_->grad_norm()}, *exchange_,
                launch);
@@ -431,8 +423,7 @@ int32_t Trainer::wait_for(Flight& flight) {
 }
 
 StepResult Trainer::take_result() {
-    for (int32_t status = wait_for(flights_.front()); status != 0 && !skips_rows_;
-         status = wait_for(flights_.front())) {
+    for (int32_t status = wait_for(flights_.front()); status != 0; status = wait_for(flights_.front())) {
         if (status == op::kStepOverflow)
             redo();
         else if (config_.training.on_divergence == OnDivergence::skip &&

@@ -125,9 +125,6 @@ public:
     void stop_when(std::function<bool()> asked) { stop_asked_ = std::move(asked); }
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
-    // A diagnosis: steps launched from now on leave these rows at home (Exchange::skip_rows). Their numbers
-    // mean nothing and are not judged, and neither is the model worth anything afterwards.
-    void skip_rows(SkippedRows rows);
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
@@ -269,7 +266,6 @@ private:
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     TensorStats* tensor_stats_ = nullptr;
-    bool skips_rows_ = false;
     Stream stream_;  // of the main stream
     TensorView status_, held_out_sum_;
     std::unique_ptr<StepInputs> inputs_;

@@ -37,13 +37,6 @@ HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const H
                   parts_.rail->size(), parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
 }
 
-void HierarchicalExchange::skip_rows(SkippedRows rows, Ops& ops) {
-    Exchange::skip_rows(rows, ops);
-    parts_.flat->skip_rows(rows, ops);
-    parts_.rail->skip_rows(rows, ops);
-    parts_.inside->skip_rows(rows, ops);
-}
-
 void HierarchicalExchange::check_peers() {
     parts_.flat->check_peers();
     parts_.rail->check_peers();
@@ -121,11 +114,6 @@ ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const L
                         .format = rows.format};
     if (rows.scales)
         landed.scales = scratch.tensor(rows.scales.dtype, {most, rows.scales.dim(1)}, "dispatch");
-    // Rows that stay inside hosts are then copies of all of these, of those without a token too: their scales
-    // are powers of two (as in GroupExchange).
-    if (rows.scales && stays_home(true))
-        ops_.device().fill(landed.scales.data, 0x3F, static_cast<std::size_t>(landed.scales.bytes()),
-                           launch.stream);
     parts_.rail->dispatch_rows(rows, levels.rail, landed, scratch, launch);
     return landed;
 }

@@ -39,8 +39,6 @@ public:
     int size() const override { return parts_.flat->size(); }
     int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
-    bool spans_hosts() const override { return map_.hosts > 1; }
-    void skip_rows(SkippedRows rows, Ops& ops) override;
     void check_peers() override;
     void require_capturable() const override;
     WireBytes wire_bytes() const override;

@@ -69,7 +69,6 @@ public:
     int rank_among(Ranks ranks) const override {
         return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).rank();
     }
-    bool spans_hosts() const override { return groups_.hosts.num_hosts() > 1; }
     void require_capturable() const override {
         if (sizes_ == MessageSizes::own) Exchange::require_capturable();
     }
@@ -110,9 +109,6 @@ private:
     void count_sent(double& leg, int to, int64_t bytes) {
         leg += static_cast<double>(bytes);
         if (!groups_.hosts.same_host(to, rank())) wire_.between_hosts += static_cast<double>(bytes);
-    }
-    bool exchanges_rows_with(int r) const {
-        return r != rank() && !stays_home(groups_.hosts.same_host(r, rank()));
     }
     void copy(void* to, const void* from, int64_t bytes, const Launch& launch) {
         ops_.device().copy(to, from, static_cast<std::size_t>(bytes), launch.stream);
@@ -210,7 +206,7 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
             const auto peer = static_cast<std::size_t>(r);
             const int64_t out_bytes = counts.rows_sent[peer] * row_bytes,
                           in_bytes = counts.rows_received[peer] * row_bytes;
-            if (exchanges_rows_with(r)) {
+            if (r != rank()) {
                 sends.push_back({out.bytes_ptr() + sent, out_bytes, r});
                 receives.push_back({in.bytes_ptr() + arrived, in_bytes, r});
                 count_sent(wire_.dispatch, r, out_bytes);
@@ -244,7 +240,7 @@ void NcclExchange::return_segments(const TensorView& sent, const std::vector<int
         const int64_t out_bytes = sends[peer] * item_bytes, in_bytes = receives[peer] * item_bytes;
         if (r == rank()) {
             copy(returned.bytes_ptr() + to, sent.bytes_ptr() + from, in_bytes, launch);
-        } else if (exchanges_rows_with(r)) {
+        } else if (r != rank()) {
             out.push_back({sent.bytes_ptr() + from, out_bytes, r});
             in.push_back({returned.bytes_ptr() + to, in_bytes, r});
             count_sent(wire_.combine, r, out_bytes);

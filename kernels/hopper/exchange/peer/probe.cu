@@ -78,18 +78,16 @@ public:
     CudaPeerProbe(const CudaPeerProbe&) = delete;
     CudaPeerProbe& operator=(const CudaPeerProbe&) = delete;
 
-    int64_t bytes() const override { return (ranks_ - 1) * bytes_to_one(); }
-    int64_t bytes_to_one() const override { return words_ * static_cast<int64_t>(sizeof(uint4)); }
-    void load(const Launch& launch) override { run<Direction::load>(next(), ranks_ - 1, launch); }
-    void store(const Launch& launch) override { run<Direction::store>(next(), ranks_ - 1, launch); }
-    void store_to(int peer, const Launch& launch) override { run<Direction::store>(peer, 1, launch); }
+    int64_t bytes() const override { return (ranks_ - 1) * words_ * static_cast<int64_t>(sizeof(uint4)); }
+    void load(const Launch& launch) override { run<Direction::load>(launch); }
+    void store(const Launch& launch) override { run<Direction::store>(launch); }
 
 private:
-    int next() const { return (rank_ + 1) % ranks_; }
-    template <Direction direction> void run(int first_peer, int others, const Launch& launch) {
-        const int ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // as many for each peer
-        peer_kernel<direction><<<ctas, kThreads, 0, stream_of(launch)>>>(regions_, rank_, ranks_, first_peer,
-                                                                         others, words_, sink_);
+    template <Direction direction> void run(const Launch& launch) {
+        const int others = ranks_ - 1,
+                  ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // equal for all ranks
+        peer_kernel<direction><<<ctas, kThreads, 0, stream_of(launch)>>>(
+            regions_, rank_, ranks_, (rank_ + 1) % ranks_, others, words_, sink_);
         check_launch("peer traffic");
     }
 
