@@ -38,7 +38,7 @@ void check_plan(const DispatchPlan& plan, int64_t ranks) {
     if (plan.prob_rows) check_tensor(plan.prob_rows, "prob_rows", DType::i32, {ranks * slots, plan.topk});
 }
 
-// Rows as they travel: plain, or FP8 codes with 1x128 scales.
+// Rows as they are sent: plain, or FP8 values with 1x128 scales.
 void check_wire_rows(const ScaledTensor& rows, const char* what, int64_t num_rows) {
     FP8FLOW_CHECK(rows.data.rank == 2 && rows.data.dim(0) == num_rows && rows.data.row_base == nullptr,
                   "{} is {}, must have {} rows", what, describe(rows.data), num_rows);
@@ -143,8 +143,12 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
 
 void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
-    FP8FLOW_CHECK(args.src.rank == 2 && is_bf16_or_f32(args.src.dtype), "src is {}", describe(args.src));
-    check_rows(args.src, "src", plan);
+    const TensorView &src = args.src.data, &y = args.y.data;
+    FP8FLOW_CHECK(args.src.layout == ScaleLayout::none && args.y.layout == ScaleLayout::none,
+                  "combine adds plain rows, got scales {} for src and {} for y", name_of(args.src.layout),
+                  name_of(args.y.layout));
+    FP8FLOW_CHECK(src.rank == 2 && is_bf16_or_f32(src.dtype), "src is {}", describe(src));
+    check_rows(src, "src", plan);
     if (args.row_prob) {
         FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
                       describe(args.row_prob));
@@ -153,12 +157,12 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
             check_tensor(plan.all_probs, "all_probs", DType::f32,
                          {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
     }
-    FP8FLOW_CHECK(is_bf16_or_f32(args.y.dtype), "y is {}", describe(args.y));
-    check_tensor(args.y, "y", args.y.dtype, {plan.num_tokens, args.src.dim(1)});
-    if (args.residual) check_tensor(args.residual, "residual", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
+    FP8FLOW_CHECK(is_bf16_or_f32(y.dtype), "y is {}", describe(y));
+    check_tensor(y, "y", y.dtype, {plan.num_tokens, src.dim(1)});
+    if (args.residual) check_tensor(args.residual, "residual", y.dtype, {y.dim(0), y.dim(1)});
     if (args.addend) {
         FP8FLOW_CHECK(args.residual, "addend {} without a residual", describe(args.addend));
-        check_tensor(args.addend, "addend", args.y.dtype, {args.y.dim(0), args.y.dim(1)});
+        check_tensor(args.addend, "addend", y.dtype, {y.dim(0), y.dim(1)});
     }
     FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
                   "drow_prob {}, dprob {}", describe(args.drow_prob), describe(args.dprob));
@@ -169,9 +173,8 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
-    const double row =
-        row_bytes({.data = args.src, .scales = {}}) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
-    const double written = bytes_of({args.y, args.dprob});
+    const double row = row_bytes(args.src) + (args.row_prob ? 4 : 0) + (args.drow_prob ? 4 : 0);
+    const double written = bytes_of({y, args.dprob});
     const double read =
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
     observed("combine", with_writes({.bytes = read + written}, written),
@@ -208,15 +211,15 @@ void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shares& s
 
 TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const Launch& launch) {
     if (!args.addend) return args.residual;
-    ops.add({.a = args.residual, .b = args.addend, .y = args.y}, launch);
-    return args.y;
+    ops.add({.a = args.residual, .b = args.addend, .y = args.y.data}, launch);
+    return args.y.data;
 }
 
 void Exchange::require_capturable() const {
     fail(ExitCode::usage,
-         "schedule.cuda_graph_impl: full_iteration: this exchange stops the host in every call (rows are "
-         "staged through host memory); set it to none, or take another: a build with NCCL, "
-         "parallel.moe_token_dispatcher_type flex or alltoall");
+         "schedule.cuda_graph_impl: full_iteration: the host takes part in every call of this exchange; set "
+         "it to "
+         "none, or run on GPUs with parallel.moe_token_dispatcher_type flex or alltoall");
 }
 
 void Exchange::reset_counts() {

@@ -103,8 +103,8 @@ TensorView GroupExchange::rank_sums(const Combine& args, const DispatchPlan& pla
                                     const Launch& launch) {
     const Sizes sizes(plan);
     const TensorView sums =
-        scratch.tensor(args.src.dtype, {sizes.ranks * sizes.slots, args.src.dim(1)}, "combine");
-    ops_.unpermute_unpad({.src = args.src,
+        scratch.tensor(args.src.data.dtype, {sizes.ranks * sizes.slots, args.src.data.dim(1)}, "combine");
+    ops_.unpermute_unpad({.src = args.src.data,
                           .recv_rows = plan.recv_rows,
                           .num_rows = plan.recv_offsets.slice(sizes.ranks, 1),
                           .row_prob = args.row_prob,
@@ -173,11 +173,12 @@ void GroupExchange::return_dprobs(const Combine& args, const DispatchPlan& plan,
 void GroupExchange::combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                                       const Launch& launch) {
     const Sizes sizes(plan);
-    const int64_t row_bytes = args.src.dim(1) * size_of(args.src.dtype);
+    const int64_t row_bytes = args.src.data.dim(1) * size_of(args.src.data.dtype);
     const TensorView sent = rank_sums(args, plan, scratch, launch),
                      returned = scratch.tensor(
-                         args.src.dtype,
-                         {plan.num_tokens * std::min(sizes.ranks, sizes.topk), args.src.dim(1)}, "combine");
+                         args.src.data.dtype,
+                         {plan.num_tokens * std::min(sizes.ranks, sizes.topk), args.src.data.dim(1)},
+                         "combine");
     const Parts send_parts = packed_parts(received_counts(plan), row_bytes),
                 recv_parts = packed_parts(sent_counts(plan), row_bytes);
     exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
@@ -187,10 +188,10 @@ void GroupExchange::combine_rank_sums(const Combine& args, const DispatchPlan& p
 void GroupExchange::combine_choices(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                                     const Launch& launch) {
     FP8FLOW_CHECK(!args.row_prob || plan.all_probs, "a plan without all_probs");
-    const int64_t row_bytes = args.src.dim(1) * size_of(args.src.dtype);
-    const TensorView sent = choice_rows(args.src, plan, scratch),
-                     returned = scratch.tensor(args.src.dtype, {plan.num_tokens * plan.topk, args.src.dim(1)},
-                                               "combine");
+    const int64_t row_bytes = args.src.data.dim(1) * size_of(args.src.data.dtype);
+    const TensorView sent = choice_rows(args.src.data, plan, scratch),
+                     returned = scratch.tensor(
+                         args.src.data.dtype, {plan.num_tokens * plan.topk, args.src.data.dim(1)}, "combine");
     const Parts send_parts = packed_parts(choices_for(plan, rank()), row_bytes),
                 recv_parts = packed_parts(choices_of(plan, rank()), row_bytes);
     exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
@@ -228,7 +229,7 @@ void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& p
             last_rank = expert_rank;
         }
         if (residual) add_row(residual, token, sum.data());
-        store_row(sum.data(), args.y, token);
+        store_row(sum.data(), args.y.data, token);
     }
 }
 

@@ -54,8 +54,8 @@ std::unique_ptr<PeerProbe> make_peer_probe(Ops& ops, ProcessGroup& world, PeerMa
 // rows on its GPU.
 std::unique_ptr<Exchange> make_local_exchange(Ops& ops, CombineOrder order);
 // The exchange between GPUs of one host through memory that all of them have mapped (NVLink), for up to 32
-// experts a token. The world may be a part of the job: see SplitExchange. Collective over the world; null on
-// every rank alike where it cannot be made, and `reason` says why. Waits on another rank end after
+// experts a token. The world may be a part of the job: see HierarchicalExchange. Collective over the world;
+// null on every rank alike where it cannot be made, and `reason` says why. Waits on another rank end after
 // `deadline_seconds` with an error (Exchange::check_peers). `ops` and the groups outlive the exchange.
 std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& groups,
                                              const ExchangeLimits& limits, CombineOrder order,

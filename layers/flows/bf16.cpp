@@ -36,11 +36,11 @@ public:
         experts_forward(ctx, io.weights, saved, ye);
         await(ctx, io.addend_ready);
         combine(ctx,
-                {.src = ye,
+                {.src = {ye},
                  .row_prob = merging_weights(io.plan, precision_),
                  .residual = io.residual,
                  .addend = io.addend,
-                 .y = io.y},
+                 .y = {io.y}},
                 io.plan, PermutePadding::fused);
     }
 
@@ -56,7 +56,7 @@ public:
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
         await(ctx, io.dx_in_ready);
         combine(ctx,
-                {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
+                {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
                 io.plan, PermutePadding::fused);
     }
 

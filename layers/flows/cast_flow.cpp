@@ -48,11 +48,11 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     experts_forward(ctx, xe, io.weights, saved, ye);
     await(ctx, io.addend_ready);
     combine(ctx,
-            {.src = ye,
+            {.src = {ye},
              .row_prob = merging_weights(io.plan, precision_),
              .residual = io.residual,
              .addend = io.addend,
-             .y = io.y},
+             .y = {io.y}},
             io.plan, PermutePadding::fused);
 }
 
@@ -66,7 +66,8 @@ void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) c
     dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, {.data = dye});
     experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
     await(ctx, io.dx_in_ready);
-    combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
+    combine(ctx,
+            {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
             io.plan, PermutePadding::fused);
 }
 

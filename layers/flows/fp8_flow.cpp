@@ -40,11 +40,11 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     if (drop_x) saved.x = {};
     await(ctx, io.addend_ready);
     combine(ctx,
-            {.src = ye,
+            {.src = {ye},
              .row_prob = merging_weights(io.plan, precision_),
              .residual = io.residual,
              .addend = io.addend,
-             .y = io.y},
+             .y = {io.y}},
             io.plan);
 }
 
@@ -69,7 +69,8 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
     fc1_backward(ctx, io.weights, saved, dh, dxe);
     await(ctx, io.dx_in_ready);
-    combine(ctx, {.src = dxe, .residual = io.dx_in, .drow_prob = drow_prob, .y = io.dx, .dprob = io.dprob},
+    combine(ctx,
+            {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
             io.plan);
 }
 

@@ -169,7 +169,7 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
         return dst;
     };
     Exchange::Combine unpadded = args;
-    unpadded.src = unpad(args.src);
+    unpadded.src = {unpad(args.src.data)};
     if (args.row_prob) unpadded.row_prob = plan.unpadded.row_prob;
     if (args.drow_prob) {
         const int64_t rows = args.drow_prob.dim(0);

@@ -5,8 +5,6 @@
 
 #include "kernels/comm/group_exchange.h"
 #include "kernels/comm/levels/hierarchical_exchange.h"
-#include "kernels/comm/split_exchange.h"
-#include "kernels/comm/staged_exchange.h"
 #include "kernels/core/error.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
@@ -216,25 +214,34 @@ std::unique_ptr<Exchange> make_peer_exchange(const ExchangeGroups& ranks, const 
         });
 }
 
-// NCCL, else staged through host memory.
+// NCCL. `why`: the reason why peer memory does not serve.
 ExchangeChoice make_message_exchange(const ExchangeGroups& ranks, CombineOrder order, Ops& ops,
-                                     const Config& config) {
-    if (hopper::built_with_nccl()) {
-        const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration,
-                   fixed = captured || config.parallel.moe_message_sizes == MessageSizesKey::fixed;
-        const auto sizes = fixed ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
-        return {hopper::make_nccl_exchange(ops, ranks, order, sizes, config.parallel.peer_deadline_seconds),
-                captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
-                : fixed  ? "NCCL send and receive, messages of a fixed size"
-                         : "NCCL send and receive"};
-    }
-    auto host_ops = std::make_unique<ReferenceOps>();
-    auto host = make_group_exchange(ranks, *host_ops, order);
-    return {std::make_unique<StagedExchange>(ops.device(), std::move(host_ops), std::move(host)),
-            "staged through host memory, slow (built without NCCL)"};
+                                     const Config& config, const std::string& why) {
+    require(hopper::built_with_nccl(), ExitCode::usage,
+            "the exchange between GPUs needs NCCL here ({}), and this program was built without it; install "
+            "libnccl-dev (2.18 or later) and build again, or use --backend reference",
+            why);
+    const bool captured = config.schedule.cuda_graph_impl == CudaGraphImpl::full_iteration,
+               fixed = captured || config.parallel.moe_message_sizes == MessageSizesKey::fixed;
+    const auto sizes = fixed ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
+    return {hopper::make_nccl_exchange(ops, ranks, order, sizes, config.parallel.peer_deadline_seconds),
+            captured ? "NCCL send and receive, messages of a fixed size for the CUDA graph"
+            : fixed  ? "NCCL send and receive, messages of a fixed size"
+                     : "NCCL send and receive"};
 }
 
-// True where each rank of the job says so.
+// Rows inside each group that shares the experts, reductions over all ranks.
+std::unique_ptr<Exchange> with_rows_inside(std::unique_ptr<Exchange> rows, std::unique_ptr<Exchange> sums,
+                                           Ops& ops, CombineOrder order, DeriveLevelPlans& derive) {
+    const HostLayout one_host = HostLayout::consecutive(0, rows->size(), rows->size());
+    return std::make_unique<HierarchicalExchange>(
+        ops, order, one_host,
+        HierarchicalExchange::Parts{
+            .groups = {}, .flat = std::move(sums), .rail = nullptr, .inside = std::move(rows)},
+        derive);
+}
+
+// True if it is true on every rank.
 bool on_all_ranks(ProcessGroup& world, bool here) {
     int64_t without = here ? 0 : 1;
     world.all_reduce_max(std::span<int64_t>(&without, 1));
@@ -253,15 +260,16 @@ ExchangeChoice make_split_exchange(const RankGroups& groups, Ops& ops, const Con
                             : make_peer_exchange({sharing, sharing, *groups.alone, groups.world->rank()},
                                                  exchange_limits(config), order, ops, config, way, why);
     if (!on_all_ranks(*groups.world, rows != nullptr)) return {};
-    ExchangeChoice sums =
-        make_message_exchange({*groups.world, *groups.alone, *groups.expert_replicas}, order, ops, config);
-    return {std::make_unique<SplitExchange>(std::move(rows), std::move(sums.exchange)),
-            fmt::format(
-                "exchange: rows {}, sums over {} hosts by {}",
-                sharing.size() == 1
-                    ? way
-                    : fmt::format("over peer memory ({}) in each group of {} ranks", way, sharing.size()),
-                config.parallel.hosts > 0 ? std::to_string(config.parallel.hosts) : "several", sums.note)};
+    ExchangeChoice sums = make_message_exchange({*groups.world, *groups.alone, *groups.expert_replicas},
+                                                order, ops, config, "reductions cross hosts");
+    return {
+        with_rows_inside(std::move(rows), std::move(sums.exchange), ops, order, hopper::derive_level_plans),
+        fmt::format("exchange: rows {}, sums over {} hosts by {}",
+                    sharing.size() == 1
+                        ? way
+                        : fmt::format("over peer memory ({}) in each group of {} ranks", way, sharing.size()),
+                    config.parallel.hosts > 0 ? std::to_string(config.parallel.hosts) : "several",
+                    sums.note)};
 }
 
 // Peer memory, at least in each group of ranks that share the experts, else messages; `why` collects the
@@ -285,7 +293,7 @@ ExchangeChoice make_gpu_exchange(const BackendChoice& choice, const RankGroups& 
             return split;
         why = "ranks on several hosts" + (why.empty() ? "" : ": " + why);
     }
-    ExchangeChoice messages = make_message_exchange(ranks, order, ops, config);
+    ExchangeChoice messages = make_message_exchange(ranks, order, ops, config, why);
     messages.note = fmt::format("exchange: {} ({})", messages.note, why);
     return messages;
 }
@@ -301,7 +309,7 @@ ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config&
 
     ExchangeChoice between = make_message_exchange(
         {rail, rail, *groups.alone, job_rank, HostLayout::consecutive(0, hosts.num_hosts(), 1)},
-        CombineOrder::rank, ops, config);
+        CombineOrder::rank, ops, config, "rows cross hosts");
     parts.rail = std::move(between.exchange);
 
     const ExchangeGroups on_host{inside, inside, *groups.alone, job_rank};
@@ -315,13 +323,13 @@ ExchangeChoice make_gpu_levels(const RankGroups& groups, Ops& ops, const Config&
     const bool mapped = on_all_ranks(*groups.world, parts.inside != nullptr);
     if (inside.size() > 1 && mapped) inside_note = fmt::format(" over peer memory ({})", way);
     if (inside.size() > 1 && !mapped) {
-        ExchangeChoice messages = make_message_exchange(on_host, CombineOrder::rank, ops, config);
+        ExchangeChoice messages = make_message_exchange(on_host, CombineOrder::rank, ops, config, why);
         parts.inside = std::move(messages.exchange);
         inside_note =
             fmt::format(" by {} ({})", messages.note, why.empty() ? "no peer memory on another host" : why);
     }
     parts.flat = make_message_exchange({*groups.world, sharing, *groups.expert_replicas, job_rank, hosts},
-                                       order, ops, config)
+                                       order, ops, config, "rows cross hosts")
                      .exchange;
     return {std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts),
                                                    hopper::derive_level_plans),
@@ -349,9 +357,10 @@ ExchangeChoice choose_exchange(const BackendChoice& choice, const RankGroups& gr
     auto exchange = make_group_exchange(
         {*groups.world, *groups.expert_parallel, *groups.expert_replicas, -1, hosts}, ops, order);
     if (parallel.hosts > 1 && shares_within_hosts(parallel))
-        return {std::make_unique<SplitExchange>(
+        return {with_rows_inside(
                     std::move(exchange),
-                    make_group_exchange({*groups.world, *groups.alone, *groups.expert_replicas}, ops, order)),
+                    make_group_exchange({*groups.world, *groups.alone, *groups.expert_replicas}, ops, order),
+                    ops, order, derive_level_plans),
                 "exchange: messages between processes (the reference backend), sums apart"};
     return {std::move(exchange),
             groups.world->size() > 1 ? "exchange: messages between processes (the reference backend)" : ""};

@@ -21,14 +21,13 @@
 namespace fp8flow::test {
 
 // nccl_fixed: messages of a fixed size. peer: memory mapped by CUDA IPC; window: by NCCL. levels: two levels,
-// peer inside a host and between hosts NCCL, or staged where ranks share a GPU; levels_fixed: with messages
-// of a fixed size.
-enum class Kind { staged, nccl, nccl_fixed, peer, window, levels, levels_fixed };
+// peer memory inside a host, and NCCL between hosts, or peer memory if ranks share a GPU. levels_fixed: with
+// messages of a fixed size.
+enum class Kind { nccl, nccl_fixed, peer, window, levels, levels_fixed };
 inline bool has_two_levels(Kind kind) { return kind == Kind::levels || kind == Kind::levels_fixed; }
 inline bool has_fixed_messages(Kind kind) { return kind == Kind::nccl_fixed || kind == Kind::levels_fixed; }
 inline const char* name_of(Kind kind) {
     switch (kind) {
-        case Kind::staged: return "staged";
         case Kind::nccl: return "nccl";
         case Kind::nccl_fixed: return "nccl_fixed";
         case Kind::peer: return "peer";
@@ -51,15 +50,6 @@ inline std::vector<int> two_hosts(int ranks) {
     for (int r = 0; r < ranks; ++r) host_of.push_back(r * 2 / std::max(ranks, 2));
     return host_of;
 }
-// A case with what the oracle and the reference need to know of the exchange.
-inline ExchangeCase of_kind(Kind kind, ExchangeCase c) {
-    c.fixed_messages = has_fixed_messages(kind);
-    if (!has_two_levels(kind)) return c;
-    c.levels = Levels::two;
-    c.host_of = two_hosts(static_cast<int>(c.ranks()));
-    return c;
-}
-
 // An exchange of expert-parallel groups of `expert_ranks` neighbouring ranks; null: not possible here, and
 // why.
 struct Rig {
@@ -83,9 +73,6 @@ private:
         const ExchangeGroups groups{*world, *expert_parallel, *expert_replicas};
         const auto sizes = has_fixed_messages(kind) ? hopper::MessageSizes::fixed : hopper::MessageSizes::own;
         switch (kind) {
-            case Kind::staged:
-                return test::make_staged_exchange(*expert_parallel, *world, *expert_replicas, ops.device(),
-                                                  {.order = order});
             case Kind::nccl:
             case Kind::nccl_fixed:
                 if (!hopper::built_with_nccl())
@@ -117,27 +104,23 @@ private:
         }
         const HostLayout hosts(two_hosts(expert_parallel->size()));
         alone = world->split(world->rank());
-        const auto messages = [&](const ExchangeGroups& groups,
-                                  CombineOrder of) -> std::unique_ptr<Exchange> {
+        const auto between = [&](const ExchangeGroups& groups, CombineOrder of) -> std::unique_ptr<Exchange> {
             if (over_nccl) return hopper::make_nccl_exchange(ops, groups, of, sizes, deadline_seconds);
-            auto host_ops = std::make_unique<ReferenceOps>();
-            auto host = std::make_unique<GroupExchange>(groups.expert_parallel, *host_ops, of);
-            host->set_groups(groups.world, groups.expert_replicas);
-            host->set_hosts(groups.hosts);
-            return std::make_unique<StagedExchange>(ops.device(), std::move(host_ops), std::move(host));
+            return hopper::make_peer_exchange(ops, groups, kLimits, of, deadline_seconds,
+                                              PeerMapping::cuda_ipc, reason);
         };
         HierarchicalExchange::Parts parts{make_level_groups(*expert_parallel, hosts), {}, {}, {}};
         ProcessGroup &rail = *parts.groups.rail, &inside = *parts.groups.inside;
-        parts.flat = messages({*world, *expert_parallel, *expert_replicas, world->rank(), hosts}, order);
+        parts.flat = between({*world, *expert_parallel, *expert_replicas, world->rank(), hosts}, order);
         parts.rail =
-            messages({rail, rail, *alone, world->rank(), HostLayout::consecutive(0, hosts.num_hosts(), 1)},
-                     CombineOrder::rank);
+            between({rail, rail, *alone, world->rank(), HostLayout::consecutive(0, hosts.num_hosts(), 1)},
+                    CombineOrder::rank);
         parts.inside = inside.size() == 1
                            ? hopper::make_local_exchange(ops, CombineOrder::rank)
                            : hopper::make_peer_exchange(ops, {inside, inside, *alone, world->rank()},
                                                         kLimitsInside, CombineOrder::rank, deadline_seconds,
                                                         PeerMapping::cuda_ipc, reason);
-        if (!parts.inside) return nullptr;
+        if (!parts.flat || !parts.rail || !parts.inside) return nullptr;
         return std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts),
                                                       hopper::derive_level_plans);
     }
@@ -175,5 +158,15 @@ private:
     std::unique_ptr<Ops> ops_;
     std::map<std::tuple<Kind, CombineOrder, int>, std::unique_ptr<Rig>> rigs_;
 };
+
+// A case with what the oracle and the reference need to know of the exchange.
+inline ExchangeCase of_kind(Kind kind, ExchangeCase c) {
+    c.fixed_messages = has_fixed_messages(kind);
+    if (!has_two_levels(kind)) return c;
+    c.levels = Levels::two;
+    c.host_of = two_hosts(static_cast<int>(c.ranks()));
+    c.hosts_counted = has_own_gpu(GpuJob::current().world());  // peer memory counts no hosts
+    return c;
+}
 
 }  // namespace fp8flow::test

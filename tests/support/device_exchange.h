@@ -119,7 +119,7 @@ protected:
                              .y = tensors.put(args.y),
                              .dprob = tensors.put(args.dprob)};
         inner_.combine(copies, tensors.put(plan), scratch_, launch);
-        tensors.get(copies.y, args.y);
+        tensors.get(copies.y.data, args.y.data);
         tensors.get(copies.dprob, args.dprob);
         end_call();
     }

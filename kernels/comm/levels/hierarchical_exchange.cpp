@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Two levels: a call of one level becomes one over the rail and one inside the host, with plans derived from
-// its own. Received rows end in the order of one level, so what follows has its bits.
+// A call becomes one over the rail and one inside the host, with plans derived from that of the whole group.
+// Received rows end in the order of one level, so what follows has the same bits.
 #include "kernels/comm/levels/hierarchical_exchange.h"
 
 #include "kernels/comm/group_exchange.h"
@@ -28,58 +28,54 @@ HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const H
       order_(order),
       parts_(std::move(parts)),
       tables_(ops.device(), "levels of exchange"),
-      map_(make_level_map(hosts, parts_.flat->rank(), ops.device(), tables_)),
+      map_(make_level_map(hosts, of_group().rank(), ops.device(), tables_)),
       derive_(derive),
       kept_(ops.device(), "plans of two levels") {
-    FP8FLOW_CHECK(parts_.rail->size() == map_.hosts && parts_.rail->rank() == map_.host &&
-                      parts_.inside->size() == map_.places && parts_.inside->rank() == map_.place,
-                  "rank {} of {} on the rail, {} of {} inside, for {} hosts of {}", parts_.rail->rank(),
-                  parts_.rail->size(), parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
+    const int hosts_on_rail = parts_.rail ? parts_.rail->size() : 1,
+              host = parts_.rail ? parts_.rail->rank() : 0;
+    FP8FLOW_CHECK(hosts_on_rail == map_.hosts && host == map_.host && parts_.inside->size() == map_.places &&
+                      parts_.inside->rank() == map_.place,
+                  "rank {} of {} on the rail, {} of {} inside, for {} hosts of {}", host, hosts_on_rail,
+                  parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
 }
 
 void HierarchicalExchange::check_peers() {
-    parts_.flat->check_peers();
-    parts_.rail->check_peers();
-    parts_.inside->check_peers();
+    for_each_part([](Exchange& part) { part.check_peers(); });
 }
 
 void HierarchicalExchange::require_capturable() const {
-    parts_.flat->require_capturable();
-    parts_.rail->require_capturable();
-    parts_.inside->require_capturable();
+    for_each_part([](const Exchange& part) { part.require_capturable(); });
 }
 
 WireBytes HierarchicalExchange::wire_bytes() const {
     WireBytes sum;
-    for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside}) {
-        const WireBytes sent = (*part)->wire_bytes();
+    for_each_part([&](const Exchange& part) {
+        const WireBytes sent = part.wire_bytes();
         sum.routing += sent.routing;
         sum.dispatch += sent.dispatch;
         sum.combine += sent.combine;
         sum.between_hosts += sent.between_hosts;
-    }
+    });
     return sum;
 }
 
 void HierarchicalExchange::copy_wire_counters(uint64_t* host, const Launch& launch) {
-    for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside}) {
-        (*part)->copy_wire_counters(host, launch);
+    for_each_part([&](Exchange& part) {
+        part.copy_wire_counters(host, launch);
         host += kWireWords;
-    }
+    });
 }
 
 void HierarchicalExchange::reset_counts() {
     Exchange::reset_counts();
-    parts_.flat->reset_counts();
-    parts_.rail->reset_counts();
-    parts_.inside->reset_counts();
+    for_each_part([](Exchange& part) { part.reset_counts(); });
 }
 
 void HierarchicalExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
                                              const TensorView& all_ids, const TensorView& all_probs,
                                              const Launch& launch) {
     key_.reset();
-    parts_.flat->gather_routing(ids, probs, all_ids, all_probs, launch);
+    of_group().gather_routing(ids, probs, all_ids, all_probs, launch);
 }
 
 HierarchicalExchange::PlanKey HierarchicalExchange::key_of(const DispatchPlan& plan) {
@@ -120,6 +116,7 @@ ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const L
 
 void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan,
                                        const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
+    if (!parts_.rail) return of_group().dispatch(rows, plan, dst, scratch, launch);
     ArenaScope scope(scratch);
     const LevelPlans& levels = plans_of(plan, scratch, launch);
     parts_.inside->dispatch(cross_hosts(rows, levels, scratch, launch), levels.inside, dst, scratch, launch);
@@ -130,6 +127,7 @@ void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const DispatchP
 void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                                             const ScaledTensor& received, Arena& scratch,
                                             const Launch& launch) {
+    if (!parts_.rail) return of_group().dispatch_rows(rows, plan, received, scratch, launch);
     ArenaScope scope(scratch);
     const LevelPlans& levels = plans_of(plan, scratch, launch);
     const ScaledTensor landed = cross_hosts(rows, levels, scratch, launch);
@@ -155,17 +153,21 @@ void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const Disp
 
 void HierarchicalExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
                                       const Launch& launch) {
-    if (order_ == CombineOrder::invariant) return parts_.flat->combine(args, plan, scratch, launch);
+    if (!parts_.rail || order_ == CombineOrder::invariant)
+        return of_group().combine(args, plan, scratch, launch);
     ArenaScope scope(scratch);
     const LevelPlans& levels = plans_of(plan, scratch, launch);
     const int64_t most = levels.inside.num_tokens;
-    const TensorView sums = scratch.tensor(args.src.dtype, {most, args.src.dim(1)}, "combine");
+    const TensorView sums = scratch.tensor(args.src.data.dtype, {most, args.src.data.dim(1)}, "combine");
     TensorView probs;
     if (args.dprob) probs = scratch.tensor(DType::f32, {most, plan.topk}, "combine");
-    parts_.inside->combine(
-        {.src = args.src, .row_prob = args.row_prob, .drow_prob = args.drow_prob, .y = sums, .dprob = probs},
-        levels.inside, scratch, launch);
-    parts_.rail->combine({.src = sums,
+    parts_.inside->combine({.src = args.src,
+                            .row_prob = args.row_prob,
+                            .drow_prob = args.drow_prob,
+                            .y = {sums},
+                            .dprob = probs},
+                           levels.inside, scratch, launch);
+    parts_.rail->combine({.src = {sums},
                           .residual = args.residual,
                           .addend = args.addend,
                           .drow_prob = probs ? probs.reshape({most * plan.topk}) : probs,

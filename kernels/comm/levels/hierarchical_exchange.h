@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: MIT
-// HierarchicalExchange: two levels of exchange, for expert-parallel groups on several hosts with as many
-// ranks each, made of exchanges of one level. A rank's row crosses to another host once, over the rail: the
-// ranks with its place, one on every host. There it goes on, inside the host, to every rank that has one of
-// the token's experts. Sums and the gradients of probabilities go the same way back: inside the host first,
-// then one row per (token, host) over the rail. Orders of sums: kernels/exchange.h. With combine order
-// `invariant` each (token, k) row goes directly to the owner, over the exchange of the whole group, which
-// also gathers the routing and reduces: one row each crosses hosts by any way, and by the rail it would take
-// a second message inside the host. Where its memory is and how rows travel is up to the three exchanges.
+// HierarchicalExchange: an exchange between hosts plus an exchange inside each host, each with its own plan.
+// A group that shares the experts has the same number of ranks on each of its hosts. The ranks with one place
+// in their hosts form a rail. Dispatch sends a row once to each other host over the rail; there the row goes
+// to every rank with one of the token's experts. Sums and gradients of probabilities return the same way:
+// first inside the host, then one row per (token, host) over the rail. The order of sums is in
+// kernels/exchange.h.
+//
+// The exchange of the whole group, `flat`, gathers the routing and reduces. With combine order `invariant` it
+// also combines: every (token, k) row crosses hosts once by any way, and over the rail it would take a second
+// message inside the host.
+//
+// Without a rail, each group is on one host and only reductions cross hosts: `inside` moves all rows.
 #pragma once
 
 #include "kernels/comm/levels/level_plans.h"
@@ -27,16 +31,17 @@ LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts);
 
 class HierarchicalExchange final : public Exchange {
 public:
-    // rail and inside: of these groups, combine order `rank`, for N * S tokens a rank inside. flat: of the
-    // whole group, in the order of this exchange. Their tensors are where those of `ops` are.
+    // rail, inside: exchanges of these groups in combine order `rank`, for N * S tokens per rank inside.
+    // flat: of the whole group, in the order of this exchange. Their tensors are in the memory of `ops`.
+    // Without a rail: inside is the exchange of the whole group, and flat only reduces.
     struct Parts {
         LevelGroups groups;
         std::unique_ptr<Exchange> flat, rail, inside;
     };
     HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
                          DeriveLevelPlans& derive);
-    int rank() const override { return parts_.flat->rank(); }
-    int size() const override { return parts_.flat->size(); }
+    int rank() const override { return of_group().rank(); }
+    int size() const override { return of_group().size(); }
     int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
     int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
     void check_peers() override;
@@ -61,7 +66,7 @@ protected:
                        const Launch& launch) override;
 
 private:
-    // What tells plans apart between two calls of gather_routing.
+    // Distinguishes plans between two calls of gather_routing.
     struct PlanKey {
         const void *ids, *rows, *source;
         const int64_t *base, *offsets;
@@ -69,6 +74,12 @@ private:
         bool operator==(const PlanKey&) const = default;
     };
     static PlanKey key_of(const DispatchPlan& plan);
+    // The exchange of all ranks that share the experts.
+    Exchange& of_group() const { return parts_.rail ? *parts_.flat : *parts_.inside; }
+    template <class Visit> void for_each_part(Visit visit) const {
+        for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside})
+            if (*part) visit(**part);
+    }
     // Derived once for each plan: kept until another one comes, or routing is gathered, which every plan
     // follows. So dispatch and combine of a layer share them, and so do their backwards. Of one plan alone:
     // kept for each layer until its backward they would double what plans take. Calls are in one order of

@@ -176,10 +176,11 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Exchanged in =
         exchanged(machine, buffers, shape, by_rank ? CombineOrder::rank : CombineOrder::invariant);
     const int64_t columns = shape.positive("H");
-    Exchange::Combine args{.src = buffers.normal(DType::bf16, {in.counts.padded, columns}),
-                           .y = buffers.output(DType::bf16, {in.tokens, columns})};
+    const TensorView src = buffers.normal(DType::bf16, {in.counts.padded, columns});
+    TensorView y = buffers.output(DType::bf16, {in.tokens, columns});
+    Exchange::Combine args{.src = {src}, .y = {y}};
     Work work;
-    work.reads(plain_row_bytes(args.src, in.counts.valid)).writes_all(args.y);
+    work.reads(plain_row_bytes(src, in.counts.valid)).writes_all(y);
     // own tokens that have an expert on this rank need no wire
     const int64_t own_copies = in.tokens * in.topk - in.counts.copies_away;
     const auto& own_rows = buffers.once<int64_t>([&] {
@@ -195,7 +196,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         return here;
     });
     const int64_t sent = by_rank ? in.counts.received - own_rows : in.counts.valid - own_copies;
-    work.wire_bytes = plain_row_bytes(args.y, sent);
+    work.wire_bytes = plain_row_bytes(y, sent);
     if (shape.yes("residual")) {
         args.residual = buffers.normal(DType::bf16, {in.tokens, columns});
         work.reads_all(args.residual);
@@ -210,11 +211,12 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
         // rows of this rank's own tokens are not sent
         plan.num_tokens = 0;
-        args.y = args.y.slice(0, 0);
+        y = y.slice(0, 0);
+        args.y = {y};
         args.residual = args.dprob = args.drow_prob = {};
         work = Work{};
-        work.reads(plain_row_bytes(args.src, in.counts.valid - (by_rank ? own_copies : 0)));
-        work.wire_bytes = plain_row_bytes(args.y, sent);
+        work.reads(plain_row_bytes(src, in.counts.valid - (by_rank ? own_copies : 0)));
+        work.wire_bytes = plain_row_bytes(y, sent);
     }
     Call call{[wire = in.wire, plan, args](const Launch& launch) {
                   const ArenaScope scope(*wire->scratch);
@@ -224,7 +226,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     if (Messages* messages = peer_of(machine, shape)) {
         const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
         const TensorView other = buffers.output(DType::bf16, {in.tokens, columns});
-        call.peer = {kPeerName, pairs.combine(machine.ops, *messages, buffers, args.src, other)};
+        call.peer = {kPeerName, pairs.combine(machine.ops, *messages, buffers, src, other)};
     }
     return call;
 }

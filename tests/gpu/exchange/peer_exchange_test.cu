@@ -105,7 +105,7 @@ protected:
                              .y = put(args.y),
                              .dprob = put(args.dprob)};
         inner_.combine(copies, put(plan), scratch, rank_.launch());
-        get(copies.y, args.y);
+        get(copies.y.data, args.y.data);
         get(copies.dprob, args.dprob);
     }
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch&) override {

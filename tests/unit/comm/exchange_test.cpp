@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Dispatch and combine between thread ranks against the brute-force oracle, at every shape and skew that has
 // broken others.
-#include "kernels/comm/staged_exchange.h"
+#include "kernels/comm/group_exchange.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/collective_checks.h"
 #include "tests/support/exchange_oracle.h"
@@ -177,8 +177,7 @@ TEST(Exchange, ClosedForm) {
             test::HostTensor rows(DType::bf16, {plan.groups.row_capacity, kHidden});
             self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
                                    self.scratch);
-            self.exchange.combine({.src = rows, .residual = {}, .drow_prob = {}, .y = y, .dprob = {}}, plan,
-                                  self.scratch);
+            self.exchange.combine({.src = {rows}, .y = {y}}, plan, self.scratch);
             int64_t wrong = 0;
             for (int64_t i = 0; i < y.numel(); ++i) wrong += y(i) != kTopk * number(i / kHidden);
             EXPECT_EQ(wrong, 0);
@@ -234,9 +233,8 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
             drow_prob.zero();
             self.exchange.dispatch({.data = x, .scales = {}}, plan, {.data = rows, .scales = {}},
                                    self.scratch);
-            self.exchange.combine(
-                {.src = rows, .residual = {}, .drow_prob = drow_prob, .y = y, .dprob = dprob}, plan,
-                self.scratch);
+            self.exchange.combine({.src = {rows}, .drow_prob = drow_prob, .y = {y}, .dprob = dprob}, plan,
+                                  self.scratch);
             for (int64_t i = 0; i < y.numel(); ++i) EXPECT_TRUE(y(i) >= 2 && y(i) <= 4) << y(i);
             EXPECT_TRUE(y.guards_intact() && rows.guards_intact());
         });
@@ -309,60 +307,6 @@ TEST(Exchange, SharesCrossTheWireOnce) {
     });
 }
 
-// Memory of the host stands for a GPU's: what is tested is which bytes are copied out and in. Fewer rows
-// arrive than there is room for, so a stripe of scales is shorter than the room.
-TEST(StagedExchange, AgreesWithTheOracle) {
-    for (CombineOrder order : kOrders)
-        for (Wire wire : {Wire::plain, Wire::fp8, Wire::fp8_free_scales})
-            for (int64_t row_base : {0, 128}) {
-                const ExchangeCase c{.tokens = {60, 0, 80},
-                                     .topk = 3,
-                                     .experts = 6,
-                                     .hidden = 256,
-                                     .alignment = 128,
-                                     .wire = wire,
-                                     .order = order,
-                                     .row_base = row_base,
-                                     .seed = 14};
-                run_thread_ranks(3, 60, [&](ProcessGroup& group) {
-                    ReferenceOps host;
-                    Arena unused(host.device(), "unused");
-                    const auto replicas = group.split(group.rank());
-                    const auto exchange =
-                        test::make_staged_exchange(group, group, *replicas, host.device(), c);
-                    test::check_exchange(*exchange, unused, c);
-                    EXPECT_EQ(unused.num_growths(), 0);
-                });
-            }
-}
-
-TEST(StagedExchange, ReceivedRowsAndReductionsAreThoseOfTheReference) {
-    const ExchangeCase c{.tokens = {6, 3, 11}, .topk = 2, .experts = 6, .wire = Wire::fp8, .seed = 15};
-    run_thread_ranks(3, 60, [&](ProcessGroup& group) {
-        test::ExchangeRank reference(group, c.order);
-        const auto replicas = group.split(group.rank());
-        const auto staged = test::make_staged_exchange(group, group, *replicas, reference.ops.device(), c);
-        Exchange& exchange = *staged;
-        const test::ExchangeLayer layer(c, group.rank());
-        const test::HostScaled rows = layer.wire_rows(1, group.rank());
-        test::HostScaled want(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire),
-            got(DType::e4m3, {3 * c.slots(), c.hidden}, ScaleLayout::vec128_wire);
-        reference.exchange.dispatch_rows(rows, layer.plan(), want, reference.scratch);
-        exchange.dispatch_rows(rows, layer.plan(), got, reference.scratch);
-        // rows past the received ones are poison in both
-        EXPECT_TRUE(test::same_bytes(got.data, want.data) && test::same_bytes(got.scales, want.scales));
-
-        float value = static_cast<float>(group.rank() + 1);
-        const TensorView view = make_view(&value, DType::f32, {1});
-        exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
-        EXPECT_EQ(value, static_cast<float>(group.rank() + 1));
-        exchange.all_reduce(Reduce::sum, Ranks::world, view);
-        EXPECT_EQ(value, 6.0f);
-        test::check_shares(exchange, Ranks::world, 20'000);
-        test::check_shares(exchange, Ranks::expert_replicas, 20'000);
-    });
-}
-
 TEST(Exchange, ARankThatNeverDispatchesIsNamedWithinTheDeadline) {
     auto groups = make_thread_groups(2, 0.3);
     groups[0]->set_activity("step 12, stage dispatch");
@@ -399,18 +343,14 @@ TEST(Exchange, WrongShapesAreRefused) {
     const auto combine = [&](const Exchange::Combine& args) {
         return error_of(ExitCode::internal, [&] { self.exchange.combine(args, plan, self.scratch); });
     };
-    expect_contains(combine({.src = few, .residual = {}, .drow_prob = {}, .y = y, .dprob = {}}),
-                    "too few rows");
-    expect_contains(combine({.src = m, .residual = {}, .drow_prob = {}, .y = short_x, .dprob = {}}), "y is");
-    expect_contains(combine({.src = m, .residual = short_x, .drow_prob = {}, .y = y, .dprob = {}}),
-                    "residual is");
-    expect_contains(combine({.src = m, .residual = {}, .addend = y, .drow_prob = {}, .y = y, .dprob = {}}),
-                    "without a residual");
-    expect_contains(
-        combine({.src = m, .residual = y, .addend = short_x, .drow_prob = {}, .y = y, .dprob = {}}),
-        "addend is");
-    expect_contains(combine({.src = m, .residual = {}, .drow_prob = probs, .y = y, .dprob = {}}),
-                    "dprob absent");
+    expect_contains(combine({.src = {few}, .y = {y}}), "too few rows");
+    expect_contains(combine({.src = {m}, .y = {short_x}}), "y is");
+    expect_contains(combine({.src = {m}, .residual = short_x, .y = {y}}), "residual is");
+    expect_contains(combine({.src = {m}, .addend = y, .y = {y}}), "without a residual");
+    expect_contains(combine({.src = {m}, .residual = y, .addend = short_x, .y = {y}}), "addend is");
+    expect_contains(combine({.src = {m}, .drow_prob = probs, .y = {y}}), "dprob absent");
+    const test::HostScaled scaled(DType::e4m3, {rows, 128}, ScaleLayout::vec128);
+    expect_contains(combine({.src = scaled, .y = {y}}), "combine adds plain rows, got scales vec128 for src");
 
     const auto scatter = [&](const TensorView& values, const Shares& shares) {
         return error_of(ExitCode::internal,

@@ -152,8 +152,7 @@ TEST(HierarchicalExchange, ReceivedRowsAreThoseOfOneLevel) {
     }
 }
 
-// Of exchanges of any kind: here the rail's rows are staged.
-TEST(HierarchicalExchange, IsMadeOfAnyExchangesAndReduces) {
+TEST(HierarchicalExchange, IsMadeOfItsPartsAndReduces) {
     for (CombineOrder order : kOrders) {
         const ExchangeCase c{.tokens = {20, 0, 8, 5},
                              .topk = 3,
@@ -174,7 +173,7 @@ TEST(HierarchicalExchange, IsMadeOfAnyExchangesAndReduces) {
             one.order = CombineOrder::rank;
             one.host_of = {0, 1};
             parts.rail =
-                test::make_staged_exchange(*parts.groups.rail, *parts.groups.rail, *alone, ops.device(), one);
+                test::make_reference_exchange(*parts.groups.rail, *parts.groups.rail, *alone, ops, one);
             one.host_of = {};
             parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
             HierarchicalExchange exchange(ops, order, hosts, std::move(parts), derive_level_plans);
@@ -192,6 +191,29 @@ TEST(HierarchicalExchange, IsMadeOfAnyExchangesAndReduces) {
                       exchange.wire_bytes().between_hosts);
             exchange.reset_counts();
             EXPECT_EQ(exchange.wire_bytes().total() + exchange.wire_bytes().between_hosts, 0);
+        });
+    }
+}
+
+// Groups on one host each: rows stay inside, and only reductions cross hosts.
+TEST(HierarchicalExchange, WithoutARailAllRowsStayInside) {
+    for (CombineOrder order : kOrders) {
+        const ExchangeCase c{.tokens = {20, 7}, .topk = 3, .wire = Wire::fp8, .order = order, .seed = 15};
+        run_thread_ranks(4, 60, [&](ProcessGroup& world) {
+            ReferenceOps ops;
+            Arena scratch(ops.device(), "scratch", true);
+            const auto sharing = world.split(world.rank() / 2), replicas = world.split(world.rank() % 2),
+                       alone = world.split(world.rank());
+            HierarchicalExchange::Parts parts;
+            parts.inside = test::make_reference_exchange(*sharing, ops, c);
+            parts.flat = test::make_reference_exchange(*alone, world, *replicas, ops, c);
+            HierarchicalExchange exchange(ops, order, HostLayout::consecutive(0, 2, 2), std::move(parts),
+                                          derive_level_plans);
+            EXPECT_EQ(exchange.size(), 2);
+            EXPECT_EQ(exchange.num_ranks(Ranks::world), 4);
+            test::check_exchange(exchange, scratch, c);
+            test::check_shares(exchange, Ranks::world, 20'000);
+            test::check_shares(exchange, Ranks::expert_replicas, 20'000);
         });
     }
 }

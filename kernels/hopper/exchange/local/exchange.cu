@@ -91,25 +91,25 @@ protected:
         // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one
         // rounding at the end
         const bool by_rank = order_ == CombineOrder::rank;
-        op::UnpermuteUnpad sums{.src = args.src,
+        op::UnpermuteUnpad sums{.src = args.src.data,
                                 .recv_rows = plan.recv_rows.slice(0, tokens),
                                 .num_rows = plan.recv_offsets.slice(1, 1),
                                 .row_prob = args.row_prob,
-                                .dst = args.y};
+                                .dst = args.y.data};
         const auto rounding =
             by_rank ? hopper::permute::SumRounding::before_residual : hopper::permute::SumRounding::once;
         if (!hopper::permute::launch_unpermute_sums(sums, {args.residual, args.addend, rounding}, launch)) {
             ArenaScope scope(scratch);
-            sums.dst =
-                scratch.tensor(by_rank ? args.src.dtype : DType::f32, {tokens, args.src.cols()}, "combine");
+            sums.dst = scratch.tensor(by_rank ? args.src.data.dtype : DType::f32,
+                                      {tokens, args.src.data.cols()}, "combine");
             // rows of tokens without an expert here are read below, though nobody uses what comes of them
             ops_.device().fill(sums.dst.data, 0, static_cast<std::size_t>(sums.dst.bytes()), launch.stream);
             ops_.unpermute_unpad(sums, launch);
             const TensorView residual = residual_with_addend(ops_, args, launch);
             if (residual)
-                ops_.add({.a = sums.dst, .b = residual, .y = args.y}, launch);
+                ops_.add({.a = sums.dst, .b = residual, .y = args.y.data}, launch);
             else
-                ops_.cast({.x = sums.dst, .y = args.y}, launch);
+                ops_.cast({.x = sums.dst, .y = args.y.data}, launch);
         }
         if (!args.dprob || tokens == 0) return;
         launch_pdl(return_probs_kernel, grid_for(ceil_div(tokens * plan.topk, kThreads), launch), kThreads,

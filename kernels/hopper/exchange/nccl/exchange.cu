@@ -255,8 +255,8 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                               const Launch& launch) {
     ArenaScope scope(scratch);
     const bool by_rank = order_ == CombineOrder::rank;
-    const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), width = args.src.dim(1),
-                  row_bytes = width * size_of(args.src.dtype);
+    const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), width = args.src.data.dim(1),
+                  row_bytes = width * size_of(args.src.data.dtype);
     const Positions positions = make_positions(plan, scratch);
     find_positions(plan, rank(), positions, launch);
     const bool fixed = sizes_ == MessageSizes::fixed;
@@ -266,23 +266,23 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const std::vector<int64_t>& receives = by_rank ? counts.rows_sent : counts.choices_returned;
 
     TensorView sent = scratch.tensor(
-        args.src.dtype, {by_rank ? ranks * slots : sum_of(counts.choices_sent), width}, "combine");
+        args.src.data.dtype, {by_rank ? ranks * slots : sum_of(counts.choices_sent), width}, "combine");
     if (by_rank)
-        ops_.unpermute_unpad({.src = args.src,
+        ops_.unpermute_unpad({.src = args.src.data,
                               .recv_rows = plan.recv_rows,
                               .num_rows = plan.recv_offsets.slice(ranks, 1),
                               .row_prob = args.row_prob,
                               .dst = sent},
                              launch);
     else
-        pack_choices(args.src, plan, positions, sent, rows_of_token * stride(plan), launch);
+        pack_choices(args.src.data, plan, positions, sent, rows_of_token * stride(plan), launch);
     if (by_rank && fixed) {
-        const TensorView spread = scratch.tensor(args.src.dtype, {ranks * slots, width}, "combine");
+        const TensorView spread = scratch.tensor(args.src.data.dtype, {ranks * slots, width}, "combine");
         move_rows({.packed = sent, .spread = spread, .gaps = Gaps::open, .stride = stride(plan)}, plan,
                   rank(), launch);
         sent = spread;
     }
-    const TensorView returned = scratch.tensor(args.src.dtype, {sum_of(receives), width}, "combine");
+    const TensorView returned = scratch.tensor(args.src.data.dtype, {sum_of(receives), width}, "combine");
     return_segments(sent, sends, returned, receives, row_bytes, launch);
     TensorView weights;
     if (args.row_prob && !by_rank) weights = weights_in_expert_order(plan, rank(), scratch, launch);
@@ -290,7 +290,7 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                   .starts = by_rank ? positions.row_starts : positions.choice_starts,
                   .weights = weights,
                   .residual = residual_with_addend(ops_, args, launch),
-                  .y = args.y,
+                  .y = args.y.data,
                   .stride = rows_of_token * stride(plan)},
                  launch);
     if (args.dprob) add_returned_dprob(args, plan, positions, counts, scratch, launch);

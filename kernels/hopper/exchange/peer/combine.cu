@@ -305,17 +305,18 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
                               const Launch& launch) {
     ArenaScope scope(scratch);
     last_stream_ = launch.stream;
-    const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.cols(),
-                  row_bytes = hidden * size_of(args.src.dtype);
+    const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.data.cols(),
+                  row_bytes = hidden * size_of(args.src.data.dtype);
     const bool by_rank = order_ == CombineOrder::rank;
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
     FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
     const TensorView residual = residual_with_addend(ops_, args, launch);
-    const bool vectorised = is_vectorisable(args.src.data, hidden),
-               vectorised_y = is_vectorisable(args.y.data, hidden) &&
+    const bool vectorised = is_vectorisable(args.src.data.data, hidden),
+               vectorised_y = is_vectorisable(args.y.data.data, hidden) &&
                               (!residual || is_vectorisable(residual.data, hidden)),
-               fast = args.src.dtype == DType::bf16 && args.y.dtype == DType::bf16 && hidden % kUnit == 0;
+               fast = args.src.data.dtype == DType::bf16 && args.y.data.dtype == DType::bf16 &&
+                      hidden % kUnit == 0;
     // Which kernels run, and so how ranks synchronise, must not depend on one rank's addresses.
     FP8FLOW_CHECK(!fast || (vectorised && vectorised_y), "rows of {} BF16 must be aligned to 16 bytes",
                   hidden);
@@ -329,7 +330,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .send_tokens = plan.send_tokens.as<int32_t>(),
         .send_counts = plan.send_counts.as<int64_t>(),
         .recv_rows = plan.recv_rows.as<int32_t>(),
-        .src = device_view(args.src),
+        .src = device_view(args.src.data),
         .drow_prob = device_view(args.drow_prob),
         .hidden = hidden,
         .row_bytes = row_bytes,
@@ -339,7 +340,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         .slabs = fast ? kSlabs : 1,
         .order = order_,
         .residual = device_view(residual),
-        .y = device_view(args.y),
+        .y = device_view(args.y.data),
         .vectorised_y = vectorised_y,
         .dprob = args.dprob ? args.dprob.as<float>() : nullptr};
     const cudaStream_t stream = stream_of(launch);

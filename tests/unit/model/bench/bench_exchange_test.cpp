@@ -76,7 +76,7 @@ void compare(ProcessGroup& group, int64_t tokens, int64_t experts, int64_t topk,
                      want = buffers.output(DType::bf16, {tokens, kColumns}),
                      got = buffers.output(DType::bf16, {tokens, kColumns});
     std::memset(got.data, 0xFF, static_cast<size_t>(got.bytes()));
-    exchange.combine({.src = src, .residual = {}, .drow_prob = {}, .y = want, .dprob = {}}, plan, scratch);
+    exchange.combine({.src = {src}, .y = {want}}, plan, scratch);
     pairs.combine(ops, *messages, buffers, src, got)({});
     EXPECT_TRUE(same_bytes(got, want));
 }
