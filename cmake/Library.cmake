@@ -9,10 +9,10 @@ if(FP8FLOW_SANITIZE)
     return()  # an instrumented library would need an instrumented caller
 endif()
 
-set(parts fp8flow_core fp8flow_ops fp8flow_comm fp8flow_reference fp8flow_hopper fp8flow_layers)
+set(parts fp8flow_core fp8flow_ops fp8flow_comm fp8flow_reference fp8flow_hopper fp8flow_backends fp8flow_layers)
 list(TRANSFORM parts REPLACE "(.+)" "$<TARGET_OBJECTS:\\1>" OUTPUT_VARIABLE objects)
 file(GLOB bindings CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bindings/*.cpp)
-add_library(fp8flow_shared SHARED kernels/backends/backends.cpp ${bindings} ${objects})
+add_library(fp8flow_shared SHARED ${bindings} ${objects})
 target_include_directories(fp8flow_shared PRIVATE ${PROJECT_SOURCE_DIR}/include)
 target_link_libraries(fp8flow_shared PRIVATE fp8flow_flags ${parts} PUBLIC fmt::fmt)  # the parts: for what they link
 # Where the compiler links its C++ library statically, that copy stays inside: two that share symbols in one process (Python's) break each other.

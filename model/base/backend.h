@@ -25,8 +25,7 @@ enum class Arithmetic { stated, alternative, ceiling };
 // What `--backend` resolves to; `note` is one line that says why.
 struct BackendChoice {
     BackendKind kind = BackendKind::reference;
-    int device = 0;        // of this rank
-    bool one_host = true;  // all ranks of the job are on one
+    int device = 0;  // of this rank
     std::string note;
 };
 // Where a rank runs: one rank a GPU, in the order of the ranks on a host.
@@ -68,17 +67,12 @@ std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops
 // the same experts.
 struct RankGroups {
     ProcessGroup* world = nullptr;
-    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas, alone;  // alone: this rank
+    std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
 // Hosts of the job, as parallel.hosts or else the launcher says. Collective: the same on every rank.
 int num_hosts(ProcessGroup& world, const ParallelSpec& parallel);
-// The exchange between ranks, and one line that says why it was chosen (empty for one rank). Collective: the
-// same on every rank.
-struct ExchangeChoice {
-    std::unique_ptr<Exchange> exchange;
-    std::string note;
-};
+// choose_exchange by the keys of the configuration. Collective: the same on every rank.
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config);
 

@@ -5,6 +5,7 @@
 // and the diff.
 #pragma once
 
+#include "kernels/backends/dispatcher.h"
 #include "layers/spec.h"
 
 #include <cstdint>
@@ -30,12 +31,6 @@ enum class ExportFormat : uint8_t { none, bf16, f32, fp8 };
 // megatron: its `.bin` with `.idx`.
 enum class DataKind : uint8_t { text, synthetic, shards, megatron };
 
-// flex: rows straight into the memory of peers on the same host (NVLink), where a start-up test finds it
-// usable on every rank; otherwise, and with alltoall, NCCL send and receive. One rank, and the reference
-// backend, need neither.
-enum class TokenDispatcher : uint8_t { alltoall, flex, hierarchical };
-// How flex maps peers' memory. nvlink: the first of the others that works.
-enum class FlexBackend : uint8_t { nvlink, cuda_ipc, nccl_window };
 // Of messages between GPUs: what the routing makes them, which the host reads first; or a fixed size, with
 // which the host waits for nothing.
 enum class MessageSizesKey : uint8_t { routed, fixed };

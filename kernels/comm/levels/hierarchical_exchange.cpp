@@ -19,7 +19,9 @@ LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts) {
             "choose parallel.expert_model_parallel_size, or flex or alltoall",
             group.size(), hosts.ranks(0).size(), hosts.num_hosts());
     const int host = hosts.host(group.rank());
-    return {.rail = group.split(hosts.place(group.rank()), host), .inside = group.split(host)};
+    return {.rail = group.split(hosts.place(group.rank()), host),
+            .inside = group.split(host),
+            .alone = group.split(group.rank())};
 }
 
 HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,

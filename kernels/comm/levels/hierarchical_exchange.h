@@ -22,9 +22,9 @@
 
 namespace fp8flow {
 
-// The two groups that a rank is in: its rail, in the order of hosts, and its host.
+// The groups of a rank: its rail, in the order of hosts; its host; and itself.
 struct LevelGroups {
-    std::unique_ptr<ProcessGroup> rail, inside;
+    std::unique_ptr<ProcessGroup> rail, inside, alone;
 };
 // Collective over `group`. Throws Error(usage) where its hosts have different numbers of its ranks.
 LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts);
