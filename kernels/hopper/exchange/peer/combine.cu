@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
-// combine over peer memory: the rank that hosts the experts stores sums (order `rank`) or single rows (order
-// `invariant`) into fixed slots of the owner's receive buffer; the owner adds them in ascending expert order,
-// which is also ascending rank order, plus the residual, and rounds once. The bits are those of the reference
-// exchange. Here: the call, and kernels for any rows and for weighted ones, in which owners add after the
-// group barrier. Read next: combine_sums.cu.
+// combine over peer memory. The rank that hosts the experts stores sums (order `rank`) or single rows (order
+// `invariant`) into fixed slots of the owner's receive buffer. The owner adds them in ascending expert order,
+// which is also ascending rank order, then the residual, and rounds once. The bits are those of the reference
+// exchange. This file holds the call, and the kernels for everything that combine_sums.cu does not take:
+// other row types and widths, merging weights, order `invariant`, gradients of probabilities. Here the owner
+// adds after the group barrier. combine_sums.cu is a file of its own because both together have 780 lines.
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/rows.h"
@@ -15,8 +16,6 @@
 #include "kernels/hopper/exchange/peer/exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
-#include <type_traits>
-
 namespace fp8flow::hopper::peer {
 
 namespace {
@@ -25,30 +24,18 @@ namespace {
 // in flight.
 enum class Access { any, bf16_vectors };
 
-// A row to add: its number, or with merging weights its number and weight.
+// A row to add. fma(1, x, sum) has the bits of sum + x, so rows without merging weights have weight 1.
 struct WeightedRow {
     int64_t number;
     float weight;
 };
-__device__ __forceinline__ int64_t number_of(int64_t row) { return row; }
-__device__ __forceinline__ int64_t number_of(const WeightedRow& row) { return row.number; }
-__device__ __forceinline__ void add_values(int64_t, const float (&values)[kUnit], float (&sum)[kUnit]) {
-#pragma unroll
-    for (int e = 0; e < kUnit; ++e) sum[e] += values[e];
-}
-__device__ __forceinline__ void add_values(const WeightedRow& row, const float (&values)[kUnit],
-                                           float (&sum)[kUnit]) {
-#pragma unroll
-    for (int e = 0; e < kUnit; ++e) sum[e] = fma_float(row.weight, values[e], sum[e]);
-}
 
-// With merging weights: by M-row for the rank that has the rows (order rank), in ascending expert order for
-// the owner (order invariant).
+// Merging weights: by M-row for the rank that has the rows (order rank), or in ascending expert order for the
+// owner (order invariant). Null: none.
 struct WeightedArgs : CombineArgs {
     DeviceView row_prob;   // [M]
     const float* weights;  // [T, K]
 };
-template <class Args> constexpr bool kIsWeighted = std::is_same_v<Args, WeightedArgs>;
 
 template <Access kAccess> struct Rows {
     void* data;
@@ -71,10 +58,15 @@ template <Access kAccess> struct Rows {
         else
             store_up_to_8(data, dtype, row * hidden + column, hidden - column, vectorised, values);
     }
-    // sum += the eight columns of `count` rows, one after the other; next_row() gives their numbers, and any
-    // number past the last. Rows with a weight (WeightedRow) are multiplied, by one fma. Four loads are in
-    // flight: whole vectors are unpacked only after all four are issued, otherwise each load would wait for
-    // the one before.
+    __device__ __forceinline__ static void add(float weight, const float (&values)[kUnit],
+                                               float (&sum)[kUnit]) {
+#pragma unroll
+        for (int e = 0; e < kUnit; ++e) sum[e] = fma_float(weight, values[e], sum[e]);
+    }
+    // Adds the eight columns of `count` rows to sum, one after the other, each multiplied by its weight in
+    // one fma. next_row() returns the rows in order, and any row past the last. Four loads are in flight:
+    // whole vectors are unpacked only after all four are issued, otherwise each load would wait for the one
+    // before.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kUnit]) const {
@@ -82,27 +74,27 @@ template <Access kAccess> struct Rows {
         for (int first = 0; first < count; first += kInFlight) {
             if constexpr (kAccess == Access::bf16_vectors) {
                 uint4 raw[kInFlight];
-                decltype(next_row()) row[kInFlight];
+                WeightedRow row[kInFlight];
 #pragma unroll
                 for (int j = 0; j < kInFlight; ++j) {
                     row[j] = next_row();
                     if (first + j < count)
                         raw[j] = __ldcg(reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) +
-                                                                       number_of(row[j]) * hidden + column));
+                                                                       row[j].number * hidden + column));
                 }
 #pragma unroll
                 for (int j = 0; j < kInFlight; ++j) {
                     if (first + j >= count) continue;
                     float values[kUnit];
                     unpack_unit(raw[j], DType::bf16, values);
-                    add_values(row[j], values, sum);
+                    add(row[j].weight, values, sum);
                 }
             } else {
                 for (int j = 0; j < min(kInFlight, count - first); ++j) {
                     const auto row = next_row();
                     float values[kUnit];
-                    load(number_of(row), column, values);
-                    add_values(row, values, sum);
+                    load(row.number, column, values);
+                    add(row.weight, values, sum);
                 }
             }
         }
@@ -110,19 +102,18 @@ template <Access kAccess> struct Rows {
 };
 
 // Order rank, any rows, or weighted ones. Moves: the M-rows of every received row once, one row out, remote
-// ones over NVLink. A warp takes a received row, a thread eight columns at a time, adding in FP32 in the
-// order of recv_rows and rounding once; rows of all owners are distributed evenly. No barriers, one writer a
+// ones over NVLink. A warp takes a received row, a thread eight columns at a time. It adds in FP32 in the
+// order of recv_rows and rounds once. Rows of all owners are distributed evenly. No barriers, one writer per
 // byte.
-template <Access kAccess, class Args>
-__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const Args args) {
+template <Access kAccess>
+__global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const WeightedArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const Rows<kAccess> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
-    [[maybe_unused]] const float* weights = nullptr;
-    if constexpr (kIsWeighted<Args>)
-        weights = static_cast<const float*>(args.row_prob.data) + args.row_prob.base();
+    const float* weights = static_cast<const float*>(args.row_prob.data);
+    if (weights != nullptr) weights += args.row_prob.base();
     args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
@@ -132,12 +123,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const Args args
             float sum[kUnit] = {};
             int next = 0;
             const auto next_row = [&] {
-                if constexpr (kIsWeighted<Args>) {
-                    const int32_t row = next < count ? rows[next++] : 0;
-                    return WeightedRow{base + row, weights[row]};
-                } else {
-                    return base + (next < count ? rows[next++] : 0);
-                }
+                const int32_t row = next < count ? rows[next++] : 0;
+                return WeightedRow{base + row, weights != nullptr ? weights[row] : 1.0f};
             };
             src.add(count, next_row, column, sum);
             slots.store(group.rank * args.slots + token, column, sum);
@@ -148,7 +135,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const Args args
 
 // Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received
 // row and copies the M-row of each of its experts here to the owner's slot of that (token, expert); zeros
-// where an overflow cut the row off. Copies only, one writer a byte.
+// where an overflow cut the row off. Copies only, one writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -201,9 +188,9 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
 // Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
 // takes a slab of a token's columns, a thread eight at a time: fp32 sum over the slots that were written, in
 // ascending order, weighted in order invariant, plus the residual, one rounding. The latest tokens are added
-// first: their rows arrived last and are still in L2. No barriers, one writer a byte.
-template <Access kAccess, class Args>
-__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Args args) {
+// first: their rows arrived last and are still in L2. No barriers, one writer per byte.
+template <Access kAccess>
+__global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const WeightedArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     uint8_t* buffer = group.current_buffer(group.rank);
@@ -229,11 +216,9 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Args a
             const auto next_slot = [&] {
                 const int64_t slot = __ffs(static_cast<int>(left)) - 1;
                 left &= left - 1;
-                if constexpr (kIsWeighted<Args>)
-                    return WeightedRow{token * args.topk + slot,
-                                       slot >= 0 ? args.weights[token * args.topk + slot] : 0.0f};
-                else
-                    return by_rank ? slot * args.slots + token : token * args.topk + slot;
+                const int64_t choice = token * args.topk + slot;
+                return WeightedRow{by_rank ? slot * args.slots + token : choice,
+                                   args.weights != nullptr && slot >= 0 ? args.weights[choice] : 1.0f};
             };
             float values[kUnit] = {};
             if (residual.data != nullptr) residual.load(token, column, values);  // in flight with the slots'
@@ -247,8 +232,8 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Args a
     }
 }
 
-// Moves: 4 bytes a (token, k) out of the receive buffer. A thread takes one at a time. No barriers, one
-// writer a word.
+// Moves: 4 bytes per (token, k) out of the receive buffer. A thread takes one at a time. No barriers, one
+// writer per word.
 __global__ __launch_bounds__(kPeerThreads) void copy_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -262,17 +247,12 @@ __global__ __launch_bounds__(kPeerThreads) void copy_probs_kernel(const CombineA
 
 constexpr int64_t kSlabs = 4;  // so that a few hundred tokens keep all SMs busy
 
-enum class Weights { none, merging };
-
 // Rows, or sums of them, to their owners.
-void launch_push(const WeightedArgs& args, Weights weights, Access access, const Launch& launch) {
+void launch_push(const WeightedArgs& args, Access access, const Launch& launch) {
     const cudaStream_t stream = stream_of(launch);
-    const CombineArgs& unweighted = args;
     const unsigned grid = peer_grid(args.group.size * args.slots, launch);
     if (args.order == CombineOrder::invariant)
-        push_choices_kernel<<<grid, kPeerThreads, 0, stream>>>(unweighted);
-    else if (weights == Weights::none)
-        push_sums_kernel<Access::any><<<grid, kPeerThreads, 0, stream>>>(unweighted);
+        push_choices_kernel<<<grid, kPeerThreads, 0, stream>>>(args);
     else if (access == Access::bf16_vectors)
         push_sums_kernel<Access::bf16_vectors><<<grid, kPeerThreads, 0, stream>>>(args);
     else
@@ -281,21 +261,10 @@ void launch_push(const WeightedArgs& args, Weights weights, Access access, const
 }
 
 // The owner's sums. Order rank: they were weighted where they were made.
-void launch_add(const WeightedArgs& args, Weights weights, Access access, const Launch& launch) {
-    const cudaStream_t stream = stream_of(launch);
-    const CombineArgs& unweighted = args;
-    const unsigned grid = peer_grid(args.tokens * args.slabs, launch);
-    if (args.order == CombineOrder::rank || weights == Weights::none) {
-        const auto add = access == Access::bf16_vectors
-                             ? add_returned_kernel<Access::bf16_vectors, CombineArgs>
-                             : add_returned_kernel<Access::any, CombineArgs>;
-        add<<<grid, kPeerThreads, 0, stream>>>(unweighted);
-    } else {
-        const auto add = access == Access::bf16_vectors
-                             ? add_returned_kernel<Access::bf16_vectors, WeightedArgs>
-                             : add_returned_kernel<Access::any, WeightedArgs>;
-        add<<<grid, kPeerThreads, 0, stream>>>(args);
-    }
+void launch_add(const WeightedArgs& args, Access access, const Launch& launch) {
+    const auto add = access == Access::bf16_vectors ? add_returned_kernel<Access::bf16_vectors>
+                                                    : add_returned_kernel<Access::any>;
+    add<<<peer_grid(args.tokens * args.slabs, launch), kPeerThreads, 0, stream_of(launch)>>>(args);
     check_launch("adding returned rows");
 }
 
@@ -360,11 +329,10 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
         WeightedArgs weighted{kernel_args, device_view(args.row_prob), nullptr};
         if (args.row_prob && !by_rank)
             weighted.weights = weights_in_expert_order(plan, rank(), scratch, launch).as<float>();
-        const Weights weights = args.row_prob ? Weights::merging : Weights::none;
         const Access access = fast ? Access::bf16_vectors : Access::any;
-        launch_push(weighted, weights, access, launch);
+        launch_push(weighted, access, launch);
         synchronize(kExpertParallel, PeerOperation::combine, launch);
-        launch_add(weighted, weights, access, launch);
+        launch_add(weighted, access, launch);
     }
     if (!args.dprob) return;
     copy_probs_kernel<<<peer_grid(ceil_div(tokens * topk, kWarpSize), launch), kPeerThreads, 0, stream>>>(
