@@ -1,49 +1,332 @@
 // SPDX-License-Identifier: MIT
-// Grouped FP8 weight gradients (wgmma): dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each
-// group, from transposed copies, with a scale per 128 of the contraction, for tiles (tile128) or for rows and
-// columns (vec128). Sets::two: a tile's steps are those of the first set of operands, then those of the
-// second. Read first: pipeline.h, wgrad_roles.h (tiles, roles, barriers), wgrad_epilogue.h, fp8_scales.h; the
-// consumers are in fp8_wgrad_mainloop.h.
+// Grouped FP8 weight gradients: dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each group, from
+// transposed copies. A scale per 128 of the contraction, for tiles (tile128) or for rows and columns
+// (vec128). Sets::two: a tile's steps are those of the first set of operands, then those of the second. Read
+// first: pipeline.h, wgrad_roles.h (tiles, roles, barriers), wgrad_epilogue.h, fp8_mainloop.h.
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 1.4 ms at the 1400 TFLOP/s that the power limit
-// leaves; D is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.37 GB.
-// The two must overlap: one after the other they take 2.3 ms (overwrite) and 3.3 ms (accumulate).
+// Lower bound at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP take 1.4 ms at the 1400 TFLOP/s that the
+// power limit allows. D is 3.76 GB: 0.87 ms to write, 1.90 ms to read and write in these tiles. Operands are
+// 0.37 GB. MMA and D must overlap: in sequence they take 2.3 ms (overwrite) and 3.3 ms (accumulate).
 //
-// Grid, roles: wgrad_roles.h; B multicast. 16 KiB come from L2 for every 512 cycles of MMA (7.5 GB). A
-// consumer thread has 128 sums and 64 partial sums.
+// Grid, roles: wgrad_roles.h; B is multicast. L2 delivers 16 KiB per 512 cycles of MMA (7.5 GB). A consumer
+// thread has 128 sums and 64 partial sums.
 //
-// Epilogue: the sums of one block go to the staging boxes during wgmma of the other, and TMA stores them. An
-// SM writes at most 32 bytes a clock to L2, all together 19 each, so the boxes are not yet free when the
-// second block needs them. Therefore a tile's first two steps, and its last two where D is overwritten, run
-// together, first block first: the first block is stored during the last wgmma batches of the second, the
-// second during the first two batches of the next tile, a half in each. Accumulating: the old values of both
-// blocks are loaded through the boxes during the mainloop: the second block's are added to its sums at once
-// (kFetchStep, kAddStep), then the first block's, when it is stored. D in BF16: half the bytes, boxes for
-// both blocks, so all old values are loaded at kFetchStep, and each block is added to them and rounded when
-// it is stored. Squares: each store adds the squares of what it writes; a short tile's second block is then
-// loaded and stored like the first, because the sums of a reduce-add in memory are known there only.
+//   shared memory         size
+//   stages of A, of B     4 + 2 x 3 (vec128: 3 + 2 x 3) of 128 rows x 128 bytes, 128-byte swizzled
+//   scales (vec128)       512 bytes per stage and operand
+//   staging boxes of D    8 KiB per warp (64 KiB)
 //
-// Shared memory: stages of [128 rows x 128 bytes], 128-byte swizzled: 4 of A and 2 x 3 of B (160 KiB); with
-// row and column scales 3 + 2 x 3 and these scales, 512 bytes of each operand; 8 KiB of staging boxes a warp
-// (64 KiB); tile ring; barriers.
+// Epilogue: while wgmma computes one block, the sums of the other go to the staging boxes and TMA stores
+// them. An SM writes at most 32 bytes per cycle to L2 (19 if all SMs write), so a tile's first two steps, and
+// its last two if D is overwritten, run first block first: the first block is stored during the second
+// block's last wgmma batches, the second block during the first two batches of the next tile. Accumulate,
+// FP32: the boxes first receive the second block's old values (kFetchStep), which are added to its sums
+// (kAddStep), then the first block's, which are added at its store. BF16 D has boxes for both blocks: all old
+// values are loaded at kFetchStep. Squares: each store adds the squares of what it writes. A short tile's
+// second block is then loaded and stored like the first, because a reduce-add in memory does not return its
+// sums.
 //
-// Deterministic: an element of D is one thread's sum over ascending k; its old value is added once, at a step
-// that depends only on its place and on the rows of its group, whatever the other groups hold.
+// Deterministic: one thread sums an element of D over ascending k and adds its old value once, at a step that
+// depends only on its position and on the rows of its group.
 //
-// Measured (H200, bursts): 1.79 ms (overwrite) and 2.50 ms in the program, 1.82 and 2.30 stand-alone on
-// another machine. Bounds, and what was tried: docs/design_notes.md.
-#include "kernels/hopper/gemm/sm90/fp8_wgrad_mainloop.h"
+// Measured (H200, bursts): 1.79 ms (overwrite), 2.50 ms (accumulate). What was tried: docs/design_notes.md.
+#include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
+#include "kernels/hopper/gemm/sm90/wgrad_roles.h"
 
 namespace fp8flow::hopper::gemm {
 
 namespace {
 
+// ---- scales of a step
+//
+// Where a warp reads its tile scales, one per step: the address of step 0, extrapolated for the second set.
+template <Sets kSets> struct TileScales {
+    const float *a[kNumSets<kSets>], *b[kNumSets<kSets>];
+    int first_steps;
+};
+
+// Scales at contraction index k; both sets have the same stride.
+__device__ __forceinline__ const float* scales_at(const OperandScale& s, const void* scales, int64_t k,
+                                                  int64_t output) {
+    return static_cast<const float*>(scales) + k / kFp8StageK * s.block_stride + output;
+}
+
+// The tile scales of a consumer warp: lane l holds those of step l of every 32 steps, read long before they
+// are used. Does nothing if rows and columns have scales.
+template <class Policy> class TileScaleReader {
+public:
+    __device__ __forceinline__ TileScaleReader(const GemmProblem& p, TileScales<Policy::kSets>& at)
+        : p_(p), at_(at) {}
+
+    __device__ __forceinline__ void begin(const WgradTile<Policy::kSets>& tile, int64_t column) {
+        if (Policy::kRowScales) return;
+        if (lane() == 0) {
+            const int64_t a = tile.a_output / kTileRows * p_.a.scale.output_stride,
+                          b = min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride;
+            at_.a[0] = scales_at(p_.a.scale, p_.a.scale.scales, tile.a_k, a);
+            at_.b[0] = scales_at(p_.b.scale, p_.b.scale.scales, tile.b_k, b);
+            if constexpr (Policy::kSets == Sets::two) {
+                at_.a[1] = scales_at(p_.a.scale, p_.second.a.scale.scales, tile.second_a_k, a);
+                at_.b[1] = scales_at(p_.b.scale, p_.second.b.scale.scales, tile.second_b_k, b);
+                at_.first_steps = tile.first_steps;
+            }
+        }
+        __syncwarp();
+        read(lane(), tile.steps);
+    }
+    // The product of both operands' scales; called once for every step, in order.
+    __device__ __forceinline__ float of_step(int step, int steps) {
+        if (step % 32 == 0) {
+            scales_ = next_a_ * next_b_;
+            read(step + 32 + lane(), steps);
+        }
+        return __shfl_sync(kFullMask, scales_, step % 32);
+    }
+
+private:
+    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+    __device__ __forceinline__ void read(int step, int steps) {
+        // without a branch: after one, descriptors would not stay in uniform registers
+        step = min(step, steps - 1);
+        const int set = Policy::kSets == Sets::two && step >= at_.first_steps ? 1 : 0;
+        next_a_ = at_.a[set][step * p_.a.scale.block_stride];
+        next_b_ = at_.b[set][step * p_.b.scale.block_stride];
+    }
+
+    const GemmProblem& p_;
+    TileScales<Policy::kSets>& at_;
+    float scales_ = 0.0f, next_a_ = 0.0f, next_b_ = 0.0f;
+};
+
+// The scales of a step: one per row of this thread (8 apart, both blocks) or one for all; and its columns'.
+template <class Policy> struct StepFactors {
+    static constexpr int kRows = Policy::kRowScales ? 4 : 1;
+    float row[kRows];
+    const float2* columns;
+    __device__ __forceinline__ float above(int block) const { return row[kRows / 2 * block]; }
+    __device__ __forceinline__ float below(int block) const {
+        return row[kRows / 2 * block + (kRows > 1 ? 1 : 0)];
+    }
+};
+
+// Accumulate: after kFetchStep, the second block's old values are loaded into the staging boxes. Their stores
+// are complete by then. After kAddStep they are added to its sums, and the first block's old values are
+// loaded. Tiles of fewer steps than kLongSteps reduce-add the second block in memory.
+constexpr int kFetchStep = 2, kAddStep = 5, kLongSteps = kFetchStep + 3;
+
+// One consumer warpgroup. During the first wgmma batch of a step, it releases the previous stage and reads
+// this step's factors. During the second, it waits for the next stage. A tile's first and last two steps are
+// separate code, so that the steps between them are a short loop. Between two batches only the 64 promotions
+// of a thread remain. The very last stage is never released, because no producer waits for it. A step reads
+// the scales of its stage before it issues the next batch.
+template <class Policy, Gradient kMode, DType kOutput, Squares kSquares> class Fp8WgradConsumer {
+public:
+    using Shared = WgradStorage<Policy>;
+
+    __device__ __forceinline__ Fp8WgradConsumer(const GemmProblem& p, Shared& shared,
+                                                const CUtensorMap* map_d, int warpgroup)
+        : shared_(shared),
+          warpgroup_(warpgroup),
+          warp_(consumer_warp()),
+          d_{p, map_d, shared.staging[warp_], &shared.d_full[warp_]},
+          stages_(shared, warpgroup),
+          tile_scales_(p, shared.scales.tiles[warp_]) {}
+
+    __device__ __forceinline__ void run() {
+        if (!next_work()) return;
+        clear(sum_[0]);
+        clear(sum_[1]);
+        stages_.wait();
+        while (more_) run_tile();
+        store_second(0);
+        store_second(1);
+        d_.squares.finish(d_.p, previous_);
+        if (lane() == 0) bulk_wait_all();
+    }
+
+private:
+    static constexpr bool kAdds = kMode == Gradient::accumulate, kBf16 = kOutput == DType::bf16;
+    // Steps that edge_steps runs together at the end. With two, the first block would be stored before its
+    // old FP32 values have arrived.
+    static constexpr int kLastSteps = kAdds && !kBf16 ? 1 : 2;
+    using Factors = StepFactors<Policy>;
+    static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+
+    __device__ __forceinline__ bool next_work() {
+        if (!next_tile(shared_, ring_, tile_)) return false;
+        steps_ = tile_.steps;
+        origin_ = first_block(tile_, warpgroup_, warp_);
+        tile_scales_.begin(tile_, tile_.b_output + warpgroup_ * kWarpgroupCols);
+        return true;
+    }
+
+    // ---- wgmma and promotion of a block over a stage
+    __device__ __forceinline__ void start_block(float (&partial)[64], int block) {
+        start_mma<typename Policy::Wgmma>(
+            partial, block == 0 ? stages_.a : advance_descriptor(stages_.a, 64 * kStageRowBytes), stages_.b);
+    }
+    __device__ __forceinline__ void wait_and_promote(float (&partial)[64], int block,
+                                                     const Factors& factors) {
+        wait_mma(partial);
+        if constexpr (Policy::kColumnScales)
+            promote(partial, sum_[block], factors.above(block), factors.below(block), factors.columns);
+        else
+            promote(partial, sum_[block], factors.above(block), factors.below(block));
+    }
+    __device__ __forceinline__ Factors read_factors(int step) {
+        Factors factors;
+        if constexpr (Policy::kRowScales) {
+            const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * kWarpRows + lane() / 4;
+#pragma unroll
+            for (int i = 0; i < Factors::kRows; ++i)
+                factors.row[i] = shared_.scales.rows[stages_.index_a()][row + 64 * (i / 2) + 8 * (i % 2)];
+        } else {
+            factors.row[0] = tile_scales_.of_step(step, steps_);
+        }
+        factors.columns = reinterpret_cast<const float2*>(
+            shared_.scales.columns[warpgroup_][stages_.index_b()] + 2 * (lane() % 4));
+        return factors;
+    }
+    static __device__ __forceinline__ void clear(float (&sums)[64]) {
+#pragma unroll
+        for (int i = 0; i < 64; ++i) sums[i] = 0.0f;
+    }
+
+    // ---- steps
+    __device__ __forceinline__ void run_tile() {
+        const int count = steps_, last = max(count - kLastSteps, 2);
+        edge_steps(0, count > 1, true, count <= 2);
+        if (count <= 2) return;
+        int step = 2;
+        if (kAdds && !kBf16 && count >= kLongSteps) {
+            for (const int add_step = min(kAddStep, last - 1); step < add_step; ++step)
+                middle_step<false>(step);
+            middle_step<true>(step++);
+        }
+        for (; step < last; ++step) middle_step<false>(step);
+        edge_steps(last, kLastSteps == 2 && count > 3, false, true);
+    }
+    // A tile's first or last steps (two, if it has as many): wgmma of the first block, then of the second.
+    __device__ __forceinline__ void edge_steps(int step, bool two, bool begins, bool ends) {
+        float partial[64];
+        Factors factors[2];
+        start_block(partial, 0);
+        if (!first_) stages_.release_previous();
+        if (begins) {
+            store_second(0);
+            if (!two) store_second(1);
+        }
+        factors[0] = read_factors(step);
+        const uint64_t first_a = advance_descriptor(stages_.a, 64 * kStageRowBytes), first_b = stages_.b;
+        if (two) {
+            stages_.next();
+            stages_.wait();
+        }
+        wait_and_promote(partial, 0, factors[0]);
+        first_ = false;
+        if (two) {
+            start_block(partial, 0);
+            if (begins) store_second(1);
+            factors[1] = read_factors(step + 1);
+            wait_and_promote(partial, 0, factors[1]);
+        }
+        start_mma<typename Policy::Wgmma>(partial, first_a, first_b);
+        if (begins) d_.squares.finish(d_.p, previous_);
+        if (ends) store_first();
+        if (!two) leave_edge(ends);
+        wait_and_promote(partial, 1, factors[0]);
+        if (two) {
+            start_block(partial, 1);
+            stages_.release_previous();
+            leave_edge(ends);
+            wait_and_promote(partial, 1, factors[1]);
+        }
+    }
+    // During the last batch: goes on to the next stage, and to the next tile if this one ends.
+    __device__ __forceinline__ void leave_edge(bool ends) {
+        stages_.next();
+        if (ends) more_ = next_work();
+        if (!ends || more_) stages_.wait();
+    }
+    // A step between them. kAdding: adds the old values of the second block and loads the first block's.
+    template <bool kAdding> __device__ __forceinline__ void middle_step(int step) {
+        float partial[64];
+        start_block(partial, 0);
+        stages_.release_previous();
+        const Factors factors = read_factors(step);
+        wait_and_promote(partial, 0, factors);
+        start_block(partial, 1);
+        if (kAdds && !kAdding && step == kFetchStep && steps_ >= kLongSteps) fetch_block(1);
+        if (kAdding) {
+            d_.wait_for_fetched();
+            add_staged(d_.staging, sum_[1]);
+            __syncwarp();
+            fetch_block(0);
+        }
+        stages_.next();
+        stages_.wait();
+        wait_and_promote(partial, 1, factors);
+    }
+
+    // ---- D
+    //
+    // Loads old values: FP32 of one block, BF16 of both.
+    __device__ __forceinline__ void fetch_block(int block) {
+        d_.fetch(kBf16 || block == 0 ? origin_ : second_block(origin_));
+    }
+    // Stores half of block 1 of the previous tile. A short tile's is added in memory, unless squares are
+    // summed.
+    __device__ __forceinline__ void store_second(int half) {
+        const BlockOrigin second = second_block(previous_);
+        if (kBf16 || kSquares == Squares::none || !kAdds || !previous_short_) {
+            d_.template store_second<StoreD::overwrite, Order::fragment>(
+                second, sum_[1], half,
+                kAdds && previous_short_ ? BulkStore::reduce_add : BulkStore::overwrite);
+        } else {
+            if (half == 0) {
+                d_.fetch(second);
+                d_.wait_for_fetched();
+            }
+            d_.template store_second<StoreD::add_pairs, Order::fragment>(second, sum_[1], half);
+        }
+        if (half == 1) clear(sum_[1]);
+    }
+    __device__ __forceinline__ void store_first() {
+        if (kAdds) {
+            if (steps_ < kLongSteps) fetch_block(0);
+            d_.wait_for_fetched();
+        }
+        d_.template store_first<kAdds ? StoreD::add_pairs : StoreD::overwrite>(origin_, sum_[0]);
+        clear(sum_[0]);
+        previous_ = origin_;
+        if (kAdds) previous_short_ = steps_ < kLongSteps;
+    }
+
+    Shared& shared_;
+    const int warpgroup_, warp_;
+    WarpGradient<kMode, kOutput, kSquares> d_;
+    ConsumerStages<Policy> stages_;
+    TileScaleReader<Policy> tile_scales_;
+    RingPosition<kTileSlots> ring_;
+    WgradTile<Policy::kSets> tile_{};
+    int steps_ = 0;
+    // origin_: of block 0. previous_: of the tile with a block 1 that is not stored yet (at first none).
+    BlockOrigin origin_{}, previous_{0, kNoRow, 0};
+    bool first_ = true, more_ = true, previous_short_ = false;
+    float sum_[2][64];
+};
+
+// ---- operands
+//
 constexpr int kStageOutputs = 128;  // rows of A, or columns of B, in a stage
 constexpr uint32_t kScaleBytes = kStageOutputs * sizeof(float);
 constexpr int kOperandBoxRows = kStageOutputs / 2;  // of one TMA load of an operand
 static_assert(kTileRows == kStageOutputs && kWarpgroupCols == kStageOutputs);
 
-// Transposed copies, K-major: a stage is 128 rows of 128 bytes of each.
+// Transposed copies, K-major: a stage has 128 rows of 128 bytes of each. The policy of wgrad_roles.h, and
+//   Wgmma                        the MMA
+//   kRowScales, kColumnScales    one scale per row of A, per column of B; else one for all of a tile's step
+//   Scales                       rows[stage], columns[warpgroup][stage], tiles[warp]
 template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
     using Wgmma = Multiply;
     static constexpr Sets kSets = kBoth;
@@ -55,7 +338,7 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
     template <Multicast kOperand>
     static constexpr uint32_t kLoadBytes = kOperandStageBytes + (kLoadsScales<kOperand> ? kScaleBytes : 0);
 
-    // of the stages; tile scales are not staged in shared memory
+    // Row and column scales of the stages. Tile scales are read from global memory.
     struct Scales {
         alignas(16) float rows[kStagesA][kRowScales ? kStageOutputs : 1];
         alignas(16) float columns[kConsumerWarpgroups][kStagesB][kColumnScales ? kStageOutputs : 1];
@@ -81,12 +364,13 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
         if constexpr (kOperand == Multicast::a)
             bulk_load(scales_at(p.a.scale, from.scales, from.k, output), full, to.rows[at.index],
                       kScaleBytes);
-        else  // columns past the last are not stored: any scale will do
+        else  // columns past the last are not stored, so any scale is fine
             bulk_load(scales_at(p.b.scale, from.scales, from.k, min(output, p.n - kWarpgroupCols)), full,
                       to.columns[at.warpgroup][at.index], kScaleBytes);
     }
 };
 
+// ---- the CTA
 template <class Policy, DType kOutput, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     wgrad_kernel(const __grid_constant__ GemmProblem problem,

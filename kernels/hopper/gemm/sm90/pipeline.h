@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: MIT
-// The skeleton of the warp-specialised GEMMs in this folder: tile scheduler, pipeline stages, roles of
-// warpgroups, stores from registers, launch; it brings the device headers of all. The mainloops
-// are in fp8.cu, fp8_mainloop.h, fp8_wgrad_mainloop.h, bf16.cu and bf16_wgrad.cu; stages, producers and roles
-// of the weight gradients, where every operand has a pipeline of its own, in wgrad_roles.h. In CUTLASS's
-// words: persistent, warp-specialised, cooperative (both consumer warpgroups share a tile of 128 x 256),
-// clusters of two CTAs with TMA multicast.
+// What the warp-specialised GEMMs of this folder share: tile scheduler, pipeline stages, roles of warpgroups,
+// stores from registers, launch. It includes the device headers for all of them. Mainloops: fp8.cu,
+// fp8_mainloop.h, fp8_wgrad.cu, bf16.cu, bf16_wgrad.cu. Weight gradients have one pipeline per operand
+// (wgrad_roles.h). In CUTLASS's words: persistent, warp-specialised, cooperative (both consumer warpgroups
+// share a tile of 128 x 256), clusters of two CTAs with TMA multicast.
 //
 //   warpgroup 0    producer: one thread runs the tile scheduler and issues the TMA loads
 //   warpgroup 1, 2 consumers: wgmma, promotion, epilogue
 //
 //   barrier        arrivals of a phase                             waited for by
 //   full[s]        1 producer thread + bytes of the stage          consumer warps
-//   empty[s]       1 a consumer warp of BOTH CTAs                  producer: it writes into both CTAs
+//   empty[s]       1 per consumer warp of BOTH CTAs                producer: it writes into both CTAs
 //   tile_full[r]   1 producer thread                               consumer threads
-//   tile_empty[r]  1 a consumer thread, tile copied to registers   producer
+//   tile_empty[r]  1 per consumer thread (tile is in registers)    producer
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
