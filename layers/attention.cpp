@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Self-attention as a list of steps: one GEMM for QKV, heads (split, norm, rotate), attend, project; the same
-// list read upwards in backward. Its stages: qkv, core attention, proj.
+// Self-attention as a list of steps: QKV projection, heads (split, norm, rotate), attention, output
+// projection. Backward is the same list in reverse. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"
 
 #include <cmath>
@@ -10,22 +10,23 @@ namespace fp8flow {
 
 SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype,
                              const std::string& name)
-    : model_(model), scale_(1.0f / std::sqrt(static_cast<float>(model.kv_channels))) {
-    const int64_t heads = model.num_attention_heads, kv_heads = model.num_query_groups,
-                  dim = model.kv_channels;
-    qkv_ = &store.add({.name = name + ".linear_qkv.weight",
-                       .shape = {(heads + 2 * kv_heads) * dim, model.hidden_size, 0},
-                       .init_std = model.init_method_std,
-                       .plain_dtype = plain_dtype});
-    proj_ = &store.add(
-        {.name = name + ".linear_proj.weight",
-         .shape = {model.hidden_size, heads * dim, 0},
-         .init_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers)),
-         .plain_dtype = plain_dtype});
+    : model_(model),
+      qkv_(store.add(
+          {.name = name + ".linear_qkv.weight",
+           .shape = {(model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels,
+                     model.hidden_size, 0},
+           .init_std = model.init_method_std,
+           .plain_dtype = plain_dtype})),
+      proj_(store.add(
+          {.name = name + ".linear_proj.weight",
+           .shape = {model.hidden_size, model.num_attention_heads * model.kv_channels, 0},
+           .init_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers)),
+           .plain_dtype = plain_dtype})),
+      scale_(1.0f / std::sqrt(static_cast<float>(model.kv_channels))) {
     if (!model.qk_layernorm) return;
     auto norm = [&](const char* which) {
         return &store.add({.name = name + "." + which + ".weight",
-                           .shape = {dim, 0, 0},
+                           .shape = {model.kv_channels, 0, 0},
                            .rank = 1,
                            .init = Init::ones,
                            .weight_decay = false,
@@ -77,7 +78,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         auto timed = ctx.stage("qkv");
         const TensorView qkv =
             ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
-        ctx.ops.gemm({.a = {.data = xn}, .b = {.data = qkv_->plain}, .d = qkv}, ctx.launch);
+        qkv_.forward(ctx, xn, qkv);
         ctx.ops.qkv_heads({.qkv = qkv,
                            .table = rope_table_,
                            .q_gamma = gamma_of(q_norm_),
@@ -95,9 +96,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
     core(ctx, saved, recompute_core ? ctx.scratch : ctx.saved);
     auto timed = ctx.stage("proj");
     const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
-    ctx.ops.gemm(
-        {.a = {.data = saved.o.reshape({tokens, heads * dim})}, .b = {.data = proj_->plain}, .d = out},
-        ctx.launch);
+    proj_.forward(ctx, saved.o.reshape({tokens, heads * dim}), out);
     ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
     if (recompute_core) {
         saved.o = {};
@@ -105,7 +104,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
     }
 }
 
-// o and lse in `arena`: core_attn drops them after the forward and rebuilds them in the backward.
+// o and lse in `arena`. Recompute core_attn drops them after the forward and rebuilds them in the backward.
 void SelfAttention::core(Context& ctx, AttentionSaved& saved, Arena& arena) const {
     auto timed = ctx.stage("core attention");
     const int64_t tokens = saved.q.dim(0), heads = model_.num_attention_heads;
@@ -127,7 +126,6 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
     const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
                   dim = model_.kv_channels;
     if (!saved.o) core(ctx, saved, ctx.scratch);
-    const TensorView o = saved.o.reshape({tokens, heads * dim});
     auto scratch = [&](int64_t count) {
         return ctx.scratch.tensor(ctx.activation, {tokens, count, dim}, "attention");
     };
@@ -136,17 +134,8 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
 
     {
         auto timed = ctx.stage("proj");
-        ctx.ops.gemm({.a = {.data = dy},
-                      .b = {.data = o},
-                      .form = op::GemmForm::tn,
-                      .mode = ctx.grad_mode,
-                      .d = proj_->main_grad},
-                     ctx.launch);
-        ctx.ops.gemm({.a = {.data = dy},
-                      .b = {.data = proj_->plain},
-                      .form = op::GemmForm::nn,
-                      .d = dout.reshape({tokens, heads * dim})},
-                     ctx.launch);
+        proj_.backward(ctx, dy, saved.o.reshape({tokens, heads * dim}), ctx.grad_mode,
+                       dout.reshape({tokens, heads * dim}));
     }
     {
         auto timed = ctx.stage("core attention");
@@ -179,14 +168,7 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
                                 .dq_gamma = q_norm_ != nullptr ? q_norm_->main_grad : TensorView{},
                                 .dk_gamma = k_norm_ != nullptr ? k_norm_->main_grad : TensorView{}},
                                ctx.launch);
-    ctx.ops.gemm({.a = {.data = dqkv},
-                  .b = {.data = xn},
-                  .form = op::GemmForm::tn,
-                  .mode = ctx.grad_mode,
-                  .d = qkv_->main_grad},
-                 ctx.launch);
-    ctx.ops.gemm({.a = {.data = dqkv}, .b = {.data = qkv_->plain}, .form = op::GemmForm::nn, .d = dxn},
-                 ctx.launch);
+    qkv_.backward(ctx, dqkv, xn, ctx.grad_mode, dxn);
 }
 
 }  // namespace fp8flow

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Causal self-attention with grouped queries and rotary embedding; BF16 in every recipe.
+// Causal self-attention with grouped queries and rotary embedding. Core attention is BF16 in every recipe.
 #pragma once
 
-#include "layers/context.h"
-#include "layers/parameter.h"
+#include "layers/projection.h"
 #include "layers/spec.h"
 
 #include <vector>
@@ -11,7 +10,7 @@
 namespace fp8flow {
 
 struct AttentionSaved {
-    TensorView q_raw, k_raw, q_rstd, k_rstd;  // before qk_layernorm, where there is one
+    TensorView q_raw, k_raw, q_rstd, k_rstd;  // before qk_layernorm, if the model has one
     TensorView q, k, v;                       // [T, heads, D], after rope
     TensorView o, lse;                        // dropped under recompute core_attn
 };
@@ -34,7 +33,8 @@ private:
     void core(Context& ctx, AttentionSaved& saved, Arena& arena) const;
 
     ModelSpec model_;
-    Parameter *qkv_, *proj_, *q_norm_ = nullptr, *k_norm_ = nullptr;
+    Projection qkv_, proj_;
+    Parameter *q_norm_ = nullptr, *k_norm_ = nullptr;
     TensorView rope_table_;
     float scale_;
 };

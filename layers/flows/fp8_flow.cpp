@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: MIT
 // Recipe fp8_flow: the casting-free FP8 flow (FP8-Flow-MoE). Activations are FP8 from the norm's output to
-// the experts, and gradients from the dispatch of dY; BF16 islands are fc1's output, fc2's output and the
-// sums of combine.
+// the experts, and gradients from the dispatch of dY. fc1's output, fc2's output and the sums of combine are
+// BF16.
 //
 //  1. Quantise before dispatch: FP8 rows and E8M0 scale bytes on the wire.
-//  2. Scaling-aware transpose: weight gradients read a transposed copy made by exponent arithmetic, never by
+//  2. Scaling-aware transpose: weight gradients read a transposed copy made by exponent arithmetic, without
 //     dequantising.
 //  3. Fused permute + pad: part of dispatch.
 //  4. Fused activation + quantise: SwiGLU x prob writes FP8, forward and backward.
-//  5. Recompute moe_expert: only the received FP8 rows are saved: expert-sorted, once a (token, rank), or not
+//  5. Recompute moe_expert saves the received FP8 rows only: sorted by expert, once per (token, rank), or not
 //     at all (saved_rows).
 //
-// Explicit casts per layer, forward + backward: 1 (dY); the norm's output is quantised inside the norm.
-// Each optimisation can be switched off (PrecisionSpec): fp8_flow_ablations.cpp.
+// The layer has one explicit cast (dY). The norm quantises its own output. Each optimisation can be switched
+// off (PrecisionSpec): fp8_flow_ablations.cpp.
 #include "layers/flows/fp8_flow.h"
 
 namespace fp8flow {
 
 using namespace steps;
 
-// ---- routed experts: dispatch, fc1, swiglu, fc2, combine, and the same list read upwards
+// ---- routed experts: dispatch, fc1, swiglu, fc2, combine; backward: the same list in reverse
 
 void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
@@ -98,7 +98,9 @@ void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved
 void Fp8Flow::fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
                            const ScaledTensor& dh, const TensorView& drow_prob) const {
     rebuild(ctx, w, saved);
-    aside(ctx, saved, [&](Context& side_ctx) { wgrad(side_ctx, "fc2 wgrad", dye, saved.a, saved, *w.w2); });
+    aside(ctx, saved, [&](Context& side_ctx) {
+        wgrad(side_ctx, {"fc2 wgrad", "dye^T", "a^T"}, dye, saved.a, saved, *w.w2);
+    });
     const TensorView da =
         rows(ctx, saved, Life::call, ctx.activation, w.w2->spec.shape[2], "fc2");  // [M, F] bf16
     data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
@@ -108,7 +110,9 @@ void Fp8Flow::fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& s
 // ---- dh [M, 2F] FP8 -> dxe [M, H] bf16
 void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dh,
                            const TensorView& dxe) const {
-    aside(ctx, saved, [&](Context& side_ctx) { wgrad(side_ctx, "fc1 wgrad", dh, saved.x, saved, *w.w1); });
+    aside(ctx, saved, [&](Context& side_ctx) {
+        wgrad(side_ctx, {"fc1 wgrad", "dh^T", "xe^T"}, dh, saved.x, saved, *w.w1);
+    });
     data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
 }
 
@@ -117,7 +121,7 @@ ScaledTensor Fp8Flow::gradient_of_h(Context& ctx, const ExpertWeights& w, const 
                     ScaleLayout::vec128, "swiglu", precision_.scale_format);
 }
 
-// The expert-sorted rows saved.x [M, H] again, of rows that were kept once or not at all (saved_rows).
+// Rebuilds the expert-sorted rows saved.x [M, H], which were kept once per (token, rank) or not at all.
 void Fp8Flow::receive_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const {
     const RecomputeScope again(ctx);
     if (saved.received)
@@ -126,7 +130,8 @@ void Fp8Flow::receive_again(Context& ctx, const Backward& io, const ExpertsSaved
         receive(ctx, Received::x, io.x, io.plan, saved, saved.x);
 }
 
-// What the forward did not keep (recompute moe_act, moe_expert; merging weights), from the received rows.
+// Rebuilds from the received rows what the forward did not keep (recompute moe_act, moe_expert; merging
+// weights).
 void Fp8Flow::rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const {
     const int64_t ffn = w.w2->spec.shape[2];
     if (!saved.h) {  // moe_expert
@@ -174,7 +179,7 @@ WeightFormat Fp8Flow::weight_format() const {
     return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
 }
 
-// x e4m3, h bf16, a e4m3; a local x is the norm's output.
+// x and a are E4M3, h is BF16. A local x is the norm's output.
 double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
     const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
     const int64_t sorted = recompute_.rows == SavedRows::sorted ? hidden : 0;
@@ -218,7 +223,7 @@ ScaledTensor Fp8Flow::local_rows(Context& ctx, Received, const TokenRows& tokens
             .format = tokens.quantized.format};
 }
 
-// An observer needs h in memory.
+// An observer reads h from memory.
 bool Fp8Flow::fuses_fc1(const Context& ctx) const {
     return ctx.gemms == nullptr && ctx.tensor_stats == nullptr;
 }
@@ -265,17 +270,16 @@ void Fp8Flow::swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Ten
     observe_swiglu_backward(ctx, saved, da, dh);
 }
 
-void Fp8Flow::wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+void Fp8Flow::wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& dy, const ScaledTensor& x,
                     const ExpertsSaved& saved, Parameter& weight) const {
     ArenaScope scope(ctx.scratch);
     const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
-    const bool fc2 = std::string_view(stage).starts_with("fc2");
-    observe_transposed(ctx, fc2 ? "dye^T" : "dh^T", dy, dy_t, saved, weight);
-    observe_transposed(ctx, fc2 ? "a^T" : "xe^T", x, x_t, saved, weight);
-    paired_weight_gradient(ctx, stage, dy_t, x_t, saved, weight);
+    observe_transposed(ctx, names.dy, dy, dy_t, saved, weight);
+    observe_transposed(ctx, names.x, x, x_t, saved, weight);
+    paired_weight_gradient(ctx, names.stage, dy_t, x_t, saved, weight);
 }
 
-// Scaling-aware: one scale for each 128x128 tile.
+// Scaling-aware: one scale per 128x128 tile.
 ScaledTensor Fp8Flow::transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {
     auto timed = ctx.stage("transpose");
     const ScaledTensor dst = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), src.data.dtype,

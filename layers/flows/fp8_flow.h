@@ -42,8 +42,12 @@ protected:
     // da [M, F] bf16 -> dh [M, 2F] FP8 and the probabilities' gradient [M] f32.
     virtual void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
                                  const ScaledTensor& dh, const TensorView& drow_prob) const;
+    // The stage of a weight gradient, and its operands' names for --tensor-stats.
+    struct WgradNames {
+        const char *stage, *dy, *x;
+    };
     // weight.main_grad (+)= dy^T x.
-    virtual void wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+    virtual void wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& dy, const ScaledTensor& x,
                        const ExpertsSaved& saved, Parameter& weight) const;
     // [M, width] FP8 -> [width, M] FP8, an operand of the weight gradient.
     virtual ScaledTensor transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const;
@@ -58,7 +62,7 @@ private:
     void receive_again(Context& ctx, const Backward& io, const ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;
-    // fc2_backward makes h and a again where they were not kept, in scratch that fc1_backward does not read.
+    // fc2_backward rebuilds h and a if they were not kept, in scratch that fc1_backward does not read.
     void fc2_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dye,
                       const ScaledTensor& dh, const TensorView& drow_prob) const;
     void fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved, const ScaledTensor& dh,

@@ -83,12 +83,12 @@ protected:
     }
 
     // ---- fp8_wgrad: false. The weight gradient reads dequantised BF16 operands.
-    void wgrad(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+    void wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& dy, const ScaledTensor& x,
                const ExpertsSaved& saved, Parameter& weight) const override {
-        if (precision_.fp8_wgrad) return Fp8Flow::wgrad(ctx, stage, dy, x, saved, weight);
+        if (precision_.fp8_wgrad) return Fp8Flow::wgrad(ctx, names, dy, x, saved, weight);
         ArenaScope scope(ctx.scratch);
         const ScaledTensor dy_plain = dequantized(ctx, dy, saved), x_plain = dequantized(ctx, x, saved);
-        weight_gradient(ctx, stage, dy_plain, x_plain, saved.groups, weight);
+        weight_gradient(ctx, names.stage, dy_plain, x_plain, saved.groups, weight);
     }
 
     // ---- moe_scaling_aware_transpose: false. Dequantise and requantise, one scale per column and block.

@@ -2,6 +2,7 @@
 // The model end to end: embedding, blocks, head and loss; backward in the opposite order.
 #include "model/train/transformer.h"
 
+#include "layers/projection.h"
 #include "layers/schedule/wire_stream.h"
 
 #include <algorithm>
@@ -121,6 +122,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
                        const TensorView& loss_sum, const TensorView& dxn) {
     auto timed = ctx.part("head");
     const int64_t vocab = spec_.model.padded_vocab_size;
+    const Projection output(*output_);
     Gradient mode = ctx.grad_mode;
     // An empty rank still has to overwrite its main gradient with zeros.
     int64_t first = 0;
@@ -132,7 +134,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
         const TensorView loss = ctx.scratch.tensor(DType::f32, {count}, "head");
         const TensorView dlogits =
             dxn ? ctx.scratch.tensor(ctx.activation, {count, vocab}, "head") : TensorView{};
-        ctx.ops.gemm({.a = {.data = x}, .b = {.data = output_->plain}, .d = logits}, ctx.launch);
+        output.forward(ctx, x, logits);
         ctx.ops.cross_entropy({.logits = logits,
                                .labels = labels.slice(first, count),
                                .vocab_size = spec_.model.vocab_size,
@@ -142,17 +144,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
                               ctx.launch);
         ctx.ops.sum({.values = loss, .sum = loss_sum}, ctx.launch);
         if (dxn) {
-            ctx.ops.gemm({.a = {.data = dlogits},
-                          .b = {.data = x},
-                          .form = op::GemmForm::tn,
-                          .mode = mode,
-                          .d = output_->main_grad},
-                         ctx.launch);
-            ctx.ops.gemm({.a = {.data = dlogits},
-                          .b = {.data = output_->plain},
-                          .form = op::GemmForm::nn,
-                          .d = dxn.slice(first, count)},
-                         ctx.launch);
+            output.backward(ctx, dlogits, x, mode, dxn.slice(first, count));
             mode = Gradient::accumulate;
         }
         first += kHeadChunk;
