@@ -20,28 +20,37 @@ struct Rope {
 };
 
 // T = num_sequences * seq_length rows. o = softmax(scale * q k^T + causal mask) v per head; query head h uses
-// kv head h / (heads / kv_heads). lse [T, heads] = log-sum-exp of the scaled scores. T = 0 is legal. Order,
-// all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending key
-// positions in 8 lanes; lse = max + log(sum); o = (fma of p * v over ascending key positions) / sum, rounded
-// once. Keys after the query are never read.
+// kv head h / (heads / kv_heads). D and Dv (of v and o) may differ, both up to 256. lse [T, heads] =
+// log-sum-exp of the scaled scores. T = 0 is legal.
+//
+// documents: first rows of the documents, ascending from 0, and T; entries that equal the next one are empty
+// documents, so the number of entries may be fixed. A query sees the keys of its own sequence and document up
+// to its own position. A document's rows get the bits that they get as a sequence of their own.
+//
+// Order, all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending
+// keys in 8 lanes, from the first key that the query sees; lse = max + log(sum); o = (fma of p * v over
+// ascending keys) / sum, rounded once. Other keys are never read. The Hopper backend takes Dv = D up to 128
+// and no documents.
 struct Attention {
     TensorView q;  // [T, heads, D] bf16 | f32
     TensorView k;  // [T, kv_heads, D]
-    TensorView v;  // [T, kv_heads, D]
+    TensorView v;  // [T, kv_heads, Dv]
     int64_t seq_length = 0;
     float scale = 1.0f;
-    TensorView o;    // out [T, heads, D]
-    TensorView lse;  // out [T, heads] f32
+    TensorView documents;  // [N + 1] i64, optional
+    TensorView o;          // out [T, heads, Dv]
+    TensorView lse;        // out [T, heads] f32
 };
-// p = exp(score - lse), score as above. delta = dot(dout, o) over D in 8 lanes; dp = fma of dout * v over
+// p = exp(score - lse), score as above. delta = dot(dout, o) over Dv in 8 lanes; dp = fma of dout * v over
 // ascending d; ds = (p * (dp - delta)) * scale. dq = fma of ds * k over ascending keys; dk, dv = fma of ds *
 // q, p * dout over ascending query heads of the group and, inside a head, ascending queries, in one fp32 sum.
 // Each gradient is rounded once.
 struct AttentionBackward {
-    TensorView dout;  // [T, heads, D]
+    TensorView dout;  // [T, heads, Dv]
     TensorView q, k, v, o, lse;
     int64_t seq_length = 0;
     float scale = 1.0f;
+    TensorView documents;   // as in the forward
     TensorView dq, dk, dv;  // out
 };
 

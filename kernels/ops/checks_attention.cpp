@@ -8,35 +8,41 @@ namespace fp8flow {
 
 namespace {
 
-void check_heads(const TensorView& q, const TensorView& k, const TensorView& v) {
+// v has q's head size, or one of its own (value_depth).
+void check_heads(const TensorView& q, const TensorView& k, const TensorView& v, int64_t value_depth) {
     FP8FLOW_CHECK(q.rank == 3 && k.rank == 3 && is_bf16_or_f32(q.dtype), "q is {}, k is {}", describe(q),
                   describe(k));
     FP8FLOW_CHECK(q.dim(1) >= 1 && k.dim(1) >= 1 && q.dim(2) >= 1, "q is {}, k is {}", describe(q),
                   describe(k));
     check_tensor(k, "k", q.dtype, {q.dim(0), k.dim(1), q.dim(2)});
-    check_tensor(v, "v", q.dtype, {q.dim(0), k.dim(1), q.dim(2)});
+    check_tensor(v, "v", q.dtype, {q.dim(0), k.dim(1), value_depth});
 }
 
 void check_attention(const TensorView& q, const TensorView& k, const TensorView& v, const TensorView& o,
-                     const TensorView& lse, int64_t seq_length) {
-    check_heads(q, k, v);
+                     const TensorView& lse, const TensorView& documents, int64_t seq_length) {
+    FP8FLOW_CHECK(v.rank == 3 && v.dim(2) >= 1, "v is {}", describe(v));
+    check_heads(q, k, v, v.dim(2));
     FP8FLOW_CHECK(q.dim(1) % k.dim(1) == 0,
                   "{} query heads over {} kv heads: num_attention_heads must be a multiple of "
                   "num_query_groups",
                   q.dim(1), k.dim(1));
     FP8FLOW_CHECK(seq_length >= 1 && q.dim(0) % seq_length == 0, "{} rows are not whole sequences of {}",
                   q.dim(0), seq_length);
-    check_tensor(o, "o", q.dtype, {q.dim(0), q.dim(1), q.dim(2)});
+    check_tensor(o, "o", q.dtype, {q.dim(0), q.dim(1), v.dim(2)});
     check_tensor(lse, "lse", DType::f32, {q.dim(0), q.dim(1)});
+    if (!documents) return;
+    FP8FLOW_CHECK(documents.rank == 1 && documents.dim(0) >= 1, "documents is {}", describe(documents));
+    check_tensor(documents, "documents", DType::i64, {documents.dim(0)});
 }
 
-// Multiply-adds of one causal GEMM over all sequences and heads.
-double causal_gemm(const TensorView& q, int64_t seq_length) {
-    return static_cast<double>(q.numel()) * static_cast<double>(seq_length + 1) / 2;
+// Multiply-adds of one causal GEMM over all sequences and heads, of tensors with q's rows: q or o. Documents
+// leave out some of them.
+double causal_gemm(const TensorView& rows, int64_t seq_length) {
+    return static_cast<double>(rows.numel()) * static_cast<double>(seq_length + 1) / 2;
 }
 
 void check_packed(const TensorView& qkv, const TensorView& q, const TensorView& k, const TensorView& v) {
-    check_heads(q, k, v);
+    check_heads(q, k, v, q.dim(2));
     check_tensor(qkv, "qkv", q.dtype, {q.dim(0), (q.dim(1) + 2 * k.dim(1)) * q.dim(2)});
 }
 
@@ -67,26 +73,27 @@ OpCost cost(const op::Rope& args) {
 }
 
 void check(const op::Attention& args) {
-    check_attention(args.q, args.k, args.v, args.o, args.lse, args.seq_length);
+    check_attention(args.q, args.k, args.v, args.o, args.lse, args.documents, args.seq_length);
 }
 OpCost cost(const op::Attention& args) {
-    return with_writes({bytes_of({args.q, args.k, args.v, args.o, args.lse}),
-                        2 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_mma},
+    const double gemms = causal_gemm(args.q, args.seq_length) + causal_gemm(args.o, args.seq_length);
+    return with_writes({bytes_of({args.q, args.k, args.v, args.o, args.lse}), 2 * gemms, Unit::bf16_mma},
                        bytes_of({args.o, args.lse}));
 }
 
 void check(const op::AttentionBackward& args) {
-    check_attention(args.q, args.k, args.v, args.o, args.lse, args.seq_length);
-    const int64_t tokens = args.q.dim(0), depth = args.q.dim(2);
-    check_tensor(args.dout, "dout", args.q.dtype, {tokens, args.q.dim(1), depth});
+    check_attention(args.q, args.k, args.v, args.o, args.lse, args.documents, args.seq_length);
+    const int64_t tokens = args.q.dim(0), depth = args.q.dim(2), value_depth = args.v.dim(2);
+    check_tensor(args.dout, "dout", args.q.dtype, {tokens, args.q.dim(1), value_depth});
     check_tensor(args.dq, "dq", args.q.dtype, {tokens, args.q.dim(1), depth});
     check_tensor(args.dk, "dk", args.q.dtype, {tokens, args.k.dim(1), depth});
-    check_tensor(args.dv, "dv", args.q.dtype, {tokens, args.k.dim(1), depth});
+    check_tensor(args.dv, "dv", args.q.dtype, {tokens, args.k.dim(1), value_depth});
 }
 OpCost cost(const op::AttentionBackward& args) {
+    const double gemms = 3 * causal_gemm(args.q, args.seq_length) + 2 * causal_gemm(args.o, args.seq_length);
     return with_writes(
         {bytes_of({args.dout, args.q, args.k, args.v, args.o, args.lse, args.dq, args.dk, args.dv}),
-         5 * 2 * causal_gemm(args.q, args.seq_length), Unit::bf16_mma},
+         2 * gemms, Unit::bf16_mma},
         bytes_of({args.dq, args.dk, args.dv}));
 }
 

@@ -86,10 +86,13 @@ struct RouterTopK {
     TensorView logits;       // [T, E] f32
     TensorView expert_bias;  // [E] f32, optional (sigmoid only)
     RouterOptions options;
-    TensorView forced_ids;  // [T, K] i32, optional: benchmark/replay: use these ids instead of choosing
-    TensorView ids;         // out [T, K] i32
-    TensorView probs;       // out [T, K] f32
-    TensorView counts;      // in/out [E] i64
+    // [T, K] i32, optional: given ids, used instead of choosing (distinct per token, in order). Probabilities
+    // and their gradient come from the live logits all the same. A captured step reads this buffer when it
+    // runs: write the ids before the replay.
+    TensorView forced_ids;
+    TensorView ids;     // out [T, K] i32
+    TensorView probs;   // out [T, K] f32
+    TensorView counts;  // in/out [E] i64
     RouterBalance balance;
 };
 

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Attention of the reference backend: rotary embedding, causal attention with grouped queries and its
-// backward, and the copies between the packed projection and q, k, v. GEMMs run on fp32 copies of one head,
-// vectorised across outputs only.
+// backward, and the copies between the packed projection and q, k, v. GEMMs run on FP32 copies of one head
+// and vectorise across outputs only.
+#include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
 #include "kernels/reference/rows.h"
 
@@ -56,22 +57,30 @@ void matmul(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t m,
     }
 }
 
-// c[i] = sum over keys j <= position of row i of weights[i][j] * b[j]; the position of row i is
-// first_position + i. No row reads a key after its own, so that even a NaN at a later position cannot reach
-// an earlier one.
-void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position, const float* b,
-                     int64_t n, float* c) {
+// Which keys a query of one sequence sees: [first[i], i] at position i; and which queries see a key: [i,
+// end[i]).
+struct Visible {
+    const int64_t *first, *end;
+};
+
+// c[i] = sum over the keys j that row i sees of weights[i][j] * b[j]; the position of row i is first_position
+// + i. No other key is read, so that even a NaN at a later position cannot reach an earlier one.
+void multiply_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position,
+                     const Visible& visible, const float* b, int64_t n, float* c) {
     std::fill_n(c, m * n, 0.0f);
-    for (int64_t row = 0; row < m; ++row)
-        multiply_add(weights + row * ld, 1, b, n, 0, first_position + row + 1, c + row * n, n);
+    for (int64_t row = 0; row < m; ++row) {
+        const int64_t position = first_position + row;
+        multiply_add(weights + row * ld, 1, b, n, visible.first[position], position + 1, c + row * n, n);
+    }
 }
 
-// c[j] += sum over ascending rows i of the block, at positions >= j, of weights[i][j] * b[i]: the transposed
-// GEMM of the backward.
+// c[j] += sum over ascending rows i of the block that see key j of weights[i][j] * b[i]: the transposed GEMM
+// of the backward.
 void add_transposed_causal(const float* weights, int64_t ld, int64_t m, int64_t first_position,
-                           const float* b, int64_t n, float* c) {
-    for (int64_t key = 0; key < first_position + m; ++key)
-        multiply_add(weights + key, ld, b, n, std::max<int64_t>(key - first_position, 0), m, c + key * n, n);
+                           const Visible& visible, const float* b, int64_t n, float* c) {
+    for (int64_t key = visible.first[first_position]; key < first_position + m; ++key)
+        multiply_add(weights + key, ld, b, n, std::max<int64_t>(key - first_position, 0),
+                     std::min(visible.end[key] - first_position, m), c + key * n, n);
 }
 
 // One head of rows [first_row, first_row + count) of a [T, heads, D] tensor as fp32 [count, ld]; columns past
@@ -98,17 +107,47 @@ void transpose(const float* in, int64_t rows, int64_t columns, int64_t ld, float
             out[column * out_ld + row] = in[row * ld + column];
 }
 
-// What is the same for every head: sizes, and sizes padded to whole inner loops.
-struct HeadShape {
-    explicit HeadShape(const TensorView& q, const TensorView& k, int64_t seq_length)
-        : length(seq_length),
-          depth(q.dim(2)),
-          heads(q.dim(1)),
-          kv_heads(k.dim(1)),
-          sequences(q.dim(0) / seq_length),
+// What is the same for every head: sizes, sizes padded to whole inner loops, and which keys a query sees.
+class HeadShape {
+public:
+    template <class Args>
+    explicit HeadShape(const Args& args)
+        : length(args.seq_length),
+          depth(args.q.dim(2)),
+          value_depth(args.v.dim(2)),
+          heads(args.q.dim(1)),
+          kv_heads(args.k.dim(1)),
+          sequences(args.q.dim(0) / length),
           padded_depth(round_up(depth, kWidth)),
-          padded_length(round_up(length, kWidth)) {}
-    int64_t length, depth, heads, kv_heads, sequences, padded_depth, padded_length;
+          padded_values(round_up(value_depth, kWidth)),
+          padded_length(round_up(length, kWidth)),
+          first_(static_cast<std::size_t>(sequences * length)),
+          end_(first_.size()) {
+        const int64_t rows = sequences * length;
+        const std::vector<int64_t> whole = {0, rows};
+        const int64_t* documents = args.documents ? args.documents.template as<int64_t>() : whole.data();
+        const int64_t count = args.documents ? args.documents.dim(0) - 1 : 1;
+        require(documents[0] == 0 && documents[count] == rows, ExitCode::usage,
+                "documents of attention are rows {} to {}, not 0 to {}", documents[0], documents[count],
+                rows);
+        for (int64_t i = 0; i < count; ++i) {
+            require(documents[i] <= documents[i + 1] && documents[i + 1] <= rows, ExitCode::usage,
+                    "document {} of attention is rows {} to {} of {}", i, documents[i], documents[i + 1],
+                    rows);
+            for (int64_t row = documents[i]; row < documents[i + 1]; ++row) {
+                const int64_t start = row / length * length;
+                first_[static_cast<std::size_t>(row)] = std::max(documents[i] - start, int64_t{0});
+                end_[static_cast<std::size_t>(row)] = std::min(documents[i + 1] - start, length);
+            }
+        }
+    }
+    Visible visible(int64_t first_row) const { return {first_.data() + first_row, end_.data() + first_row}; }
+
+    int64_t length, depth, value_depth, heads, kv_heads, sequences;
+    int64_t padded_depth, padded_values, padded_length;
+
+private:
+    std::vector<int64_t> first_, end_;  // [T], positions in the row's sequence
 };
 
 // Scores of queries [m, D] against the keys up to the last query's position, scaled; s has rows of
@@ -157,21 +196,23 @@ void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
 
 void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {
     if (args.q.numel() == 0) return;
-    const HeadShape shape(args.q, args.k, args.seq_length);
-    const int64_t length = shape.length, ld = shape.padded_depth, group = shape.heads / shape.kv_heads;
+    const HeadShape shape(args);
+    const int64_t length = shape.length, ld = shape.padded_depth, value_ld = shape.padded_values,
+                  group = shape.heads / shape.kv_heads;
     float* lse = args.lse.as<float>();
 #pragma omp parallel
     {
         const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
-        auto k = buffer(length * ld), v = buffer(length * ld),
+        auto k = buffer(length * ld), v = buffer(length * value_ld),
              k_transposed = buffer(ld * shape.padded_length);
-        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * ld),
+        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * value_ld),
              p = buffer(kQueryBlock * shape.padded_length);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < shape.sequences * shape.heads; ++task) {
             const int64_t head = task % shape.heads, first_row = task / shape.heads * length;
             load_head(args.k, first_row, length, head / group, ld, k.data());
-            load_head(args.v, first_row, length, head / group, ld, v.data());
+            load_head(args.v, first_row, length, head / group, value_ld, v.data());
+            const Visible visible = shape.visible(first_row);
             transpose(k.data(), length, shape.depth, ld, k_transposed.data(), shape.padded_length);
             for (int64_t first = 0; first < length; first += kQueryBlock) {
                 const int64_t m = std::min(kQueryBlock, length - first);
@@ -180,17 +221,20 @@ void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {
                 float sums[kQueryBlock];
                 for (int64_t row = 0; row < m; ++row) {
                     float* s = p.data() + row * shape.padded_length;
-                    const int64_t keys = first + row + 1;
+                    const int64_t from = visible.first[first + row], keys = first + row + 1 - from;
+                    s += from;
                     float largest = -INFINITY;
                     for (int64_t key = 0; key < keys; ++key) largest = s[key] > largest ? s[key] : largest;
                     exp_shifted(s, keys, largest);
                     sums[row] = lane_sum(s, keys);
                     lse[(first_row + first + row) * shape.heads + head] = largest + log_float(sums[row]);
                 }
-                multiply_causal(p.data(), shape.padded_length, m, first, v.data(), ld, o.data());
+                multiply_causal(p.data(), shape.padded_length, m, first, visible, v.data(), value_ld,
+                                o.data());
                 for (int64_t row = 0; row < m; ++row)
-                    for (int64_t d = 0; d < ld; ++d) o[static_cast<std::size_t>(row * ld + d)] /= sums[row];
-                store_head(args.o, first_row + first, m, head, ld, o.data());
+                    for (int64_t d = 0; d < value_ld; ++d)
+                        o[static_cast<std::size_t>(row * value_ld + d)] /= sums[row];
+                store_head(args.o, first_row + first, m, head, value_ld, o.data());
             }
         }
     }
@@ -198,27 +242,29 @@ void ReferenceOps::do_attention(const op::Attention& args, const Launch&) {
 
 void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, const Launch&) {
     if (args.q.numel() == 0) return;
-    const HeadShape shape(args.q, args.k, args.seq_length);
-    const int64_t length = shape.length, ld = shape.padded_depth, group = shape.heads / shape.kv_heads;
+    const HeadShape shape(args);
+    const int64_t length = shape.length, ld = shape.padded_depth, value_ld = shape.padded_values,
+                  group = shape.heads / shape.kv_heads;
     const int64_t score_ld = shape.padded_length;
     const float* lse = args.lse.as<float>();
     // One task owns a kv head, so that its gradient is summed over the query heads by one thread, in order.
 #pragma omp parallel
     {
         const auto buffer = [](int64_t size) { return std::vector<float>(static_cast<std::size_t>(size)); };
-        auto k = buffer(length * ld), v = buffer(length * ld), dk = buffer(length * ld),
-             dv = buffer(length * ld);
-        auto k_transposed = buffer(ld * score_ld), v_transposed = buffer(ld * score_ld);
-        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * ld), dout = buffer(kQueryBlock * ld),
-             dq = buffer(kQueryBlock * ld);
+        auto k = buffer(length * ld), v = buffer(length * value_ld), dk = buffer(length * ld),
+             dv = buffer(length * value_ld);
+        auto k_transposed = buffer(ld * score_ld), v_transposed = buffer(value_ld * score_ld);
+        auto q = buffer(kQueryBlock * ld), o = buffer(kQueryBlock * value_ld),
+             dout = buffer(kQueryBlock * value_ld), dq = buffer(kQueryBlock * ld);
         auto p = buffer(kQueryBlock * score_ld), ds = buffer(kQueryBlock * score_ld);
 #pragma omp for schedule(dynamic)
         for (int64_t task = 0; task < shape.sequences * shape.kv_heads; ++task) {
             const int64_t kv_head = task % shape.kv_heads, first_row = task / shape.kv_heads * length;
             load_head(args.k, first_row, length, kv_head, ld, k.data());
-            load_head(args.v, first_row, length, kv_head, ld, v.data());
+            load_head(args.v, first_row, length, kv_head, value_ld, v.data());
+            const Visible visible = shape.visible(first_row);
             transpose(k.data(), length, shape.depth, ld, k_transposed.data(), score_ld);
-            transpose(v.data(), length, shape.depth, ld, v_transposed.data(), score_ld);
+            transpose(v.data(), length, shape.value_depth, value_ld, v_transposed.data(), score_ld);
             std::fill(dk.begin(), dk.end(), 0.0f);
             std::fill(dv.begin(), dv.end(), 0.0f);
             for (int64_t head = kv_head * group; head < (kv_head + 1) * group; ++head) {
@@ -226,28 +272,30 @@ void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, cons
                     const int64_t m = std::min(kQueryBlock, length - first), row0 = first_row + first,
                                   keys = first + m;
                     load_head(args.q, row0, m, head, ld, q.data());
-                    load_head(args.o, row0, m, head, ld, o.data());
-                    load_head(args.dout, row0, m, head, ld, dout.data());
+                    load_head(args.o, row0, m, head, value_ld, o.data());
+                    load_head(args.dout, row0, m, head, value_ld, dout.data());
                     scaled_scores(shape, q.data(), k_transposed.data(), m, keys, args.scale, p.data());
-                    matmul(dout.data(), ld, v_transposed.data(), score_ld, m, round_up(keys, kWidth),
-                           shape.depth, ds.data(), score_ld);
+                    matmul(dout.data(), value_ld, v_transposed.data(), score_ld, m, round_up(keys, kWidth),
+                           shape.value_depth, ds.data(), score_ld);
                     for (int64_t row = 0; row < m; ++row) {
-                        float* p_row = p.data() + row * score_ld;
-                        float* ds_row = ds.data() + row * score_ld;
-                        const float delta =
-                            lane_dot(dout.data() + row * ld, o.data() + row * ld, shape.depth);
-                        exp_shifted(p_row, first + row + 1, lse[(row0 + row) * shape.heads + head]);
-                        for (int64_t key = 0; key <= first + row; ++key)
+                        const int64_t from = visible.first[first + row], keys_seen = first + row + 1 - from;
+                        float* p_row = p.data() + row * score_ld + from;
+                        float* ds_row = ds.data() + row * score_ld + from;
+                        const float delta = lane_dot(dout.data() + row * value_ld, o.data() + row * value_ld,
+                                                     shape.value_depth);
+                        exp_shifted(p_row, keys_seen, lse[(row0 + row) * shape.heads + head]);
+                        for (int64_t key = 0; key < keys_seen; ++key)
                             ds_row[key] = p_row[key] * (ds_row[key] - delta) * args.scale;
                     }
-                    multiply_causal(ds.data(), score_ld, m, first, k.data(), ld, dq.data());
+                    multiply_causal(ds.data(), score_ld, m, first, visible, k.data(), ld, dq.data());
                     store_head(args.dq, row0, m, head, ld, dq.data());
-                    add_transposed_causal(p.data(), score_ld, m, first, dout.data(), ld, dv.data());
-                    add_transposed_causal(ds.data(), score_ld, m, first, q.data(), ld, dk.data());
+                    add_transposed_causal(p.data(), score_ld, m, first, visible, dout.data(), value_ld,
+                                          dv.data());
+                    add_transposed_causal(ds.data(), score_ld, m, first, visible, q.data(), ld, dk.data());
                 }
             }
             store_head(args.dk, first_row, length, kv_head, ld, dk.data());
-            store_head(args.dv, first_row, length, kv_head, ld, dv.data());
+            store_head(args.dv, first_row, length, kv_head, value_ld, dv.data());
         }
     }
 }

@@ -428,6 +428,16 @@ __global__ void __launch_bounds__(kThreads) attention_dkv_kernel(BackwardArgs ar
     }
 }
 
+// What neither these kernels nor cuDNN's calls support yet.
+template <class Args> void require_supported(const Args& args) {
+    require(args.v.dim(2) == args.q.dim(2), ExitCode::usage,
+            "attention on the GPU takes values of the queries' head size {}, not {} (kv_channels)",
+            args.q.dim(2), args.v.dim(2));
+    require(!args.documents, ExitCode::usage,
+            "attention on the GPU takes whole sequences of {} tokens, not {} documents (seq_length)",
+            args.seq_length, args.documents.numel() - 1);
+}
+
 Shape shape_of(const TensorView& q, const TensorView& k, int64_t seq_length, float scale) {
     require(q.dim(2) <= kMaxDepth, ExitCode::usage,
             "attention on the GPU takes heads of at most {} elements, not {} (kv_channels)", kMaxDepth,
@@ -462,6 +472,7 @@ using namespace hopper;
 using namespace hopper::attention;
 
 void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
+    require_supported(args);
     if (args.q.numel() == 0) return;
     if (kernels_.attention == AttentionBackend::cudnn &&
         CudnnAttention::takes(args.q, args.k, args.seq_length))
@@ -478,6 +489,7 @@ void HopperOps::do_attention(const op::Attention& args, const Launch& launch) {
 }
 
 void HopperOps::do_attention_backward(const op::AttentionBackward& args, const Launch& launch) {
+    require_supported(args);
     if (args.q.numel() == 0) return;
     if (kernels_.attention == AttentionBackend::cudnn &&
         CudnnAttention::takes(args.q, args.k, args.seq_length))

@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -24,7 +25,17 @@ using test::to_doubles;
 
 struct Shape {
     int64_t sequences, length, heads, kv_heads, depth;
+    int64_t value_depth = 0;              // 0: depth
+    std::vector<int64_t> documents = {};  // first rows and the end; empty: no documents
     int64_t tokens() const { return sequences * length; }
+    int64_t values() const { return value_depth > 0 ? value_depth : depth; }
+    // The first key that a query sees.
+    int64_t first_key(int64_t token) const {
+        int64_t first = token / length * length;
+        for (int64_t document : documents)
+            if (document <= token) first = std::max(first, document);
+        return first;
+    }
     float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(depth))); }
 };
 
@@ -34,21 +45,29 @@ struct Problem {
         : shape(s),
           q(dtype, {s.tokens(), s.heads, s.depth}),
           k(dtype, {s.tokens(), s.kv_heads, s.depth}),
-          v(dtype, {s.tokens(), s.kv_heads, s.depth}),
-          o(dtype, {s.tokens(), s.heads, s.depth}),
+          v(dtype, {s.tokens(), s.kv_heads, s.values()}),
+          o(dtype, {s.tokens(), s.heads, s.values()}),
           lse(DType::f32, {s.tokens(), s.heads}),
-          dout(dtype, {s.tokens(), s.heads, s.depth}),
+          dout(dtype, {s.tokens(), s.heads, s.values()}),
           dq(dtype, {s.tokens(), s.heads, s.depth}),
           dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
-          dv(dtype, {s.tokens(), s.kv_heads, s.depth}) {
+          dv(dtype, {s.tokens(), s.kv_heads, s.values()}),
+          documents(DType::i64, {static_cast<int64_t>(s.documents.size())}) {
+        std::copy(s.documents.begin(), s.documents.end(), documents.view().as<int64_t>());
         fill_normal(q, seed);
         fill_normal(k, seed + 1);
         fill_normal(v, seed + 2);
         fill_normal(dout, seed + 3);
     }
     void forward() {
-        ops.attention(
-            {.q = q, .k = k, .v = v, .seq_length = shape.length, .scale = shape.scale(), .o = o, .lse = lse});
+        ops.attention({.q = q,
+                       .k = k,
+                       .v = v,
+                       .seq_length = shape.length,
+                       .scale = shape.scale(),
+                       .documents = document_rows(),
+                       .o = o,
+                       .lse = lse});
     }
     void backward() {
         ops.attention_backward({.dout = dout,
@@ -59,10 +78,12 @@ struct Problem {
                                 .lse = lse,
                                 .seq_length = shape.length,
                                 .scale = shape.scale(),
+                                .documents = document_rows(),
                                 .dq = dq,
                                 .dk = dk,
                                 .dv = dv});
     }
+    TensorView document_rows() const { return shape.documents.empty() ? TensorView{} : documents.view(); }
     bool guards_intact() const {
         for (const HostTensor* tensor : {&q, &k, &v, &o, &lse, &dout, &dq, &dk, &dv})
             if (!tensor->guards_intact()) return false;
@@ -70,7 +91,7 @@ struct Problem {
     }
 
     Shape shape;
-    HostTensor q, k, v, o, lse, dout, dq, dk, dv;
+    HostTensor q, k, v, o, lse, dout, dq, dk, dv, documents;
     ReferenceOps ops;
 };
 
@@ -86,7 +107,7 @@ NaiveResult naive_attention(const Shape& s, const std::vector<double>& q, const 
         return static_cast<std::size_t>((token * heads + head) * s.depth + d);
     };
     for (int64_t token = 0; token < s.tokens(); ++token) {
-        const int64_t start = token / s.length * s.length;
+        const int64_t start = s.first_key(token);
         for (int64_t head = 0; head < s.heads; ++head) {
             const int64_t kv_head = head / (s.heads / s.kv_heads);
             std::vector<double> weights;
@@ -99,11 +120,11 @@ NaiveResult naive_attention(const Shape& s, const std::vector<double>& q, const 
                 largest = std::max(largest, weights.back());
             }
             for (double& weight : weights) sum += weight = std::exp(weight - largest);
-            for (int64_t d = 0; d < s.depth; ++d) {
+            for (int64_t d = 0; d < s.values(); ++d) {
                 double out = 0;
                 for (int64_t key = start; key <= token; ++key)
-                    out +=
-                        weights[static_cast<std::size_t>(key - start)] * v[at(key, kv_head, s.kv_heads, d)];
+                    out += weights[static_cast<std::size_t>(key - start)] *
+                           v[static_cast<std::size_t>((key * s.kv_heads + kv_head) * s.values() + d)];
                 result.o.push_back(out / sum);
             }
             result.lse.push_back(largest + std::log(sum));
@@ -117,13 +138,17 @@ double norm_error(const TensorView& actual, const std::vector<double>& wanted) {
 }
 
 const Shape kShapes[] = {
-    {1, 1, 1, 1, 2},     // one token
-    {3, 1, 2, 1, 8},     // one token a sequence
-    {2, 5, 4, 2, 8},     // shorter than any block
-    {1, 33, 2, 2, 16},   // one past a query block
-    {2, 64, 4, 1, 32},   // whole blocks, one kv head
-    {3, 47, 6, 3, 20},   // nothing divides
-    {1, 130, 2, 1, 64},  // several query blocks
+    {1, 1, 1, 1, 2},                                   // one token
+    {3, 1, 2, 1, 8},                                   // one token a sequence
+    {2, 5, 4, 2, 8},                                   // shorter than any block
+    {1, 33, 2, 2, 16},                                 // one past a query block
+    {2, 64, 4, 1, 32},                                 // whole blocks, one kv head
+    {3, 47, 6, 3, 20},                                 // nothing divides
+    {1, 130, 2, 1, 64},                                // several query blocks
+    {2, 47, 4, 2, 24, 10},                             // values narrower than queries
+    {1, 70, 2, 1, 8, 256},                             // and wider
+    {2, 47, 4, 2, 20, 0, {0, 1, 33, 33, 60, 94, 94}},  // documents, one across a sequence's end, two empty
+    {1, 100, 2, 1, 12, 20, {0, 40, 64, 100}},
 };
 
 TEST(Attention, ForwardMatchesDoubleFormula) {
@@ -145,7 +170,8 @@ TEST(Attention, ForwardMatchesDoubleFormula) {
 
 // Every input element is moved in an independent forward in double; the loss is sum(dout * o).
 TEST(Attention, BackwardMatchesCentralDifferences) {
-    for (const Shape& shape : {Shape{1, 1, 1, 1, 2}, Shape{2, 7, 4, 2, 6}, Shape{1, 35, 3, 1, 4}}) {
+    for (const Shape& shape : {Shape{1, 1, 1, 1, 2}, Shape{2, 7, 4, 2, 6}, Shape{1, 35, 3, 1, 4},
+                               Shape{2, 7, 4, 2, 6, 4, {0, 3, 9, 14}}}) {
         SCOPED_TRACE(
             fmt::format("{} x {}, heads {}/{}", shape.sequences, shape.length, shape.heads, shape.kv_heads));
         Problem problem(shape, DType::f32);
@@ -204,24 +230,27 @@ TEST(Attention, BackwardMatchesDoubleFormula) {
             for (int64_t token = 0; token < shape.tokens(); ++token) {
                 for (int64_t head = 0; head < shape.heads; ++head) {
                     const int64_t kv_head = head / (shape.heads / shape.kv_heads);
-                    const auto row = static_cast<std::size_t>((token * shape.heads + head) * shape.depth);
+                    const auto row = static_cast<std::size_t>((token * shape.heads + head) * shape.depth),
+                               out_row =
+                                   static_cast<std::size_t>((token * shape.heads + head) * shape.values());
                     const double lse = forward.lse[static_cast<std::size_t>(token * shape.heads + head)];
-                    const auto depth = static_cast<std::size_t>(shape.depth);
+                    const auto depth = static_cast<std::size_t>(shape.depth),
+                               values = static_cast<std::size_t>(shape.values());
                     double delta = 0;
-                    for (std::size_t d = 0; d < depth; ++d) delta += dout[row + d] * o[row + d];
-                    for (int64_t key = token / shape.length * shape.length; key <= token; ++key) {
-                        const auto key_row =
-                            static_cast<std::size_t>((key * shape.kv_heads + kv_head) * shape.depth);
+                    for (std::size_t d = 0; d < values; ++d) delta += dout[out_row + d] * o[out_row + d];
+                    for (int64_t key = shape.first_key(token); key <= token; ++key) {
+                        const auto key_head = static_cast<std::size_t>(key * shape.kv_heads + kv_head);
+                        const std::size_t key_row = key_head * depth, value_row = key_head * values;
                         double dot = 0, dp = 0;
                         for (std::size_t d = 0; d < depth; ++d) dot += q[row + d] * k[key_row + d];
-                        for (std::size_t d = 0; d < depth; ++d) dp += dout[row + d] * v[key_row + d];
+                        for (std::size_t d = 0; d < values; ++d) dp += dout[out_row + d] * v[value_row + d];
                         const double scale = static_cast<double>(shape.scale());
                         const double p = std::exp(dot * scale - lse), ds = p * (dp - delta) * scale;
                         for (std::size_t d = 0; d < depth; ++d) {
                             dq[row + d] += ds * k[key_row + d];
                             dk[key_row + d] += ds * q[row + d];
-                            dv[key_row + d] += p * dout[row + d];
                         }
+                        for (std::size_t d = 0; d < values; ++d) dv[value_row + d] += p * dout[out_row + d];
                     }
                 }
             }
@@ -257,6 +286,21 @@ TEST(Attention, FutureTokensDoNotChangeThePast) {
         EXPECT_TRUE(same_bytes(problem.o.view().slice(shape.length, shape.length),
                                changed.o.view().slice(shape.length, shape.length)));
     }
+}
+
+// A document gets the bits that it gets as a sequence of its own.
+TEST(Attention, DocumentsAreSequencesOfTheirOwn) {
+    Problem packed({1, 120, 4, 2, 24, 16, {0, 40, 80, 120}}, DType::bf16),
+        alone({3, 40, 4, 2, 24, 16}, DType::bf16);
+    for (Problem* problem : {&packed, &alone}) {
+        problem->forward();
+        problem->backward();
+    }
+    EXPECT_TRUE(same_bytes(packed.o, alone.o));
+    EXPECT_TRUE(same_bytes(packed.lse, alone.lse));
+    EXPECT_TRUE(same_bytes(packed.dq, alone.dq));
+    EXPECT_TRUE(same_bytes(packed.dk, alone.dk));
+    EXPECT_TRUE(same_bytes(packed.dv, alone.dv));
 }
 
 // With grouped queries every query head gives what it gives when its kv head stands alone, and dk, dv are the
@@ -338,6 +382,12 @@ TEST(Attention, ChecksItsArguments) {
     args.seq_length = 6;
     args.v = problem.q;
     EXPECT_THROW(problem.ops.attention(args), Error);  // wrong number of value heads
+    args.v = problem.v;
+    for (const std::vector<int64_t>& documents :
+         {std::vector<int64_t>{0, 5}, {1, 12}, {0, 7, 6, 12}, {0, 13, 12}}) {
+        Problem wrong({2, 6, 4, 2, 8, 0, documents}, DType::f32);
+        EXPECT_THROW(wrong.forward(), Error) << documents.size();
+    }
     Problem uneven({1, 4, 5, 2, 8}, DType::f32);
     EXPECT_THROW(uneven.forward(), Error);  // 5 query heads over 2
 }
