@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The order of summation of RMSNorm and its backward, part of their contract: both backends follow it, so
 // that they agree bit for bit. The numbers define bits: another number is another result. Why these numbers
-// suit a Hopper GPU: kernels/hopper/norm/rows.h.
+// suit a Hopper GPU: kernels/hopper/norm/norm_rows.h.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

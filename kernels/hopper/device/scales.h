@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Scales on the device: from a block's amax to multiplier and stored scale, and the index of a scale in the
 // row layouts. The same rule as the reference (kernels/core/scalar_math.h). Read next:
-// kernels/hopper/quantize/rows.cu.
+// kernels/hopper/quantize/quantize_rows.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

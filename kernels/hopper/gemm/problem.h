@@ -209,7 +209,7 @@ GemmCall call_of(const op::GroupedGemmWgrad& args);
 // Any GEMM, summed exactly in the order of kernels/ops/gemm.h.
 void launch_simt(const GemmProblem& problem, const Launch& launch);
 
-// Grouped and dense GEMMs on wgmma (sm90/dispatch.cu), where dtypes, layouts and alignments allow.
+// Grouped and dense GEMMs on wgmma (sm90/wgmma_dispatch.cu), where dtypes, layouts and alignments allow.
 bool wgmma_supports(const GemmCall& call);
 // The launch functions below return false, and do nothing, where the kernels do not support the GEMM.
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);

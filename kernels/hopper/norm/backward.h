@@ -6,7 +6,7 @@
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
-#include "kernels/hopper/norm/rows.h"
+#include "kernels/hopper/norm/norm_rows.h"
 
 namespace fp8flow::hopper::norm {
 

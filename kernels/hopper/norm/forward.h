@@ -9,7 +9,7 @@
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/norm/rows.h"
+#include "kernels/hopper/norm/norm_rows.h"
 
 namespace fp8flow::hopper::norm {
 

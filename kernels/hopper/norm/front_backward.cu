@@ -10,7 +10,7 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/backward.h"
-#include "kernels/hopper/norm/rows.h"
+#include "kernels/hopper/norm/norm_rows.h"
 
 namespace fp8flow::hopper::norm {
 
@@ -232,26 +232,32 @@ template <int kTeams> __device__ __forceinline__ void prepare_barriers(Shared<kT
     fence_mbarrier_init();
 }
 
-// RMSNorm backward, dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
-// Floor at T=8192, H=8192: dy and x in, dx out: 403 MB, and 4 MB of sums: 95 us.
-// A CTA per SM takes a part of dgamma; the rows of CTAs interleave. One or two teams of 256 threads each work
-// on a row; thread t of a team owns the columns of strand t in every row, so that its dgamma sums stay in
-// registers to the end of a part. The dx of a row is computed from its slot after the sum of the next row has
-// been started. A row of several segments belongs to a cluster, as in rows.cu; its CTAs take the same rows at
-// the same time.
-// A producer warp loads the rows through a ring of slots, gamma after the first rows, into the last slot
-// (with loads issued by a thread of the team, more rows in flight made the team slower). It issues no row far
-// ahead of the mean of all CTAs: without that limit some CTAs lag and do not catch up, probably since their
-// rows are in other pages of memory (SMs were active for 139 to 192 thousand cycles, now for 179 to 187). A
-// CTA that waits in vain, since others have not started yet, drops the limit: that affects times only.
-// Barriers:
-// full, empty              mbarriers of a slot: TMA bytes; one arrival per warp of the team
-// gamma_full, gamma_empty  mbarriers of gamma in the last slot
-// 1 + team                 named barrier: the warp sums of a row (alternating between two places) are written
-// join_barrier(), + 1      named barriers: the teams have stored their dgamma sums; these have been added
-// Deterministic: one writer a byte, sums in the order of the contract. dx may alias dy or dresidual: a row is
-// written after it was read, by the CTA that read it.
-// Measured in the bench, next to a streaming kernel with the same bytes: 104 us; before, 115.
+// RMSNorm backward: dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
+//
+// Lower bound at T=8192, H=8192: dy and x in, dx out, 403 MB, and 4 MB of sums: 95 us.
+//
+// Grid: a CTA per SM takes a part of dgamma; the rows of the CTAs interleave. One or two teams of 256 threads
+// each work on a row. Thread t of a team owns the columns of strand t in every row, so that its dgamma sums
+// stay in registers to the end of a part. A team starts the sum of the next row, then computes dx of this row
+// from its slot. A row of several segments belongs to a cluster (norm_rows.cu). Its CTAs take the same rows
+// at once.
+//
+// A producer warp loads the rows through a ring of slots, and gamma after the first rows into the last slot.
+// With loads issued by a thread of the team, more rows in flight made the team slower. The warp issues no row
+// far ahead of the mean of all CTAs. Without that limit some CTAs lag and do not catch up, probably because
+// their rows are in other pages of memory. A CTA that waits in vain, because others have not started, drops
+// the limit.
+//
+//   barrier                  use
+//   full, empty              mbarriers of a slot: TMA bytes; one arrival per warp of the team
+//   gamma_full, gamma_empty  mbarriers of gamma in the last slot
+//   1 + team                 named: the warp sums of a row (alternating between two places) are written
+//   join_barrier(), + 1      named: the teams have stored their dgamma sums; these have been added
+//
+// Deterministic: one writer per byte, sums in the order of the contract. dx may alias dy or dresidual: the
+// CTA that read a row writes it afterwards.
+//
+// Measured in the bench: 104 us.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(bound_of(kUnits),
                              1) void norm_backward_front_kernel(const __grid_constant__ NormBackward args) {

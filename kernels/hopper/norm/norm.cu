@@ -9,7 +9,7 @@
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/norm/forward.h"
-#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/quantize/transpose.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"

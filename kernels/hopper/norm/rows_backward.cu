@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm backward on rows of BF16 or FP16 of 1024 to 2048 columns or of five to eight segments: every byte
 // is read once, and the sums for gamma stay in registers. Contract: kernels/ops/norm.h. Rows between these:
-// front_backward.cu. Forward: held_rows.cu, rows.cu. Other rows: norm.cu.
+// front_backward.cu. Forward: held_rows.cu, norm_rows.cu. Other rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -10,7 +10,7 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/backward.h"
-#include "kernels/hopper/norm/rows.h"
+#include "kernels/hopper/norm/norm_rows.h"
 
 namespace fp8flow::hopper::norm {
 
@@ -99,23 +99,30 @@ template <int kUnits, DType kType, Rows kRows> struct TeamRows {
     }
 };
 
-// RMSNorm backward, dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
-// Floor at T=4096, H=7168: dy, x, dresidual in, dx out: 235 MB, and 4 MB of sums: 56 us.
-// A CTA per SM takes a part of dgamma, a chunk per team of 256 threads: neighbouring CTAs read neighbouring
-// rows. Thread t owns the columns of strand t in every row, so that its dgamma sums stay in registers to the
-// end of the chunk. At the end of a part the other teams store their sums in shared memory and continue; the
-// first team adds and writes them. A row of several segments belongs to a cluster, as in rows.cu; its CTAs
-// take the same rows at the same time.
-// Two slots a team for dy and x, refilled two rows ahead; two for dresidual, which is read after the barrier
-// and so is refilled one row ahead. A kernel starts with one row a team in flight, so that gamma does not
-// queue after two.
-// Barriers: full and full_residual, mbarriers of the slots (TMA bytes). One named barrier of the team a row:
-// the row is in registers, the warp sums (alternating between two places) are written. join_barrier(): the
-// teams have stored their dgamma sums.
-// Deterministic: one writer a byte, sums in the order of the contract. dx may alias dy or dresidual: a row is
-// written after it was read, by the CTA that read it.
+// RMSNorm backward: dy, x [T, H] (and dresidual) -> dx [T, H] and the sums of the parts of dgamma.
+//
+// Lower bound at T=4096, H=7168: dy, x, dresidual in, dx out, 235 MB, and 4 MB of sums: 56 us.
+//
+// Grid: a CTA per SM takes a part of dgamma, a chunk per team of 256 threads: neighbouring CTAs read
+// neighbouring rows. Thread t owns the columns of strand t in every row, so that its dgamma sums stay in
+// registers to the end of the chunk. At the end of a part the other teams store their sums in shared memory
+// and continue; the first team adds and writes them. A row of several segments belongs to a cluster
+// (norm_rows.cu). Its CTAs take the same rows at once.
+//
+// Shared memory: each team has two slots for dy and x, refilled two rows ahead, and two for dresidual, which
+// is read after the barrier and so is refilled one row ahead. A kernel starts with one row per team in
+// flight, so that gamma does not queue after two.
+//
+//   barrier                 use
+//   full, full_residual     mbarriers of the slots (TMA bytes)
+//   named, one per team     the row is in registers, the warp sums (alternating between two places) are
+//   written join_barrier()          named: the teams have stored their dgamma sums
+//
+// Deterministic: one writer per byte, sums in the order of the contract. dx may alias dy or dresidual: the
+// CTA that read a row writes it afterwards.
+//
 // Tried: a chunk of consecutive rows per CTA. 1024 places in memory were read or written at a time, and 256
-// chunks summed afterwards from 7 MB: 72 us in all.
+// chunks were summed afterwards from 7 MB: 72 us in all.
 template <int kUnits, DType kType, Rows kRows>
 __global__ __launch_bounds__(row_teams_of(kUnits) * kNormThreads,
                              1) void norm_backward_rows_kernel(const NormBackward args) {

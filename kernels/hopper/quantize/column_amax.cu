@@ -6,7 +6,7 @@
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/quantize/column_codes.h"
-#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::quantize {

@@ -13,7 +13,7 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/quantize/column_blocks.h"
-#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/runtime/tensor_map.h"
 

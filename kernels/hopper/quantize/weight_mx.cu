@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Weights to their MXFP8 dgrad copy: blocks of 32 along N, stored by columns. Other shapes, and both copies
-// at once: tiles.cu. Contract: kernels/ops/quantize.h.
+// at once: quantize_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"

@@ -8,7 +8,7 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
-#include "kernels/hopper/swiglu/rows.h"
+#include "kernels/hopper/swiglu/swiglu_rows.h"
 #include "kernels/hopper/workspace.h"
 
 namespace fp8flow::hopper::swiglu {
@@ -130,7 +130,7 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
 // Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
 // Instructions for 16 columns (SASS, codes): 525, 272 of them the sigmoid. An SM issues 36 thread
 // instructions a column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
-// many BF16 rows run in rows.cu.
+// many BF16 rows run in swiglu_rows.cu.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
     swiglu_kernel(const SwigluForward args) {

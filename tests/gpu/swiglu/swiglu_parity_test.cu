@@ -29,7 +29,7 @@ const std::vector<Case>& cases() {
         {{17, 40}, 0, 128, DType::f32, 128, false},
         {{}, 700, 1408, DType::bf16, 0, true},  // several rows per warp on few SMs; 2.75 steps a row
         {std::vector<int64_t>(70, 3), 0, 256, DType::bf16, 128, true},  // more groups than lanes
-        // enough outputs for rows.cu: rows of several and of many steps
+        // enough outputs for swiglu_rows.cu: rows of several and of many steps
         {{}, 770, 1408, DType::bf16, 0, true},
         {{}, 521, 2304, DType::bf16, 0, false},
         {{}, 37, 28672, DType::bf16, 0, true},

@@ -8,8 +8,8 @@
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
-#include "kernels/hopper/quantize/rows.h"
-#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/quantize_rows.h"
+#include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
 

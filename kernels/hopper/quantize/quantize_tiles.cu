@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // 128x128 tiles to FP8 in both orientations, from any source; see tiles.h. Whole BF16 tiles run in
 // wide_tiles.cu. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/quantize/tiles.h"
+#include "kernels/hopper/quantize/quantize_tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
@@ -10,7 +10,7 @@
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/quantize/rows.h"
+#include "kernels/hopper/quantize/quantize_rows.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::quantize {
