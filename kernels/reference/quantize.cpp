@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The activation quantisers: by rows, by columns, both, per tensor. Contracts: kernels/ops/quantize.h; the
-// shared parts: quantizers.h.
+// FP8 quantisation of activations (by rows, by columns, both, per tensor) and of weights (fprop and dgrad
+// copies, once per optimizer step); dequantisation; scales in the GEMM's order; the update of a delayed
+// scale. Contracts: kernels/ops/quantize.h. Shared parts: quantizers.h.
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"
 
@@ -9,6 +10,8 @@
 namespace fp8flow {
 
 using namespace reference;
+
+// ---- activations
 
 namespace {
 
@@ -87,6 +90,206 @@ void ReferenceOps::do_quantize_tensor(const op::QuantizeTensor& args, const Laun
     if (args.rows) store(ranges, args.rows.data, {});
     if (args.transposed)
         store(column_ranges(args.groups, args.src.dim(0), args.transposed.data), {}, args.transposed.data);
+}
+
+// ---- weights
+
+namespace {
+
+// Expert e of a weight that may also come without the leading dimension.
+TensorView expert_of(const TensorView& view, int64_t expert) { return view.rank == 3 ? view[expert] : view; }
+ScaledTensor expert_of(const ScaledTensor& tensor, int64_t expert) {
+    if (tensor.data.rank != 3) return tensor;
+    ScaledTensor result = tensor;
+    result.data = tensor.data[expert];
+    if (tensor.layout != ScaleLayout::tensor) result.scales = tensor.scales[expert];
+    return result;
+}
+
+// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
+void zero_scales(const ScaledTensor& tensor) {
+    if (tensor) std::fill_n(tensor.scales.as<float>(), tensor.scales.numel(), 0.0f);
+}
+
+void set_block_scale(const ScaledTensor& tensor, int64_t block_row, int64_t block_col, float scale) {
+    tensor.scales.as<float>()[block_row * tensor.scales.cols() + block_col] = scale;
+}
+
+void quantize_blocks(const TensorView& src, ScaleFormat format, const ScaledTensor& fprop,
+                     const ScaledTensor& dgrad) {
+    const LoadSegment load = segments_of(src);
+    const std::vector<Tile> tiles = tiles_of(group_ranges({}, src.dim(0)), src.cols());
+    const DType dtype = fprop ? fprop.data.dtype : dgrad.data.dtype;
+#pragma omp parallel for schedule(static)
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+        const Tile& tile = tiles[i];
+        float values[kBlock * kBlock];
+        load_tile(load, tile, values);
+        const QuantScale scale = quant_scale(amax_of(values, tile.count * tile.cols), fp8_max(dtype), format);
+        store_tile(values, tile, scale.multiplier, fprop.data, dgrad.data);
+        if (fprop) set_block_scale(fprop, tile.row / kBlock, tile.col / kBlock, scale.dequant);
+        if (dgrad) set_block_scale(dgrad, tile.col / kBlock, tile.row / kBlock, scale.dequant);
+    }
+}
+
+// One scale for all experts.
+void quantize_whole(const op::QuantizeWeight& args, int64_t experts) {
+    const DType dtype = args.fprop ? args.fprop.data.dtype : args.dgrad.data.dtype;
+    const int64_t cols = args.src.cols(), rows = args.src.rows();
+    float amax = 0.0f;
+#pragma omp parallel
+    {
+        std::vector<float> values(static_cast<std::size_t>(cols));
+        float part = 0.0f;
+#pragma omp for schedule(static) nowait
+        for (int64_t row = 0; row < rows; ++row) {
+            load_row(args.src, row, values.data());
+            part = std::max(part, amax_of(values.data(), cols));
+        }
+#pragma omp critical
+        amax = std::max(amax, part);
+    }
+    const QuantScale scale = quant_scale(amax, fp8_max(dtype), args.scale_format);
+    if (args.fprop) *args.fprop.scales.as<float>() = scale.dequant;
+    if (args.dgrad) *args.dgrad.scales.as<float>() = scale.dequant;
+    for (int64_t e = 0; e < experts; ++e) {
+        const TensorView src = expert_of(args.src, e);
+        const ScaledTensor fprop = args.fprop ? expert_of(args.fprop, e) : ScaledTensor{};
+        const ScaledTensor dgrad = args.dgrad ? expert_of(args.dgrad, e) : ScaledTensor{};
+        const LoadSegment load = segments_of(src);
+        const std::vector<Tile> tiles = tiles_of(group_ranges({}, src.dim(0)), src.cols());
+#pragma omp parallel for schedule(static)
+        for (std::size_t i = 0; i < tiles.size(); ++i) {
+            float values[kBlock * kBlock];
+            load_tile(load, tiles[i], values);
+            store_tile(values, tiles[i], scale.multiplier, fprop.data, dgrad.data);
+        }
+    }
+}
+
+}  // namespace
+
+void ReferenceOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&) {
+    if (!args.fprop && !args.dgrad) return;
+    const ScaleLayout layout = args.fprop ? args.fprop.layout : args.dgrad.layout;
+    const int64_t experts = args.src.rank == 3 ? args.src.dim(0) : 1;
+    if (layout == ScaleLayout::tensor) return quantize_whole(args, experts);
+    if (layout == ScaleLayout::block128) {
+        zero_scales(args.fprop);
+        zero_scales(args.dgrad);
+    }
+    const QuantizeRule rule = {args.scale_format, args.mx_rounding};
+    for (int64_t e = 0; e < experts; ++e) {
+        const TensorView src = expert_of(args.src, e);
+        const ScaledTensor fprop = args.fprop ? expert_of(args.fprop, e) : ScaledTensor{};
+        const ScaledTensor dgrad = args.dgrad ? expert_of(args.dgrad, e) : ScaledTensor{};
+        if (layout == ScaleLayout::block128) {
+            quantize_blocks(src, args.scale_format, fprop, dgrad);
+            continue;
+        }
+        const std::vector<GroupRange> all = group_ranges({}, src.dim(0));
+        if (fprop) quantize_by_rows(src, all, rule, fprop);
+        if (dgrad) quantize_by_columns(segments_of(src), src.cols(), all, rule, dgrad);
+    }
+}
+
+// ---- FP8 back to float, for every scale layout
+
+namespace {
+
+float scale_at(const TensorView& scales, int64_t index) {
+    return scales.dtype == DType::e8m0 ? e8m0_to_float(scales.bytes_ptr()[index])
+                                       : static_cast<const float*>(scales.data)[index];
+}
+
+// Scale of code (row, col) of a 2-D tensor; both absolute in their buffers. `group`: of the routed rows, for
+// group_row.
+float scale_of(const ScaledTensor& t, int64_t row, int64_t col, int64_t group) {
+    const int64_t width = t.scales.cols();
+    switch (t.layout) {
+        case ScaleLayout::none: return 1.0f;
+        case ScaleLayout::tensor: return scale_at(t.scales, 0);
+        case ScaleLayout::row: return scale_at(t.scales, row);
+        case ScaleLayout::vec128_wire: return scale_at(t.scales, row * width + col / kBlock);
+        case ScaleLayout::vec128: return scale_at(t.scales, col / kBlock * width + row);
+        case ScaleLayout::block128: return scale_at(t.scales, row / kBlock * width + col / kBlock);
+        case ScaleLayout::tile128: return scale_at(t.scales, col / kBlock * width + row / kBlock);
+        case ScaleLayout::group_row: return scale_at(t.scales, group * width + row);
+        case ScaleLayout::mx32: return scale_at(t.scales, col / kMxBlock * width + row);
+    }
+    return 0.0f;
+}
+
+// Columns [first, end) of row `row`, both relative to the bases.
+struct Span {
+    int64_t row, first, end, group;
+};
+
+void dequantize_span(const ScaledTensor& src, const Span& span, int64_t row_base, int64_t col_base,
+                     const TensorView& dst, int64_t dst_row_base, int64_t dst_col_base) {
+    float values[kBlock];
+    const int64_t src_row = row_base + span.row, dst_row = dst_row_base + span.row;
+    for (int64_t col = span.first; col < span.end;) {
+        const int64_t src_col = col_base + col;
+        const int64_t count =
+            std::min(span.end - col, kMxBlock - src_col % kMxBlock);  // no layout changes scale inside 32
+        const float scale = scale_of(src, src_row, src_col, span.group);
+        load_floats(src.data, src_row * src.data.cols() + src_col, count, values);
+        for (int64_t i = 0; i < count; ++i) values[i] *= scale;
+        store_floats(dst, dst_row * dst.cols() + dst_col_base + col, count, values);
+        col += count;
+    }
+}
+
+void dequantize_matrix(const ScaledTensor& src, const RowGroups& groups, const TensorView& dst) {
+    const int64_t rows = src.data.dim(0), cols = src.data.dim(1);
+    const bool by_columns = src.layout == ScaleLayout::tile128 || src.layout == ScaleLayout::group_row;
+    const int64_t src_base = base_of(src.data), dst_base = base_of(dst);
+    for (const GroupRange& range : group_ranges(groups, by_columns ? cols : rows)) {
+        const int64_t first = by_columns ? 0 : range.first, end = by_columns ? rows : range.end;
+#pragma omp parallel for schedule(static)
+        for (int64_t row = first; row < end; ++row) {
+            const Span span = {row, by_columns ? range.first : 0, by_columns ? range.end : cols, range.group};
+            dequantize_span(src, span, by_columns ? 0 : src_base, by_columns ? src_base : 0, dst,
+                            by_columns ? 0 : dst_base, by_columns ? dst_base : 0);
+        }
+    }
+}
+
+}  // namespace
+
+void ReferenceOps::do_dequantize(const op::Dequantize& args, const Launch&) {
+    if (args.src.data.rank == 2) return dequantize_matrix(args.src, args.groups, args.dst);
+    for (int64_t e = 0; e < args.src.data.dim(0); ++e) {
+        ScaledTensor expert = args.src;
+        expert.data = args.src.data[e];
+        if (args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
+            expert.scales = args.src.scales[e];
+        dequantize_matrix(expert, {}, args.dst[e]);
+    }
+}
+
+// ---- scales
+
+void ReferenceOps::do_relayout_scales(const op::RelayoutScales& args, const Launch&) {
+    const int64_t tokens = args.wire.dim(0), blocks = args.wire.dim(1);
+    float* out = args.vec128.as<float>();
+    std::vector<float> row(static_cast<size_t>(blocks));
+    for (int64_t t = 0; t < tokens; ++t) {
+        load_row(args.wire, t, row.data());
+        for (int64_t b = 0; b < blocks; ++b) out[b * tokens + t] = row[static_cast<size_t>(b)];
+    }
+}
+
+void ReferenceOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, const Launch&) {
+    if (args.status && *args.status.as<int32_t>() != 0) return;
+    float* history = args.history.as<float>();
+    const int64_t length = args.history.numel();
+    history[*args.position.as<int64_t>() % length] = *args.amax.as<float>();
+    float largest = 0.0f;
+    for (int64_t i = 0; i < length; ++i) largest = max_ignore_nan(largest, history[i]);
+    *args.scale.as<float>() = quant_scale(largest, kE4m3Max, args.scale_format).dequant;
+    *args.amax.as<float>() = 0.0f;
 }
 
 }  // namespace fp8flow

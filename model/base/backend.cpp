@@ -7,7 +7,7 @@
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
 #include "kernels/hopper/runtime/device_query.h"
-#include "kernels/reference/host_probe.h"
+#include "kernels/reference/host_device.h"
 #include "kernels/reference/reference_ops.h"
 
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What the router's top-k kernels share: one warp works on one token, whose logits stay in its registers.
-// Scores and sums follow kernels/reference/router_scores.cpp operation by operation, so they have its bits.
+// Scores and sums follow kernels/reference/router.cpp operation by operation, so they have its bits.
 // Read next: choice.h, top_k.cu.
 #pragma once
 

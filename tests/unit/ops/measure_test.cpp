@@ -6,7 +6,6 @@
 #include "kernels/ceilings.h"
 #include "kernels/core/random_fill.h"
 #include "kernels/reference/host_device.h"
-#include "kernels/reference/host_probe.h"
 #include "kernels/reference/reference_ops.h"
 #include "tests/support/tensors.h"
 
