@@ -13,7 +13,7 @@ namespace {
 
 using namespace reference;
 
-// Scales of codes stored [rows, contraction], counted from the first stored row and contraction element.
+// Scales of FP8 values stored [rows, contraction], counted from the first stored row and contraction element.
 OperandScale scale_of(const ScaledTensor& tensor) {
     const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
     const TensorView& scales = tensor.scales;

@@ -40,7 +40,7 @@ void copy_scales(const ScaledTensor& src, int64_t src_row, const ScaledTensor& d
 }
 
 // Row dst_row of dst = row src_row of src, or zeros where src_row is negative. Rows are relative to the
-// row_base of each tensor's codes, which holds for their scales too.
+// row_base of each tensor's data, which holds for their scales too.
 void copy_row(const ScaledTensor& src, int64_t src_row, const ScaledTensor& dst, int64_t dst_row) {
     const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype);
     uint8_t* to = dst.data.bytes_ptr() + (base_of(dst.data) + dst_row) * row_bytes;

@@ -202,8 +202,8 @@ float scale_at(const TensorView& scales, int64_t index) {
                                        : static_cast<const float*>(scales.data)[index];
 }
 
-// Scale of code (row, col) of a 2-D tensor; both absolute in their buffers. `group`: of the routed rows, for
-// group_row.
+// Scale of the value at (row, col) of a 2-D tensor; both absolute in their buffers. `group`: of the routed
+// rows, for group_row.
 float scale_of(const ScaledTensor& t, int64_t row, int64_t col, int64_t group) {
     const int64_t width = t.scales.cols();
     switch (t.layout) {

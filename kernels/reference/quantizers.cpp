@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Scales, codes and column blocks: see quantizers.h.
+// Scales, FP8 values and column blocks: see quantizers.h.
 #include "kernels/reference/quantizers.h"
 
 #include <algorithm>
@@ -67,7 +67,7 @@ void encode_columns(const float* values, int64_t rows, const float* multipliers,
             codes[r * kColumns + c] = to(values[r * kColumns + c] * multipliers[c]).bits;
 }
 
-// A block of rows that share one scale a column; scale_row is its row in the scale table.
+// A block of rows that share one scale per column; scale_row is its row in the scale table.
 struct ColumnBlock {
     int64_t first, count, end, scale_row;
 };

@@ -28,10 +28,10 @@ void encode(const float* values, int64_t count, float multiplier, DType dtype, u
 // One row of dst (absolute, row_base included) in layout vec128_wire, vec128, row or mx32: scales along the
 // row.
 void quantize_row(const float* values, const ScaledTensor& dst, int64_t row, const QuantizeRule& rule);
-// The same row as a pad: codes 0, scales 0.
+// The same row as a pad: values 0, scales 0.
 void zero_row(const ScaledTensor& dst, int64_t row);
 
-// [M, K] -> dst [M, K] row by row; pads of the ranges are written as code 0, scale 0.
+// [M, K] -> dst [M, K] row by row; pads of the ranges are written as value 0, scale 0.
 void quantize_by_rows(const TensorView& src, const std::vector<GroupRange>& ranges, const QuantizeRule& rule,
                       const ScaledTensor& dst);
 
@@ -41,7 +41,7 @@ LoadSegment segments_of(const TensorView& src);
 
 // Quantises [M, num_cols] to the transposed copy dst [num_cols, M] with scales along M, in layout vec128,
 // mx32, group_row (one block a group) or row (weights: the single group is the block). Pads of the ranges are
-// written as code 0, scale 0.
+// written as value 0, scale 0.
 void quantize_by_columns(const LoadSegment& load, int64_t num_cols, const std::vector<GroupRange>& ranges,
                          const QuantizeRule& rule, const ScaledTensor& dst);
 
@@ -53,7 +53,7 @@ struct Tile {
 // Tiles of at most 128 x 128, counted from the first row of each range.
 std::vector<Tile> tiles_of(const std::vector<GroupRange>& ranges, int64_t num_cols);
 void load_tile(const LoadSegment& load, const Tile& tile, float* values);  // [count, cols]
-// Codes of a loaded tile into `rows` and / or `transposed` (absent: skipped); pads become code 0. No scales
+// FP8 values of a loaded tile into `rows` and / or `transposed` (absent: skipped); pads become 0. No scales
 // are written.
 void store_tile(const float* values, const Tile& tile, float multiplier, const TensorView& rows,
                 const TensorView& transposed);
@@ -61,7 +61,7 @@ void store_tile(const float* values, const Tile& tile, float multiplier, const T
 // Groups for a transposed copy: without groups, what the copy is wider than the source counts as pads.
 std::vector<GroupRange> column_ranges(const RowGroups& groups, int64_t rows, const TensorView& transposed);
 
-// Row codes and their 1x128 scales as fp32: scale of (row r, column block b) = scales[b * scale_stride + r];
+// FP8 rows and their 1x128 scales as fp32: scale of (row r, column block b) = scales[b * scale_stride + r];
 // both begin at row 0 of the groups.
 struct ScaledRows {
     const uint8_t* data;

@@ -14,7 +14,7 @@ namespace fp8flow::reference {
 // First row of an M-tensor in its (possibly shared) buffer.
 inline int64_t base_of(const TensorView& view) { return view.row_base != nullptr ? *view.row_base : 0; }
 
-// count elements from `offset` of a f32 | bf16 | f16 | e4m3 | e5m2 | e8m0 tensor, as fp32 (codes without
+// count elements from `offset` of a f32 | bf16 | f16 | e4m3 | e5m2 | e8m0 tensor, as fp32 (FP8 without
 // their scale).
 void load_floats(const TensorView& view, int64_t offset, int64_t count, float* out);
 // One rounding (RNE) per element; FP8 saturates.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The transpose for weight gradients: scaling-aware on the codes, or dequantise + requantise. Contracts:
+// The transpose for weight gradients: scaling-aware on the FP8 values, or dequantise + requantise. Contracts:
 // kernels/ops/transpose.h.
 #include "kernels/core/error.h"
 #include "kernels/reference/quantizers.h"
@@ -48,7 +48,7 @@ void check_powers_of_two(const ScaledRows& src, const std::vector<GroupRange>& r
 
 int exponent_of(float scale) { return static_cast<int>(float_bits(scale) >> 23); }
 
-// Rows of one tile, at most 128 x 128. codes: first code of the tile in dst, row stride dst_stride. Returns
+// Rows of one tile, at most 128 x 128. codes: first value of the tile in dst, row stride dst_stride. Returns
 // the tile's scale.
 float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile& tile, uint8_t* dst,
                      int64_t dst_stride) {

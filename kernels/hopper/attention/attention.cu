@@ -247,9 +247,9 @@ __device__ __forceinline__ void add_values(const ForwardArgs& args, const QueryT
 
 // o = softmax(scale q k^T, causal) v, and lse; one pass for the maximum, one for sums and output.
 //
-// Floor: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from L2). 3
-// causal matrix products of T*S*D/2 multiply-adds per head: scores are computed twice, so that sums run as in
-// the reference.
+// Lower bound: q, o, lse once; k twice and v once for every tile of 64 queries that attends to them (from
+// L2). 3 causal matrix products of T*S*D/2 multiply-adds per head: scores are computed twice, so that sums
+// run as in the reference.
 //
 // CTA: tiles of 64 queries of one head, longest first. Shared memory: tiles of q, k, v and of the
 // probabilities. Barriers: before and after every load of a tile, and between writing the probabilities and
@@ -289,7 +289,7 @@ struct BackwardArgs {
     void *dq, *dk, *dv;
 };
 
-// delta[t, head] = dot(dout, o) over D, in 8 partial sums. Bytes: 2*T*heads*D elements. 8 threads a row, no
+// delta[t, head] = dot(dout, o) over D, in 8 partial sums. Bytes: 2*T*heads*D elements. 8 threads per row, no
 // barriers; deterministic: fixed order.
 __global__ void __launch_bounds__(kThreads) delta_kernel(BackwardArgs args, int64_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
@@ -344,7 +344,7 @@ __device__ void score_gradients(const Shape& shape, BackwardShared& shared) {
     }
 }
 
-// dq. Floor: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal matrix
+// dq. Lower bound: q, dout, lse, delta, dq once; k, v for every tile of 64 queries (from L2). 3 causal matrix
 // products per query head.
 //
 // CTA: tiles of 64 queries of one head, over the tiles of keys up to the diagonal. Barriers: before tiles in
@@ -383,8 +383,8 @@ __global__ void __launch_bounds__(kThreads) attention_dq_kernel(BackwardArgs arg
     }
 }
 
-// dk, dv. Floor: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal matrix
-// products per query head.
+// dk, dv. Lower bound: k, v, dk, dv once; q, dout, lse, delta for every tile of 64 keys (from L2). 4 causal
+// matrix products per query head.
 //
 // CTA: tiles of 64 keys of one kv head, over its query heads and, for each, the tiles of queries from the
 // diagonal on. Barriers as in attention_dq_kernel. Deterministic: each dk, dv is one thread's sum over

@@ -257,7 +257,7 @@ CudnnAttention::~CudnnAttention() = default;
 
 bool CudnnAttention::takes(const TensorView& q, const TensorView& k, int64_t seq_length) {
     const int64_t group = q.dim(1) / k.dim(1);
-    // cudnn-frontend places cuDNN's workspace after a table of 4 bytes a row and head; the workspace must
+    // cudnn-frontend places cuDNN's workspace after a table of 4 bytes per row and head; the workspace must
     // stay aligned to 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
     return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128) && seq_length > 1 && aligned &&

@@ -131,7 +131,7 @@ __device__ __forceinline__ uint4* unit_at(uint16_t* data, int64_t row, int depth
 }
 
 // qkv -> q, k, v; with gammas also q_raw, k_raw and the factors of their norm.
-// Floor: qkv in, q, k, v (and raw) out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us; angles from L2.
+// Lower bound: qkv in, q, k, v (and raw) out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us; angles from L2.
 // A warp takes a token at a time, so that the angles and gammas of its lanes stay in registers; a group of
 // lanes takes a head, a lane eight columns, kBatch heads in flight. No barriers. Deterministic: one writer a
 // byte, sums in the order of the contract.
@@ -186,8 +186,8 @@ template <int kLanes> __global__ void __launch_bounds__(kThreads) heads_kernel(c
 
 // dq, dk, dv -> dqkv: rotated back, and through the backward of the norm. With gammas the rotated gradients
 // take the place of dq and dk, for the gradients of gamma.
-// Floor: dq, dk, dv and raw in, dqkv out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us, and 10 MB written
-// back to L2. As heads_kernel.
+// Lower bound: dq, dk, dv and raw in, dqkv out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us, and 10 MB
+// written back to L2. As heads_kernel.
 template <int kLanes>
 __global__ void __launch_bounds__(kThreads) heads_backward_kernel(const HeadsArgs args) {
     constexpr int kGroups = Group<kLanes>::kGroups;

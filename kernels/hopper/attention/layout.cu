@@ -24,11 +24,11 @@ struct RopeUnits {
 
 // Rotates x in place: BF16, D / 2 a multiple of eight, aligned.
 //
-// Floor: x read and written once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs an
-// element.
+// Lower bound: x read and written once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs
+// an element.
 //
 // Thread: the same eight pairs of kRopeHeads heads of a token, so that the eight angles are loaded once and
-// eight 16-byte loads are in flight together (three CTAs an SM: 96 KB); consecutive threads take consecutive
+// eight 16-byte loads are in flight together (three CTAs per SM: 96 KB); consecutive threads take consecutive
 // units, then heads. No barriers. Deterministic: each pair belongs to one thread.
 constexpr int kRopeHeads = 4;
 __global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits args) {

@@ -9,7 +9,8 @@
 
 namespace fp8flow::hopper {
 
-// Whether a kernel's work comes after all of the kernel before it, or runs beside it (Launch::independent).
+// Whether a kernel's work comes after all of the kernel before it, or runs in parallel with it
+// (Launch::independent).
 enum class PdlOrder : bool { after, beside };
 inline PdlOrder pdl_order(const Launch& launch) {
     return launch.independent ? PdlOrder::beside : PdlOrder::after;
@@ -20,9 +21,9 @@ inline PdlOrder pdl_order(const Launch& launch) {
 __device__ __forceinline__ void pdl_launch_dependents() { cudaTriggerProgrammaticLaunchCompletion(); }
 __device__ __forceinline__ void pdl_wait() { cudaGridDependencySynchronize(); }
 
-// The first and the last statement of a kernel that may run beside the one before it, in all threads. The
-// next kernel may be one that does not wait, so it starts only after this one has waited; and no kernel ends
-// before the one before it has, so that who waits for the last waits for all.
+// The first and the last statement of a kernel that may run in parallel with the one before it, in all
+// threads. The next kernel may be one that does not wait, so it starts only after this one has waited; and no
+// kernel ends before the one before it has, so that who waits for the last waits for all.
 __device__ __forceinline__ void pdl_begin(PdlOrder order) {
     if (order == PdlOrder::after) pdl_wait();
     pdl_launch_dependents();

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: MIT
-// The scaling-aware shift (fp8_shift_down of scalar_math.h) of four FP8 values (codes) at a time, through
-// FP16: the same bits for every code and shift (tests/gpu/quantize/transpose_parity_test.cu; the arithmetic
-// also on a CPU: tests/unit/core/shift_formula_test.cpp). Why one multiplication suffices: a code has at most
-// 4 significant bits and FP16 reaches down to 2^-24, so code * 2^-k is exact unless its last bit lies below
-// 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least code: 2^-10, 2^-17)
-// regardless of its rounding in FP16. So codes are rounded once, by the conversion back, to nearest even,
-// subnormals included.
+// The scaling-aware shift (fp8_shift_down of scalar_math.h) of four FP8 values at a time, through
+// FP16: the same bits for every FP8 value and shift (tests/gpu/quantize/transpose_parity_test.cu; the
+// arithmetic also on a CPU: tests/unit/core/shift_formula_test.cpp). Why one multiplication suffices: an FP8
+// value has at most 4 significant bits and FP16 reaches down to 2^-24, so value * 2^-k is exact unless its
+// last bit lies below 2^-24. Then it is below 2^-20, which rounds to 0 in either format (half the least
+// value: 2^-10, 2^-17) regardless of its rounding in FP16. So values are rounded once, by the conversion
+// back, to nearest even, subnormals included.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
 
 namespace fp8flow::hopper {
 
-// The multiplier of a row's codes: factor * second = 2^-k in both halves of each word; keep == 0 clears the
-// row.
+// The multiplier of a row's FP8 values: factor * second = 2^-k in both halves of each word; keep == 0 clears
+// the row.
 struct RowShift {
     uint32_t factor, second, keep;
 };
@@ -78,7 +78,7 @@ __device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& 
     return shifted;
 }
 
-// Four codes of one row. E4M3: a NaN is converted to 0x7F, so only its sign has to be restored. E5M2:
+// Four FP8 values of one row. E4M3: a NaN is converted to 0x7F, so only its sign has to be restored. E5M2:
 // infinity and NaN (0x7C and above) are restored.
 template <DType kCodes>
 __device__ __forceinline__ uint32_t shift_four(uint32_t codes, const RowShift& shift) {

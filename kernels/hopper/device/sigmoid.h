@@ -49,7 +49,7 @@ __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&si
 // Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), one binade after the other;
 // smaller magnitudes have the sigmoid of 2^-24 (1/2), larger ones that of 127.5 (0 or 1). NaN: any number, as
 // sigmoids_of. Negative numbers start at a power of two, so that the sign is a bit of the index. Five
-// instructions a column and 3.5 bank passes of shared memory a warp, instead of 17 instructions.
+// instructions per column and 3.5 bank passes of shared memory a warp, instead of 17 instructions.
 struct SigmoidTable {
     static constexpr int kFirst = 103 << 7, kMagnitudes = 31 << 7, kNegative = 1 << 12;  // in bits of BF16
     float entries[kNegative + kMagnitudes];

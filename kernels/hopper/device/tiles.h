@@ -110,8 +110,8 @@ __device__ __forceinline__ void store_transposed(const uint32_t* transposed, uin
 }
 
 // Stores a transposed tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of
-// its contiguous dimension: 8 threads a column, so that stores cover whole lines of 128 bytes where the tile
-// is whole and its rows are aligned.
+// its contiguous dimension: 8 threads per column, so that stores cover whole lines of 128 bytes where the
+// tile is whole and its rows are aligned.
 template <int kThreads, int kColumns>
 __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint32_t* transposed, int64_t row,
                                                    int rows, int col_tile) {

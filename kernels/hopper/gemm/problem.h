@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // A GEMM as a kernel argument: operands, scales and rows of D that each tile reads and writes, resolved on
-// the device from the group sizes; and the launch functions of the room. The counterpart of
+// the device from the group sizes; and the launch functions of this folder. The counterpart of
 // kernels/reference/gemm_kernel.h. Read next: README.md, gemm.cu, fallback/simt.cu.
 #pragma once
 

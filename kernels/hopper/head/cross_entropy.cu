@@ -54,7 +54,7 @@ __global__ __launch_bounds__(kThreads) void row_kernel(const CrossEntropyArgs ar
         __syncthreads();
         largest = warp_largest(of_warps[lane % kWarps]);
 
-        float sum = 0.0f;  // in the first warp: one of the 32 partial sums a lane
+        float sum = 0.0f;  // in the first warp: one of the 32 partial sums per lane
         for (int64_t start = 0; start < blocks; start += kWarpSize) {
             for (int b = warp; b < kWarpSize && start + b < blocks; b += kWarps) {
                 Columns x;

@@ -292,8 +292,8 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
 // Loss and gradient with every logit read once: a cluster of up to eight CTAs (one an SM) holds a row in
 // shared memory from its exponentials to its gradient.
 //
-// Floor: logits once, dlogits once (V=129280, bf16: 776 KB a token, 190 us for 1024 tokens). About 26
-// instructions an element, of which exp takes 13: 130 us of issue on 120 SMs.
+// Lower bound: logits once, dlogits once (V=129280, bf16: 776 KB per token, 190 us for 1024 tokens). About 26
+// instructions per element, 13 of them for exp: 130 us of issue on 120 SMs.
 //
 // Roles: 16 worker warps and one row warp. A CTA's blocks of 1024 columns of all its rows are one sequence,
 // and each worker takes every 16th, so that no warp idles, whatever the vocabulary; the contract allows
@@ -307,7 +307,7 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
 //   loaded    a stage; the bytes of its copy; used by one warp
 //   complete  a slot of rows; the bytes of the blocks of all CTAs (st.async). The row warp arms it for the
 //             slot's next row after the phase before; bytes that arrive earlier leave the count negative.
-//             Cluster of one: an arrival a block.
+//             Cluster of one: an arrival per block.
 //   ready     a slot of rows; one arrival of the row warp, when factors and label are written
 //
 // No deadlock: the last block of a row in a CTA is at most `lag` steps after the first, and a worker

@@ -42,8 +42,8 @@ __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const i
     }
 }
 
-// The same as a copy, where table and y have one dtype and rows are whole 16-byte words. Floor: 117 MB of
-// BF16 at T=4096, H=7168: 29 us. CTA: up to 8 KB of a row, four words a thread in flight: 128 KB an SM.
+// The same as a copy, where table and y have one dtype and rows are whole 16-byte words. Lower bound: 117 MB
+// of BF16 at T=4096, H=7168: 29 us. CTA: up to 8 KB of a row, four words per thread in flight: 128 KB per SM.
 // Element-wise.
 constexpr int kCopyThreads = 128, kCopyWords = 4, kSlabWords = kCopyThreads * kCopyWords;
 __global__ __launch_bounds__(kCopyThreads) void embedding_copy_kernel(const int32_t* ids, int64_t tokens,
@@ -135,7 +135,7 @@ __device__ __forceinline__ OwnPlaces<kBatch> own_places(const int32_t* sorted_id
 
 // dtable[id] (+)= the gradient rows of its tokens in ascending order.
 //
-// Floor: dy read once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows once.
+// Lower bound: dy read once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows once.
 //
 // CTA: kPlaces places of the sorted tokens and some tiles of 512 columns, four columns of each a thread. The
 // CTA owns the ids that begin among its places, up to their last token, which may lie beyond them. Ids and

@@ -29,8 +29,8 @@ struct GammaJobs {
 __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xFFFF0000u); }
 
-// The sums of the parts of dgamma, then dgamma. Floor: dy and x read once; after the pass that made dx both
-// are in L2 (T=4096, 16 heads of 64: 16.8 MB, 4 us at 4 TB/s).
+// The sums of the parts of dgamma, then dgamma. Lower bound: dy and x read once; after the pass that made dx
+// both are in L2 (T=4096, 16 heads of 64: 16.8 MB, 4 us at 4 TB/s).
 // A CTA takes a part and up to kMostPairs pairs of columns; row y of its threads a chunk of the part, so that
 // four chains of additions a column run side by side, each with kAhead rows in flight.
 // The last CTA of a job and column tile adds the parts: its rows of threads take three groups each.

@@ -20,7 +20,7 @@ namespace fp8flow::hopper::norm {
 // tensor  E4M3 with one scale, and perhaps y and the maximum
 // any     whatever NormForward can ask for, decided unit by unit
 // odd     the same as any, for rows that are loaded element by element
-// Where there are codes, y is BF16.
+// With an FP8 output, y is BF16.
 enum class NormForm { values, blocks, tensor, any, odd };
 inline NormForm form_of(const NormForward& args) {
     if (args.codes.data == nullptr)
@@ -89,7 +89,7 @@ __device__ __forceinline__ float rstd_of(float sum, const NormForward& args) {
 __device__ __forceinline__ uint32_t largest_pair(const uint4& unit) {
     return max_abs_bf16x2(max_abs_bf16x2(unit.x, unit.y), max_abs_bf16x2(unit.z, unit.w));
 }
-// FP8 codes of BF16 pairs that are multiplied by a power of two as BF16: exact, except where the result is
+// FP8 values of BF16 pairs that are multiplied by a power of two as BF16: exact, except where the result is
 // below the normal numbers of BF16, which encode to 0.
 __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multiplier) {
     const uint4 scaled = {mul_bf16x2(unit.x, multiplier), mul_bf16x2(unit.y, multiplier),
@@ -99,9 +99,9 @@ __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multip
     return {pack_fp8(v[0], v[1], v[2], v[3], DType::e4m3), pack_fp8(v[4], v[5], v[6], v[7], DType::e4m3)};
 }
 
-// Codes and scales of BF16 units, 16 threads a block. The maxima of two units share a word, and in the first
-// steps a thread sends half of its words, as in sum_of_neighbours. Each thread computes the scale of one unit
-// of its block and broadcasts it; values are encoded from BF16 pairs.
+// FP8 values and scales of BF16 units, 16 threads per block. The maxima of two units share a word, and in the
+// first steps a thread sends half of its words, as in sum_of_neighbours. Each thread computes the scale of
+// one unit of its block and broadcasts it; values are encoded from BF16 pairs.
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
                                              int thread, const uint4 (&units)[kUnits], uint2* codes) {

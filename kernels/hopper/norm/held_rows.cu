@@ -12,7 +12,7 @@ namespace fp8flow::hopper::norm {
 namespace {
 
 constexpr int kWarpRowCols = 2048;    // at most a unit per strand
-constexpr int kWarpRowThreads = 128;  // four rows a CTA
+constexpr int kWarpRowThreads = 128;  // four rows per CTA
 constexpr int kTeam = 4;              // warps of a segment of up to 8192 columns, eight units per thread
 constexpr int kTeamUnits = static_cast<int>(op::kNormSegment) / (kUnit * kWarpSize * kTeam);
 constexpr int kMostTeams = 4;  // segments of a row
@@ -34,18 +34,18 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
     return total;
 }
 
-// RMSNorm forward, x [T, H] -> y, FP8 codes and scales, rstd, amax, as NormForward asks.
-// Floor at T=16384, H=4096: x and y 268 MB, 68 us; each byte once.
+// RMSNorm forward, x [T, H] -> y, FP8 values and scales, rstd, amax, as NormForward asks.
+// Lower bound at T=16384, H=4096: x and y 268 MB, 68 us; each byte once.
 // Three shapes: a warp per row of up to 2048 columns; a CTA of eight warps per row of one segment with y
 // alone; four warps per segment otherwise, up to four segments in a CTA, so that what a thread does once a
-// row is shared by 64 values. The hardware schedules a row as soon as an SM has room. Gamma is read from L1,
+// row is shared by 64 values. The hardware schedules a row as soon as an SM has space. Gamma is read from L1,
 // where the rows of an SM share it.
 // Barriers: none for a warp per row. Otherwise one __syncthreads a row, after which the strand sums are
 // combined; they alternate between two places where a CTA takes several rows (a limited launch), so that
 // those of the next row are not written before this row's are read.
 // PDL: launching is a tenth of the time of a kernel, so it overlaps the end of the previous one; a CTA that
 // starts early prefetches its first row into L2 before pdl_wait().
-// Deterministic: one writer a byte, sums in the order of the contract; amax is an integer maximum.
+// Deterministic: one writer per byte, sums in the order of the contract; amax is an integer maximum.
 // Measured: 16384 x 4096 68 us, with a persistent grid that deals out rows 77, since its slowest SM was 7 %
 // late. 4096 x 1024 7.5 us, with a CTA per row 10. 4096 x 12288 with block scales 46 us, by clusters of two
 // CTAs 55. 8192 x 8192 with one scale 55.1 us, without the prefetch 57.7, with prefetches of later rows while
@@ -137,7 +137,7 @@ template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm 
     if (form == NormForm::values && args.segments == 1)
         return {units_a_thread(cols) <= 2 ? values_kernel<2, kType>() : values_kernel<kMostUnits, kType>(),
                 kNormThreads};
-    constexpr int kNarrow = 4096;  // codes alone: up to here the prefetched rows of rows.cu are faster
+    constexpr int kNarrow = 4096;  // FP8 alone: up to here the prefetched rows of norm_rows.cu are faster
     if (args.segments > kMostTeams || (cols <= kNarrow && args.y.data == nullptr)) return {};
     return {team_kernel<kType>(form), args.segments * kTeam * kWarpSize};
 }

@@ -44,8 +44,8 @@ template <class Term> __device__ __forceinline__ float sum_over_row(int width, f
 }
 
 // RMSNorm forward for any dtype, width and alignment. Reads a row twice (the second time from L1 or L2),
-// writes y, codes, scales and rstd. A CTA takes one row at a time, grid-stride. Deterministic: sums in the
-// order of the contract; amax is an integer atomic maximum.
+// writes y, FP8 values, scales and rstd. A CTA takes one row at a time, grid-stride. Deterministic: sums in
+// the order of the contract; amax is an integer atomic maximum.
 __global__ void __launch_bounds__(kSumThreads) rms_norm_kernel(const NormForward args) {
     __shared__ float warp_sums[kWarpSums];
     pdl_wait();
@@ -274,7 +274,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .segments = static_cast<int>(op::norm_segments(args.x.cols())),
                  .segment_cols = segment_cols(args.x.cols())},
                 launch);
-    // delayed scaling with one scale for both copies: the transposed codes are those of the rows
+    // delayed scaling with one scale for both copies: the transposed FP8 values are those of the rows
     const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                             args.transposed.scales.data == args.rows.scales.data &&
                             args.transposed.data.dtype == args.rows.data.dtype;

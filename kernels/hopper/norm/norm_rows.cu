@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// RMSNorm forward on rows of BF16 or FP16 of at least 1024 columns that held_rows.cu does not take: codes
-// alone of 2049 to 4096 columns, five to eight segments, outputs of form `any` above 2048 columns, unaligned
-// rows. Rows are loaded to shared memory by TMA, several ahead, so that memory is busy while a row is summed
-// and written. Contract: kernels/ops/norm.h. Backward: front_backward.cu, rows_backward.cu. Other rows:
-// norm.cu.
+// RMSNorm forward on rows of BF16 or FP16 of at least 1024 columns that held_rows.cu does not take: FP8
+// values alone of 2049 to 4096 columns, five to eight segments, outputs of form `any` above 2048 columns,
+// unaligned rows. Rows are loaded to shared memory by TMA, several ahead, so that memory is busy while a row
+// is summed and written. Contract: kernels/ops/norm.h. Backward: front_backward.cu, rows_backward.cu. Other
+// rows: norm.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
@@ -20,9 +20,9 @@ constexpr int kSlots = 4;
 // arrival to its last store.
 constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units > 2 ? 3 : 4; }
 
-// RMSNorm forward, x [T, H] -> y, FP8 codes and scales, rstd, amax, as NormForward asks.
-// Floor at T=8192, H=4096: x and codes 101 MB, 26 us.
-// A CTA takes every gridDim-th row; kSlots rows are in flight or waiting in shared memory (172 KB an SM).
+// RMSNorm forward, x [T, H] -> y, FP8 values and scales, rstd, amax, as NormForward asks.
+// Lower bound at T=8192, H=4096: x and FP8 values 101 MB, 26 us.
+// A CTA takes every gridDim-th row; kSlots rows are in flight or waiting in shared memory (172 KB per SM).
 // Gamma stays in registers, and so does a row once it has landed: a thread owns kUnits units and sums its
 // strand. A row of several segments belongs to a cluster, a segment per CTA, which exchange their sums after
 // the barrier (SegmentSums).
@@ -30,10 +30,10 @@ constexpr int ctas_of(int units, NormForm form) { return is_any(form) || units >
 // written their sums; thread 0 then issues the next load of the slot while all threads write the row. The
 // warp sums alternate between two places, so that those of the next row are not written before this row's are
 // read.
-// FP8 blocks: an SM has 36 thread instructions a column at 4.1 TB/s. All units of a thread become BF16 pairs
-// first, which y needs anyway; their maxima are taken as pairs (3/4 of an instruction a column), the four
-// shuffles of all units share words, and codes are made from the pairs.
-// Deterministic: one writer a byte, sums in the order of the contract; amax is an integer maximum.
+// FP8 blocks: an SM has 36 thread instructions per column at 4.1 TB/s. All units of a thread become BF16
+// pairs first, which y needs anyway; their maxima are taken as pairs (3/4 of an instruction per column), the
+// four shuffles of all units share words, and FP8 values are made from the pairs.
+// Deterministic: one writer per byte, sums in the order of the contract; amax is an integer maximum.
 // Measured at T=8192, H=4096: 27.7 us with one scale, 31.1 with block scales. Deciding dtype, layout and
 // bounds for each unit took 70 us where memory needs 36.
 template <int kUnits, NormForm kForm, DType kType>

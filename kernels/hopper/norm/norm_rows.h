@@ -61,7 +61,7 @@ __device__ __forceinline__ float row_sum(const float* warp_sums) {
     return combine_lanes(warp_sums[threadIdx.x % 8]);
 }
 
-// One unit of the output: values before rounding (0 past the end of the row) to y, codes, scales and the
+// One unit of the output: values before rounding (0 past the end of the row) to y, FP8 values, scales and the
 // maximum.
 __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row, int col, float multiplier,
                                            float (&v)[kUnit], uint32_t& amax) {
@@ -95,7 +95,7 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
 // ---- wide rows
 // The contract's numbers (kernels/ops/norm_order.h) on a Hopper GPU of 132 SMs: a strand is a thread, a part
 // of dgamma is an SM, with one, two or four rows at a time (chunks). The segments of a row need as many SMs
-// of one GPC, which has about 16: there are as many parts as such clusters surely find room at once, lest a
+// of one GPC, which has about 16: there are as many parts as such clusters surely fit at once, lest a
 // second wave waits for the first. Of 32 clusters of four, 30 fitted; of two, all: a GPC has an even number.
 constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
 constexpr int kMinWidth = 1024;   // of a row that has a CTA per row or segment

@@ -20,7 +20,7 @@ constexpr int kFour = 4;
 
 // out[b] = sum of the squares of block b, in the order of kernels/ops/optimizer.h.
 //
-// Floor: the values once (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s).
+// Lower bound: the values once (1.07 GB, 0.23 ms, at 2^28 values and 4.6 TB/s).
 //
 // Warp: a block, four strands a lane; one access of the warp is a row of 128 elements. TMA loads pieces of 4
 // KB into a ring of kSlots per warp; two to three pieces of each of an SM's 16 warps are in flight (128 to
@@ -30,7 +30,7 @@ constexpr int kFour = 4;
 // Barriers: warps are independent. `full`, one per slot: the bytes of a piece. A __syncwarp between the last
 // read of a piece and the load of the next into its slot.
 //
-// Deterministic: one writer a sum, fixed order. A square is exact in double, so that an fma adds what a
+// Deterministic: one writer per sum, fixed order. A square is exact in double, so that an fma adds what a
 // multiplication and an addition would; + 0 after the last value changes no bit.
 constexpr int kWarps = 8, kSumThreads = kWarps * kWarpSize, kSumCtas = 2;
 constexpr int kStrands = static_cast<int>(op::kNormSquaredStrands), kRows = 8, kPiece = kRows * kStrands,
@@ -115,9 +115,9 @@ __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const
 
 // out[b] = sum of the entries of block b, in the order of kernels/ops/squares.h.
 //
-// Floor: the entries once (5.5 MB at 2.8e9 gradients, 3 us, mostly of latency). Warp: a block, all its loads
-// in flight. No barrier. Deterministic: one writer a sum, fixed order; + 0 past the last entry changes no
-// bit.
+// Lower bound: the entries once (5.5 MB at 2.8e9 gradients, 3 us, mostly of latency). Warp: a block, all its
+// loads in flight. No barrier. Deterministic: one writer per sum, fixed order; + 0 past the last entry
+// changes no bit.
 constexpr int kEntries = static_cast<int>(op::kAddSquaresBlock) / kWarpSize;
 static_assert(op::kAddSquaresStrands == kWarpSize);
 __global__ __launch_bounds__(kSumThreads) void add_squares_kernel(const double* squares, int64_t count,
@@ -170,7 +170,7 @@ __global__ __launch_bounds__(kFinishThreads) void finish_sum_kernel(const double
 // One AdamW step. Bytes: 28 a parameter (18 with gradient and moments in BF16), and the working copy (2 or
 // 4). A thread takes four parameters at a time by 16-byte accesses (8-byte ones of BF16). Element-wise, so
 // deterministic; compiled without contraction, so that every operation rounds as in the reference. Does
-// nothing when *status != 0. PDL: order, as pdl_begin says; small tensors run beside each other.
+// nothing when *status != 0. PDL: order, as pdl_begin says; small tensors run in parallel.
 constexpr int kAdamWThreads = 256;
 template <class Types>
 __device__ __forceinline__ void step_parameters(const AdamWArgs& args, bool vectorised) {

@@ -85,9 +85,9 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
 // Copies every token's row to its rows in the expert groups, with scales; zeroes pads. FP8 or BF16 rows of
 // whole 16-byte vectors, K <= 8.
 //
-// Floor: every token's row read once, every row of dst written once, 4 bytes a scale: 272 MB of FP8 at
-// T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. By destination
-// row (permute.cu) a token's row is read K times, far apart in time, mostly from memory.
+// Lower bound: every token's row read once, every row of dst written once, 4 bytes per scale: 272 MB of FP8
+// at T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. By
+// destination row (permute.cu) a token's row is read K times, far apart in time, mostly from memory.
 //
 // Grid: one item a CTA. The first items are 32 rows of dst each (scales and pads), the others one token each.
 // A thread issues all its loads (up to kInFlight x 16 bytes) before the first store. No shared memory, no

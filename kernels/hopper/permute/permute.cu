@@ -53,12 +53,13 @@ struct MoveArgs {
 
 // Copies rows and their scales to the destination rows of all groups; pads become zeros.
 //
-// Floor: every destination row written once (row_bytes + 4 bytes a scale), every valid source row read once:
+// Lower bound: every destination row written once (row_bytes + 4 bytes per scale), every valid source row
+// read once:
 // 272 MB of FP8 at T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are
 // writes.
 //
 // CTA: tiles of eight rows from walk_tiles. One warp copies the values of a row by 16-byte vectors, kInFlight
-// loads a thread outstanding: seven for long rows (112 KB an SM), four and more warps for short ones. In
+// loads per thread outstanding: seven for long rows (112 KB per SM), four and more warps for short ones. In
 // parallel every thread has its own scales outstanding, rows innermost, because dst has one row of scales per
 // block. No shared memory, no barriers. Source row numbers and the number of rows are read on the device.
 //

@@ -107,7 +107,7 @@ __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
 struct PlaceShared {
     int64_t *counts, *offsets;  // [groups], [groups + 1]
     int *starts, *totals;       // [columns]: counts of the blocks before this one, of all blocks
-    int *before, *all;          // one word a thread or a column, whichever are more
+    int *before, *all;          // one word per thread or per column, whichever are more
     uint32_t* masks;
 
     static int64_t words(int64_t groups, int64_t columns) {

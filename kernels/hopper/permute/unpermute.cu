@@ -55,16 +55,17 @@ __device__ __forceinline__ void round_unit(float (&v)[kUnit]) {
 // dst[t] = sum of up to 8 routed rows in fp32 in the order of recv_rows, optionally weighted, plus the
 // residual, or the BF16 sum of residual and addend; BF16.
 //
-// Floor: every routed row read once, every token's row written once (and its residual read): 529 (587) MB at
-// T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s.
+// Lower bound: every routed row read once, every token's row written once (and its residual read): 529 (587)
+// MB at T=4096, H=7168, K=8: 0.129 (0.143) ms at 4.1 TB/s.
 //
 // CTA: a slab of a token's row, two iterations of up to 1024 columns. Each warp loads the K row numbers once
 // (lane k the k-th, with its weight). A thread then has eight columns of all K rows in flight, or, with one
-// or two rows a token, those of four iterations: 12 KB a CTA at K=6, 16 KB at K=8 and K=2, up to 96 KB an SM.
+// or two rows per token, those of four iterations: 12 KB per CTA at K=6, 16 KB at K=8 and K=2, up to 96 KB
+// per SM.
 // CTAs are short and many, so that SMs stay equally busy to the end. No shared memory, no barriers. The
 // residual may alias dst: a thread reads the units that it writes.
 //
-// Deterministic: fixed order of summation, one writer a byte.
+// Deterministic: fixed order of summation, one writer per byte.
 //
 // Measured alternatives: four iterations one after the other 1 % slower; two rows in flight instead of eight
 // 17 % slower; evict-first loads 5 % slower with weights.
@@ -79,7 +80,7 @@ __global__ __launch_bounds__(kSumThreads, sum_ctas(kAddend)) void unpermute_sums
     for (int64_t item = blockIdx.x; item < items; item += gridDim.x) {
         const int64_t row = static_cast<unsigned>(item) / args.slabs;  // items are fewer than 2^31
         const int slab = static_cast<int>(static_cast<unsigned>(item) % args.slabs);
-        // one load a warp: lane k has the k-th row number and its weight
+        // one load per warp: lane k has the k-th row number and its weight
         const int lane = static_cast<int>(threadIdx.x) % kWarpSize, step = static_cast<int>(blockDim.x);
         const int32_t own = lane < args.topk ? args.recv_rows[row * args.topk + lane] : -1;
         float own_weight = 0.0f;
@@ -238,12 +239,12 @@ __device__ __forceinline__ float add_strands(float strand) {
 
 // drow_prob[r] = <gradient row of r's token, row r>, by token: BF16 in whole vectors, K <= 8.
 //
-// Floor: every routed row read once, every token's gradient row once, 4 bytes written a row: 529 MB at
+// Lower bound: every routed row read once, every token's gradient row once, 4 bytes written a row: 529 MB at
 // T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. By routed row every gradient row is read K times from L2 (940
 // MB), and L2 bandwidth is the limit.
 //
 // CTA: one token, one warp for each of its rows: the gradient row comes from L2 for one warp and from L1 for
-// the others. Eight loads a lane in flight, half of them from memory (64 KB an SM). The first CTAs search
+// the others. Eight loads per lane in flight, half of them from memory (64 KB per SM). The first CTAs search
 // kPadRows rows each for pads and clear them. No shared memory, no barriers.
 //
 // Deterministic: one writer a word, because tokens' rows and pads are different rows.
@@ -299,8 +300,8 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
 // The same by routed row, for plans without recv_rows (Access::bf16_vectors) and for any dtype and alignment
 // (Access::any).
 //
-// Floor: the rows of src once and, for each, its gradient row, which K of them share; 4 bytes written a row:
-// 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s.
+// Lower bound: the rows of src once and, for each, its gradient row, which K of them share; 4 bytes written
+// per row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s.
 //
 // CTA: tiles of walk_parts, one warp a row: a lane's strand is every 32nd unit, with eight loads in flight,
 // and five shuffles add the strands in the order of the contract. No barriers; row numbers are uniform in a

@@ -21,11 +21,11 @@ constexpr int kAmaxLoads = 8;  // 16-byte loads of a thread in flight
 constexpr int kAmaxCtas = 5;   // per SM: 160 KB in flight
 
 // Column maxima of BF16 rows: amax[group][column] = max(amax[group][column], |x|) as bits.
-// Floor: 2 bytes a value in.
+// Lower bound: 2 bytes per value in.
 // A CTA takes tiles of 128 rows x 256 columns, grid-stride; a warp 16 rows, a thread 8 columns. Two
 // __syncthreads a tile: after the first the maxima of all warps are in shared memory, after the second they
 // have been read.
-// Deterministic: integer atomic maxima, whose order does not matter.
+// Deterministic: the order of integer atomic maxima does not matter.
 __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,
                        uint32_t* amax) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Helpers of the kernels that keep tiles of BF16 rows on chip until the scale of a column is known
 // (group_columns.cu, small_groups.cu, column_tiles.cu): column maxima of a swizzled tile, and 16 rows of a
-// column as FP8 codes. README.md defines unit, piece, tile and column block.
+// column as FP8 values. README.md defines unit, piece, tile and column block.
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -99,7 +99,7 @@ public:
     }
 
 private:
-    uint32_t order_ = 0;  // byte permutation of four codes
+    uint32_t order_ = 0;  // byte permutation of four FP8 values
     bool swaps_;
 };
 

@@ -65,7 +65,7 @@ struct Shared {
 // The tiles of a warp that takes every kWarps-th tile of its CTA.
 template <int kWarps> using TileCursor = SlotCursor<kSlots, kWarps>;
 
-// The producer warp loads the rows of the CTA's runs: a whole tile by one TMA load, or 16 rows a lane.
+// The producer warp loads the rows of the CTA's runs: a whole tile by one TMA load, or 16 rows per lane.
 class Producer {
 public:
     __device__ Producer(const ColumnTilesJob& job, const ColumnMaps& maps, Shared& shared, uint8_t* slots)
@@ -264,8 +264,8 @@ __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& 
 }
 
 // BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Floor: 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
-// 0.29 ms).
+// Lower bound: 2 bytes per value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes:
+// 1.18 GB, 0.29 ms).
 // A persistent CTA per SM, all resident at once (cooperative launch). Runs of tiles are dealt to the CTAs
 // round robin, and each takes its own in ascending encoder. A tile begins at a multiple of 32 rows of the
 // output, so that all stores but those at the ends of a group are whole sectors.

@@ -21,7 +21,7 @@ struct Dequantizer {
     DeviceGroups groups;
 };
 
-// The scale of code (row, col), both absolute in their buffers.
+// The scale of the value at (row, col), both absolute in their buffers.
 __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col,
                                           int64_t group) {
     constexpr int64_t kTile = kBlock, kMx = kMxBlock;
@@ -44,10 +44,10 @@ __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch
 constexpr int kChunkUnits = 4;  // 8-byte loads of a thread, all issued before the first is used
 constexpr int kChunkStep = 32 * kUnit, kChunkCols = kChunkUnits * kChunkStep;
 constexpr int kChunkRows = kRowThreads / 32;
-constexpr int kChunkCtas = 5;  // per SM: 40 KB of codes in flight
+constexpr int kChunkCtas = 5;  // per SM: 40 KB in flight
 
 // FP8 rows with 1x128 scales (vec128, vec128_wire) -> BF16.
-// Floor: 1.03 bytes a value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s.
+// Lower bound: 1.03 bytes per value in and 2 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s.
 // A warp takes 1024 columns of a row, a CTA those of eight neighbouring rows; there are as many CTAs as
 // tasks. All four loads of a thread are issued before the first is used: with one load and its scale at a
 // time a thread waited for memory most of its time. No barriers. Nothing is reduced: deterministic.

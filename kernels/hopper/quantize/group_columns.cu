@@ -116,7 +116,7 @@ private:
             load_tile(block, first_read ? i : loads - 1 - i, task);
         }
     }
-    // At most two TMA loads a tile, since one thread issues them one after the other. Rows of neighbouring
+    // At most two TMA loads per tile, since one thread issues them one after the other. Rows of neighbouring
     // groups are loaded along with it and ignored.
     __device__ void load_tile(const ColumnBlock& block, int tile, Task task) {
         const int rows = block_tile_rows(block.shift), quarter_rows = rows / kQuarters,
@@ -305,8 +305,8 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
 }
 
 // BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Floor: 2 bytes a value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes: 1.18 GB,
-// 0.29 ms).
+// Lower bound: 2 bytes per value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes:
+// 1.18 GB, 0.29 ms).
 // A persistent CTA per SM claims one column block (64, 32 or 16 columns of a group) after the other. All rows
 // of a column block pass through a ring of 14 slots of 16 KB and stay there until the maxima of its columns
 // are known, while rows of the next column block land in slots that are free again. No CTA waits for another.

@@ -60,8 +60,8 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
 }
 
 // 16-bit rows -> FP8 rows with 1x128 scales (vec128, vec128_wire).
-// Floor: 2 bytes a value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. About 13
-// instructions a value (SASS), of which an SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz.
+// Lower bound: 2 bytes per value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. About 13
+// instructions per value (SASS); an SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz.
 // As many CTAs as tasks, so that the last wave is short; the scales of the eight rows of a CTA share a sector
 // of the table. A half-warp owns a 1x128 block; its maximum takes shuffles: no barriers.
 // Deterministic: only maxima are reduced.
@@ -101,8 +101,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                });
 }
 
-// The amax of all valid values. Floor: 2 bytes a value in. A persistent grid over the rows; every warp adds
-// its maximum once by an integer atomic, whose order does not matter: deterministic.
+// The amax of all valid values. Lower bound: 2 bytes per value in. A persistent grid over the rows; every
+// warp adds its maximum once by an integer atomic. The order does not matter: deterministic.
 template <DType kSource>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     amax_kernel(const RowView src, const DeviceGroups groups, int chunks, uint32_t* amax) {
@@ -119,7 +119,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     if (threadIdx.x % 32 == 0) atomicMax(amax, largest);
 }
 
-// 16-bit rows -> FP8 with one multiplier for the tensor. Floor: 2 bytes a value in, 1 out. Nothing is
+// 16-bit rows -> FP8 with one multiplier for the tensor. Lower bound: 2 bytes per value in, 1 out. Nothing is
 // reduced: deterministic.
 template <DType kSource, DType kCodes>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 }
 
 // 16-bit rows -> FP8 with one scale per row, for rows that fit into the registers of a CTA.
-// Floor: 2 bytes a value in and 1 out, each once; four loads in flight a thread, 80 KB an SM.
+// Lower bound: 2 bytes per value in and 1 out, each once; four loads in flight a thread, 80 KB per SM.
 // One __syncthreads a row: the maxima of the warps are in shared memory, in one of two places, so that those
 // of the next row do not wait for the readers of this one.
 // Deterministic: only maxima are reduced.
@@ -191,10 +191,10 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     }
 }
 
-// Every other source and layout. Floor: K values in, K codes and their scales out a row. A CTA takes
-// blockDim.y rows at a time, grid-stride; a thread eight columns. The amax of blocks of 32 or 128 columns
-// takes shuffles; that of a whole row (scales.block == 0) goes through shared memory, and the row is read
-// again, from L2, to be encoded. Deterministic: only maxima are reduced.
+// Every other source and layout. Lower bound: K values in, K FP8 values and their scales out a row. A CTA
+// takes blockDim.y rows at a time, grid-stride; a thread eight columns. The amax of blocks of 32 or 128
+// columns takes shuffles; that of a whole row (scales.block == 0) goes through shared memory, and the row is
+// read again, from L2, to be encoded. Deterministic: only maxima are reduced.
 __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();

@@ -11,7 +11,7 @@
 
 namespace fp8flow::hopper::quantize {
 
-// [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: code 0,
+// [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: value 0,
 // scale 0.
 void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
                           const ScaledTensor& dst, const Launch& launch);

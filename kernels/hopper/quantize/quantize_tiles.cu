@@ -18,7 +18,7 @@ namespace fp8flow::hopper::quantize {
 namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
-constexpr int kThreads = 512;  // 16 threads a row, 4 rows a thread: 32 values in registers
+constexpr int kThreads = 512;  // 16 threads per row, 4 rows per thread: 32 values in registers
 constexpr int kRows = 4;
 constexpr int kSubTiles = kTile / static_cast<int>(kMxBlock);
 constexpr int kWarps = kThreads / 32;
@@ -172,7 +172,7 @@ __device__ __forceinline__ float scale_tile(const TileJob& job, const RowTile& t
     return scale.multiplier;
 }
 
-// The codes by rows, with their scales where blocks have them; otherwise with one multiplier.
+// The FP8 values by rows, with their scales where blocks have them; otherwise with one multiplier.
 __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& tile, int64_t col0,
                                            const TileThread& at, const float (&v)[kRows][kUnit],
                                            float multiplier) {
@@ -200,7 +200,7 @@ __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& ti
     }
 }
 
-// The codes of this thread's values in the transposed tile, a word for four rows of a column; pads are 0.
+// The FP8 values of this thread's values in the transposed tile, a word for four rows of a column; pads: 0.
 __device__ __forceinline__ void transpose_values(const TileJob& job, const RowTile& tile, int64_t col0,
                                                  const TileThread& at, const float (&v)[kRows][kUnit],
                                                  const float (&multipliers)[kSubTiles][kTile],
@@ -225,13 +225,13 @@ __device__ __forceinline__ void transpose_values(const TileJob& job, const RowTi
     }
 }
 
-// Any source (TileSource) -> FP8 codes by rows, transposed, or both, plus scales.
-// Floor: a tile of values in, its codes out once or twice, plus scales.
+// Any source (TileSource) -> FP8 values by rows, transposed, or both, plus scales.
+// Lower bound: a tile of values in, its FP8 values out once or twice, plus scales.
 // A CTA takes tiles grid-stride, columns fastest; a thread keeps 4 rows x 8 columns in registers.
 // Barriers (__syncthreads):
 // 1  the column maxima of every 8 rows are in shared memory
 // 2  the multipliers, or the amax of the tile, are in shared memory
-// 3  the transposed tile is complete in shared memory (a word: the codes of four rows); it is stored in
+// 3  the transposed tile is complete in shared memory (a word: the FP8 values of four rows); it is stored in
 //    16-byte pieces of columns
 // 4  the transposed tile has been read
 // Deterministic: only maxima are reduced.
@@ -292,7 +292,7 @@ struct AmaxJob {
 };
 
 // The amax of everything, or of every column of every group. Reads every valid value once, in tiles as above.
-// Deterministic: integer atomic maxima, whose order does not matter.
+// Deterministic: the order of integer atomic maxima does not matter.
 __global__ void __launch_bounds__(kThreads, 2) tile_amax_kernel(const AmaxJob job) {
     __shared__ alignas(16) uint32_t part[kWarps][kTile];
     const TileThread at = tile_thread();

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The 128x128 tile quantiser: one read of a tile gives codes by rows, transposed codes, or both, with one
-// scale per block, per tile, per column of a group or for the whole tensor. quantize_columns, quantize_dual,
-// quantize_tensor, quantize_weight, transpose_requantize and the transposed output of the norm launch it.
+// The 128x128 tile quantiser: one read of a tile gives FP8 values by rows, transposed FP8 values, or both,
+// with one scale per block, per tile, per column of a group or for the whole tensor. quantize_columns,
+// quantize_dual, quantize_tensor, quantize_weight, transpose_requantize and the transposed output of the norm
+// launch it.
 // Read next: tiles.cu.
 #pragma once
 
@@ -13,11 +14,11 @@
 
 namespace fp8flow::hopper::quantize {
 
-// The source of the tiles: values, codes with 1x128 scales, or values normalised as RMSNorm does.
+// The source of the tiles: plain values, FP8 values with 1x128 scales, or values normalised as RMSNorm does.
 struct TileSource {
     RowView values;
     int64_t batch_stride = 0;             // elements from one batch to the next
-    const float* block_scales = nullptr;  // of vec128 codes: [K/128, scale_stride]
+    const float* block_scales = nullptr;  // of vec128 FP8 values: [K/128, scale_stride]
     int64_t scale_stride = 0;
     const float* rstd = nullptr;  // [rows]: value * rstd[row] * gamma[col]
     RowView gamma;
@@ -48,7 +49,7 @@ enum class Share : uint8_t {
 struct TileOutput {
     Share share = Share::none;
     RowView data;
-    int64_t batch_stride = 0;  // codes from one batch to the next
+    int64_t batch_stride = 0;  // FP8 values from one batch to the next
     // Scale tables with their own batch stride. Rows: row_scales(). Columns: block b of column c at b *
     // block_stride + c. tile: (tile row of the source, tile column) at row_stride and block_stride.
     RowScales scales;
@@ -67,7 +68,7 @@ void launch_quantize_tiles(const TileSource& source, const TileShape& shape, con
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                                 const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
 
-// FP8 codes with 1x128 scales to columns (requantize.cu): true if launched.
+// FP8 values with 1x128 scales to columns (requantize.cu): true if launched.
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch);
 

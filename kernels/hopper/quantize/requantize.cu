@@ -19,7 +19,7 @@ namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
-constexpr int kCtas = 7;       // per SM: 112 KB of codes in flight
+constexpr int kCtas = 7;       // per SM: 112 KB in flight
 constexpr int kRows = 8;
 constexpr int kPiece = 16, kPieces = kTile / kPiece;  // bytes of a load or store
 constexpr int kOctets = kTile / kRows;
@@ -50,7 +50,7 @@ __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
 
-// This thread's 16 codes of eight rows, and the scales of these rows.
+// This thread's 16 FP8 values of eight rows, and the scales of these rows.
 __device__ __forceinline__ void load_tile(const RequantizeJob& job, const TilePlace& place, int count,
                                           int64_t src_base, uint4 (&words)[kRows], float (&scales)[kRows]) {
     const int thread = static_cast<int>(threadIdx.x), octet = thread / kPieces, part = thread % kPieces,
@@ -90,7 +90,7 @@ __device__ __forceinline__ void store_maxima(const uint4 (&words)[kRows], const 
     }
 }
 
-// The new codes of this thread's values in the transposed tile.
+// The new FP8 values of this thread's values in the transposed tile.
 template <DType kSource, DType kCodes>
 __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float (&scales)[kRows],
                                                  const float4* multipliers, uint32_t* transposed) {
@@ -119,12 +119,12 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 }
 
 // FP8 rows with 1x128 scales -> transposed FP8 with 128x1 scales along the routed rows.
-// Floor: every code in and out, 128 scales in and 128 out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
-// and 4.1 TB/s. About 10 instructions a code, of which an SM can issue 15 in that time.
+// Lower bound: every FP8 value in and out, 128 scales in and 128 out a tile: 2.06 bytes per value, 0.118 ms
+// at 32768 x 7168 and 4.1 TB/s. About 10 instructions per value; an SM can issue 15 in that time.
 // A CTA takes one 128 x 128 tile in the order and with the loads of transpose.cu (rows fastest: 6 %; 256
 // bytes a load: 6.5 %). The hardware schedules CTAs as SMs become free (equal shares of a persistent grid:
 // 3.21 TB/s). All 16 KB of a tile are loaded at once; seven CTAs per SM hide the latency (six: 4.5 % slower,
-// eight: 1 %). Values stay FP8 in registers: decoded once for the maxima, and again for the new codes.
+// eight: 1 %). Values stay FP8 in registers: decoded once for the maxima, and again for the new FP8 values.
 // Barriers (__syncthreads):
 // 1  the column maxima of every 8 rows are in shared memory; a thread then computes the scale of one column
 // 2  the multipliers are in shared memory, and the maxima have been read: the transposed tile takes their

@@ -23,7 +23,7 @@ constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBlockCols = 32;              // of a column block: 64 bytes of a row
 constexpr int kUnits = kBlockCols / kUnit;  // of 16 bytes each
 constexpr int kPairs = kBlockCols / 2;
-constexpr int kStepRows = kThreads / kUnits;  // rows of a load step, 16 bytes a thread
+constexpr int kStepRows = kThreads / kUnits;  // rows of a load step, 16 bytes per thread
 constexpr int kTileRows = static_cast<int>(kBlock);
 constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
 
@@ -97,7 +97,7 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
 }
 
 // BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Floor: 2 bytes a value in and 1 out: 256 MB, 62.5 us at 16640 x 5120.
+// Lower bound: 2 bytes per value in and 1 out: 256 MB, 62.5 us at 16640 x 5120.
 // A CTA takes a column block of 32 columns: the loads of all its rows (up to 512) are issued at once and the
 // rows stay on chip, maxima are taken over them, and values encoded from them. Six CTAs per SM, since each
 // has few bytes in flight. Of a larger group the last chunk of 512 rows stays, the others are read again, the

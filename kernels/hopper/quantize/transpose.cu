@@ -20,7 +20,7 @@ namespace {
 
 constexpr int kTile = static_cast<int>(kBlock);
 constexpr int kThreads = 128;  // a warp: 32 rows; a thread: 16 columns of 8 rows
-constexpr int kCtas = 8;       // per SM: 128 KB of codes in flight
+constexpr int kCtas = 8;       // per SM: 128 KB in flight
 constexpr int kRows = 8;
 constexpr int kPiece = 16;  // bytes of a load or store
 constexpr int kPieceWords = kPiece / 4;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void load_tile(const Transposer& args, int64_t src_ba
         for (int k = 0; k < kRows; ++k, in += dim) {
             uint32_t(&words)[kPieceWords] = fragment.words[k];
 #pragma unroll 1
-            for (int i = kPiece - 1; i >= 0; --i) {  // codes are shifted in at the low end, one by one
+            for (int i = kPiece - 1; i >= 0; --i) {  // FP8 values are shifted in at the low end, one by one
                 const uint32_t code = first + k < count && col + i < dim ? in[i] : 0;
 #pragma unroll
                 for (int w = kPieceWords - 1; w > 0; --w)
@@ -92,8 +92,8 @@ __device__ __forceinline__ void load_tile(const Transposer& args, int64_t src_ba
 }
 
 // Transposes a tile from the registers of all threads to shared memory. Every warp computes the target scale
-// itself; codes are shifted to it four at a time, and 4x4 squares of bytes transposed in registers. Returns
-// the target scale.
+// itself; FP8 values are shifted to it four at a time, and 4x4 squares of bytes transposed in registers.
+// Returns the target scale.
 template <DType kCodes>
 __device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* transposed) {
     const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
@@ -142,7 +142,7 @@ __device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* tr
     return target;
 }
 
-// Stores the transposed tile in pieces of 16 rows, 8 threads a column: whole lines of 128 bytes. `aligned`:
+// Stores the transposed tile in pieces of 16 rows, 8 threads per column: whole lines of 128 bytes. `aligned`:
 // every column starts at a multiple of 16 bytes.
 __device__ __forceinline__ void store_columns(const Transposer& args, const uint32_t* transposed,
                                               int64_t dst_base, bool aligned, const TilePlace& place,
@@ -182,9 +182,9 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 }
 
 // FP8 [M, dim] with power-of-two 1x128 scales -> FP8 [dim, M] with one scale per 128x128 tile (tile128):
-// codes are shifted to the target scale, not dequantised.
-// Floor: every code in and out, 128 scales in and one out a tile: 2.06 bytes a code, 0.118 ms at 32768 x 7168
-// and 4.1 TB/s.
+// FP8 values are shifted to the target scale, not dequantised.
+// Lower bound: every FP8 value in and out, 128 scales in and one out a tile: 2.06 bytes per value, 0.118 ms
+// at 32768 x 7168 and 4.1 TB/s.
 // A CTA takes one tile; the hardware schedules CTAs as SMs become free, rows fastest, so that CTAs in flight
 // together write long runs of every column (columns fastest: 4 % slower, also for a kernel without any
 // arithmetic). A 16-byte load fetches 256 bytes into L2, for the tile to the right (3 %). Eight CTAs per SM,

@@ -64,7 +64,7 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
 }
 
 // The scales of the quarter of its columns that this thread computes, from the maximum `own` of their word,
-// and the codes of all its values in the transposed tile.
+// and the FP8 values of all its values in the transposed tile.
 template <DType kSource, DType kCodes>
 __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_t own, MxRounding rounding,
                                             uint8_t* scales, uint32_t* transposed) {
@@ -118,8 +118,8 @@ __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_
 }
 
 // Weights [E, N, K] -> transposed FP8 [E, K, N] with one E8M0 scale per 32 values along N.
-// Floor: 2 or 4 bytes a weight in, a code and 1/32 scale out: from BF16 at 32 x 8192 x 5120 4.07 GB, 0.99 ms
-// at 4.1 TB/s. About 5 instructions a weight, of which an SM can issue 20 in that time.
+// Lower bound: 2 or 4 bytes per weight in, an FP8 value and 1/32 scale out: from BF16 at 32 x 8192 x 5120
+// 4.07 GB, 0.99 ms at 4.1 TB/s. About 5 instructions per weight; an SM can issue 20 in that time.
 // A CTA takes one tile of 128 rows x 128 bytes; the hardware schedules CTAs as SMs become free, so that one
 // expert fills the GPU as well as 32 do. All 16 KB of a tile are loaded at once; eight CTAs per SM. A warp
 // has the 32 rows of a block: maxima take shuffles, and each of the four lanes with the same columns computes

@@ -69,7 +69,7 @@ __device__ __forceinline__ void store_scale(const CopyTiles& copy, int batch, in
         for (int pad = tiles; pad < copy.scale_stride; ++pad) row[pad] = 0.0f;
 }
 
-// Stores the transposed tile in 16-byte pieces, 8 threads a column. kColumns: neighbouring columns that a
+// Stores the transposed tile in 16-byte pieces, 8 threads per column. kColumns: neighbouring columns that a
 // thread wrote.
 template <int kColumns, int kCtaThreads>
 __device__ __forceinline__ void store_transposed(const WeightJob& job, const Place& place,
@@ -110,9 +110,10 @@ __device__ __forceinline__ void load_rows(const WeightJob& job, int64_t at, floa
     for (int k = 0; k < kRows; ++k) unpack_unit(words[k], job.src.dtype, v[k]);
 }
 
-// Weights [E, N, K] FP32 or BF16 -> FP8 codes [E, N, K] and their transpose [E, K, N], one scale per 128x128
+// Weights [E, N, K] FP32 or BF16 -> FP8 values [E, N, K] and their transpose [E, K, N], one scale per 128x128
 // tile; either copy may be absent.
-// Floor: 4 bytes a weight in (FP32) and two codes out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and 4.1 TB/s.
+// Lower bound: 4 bytes per weight in (FP32) and two FP8 values out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and
+// 4.1 TB/s.
 // A CTA takes one tile in registers, 8 rows x 8 columns a thread; the hardware schedules CTAs as SMs become
 // free, two per SM, 128 KB in flight.
 // Barriers (__syncthreads):
@@ -183,16 +184,16 @@ struct StepShared {
 };
 
 // AdamW step of weights [E, N, K] and both FP8 copies of the new masters, one scale per 128x128 tile.
-// Floor: 16 bytes a weight in and 14 out, and 2 for the BF16 copy (as two operations: 28 and 2, then 6): 7.05
-// GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. With gradient and moments in BF16 10 in and 10 out.
+// Lower bound: 16 bytes per weight in and 14 out, and 2 for the BF16 copy (as two operations: 28 and 2, then
+// 6): 7.05 GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. With gradient and moments in BF16 10 in and 10 out.
 // A CTA takes one tile, scheduled as above (persistent CTAs: 4 % slower). A warp takes 8 rows, one after the
 // other, a thread 16 bytes of each, so that every access is whole lines (two adjacent 16-byte accesses a
 // thread: stores reached L2 as half sectors, 87 % of its throughput at 63 % of that of DRAM). The next row of
-// a thread, or the first of the next tile of its CTA, is always in flight: 64 KB an SM. New masters stay in
+// a thread, or the first of the next tile of its CTA, is always in flight: 64 KB per SM. New masters stay in
 // shared memory: in registers they would spill.
 // Barriers (__syncthreads):
 // 1  the maxima of the warps are in shared memory, and the previous tile has been stored; every thread then
-//    encodes its own masters and transposes 4x4 squares of codes
+//    encodes its own masters and transposes 4x4 squares of FP8 values
 // 2  the transposed tile is complete, and is stored
 // Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
 // with *status != 0 writes no parameter; the copies are then those of the unchanged masters.

@@ -18,8 +18,8 @@ namespace fp8flow::hopper::quantize {
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch);
 
-// src [N, K] or [E, N, K] f32 | bf16 -> the transposed codes of layout mx32 alone (weight_mx.cu). False, and
-// nothing is launched, unless N is a multiple of 128, K of 64 (f32: 32), and all addresses of 16.
+// src [N, K] or [E, N, K] f32 | bf16 -> the transposed FP8 values of layout mx32 alone (weight_mx.cu). False,
+// and nothing is launched, unless N is a multiple of 128, K of 64 (f32: 32), and all addresses of 16.
 bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const ScaledTensor& dgrad,
                        const Launch& launch);
 

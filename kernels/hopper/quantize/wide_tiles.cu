@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// 128x128 tiles of BF16 rows with a width that is a multiple of 128: transposed codes with scales along the
-// routed rows, alone or together with the row copy. Everything else: tiles.cu. Contract:
+// 128x128 tiles of BF16 rows with a width that is a multiple of 128: transposed FP8 values with scales along
+// the routed rows, alone or together with the row copy. Everything else: quantize_tiles.cu. Contract:
 // kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
@@ -137,7 +137,7 @@ __device__ __forceinline__ void scale_columns(const WideJob& job, const RowTile&
     }
 }
 
-// The codes of this thread's values in the transposed tile, a word for four rows of a column.
+// The FP8 values of this thread's values in the transposed tile, a word for four rows of a column.
 template <DType kCodes>
 __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float* multipliers,
                                                  uint32_t* transposed) {
@@ -162,18 +162,18 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 
 // BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales (or with multipliers known before), with kBoth also
 // FP8 [M, K] with 1x128 scales.
-// Floor: a tile of values in and its codes out, once or twice, plus scales. At 32768 x 7168: columns 712 MB,
-// 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms.
+// Lower bound: a tile of values in and its FP8 values out, once or twice, plus scales. At 32768 x 7168:
+// columns 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms.
 // A CTA takes tiles grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as BF16; those of the next
 // tile are loaded as soon as these have left the registers, so that they are in flight while the tile is
-// stored: 64 KB an SM. (Before, values were unpacked to FP32 at once and all steps of a tile followed its
+// stored: 64 KB per SM. (Before, values were unpacked to FP32 at once and all steps of a tile followed its
 // loads one after the other.) Maxima of BF16 magnitudes are taken two at a time and stay BF16.
 // Barriers (__syncthreads):
 // 1  the column maxima of all warps are in shared memory, and the previous tile has been stored; a quarter of
 //    the threads then computes multipliers and stores scales
 // 2  the multipliers are in shared memory
-// 3  the transposed tile is complete (a word: the codes of four rows), and is stored in 16-byte pieces of
-//    columns
+// 3  the transposed tile is complete (a word: the FP8 values of four rows), and is stored in 16-byte
+//    pieces of columns
 // Deterministic: only maxima are reduced.
 template <DType kCodes, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {

@@ -111,7 +111,7 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
 
 // Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best
 // values, largest first. Neighbouring threads share a group, each looking for the next best among its own.
-// keys: shared memory, visible to the warp before and after; group_keys: shared memory, a word a group.
+// keys: shared memory, visible to the warp before and after; group_keys: shared memory, a word per group.
 __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, int topk, uint32_t* keys,
                                             uint32_t* group_keys) {
     const int size = experts / groups, counted = topk / kept;

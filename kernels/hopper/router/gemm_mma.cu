@@ -226,17 +226,22 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
     }
 }
 
-// Logits, dx or dweight, by T::kKind. Floor at T=4096, H=7168, E=32, bound by bytes: x is 58.7 MB for logits
-// and for dweight, 14 us each; dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits
-// and 264 us for the gradients: 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.) CTA: kRows x kCols outputs
-// over the whole contraction, so no partial sums go through memory; with few experts narrow tiles fill the
-// chip. Operands are loaded by asynchronous 16-byte copies, kStages - 1 stages ahead. One barrier a stage:
-// its copies have arrived for all threads, and all have computed the stage before it, which the next copies
-// overwrite. Epilogue: the tile goes through shared memory, so that rows are written in 16-byte words; dx_in
-// is loaded before the first stage. Loop bounds are the same for the whole CTA. Deterministic: an output
-// depends on its own row and column only (not on T), has one writer and a fixed order of instructions. Tensor
-// cores add with a few bits more than fp32 and truncate; after a block of 256 terms the sum is promoted to
-// fp32 registers, with rounding.
+// Logits, dx or dweight, by T::kKind.
+//
+// Lower bound at T=4096, H=7168, E=32, bound by bytes: x is 58.7 MB for logits and for dweight, 14 us each;
+// dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients:
+// 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.)
+//
+// CTA: kRows x kCols outputs over the whole contraction, so no partial sums go through memory. With few
+// experts narrow tiles fill the chip. Asynchronous 16-byte copies load the operands kStages - 1 stages ahead.
+// One barrier per stage: its copies have arrived for all threads, and all threads have computed the previous
+// stage, which the next copies overwrite. Epilogue: the tile goes through shared memory, so that rows are
+// written in 16-byte words. dx_in is loaded before the first stage. Loop bounds are the same for the whole
+// CTA.
+//
+// Deterministic: an output depends on its own row and column only (not on T), has one writer and a fixed
+// order of instructions. Tensor cores add with a few bits more than FP32 and truncate; after a block of 256
+// terms the sum is promoted to FP32 registers, with rounding.
 template <class T>
 __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const GemmArgs job) {
     extern __shared__ __align__(16) uint16_t memory[];

@@ -48,7 +48,7 @@ struct LogitTiles {
     }
 };
 
-// One consumer warpgroup: 64 rows by 256 columns, 128 sums a thread; the wgmma of the next stage are issued
+// One consumer warpgroup: 64 rows by 256 columns, 128 sums per thread; the wgmma of the next stage are issued
 // before the last ones are waited for.
 __device__ void logits_mainloop(const LogitTiles& job, SharedStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, quad = thread % 4;
@@ -96,12 +96,12 @@ __device__ void logits_mainloop(const LogitTiles& job, SharedStorage& shared, in
     }
 }
 
-// logits = x W^T, x [T, H] bf16, W [E, H] bf16, split along H. Floor at T=4096, H=7168, E=256: 15 GFLOP (20
-// us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB out. CTA: 128 x 256 outputs over a quarter
-// of the contraction, 128 CTAs; W is multicast in the cluster, so L2 delivers 115 MB (19 us at 6 TB/s; tiles
-// of 64 x 128 over the whole contraction made it deliver 352 MB: 83 us). add_blocks adds the splits (16.8 MB
-// from L2). Barriers: gemm/sm90/pipeline.h. Deterministic: a sum is one thread's, over ascending h, written
-// once.
+// logits = x W^T, x [T, H] bf16, W [E, H] bf16, split along H. Lower bound at T=4096, H=7168, E=256: 15 GFLOP
+// (20 us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB out. CTA: 128 x 256 outputs over a
+// quarter of the contraction, 128 CTAs; W is multicast in the cluster, so L2 delivers 115 MB (19 us at 6
+// TB/s; tiles of 64 x 128 over the whole contraction made it deliver 352 MB: 83 us). add_blocks adds the
+// splits (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h. Deterministic: a sum is one thread's, over
+// ascending h, written once.
 __global__ void __launch_bounds__(kCtaThreads, 1)
     logits_kernel(const __grid_constant__ LogitTiles job, const __grid_constant__ CUtensorMap map_x,
                   const __grid_constant__ CUtensorMap map_w) {
@@ -312,11 +312,11 @@ __device__ void input_mainloop(const InputTiles& job, InputStorage& shared, int 
     if (unstored) store_finished(job, finished);
 }
 
-// dx = dlogits W (+ dx_in), dlogits as two BF16 parts. Floor at T=4096, H=7168, E=256: two parts of 15 GFLOP
-// (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). CTA: both parts of 128 tokens' dlogits stay in shared
-// memory (128 KiB) for a quarter of the columns, 128 CTAs: W is read once for both parts, 115 MB from L2 (64
-// x 128 tiles loaded 470 MB), and dx_in arrives in stages of the same ring after a tile's W, so nobody waits
-// for memory. Shared memory: dlogits; three stages of 32 KiB; barriers.
+// dx = dlogits W (+ dx_in), dlogits as two BF16 parts. Lower bound at T=4096, H=7168, E=256: two parts of 15
+// GFLOP (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). CTA: both parts of 128 tokens' dlogits stay in
+// shared memory (128 KiB) for a quarter of the columns, 128 CTAs: W is read once for both parts, 115 MB from
+// L2 (64 x 128 tiles loaded 470 MB), and dx_in arrives in stages of the same ring after a tile's W, so nobody
+// waits for memory. Shared memory: dlogits; three stages of 32 KiB; barriers.
 //
 //   barrier         arrivals of a phase                        waited for by
 //   full[s]         1 producer + 32 KiB                        consumer warps

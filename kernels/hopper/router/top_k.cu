@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Router top-k on the GPU: choice, group limit, probabilities, and what the balancing losses need of the same
 // logits, in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total
-// order of (value, lowest index). Floor at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its
+// order of (value, lowest index). Lower bound at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its
 // instructions and chains of warp-wide maxima (docs/design_notes.md). Logits are prefetched into L2 before
 // the wait for the preceding kernel (PDL): -0.5 us.
 #include "kernels/hopper/device/pdl.h"
@@ -187,9 +187,9 @@ __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, 
     if (warp_lane() == 0) *args.ticket = 0;
 }
 
-// Bytes: logits once, ids, probabilities and a row of sums a block. A CTA takes a block of 32 tokens, a warp
-// two of them, which stay in its registers. The warps' column sums are added in shared memory; choices are
-// counted there and added to global integer counters, so their order does not matter.
+// Bytes: logits once, ids, probabilities and a row of sums per block. A CTA takes a block of 32 tokens, a
+// warp two of them, which stay in its registers. The warps' column sums are added in shared memory; choices
+// are counted there and added to global integer counters, so their order does not matter.
 template <bool kPlain, class R>
 __global__ __launch_bounds__(kThreads,
                              R::kCount <= 8 ? 2 : 1) void top_k_kernel(const __grid_constant__ TopKArgs args,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass,
-// and the losses' values. One launch; bit-equal to the reference. Floor at T = 8192, E = 256: 16 MB, 4 us;
-// bound by its instructions and the latency of sums over a warp. Prefetching the logits into L2 before the
-// wait for the preceding kernel: +0.5 us.
+// and the losses' values. One launch; bit-equal to the reference. Lower bound at T = 8192, E = 256: 16 MB, 4
+// us; bound by its instructions and the latency of sums over a warp. Prefetching the logits into L2 before
+// the wait for the preceding kernel: +0.5 us.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"

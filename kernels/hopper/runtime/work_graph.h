@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Captures what a call gives to a stream, and to the streams beside it, as a CUDA graph.
+// Captures what a call gives to a stream, and to other streams, as a CUDA graph.
 #pragma once
 
 #include "kernels/core/device.h"

@@ -83,7 +83,7 @@ struct AnyValues {
     }
 };
 
-// FP8 codes and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
+// FP8 values and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
 // nothing `left` hold zeros. Pads: zeros and scale 0.
 template <class Source, DType kCodes>
 __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid, ScaleFormat format,
@@ -122,14 +122,14 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
 
 // h [M, 2F] (gate, up), prob -> a [M, F] = silu(gate) * up * prob, as values or FP8 with 1x128 scales; few
 // rows, or rows of any kind.
-// Floor: 2F values in and F values (or codes and F/128 scales) out a row: 5.03 bytes a column, 0.082 ms at
-// 32768 x 2048 and 4.1 TB/s.
-// A warp owns neighbouring rows and takes 512 columns a step, 16 a lane. As soon as a step is in registers
+// Lower bound: 2F values in and F values (or FP8 values and F/128 scales) out a row: 5.03 bytes per column,
+// 0.082 ms at 32768 x 2048 and 4.1 TB/s.
+// A warp owns neighbouring rows and takes 512 columns a step, 16 per lane. As soon as a step is in registers
 // and multiplied, the next one, of the next row too, is loaded and in flight while the block is quantised and
-// stored, and while other warps compute: 64 KB an SM. No barriers.
+// stored, and while other warps compute: 64 KB per SM. No barriers.
 // Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
-// Instructions for 16 columns (SASS, codes): 525, 272 of them the sigmoid. An SM issues 36 thread
-// instructions a column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
+// Instructions for 16 columns (SASS, FP8 output): 525, 272 of them the sigmoid. An SM issues 36 thread
+// instructions per column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
 // many BF16 rows run in swiglu_rows.cu.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
@@ -193,13 +193,13 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 
 // da [M, F], h [M, 2F], prob -> dh [M, 2F], as values or FP8 with 1x128 scales, and dprob [M]; few rows, or
 // rows of any kind.
-// Floor: 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
-// 2048 and 4.1 TB/s.
-// Rows, columns and loads as in swiglu_kernel: 60 KB an SM. Pads: zeros. No barriers.
+// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
+// ms at 32768 x 2048 and 4.1 TB/s.
+// Rows, columns and loads as in swiglu_kernel: 60 KB per SM. Pads: zeros. No barriers.
 // Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
 // ascending order, all inside the warp: the sum does not depend on the grid.
-// Instructions for 16 columns (SASS, codes): 770, 48 a column of the 58 that an SM issues at 4.1 TB/s and
-// 1.75 GHz.
+// Instructions for 16 columns (SASS, FP8 output): 770, 48 per column of the 58 that an SM issues at 4.1 TB/s
+// and 1.75 GHz.
 template <class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
     swiglu_backward_kernel(const SwigluGradient args) {
@@ -283,7 +283,7 @@ RowView halves_view(const TensorView& v) {
     return view;
 }
 
-// Whether every lane has whole aligned units of BF16, or of codes, or none.
+// Whether every lane has whole aligned units of BF16 or FP8, or none.
 bool is_wide(const RowView& t, int width, Output output = Output::values) {
     return t.vector && (t.dtype == DType::bf16 || output != Output::values) && width % kCols == 0;
 }

@@ -9,7 +9,7 @@
 
 namespace fp8flow::hopper::swiglu {
 
-// Scales of FP8 codes in layout vec128: the blocks of a row are `pitch` apart, the scales of neighbouring
+// Scales of FP8 values in layout vec128: the blocks of a row are `pitch` apart, the scales of neighbouring
 // rows adjacent.
 struct BlockScales {
     float* data = nullptr;  // nullptr: the output holds values
@@ -30,7 +30,7 @@ struct alignas(128) RowTicket {
 };
 
 struct SwigluForward {
-    RowView h, prob, a;  // prob absent: 1; a: values or codes
+    RowView h, prob, a;  // prob absent: 1; a: plain or FP8 values
     BlockScales scales;
     DeviceGroups groups;
     RowTicket* tickets;
@@ -42,7 +42,7 @@ struct SwigluGradient {
     RowTicket* tickets;
 };
 
-// Every lane has whole aligned units of BF16 (and of codes), or none: swiglu.cu checks it.
+// Every lane has whole aligned units of BF16 (and FP8), or none: swiglu.cu checks it.
 void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch);
 void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
                                  const Launch& launch);

@@ -3,9 +3,9 @@
 // group, both operands as stored (MN-major). Group sizes are read on the device. Read first: pipeline.h,
 // wgrad_roles.h (skeleton, barriers), wgrad_epilogue.h; what was tried: docs/design_notes.md.
 //
-// Floor at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM; D is
-// 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two must
-// overlap.
+// Lower bound at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP, 2.45 ms at the 785 TFLOP/s of a dense GEMM;
+// D is 3.76 GB, 0.87 ms to write and 1.90 ms to read and write in these tiles; operands are 0.74 GB. The two
+// must overlap.
 //
 // Grid, roles: wgrad_roles.h; A or B multicast. A consumer thread has 128 sums. A stage is 32 of the
 // contraction, 256 cycles of MMA a warpgroup; the wgmma of the next stage are issued before the last ones are
@@ -20,12 +20,12 @@
 //
 //   cycles of a tile of 1024 rows, on one SM
 //   MMA                             16,384
-//   D written (128 KiB)              6,900 at 19 bytes a cycle; at most 32 bytes a cycle: 4,096
+//   D written (128 KiB)              6,900 at 19 bytes per cycle; at most 32 bytes per cycle: 4,096
 //   D read and written              14,000
 //   pause of a warpgroup, tile end     600-800: sums to the boxes (200-400, of which 256-512 overlap with
 //                                      its own wgmma), 64 moves, pipeline refill; kLead stages (1,536 cycles
 //                                      of both) keep the pauses of the two warpgroups apart
-//   boxes out (32 KiB a warpgroup)   1,000-1,700, about as long in; a tile's four passes have 3,000-6,000
+//   boxes out (32 KiB per warpgroup) 1,000-1,700, about as long in; a tile's four passes have 3,000-6,000
 //   each
 //
 // Shared memory: an operand of a stage is two panels of 64 outputs x 32 contraction rows, 128-byte swizzled

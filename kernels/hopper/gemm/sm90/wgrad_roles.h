@@ -13,7 +13,7 @@
 //   load(how, from, output, full, to)   issues the copies of an operand, from index `output` on
 //   load_scales<kOperand>(p, from, output, full, scales, at)   and of its scales
 //
-// Grid: persistent, one CTA an SM, tiles of 128 x 256, clusters of two CTAs. Raster: bands of 4096 rows
+// Grid: persistent, one CTA per SM, tiles of 128 x 256, clusters of two CTAs. Raster: bands of 4096 rows
 // (kWgradRasterRows), so that a group's operands (11 MB in FP8, 23 MB in BF16 at 4096 x 7168, 1024 rows) are
 // read from memory once and stay in L2, and D is touched once.
 //
@@ -26,7 +26,7 @@
 //
 //   barrier                    arrivals of a phase                            waited for by
 //   a_full[s], b_full[w][s]    1 producer + kLoadBytes                        warps that read the stage
-//   a_empty[s], b_empty[w][s]  1 a warp, of both CTAs, that reads the stage   producer that writes there
+//   a_empty[s], b_empty[w][s]  1 per warp, of both CTAs, that reads the stage   producer that writes there
 //   tile_full[r]               1 A's producer                                 consumer threads
 //   tile_empty[r]              1 a consumer thread                            A's producer
 //   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
@@ -77,7 +77,7 @@ __device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
     }
 }
 
-// One warp: zeros in the tiles of groups without rows, 16 bytes a lane; and in their sums of squares.
+// One warp: zeros in the tiles of groups without rows, 16 bytes per lane; and in their sums of squares.
 template <int kStageK, Sets kSets, Squares kSquares> __device__ void clear_tiles(const GemmProblem& p) {
     const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
     for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
