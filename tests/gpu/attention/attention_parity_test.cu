@@ -2,6 +2,7 @@
 // Attention, rotary embedding, the packed projection and the heads of it on the Hopper backend against the
 // reference, bit by bit: both sum in the order of kernels/ops/attention.h. Attention on cuDNN against the
 // reference within bounds.
+#include "kernels/core/error.h"
 #include "kernels/hopper/attention/cudnn.h"
 #include "kernels/hopper/factory.h"
 #include "tests/support/parity.h"
@@ -88,6 +89,27 @@ void run_attention(const Shape& s, DType dtype, AttentionBackend backend = Atten
 TEST(AttentionParity, ForwardAndBackward) {
     for (const Shape& s : kShapes)
         for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
+}
+
+// Neither the native kernels nor cuDNN's calls take them yet.
+TEST(AttentionParity, RefusesOtherHeadSizesOfValuesAndDocuments) {
+    HostTensor q(DType::bf16, {128, 2, 64}), narrow(DType::bf16, {128, 2, 32}), lse(DType::f32, {128, 2});
+    const HostTensor documents = HostTensor::of<int64_t>({0, 40, 128});
+    for (const AttentionBackend backend : {AttentionBackend::native, AttentionBackend::cudnn}) {
+        Parity parity;
+        parity.gpu.choose_kernels({.attention = backend});
+        op::Attention args{.q = parity.to_gpu(q),
+                           .k = parity.to_gpu(q),
+                           .v = parity.to_gpu(narrow),
+                           .seq_length = 128,
+                           .o = parity.to_gpu(narrow.view()),
+                           .lse = parity.to_gpu(lse.view())};
+        EXPECT_THROW(parity.gpu.attention(args), Error);
+        args.v = args.q;
+        args.o = parity.to_gpu(q.view());
+        args.documents = parity.to_gpu(documents);
+        EXPECT_THROW(parity.gpu.attention(args), Error);
+    }
 }
 
 // What one run on cuDNN wrote.
