@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The objects that the handles of include/fp8flow/c.h point to, and the frame around every call: one at a time on a
-// context, in order with the call before whatever their streams are, and errors as a status with a text.
+// The objects that the handles of include/fp8flow/c.h point to, and the frame around every call: one at a
+// time on a context, in order with the call before whatever their streams are, and errors as a status with a
+// text.
 #pragma once
 
 #include "kernels/backends/backends.h"

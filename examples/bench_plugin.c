@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT
- * A kernel of one's own next to fp8flow's: y = a + b in f32, on the host.
+ * Your own kernel next to fp8flow's: y = a + b in f32, on the host.
  *   cc -O3 -shared -fPIC -I include examples/bench_plugin.c -o bench_plugin.so
  *   fp8flow bench add --backend reference --shape dtype=f32 --plugin ./bench_plugin.so
  * On a GPU: bench_plugin.cu. */

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A kernel of one's own next to fp8flow's: y = a + b in BF16, on a GPU. The same for the host: bench_plugin.c.
+// Your own kernel next to fp8flow's: y = a + b in BF16, on a GPU. The same on the host: bench_plugin.c.
 //   nvcc -O3 -arch=sm_90a -shared -Xcompiler -fPIC -I include examples/bench_plugin.cu -o bench_plugin.so
 //   fp8flow bench add --backend hopper --plugin ./bench_plugin.so
 #include <cuda_bf16.h>

@@ -14,8 +14,8 @@ namespace fp8flow {
 
 class RowArena {
 public:
-    // Room for `capacity` rows over all saved layers, at most `max_layers` of them. Buffers appear on first
-    // use and stay.
+    // Holds `capacity` rows over all saved layers, at most `max_layers` of them. Buffers are allocated on
+    // first use and kept.
     RowArena(Device& device, int64_t capacity, int64_t max_layers);
     ~RowArena();
     RowArena(const RowArena&) = delete;

@@ -13,8 +13,8 @@ constexpr int64_t kUnit = 64;             // a row of a piece is so many element
 
 }  // namespace
 
-// The gradient of every source rank of the job, in rank order. Where other ranks hold replicas, each has its
-// rows and gathers those of all.
+// The gradients of all source ranks of the job, in rank order. If other ranks hold replicas, each rank has
+// some of these rows and gathers the others.
 std::vector<TensorView> ParameterStore::rows_of_sources(Exchange& exchange, int64_t replica,
                                                         const TensorView& piece, const Launch& launch) {
     const int64_t replicas = exchange.num_ranks(Ranks::expert_replicas), element = size_of(piece.dtype);

@@ -37,9 +37,9 @@ public:
     // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once
     // and calls the second part alone.
     void end_step(Context& ctx, const TensorView& step) const;
-    // Expert bias and delayed scales moved, unless the step status forbids it.
+    // Updates expert bias and delayed scales, unless the step status is set.
     void update_state(Context& ctx, const TensorView& step) const;
-    // What update_state moves, for checkpoints.
+    // The tensors that update_state changes, for checkpoints.
     std::vector<NamedTensor> state() const;
 
 private:

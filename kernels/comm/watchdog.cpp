@@ -150,7 +150,7 @@ void describe_gone(Line& line, const RankNotes& notes) {
     }
 }
 
-// This rank's host and, where the job has several, its name.
+// Begins a report with this rank's number and host.
 void begin(Line& line) {
     char name[65] = "?";
     ::gethostname(name, sizeof name - 1);

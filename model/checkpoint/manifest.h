@@ -33,8 +33,8 @@ struct CheckpointManifest {
     int64_t global_batch_size = 1;
     uint64_t seed =
         0;  // of the data order and of the initial weights: all random numbers are counters under it
-    // With the seed, the batch and the data what consumed_samples counts. 0 in manifests that older versions
-    // wrote: it is in their configuration, and their fingerprint is that without content.
+    // consumed_samples counts samples of this length. 0 in manifests of older versions: the length is in
+    // their configuration, and their fingerprint is fingerprint_without_content.
     int64_t seq_length = 0;
     uint64_t data_fingerprint = 0;  // TokenSource::fingerprint
     uint64_t run = 0;         // which run wrote it, through all its resumes; 0: saved before runs had one

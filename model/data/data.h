@@ -39,11 +39,11 @@ public:
     // their tokens, the order of their windows under a seed, and the split. token_stream.h says how much of
     // large files it covers.
     virtual uint64_t fingerprint() const = 0;
-    // What older checkpoints hold, which know token files by name and size alone.
+    // The fingerprint in older checkpoints, which covers names and sizes of token files only.
     virtual uint64_t fingerprint_without_content() const { return fingerprint(); }
     // Fills `tokens` [seq_length + 1]: inputs are tokens[0, seq_length), targets are tokens[1, seq_length].
-    // Safe to call from several threads. Throws ExitCode::data where an id is not below the vocabulary or a
-    // file changed under us.
+    // Safe to call from several threads. Throws ExitCode::data if an id is outside the vocabulary or a file
+    // has changed.
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
     // The least mean loss per token that any model can reach on these windows, where it is known.
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }

@@ -81,8 +81,8 @@ void Trainer::require_memory(const Rows& room) {
         static_cast<double>(missing[0]) / kGiB));
 }
 
-// To what the steps in flight need on the rank that needs most: the same room on every rank. It never
-// shrinks.
+// Enlarges the row buffers to what the steps in flight need on the rank that needs most, equally on every
+// rank. Buffers never shrink.
 void Trainer::grow_rows() {
     const Rows mine = most_wanted();
     std::vector<Rows> all(static_cast<size_t>(world_.size()));

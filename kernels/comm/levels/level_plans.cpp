@@ -37,7 +37,7 @@ LevelMap make_level_map(const HostLayout& hosts, int rank, Device& device, Arena
 
 namespace {
 
-// Views of one type out of one tensor, each 256-byte aligned. The first walk, without the tensor, counts.
+// Cuts one tensor into 256-byte aligned views of one type. A first pass without the tensor counts the bytes.
 class Slices {
 public:
     explicit Slices(DType dtype) : aligned_(256 / size_of(dtype)) {}

@@ -2,7 +2,7 @@
 // SwiGLU on many wide BF16 rows: gate, up and da are loaded to shared memory by TMA, ahead of the work, and
 // sigmoids come from a table in shared memory. Contract: kernels/ops/swiglu.h. Few rows, and all others:
 // swiglu.cu.
-#include "kernels/hopper/swiglu/swiglu_rows.h"
+#include "kernels/hopper/swiglu/rows.h"
 
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
@@ -223,8 +223,8 @@ private:
     int row_ = -1, col_ = 0, end_ = 0;  // what is loaded next; col_ == end_: another row
 };
 
-// Clears columns [first, end) of a row, FP8 values or plain values, and their scales if there are any.
-// `first` is a multiple of a block.
+// Clears columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a
+// multiple of a block.
 __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
                                           const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
@@ -265,7 +265,7 @@ __device__ __forceinline__ void store_values(const RowView& t, int64_t at, int l
             out[u * (kUnitStep / kUnit)] = {pack_bf16(v[u][0], v[u][1]), pack_bf16(v[u][2], v[u][3]),
                                             pack_bf16(v[u][4], v[u][5]), pack_bf16(v[u][6], v[u][7])};
 }
-// Stores FP8 values of whole blocks.
+// Stores codes of whole blocks.
 template <DType kCodes>
 __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const float (&v)[kUnits][kUnit],
                                             float multiplier) {
@@ -275,15 +275,13 @@ __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const 
 }
 
 // h [M, 2F] BF16 (gate, up), prob -> a [M, F] = silu(gate) * up * prob, BF16 or FP8 with 1x128 scales.
-// Lower bound: 2F values in and F values (or FP8 values and F/128 scales) out a row: 5.03 bytes per column,
-// 0.082 ms at 32768 x 2048 and 4.1 TB/s.
-// A CTA per SM, 24 warps. A warp works on rows one after the other, or on segments of wide ones, in steps of
-// four blocks, 16 columns a lane (rows of 768 in steps of their own, every other one half empty, took 10 %
-// longer). It has two slots of gate and up in shared memory, one in use and one in flight; as soon as a step
-// is in registers its slot is refilled: up to 96 KB per SM (twice as much fills later at the start and is not
-// faster). All SMs advance over the rows as one front (RowQueue): with neighbouring rows for every CTA,
-// memory delivered 7 % less, and SMs ended between 67 and 91 us of 92.
-// Barriers: full[warp][slot], an mbarrier (TMA bytes, one arrival a phase). Warps share only the table of
+// Lower bound per row: reads 2F values, writes F values (or F FP8 values and F/128 scales): 5.03 bytes per
+// column, 0.082 ms at 32768 x 2048 and 4.1 TB/s.
+// One CTA per SM, 24 warps. A warp works on rows, or on segments of wide rows, in steps of four blocks, 16
+// columns per lane. It has two slots of gate and up in shared memory, up to 96 KB per SM: one in use, one in
+// flight. A slot is refilled as soon as its step is in registers. All SMs advance over the rows as one front
+// (RowQueue); otherwise memory delivers 7 % less, and SMs end between 67 and 91 us of 92.
+// Barriers: full[warp][slot], an mbarrier (TMA bytes, one arrival per phase). Warps share only the table of
 // sigmoids: one __syncthreads.
 // Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
 // Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier) gain nothing.
@@ -348,9 +346,9 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 }
 
 // da [M, F], h [M, 2F] BF16, prob -> dh [M, 2F], BF16 or FP8 with 1x128 scales, and dprob [M].
-// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
-// ms at 32768 x 2048 and 4.1 TB/s.
-// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB per SM. The maxima of gate and up
+// Floor: 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
+// 2048 and 4.1 TB/s.
+// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB an SM. The maxima of gate and up
 // are reduced together: even lanes end with the one of gate and odd lanes with that of up, compute its scale,
 // and exchange multipliers. Pads: zeros.
 // Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in

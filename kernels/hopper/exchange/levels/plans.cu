@@ -173,8 +173,8 @@ struct Starts {
     }
 };
 
-// A token that lands on this host: its choices here and, where it lands on this rank, what the rail gives
-// back for it.
+// For a token that arrives on this host: writes its choices here and, if it arrives on this rank, the entry
+// by which the rail returns its sum.
 __device__ __forceinline__ void land(const LevelArgs& args, int seat, int64_t token, int64_t row) {
     const int place = seat / args.hosts;
     const int32_t* ids = args.ids_of(args.rank_at[seat], token);

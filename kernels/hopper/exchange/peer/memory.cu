@@ -50,8 +50,8 @@ __global__ void write_patterns_kernel(const Regions regions) {
     if (peer < regions.size)
         store_release_system(regions.of[peer] + regions.rank * kLineWords, pattern(regions.rank, peer));
 }
-// One warp, one thread a peer: what the peer wrote here, what this rank wrote there, and what the peer wrote
-// to itself. Bit r of *wrong: rank r.
+// One warp, one thread per rank. Checks what that rank wrote here, what this rank wrote there, and what that
+// rank wrote to itself. Bit r of *wrong: rank r.
 __global__ void check_patterns_kernel(const Regions regions, volatile uint32_t* wrong) {
     const int peer = static_cast<int>(threadIdx.x), self = regions.rank;
     bool bad = false;
