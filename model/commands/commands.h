@@ -73,7 +73,6 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::optional<std::string> json;                 // a file below output.out
     std::string picture;                             // beginning of the names of two; empty: none
     std::vector<std::string> check;                  // profiles to compare with, instead of a plan
-    std::vector<std::string> calibrate;              // profiles (and a bench) to take shares from
     std::string out = "runs/out";                    // of --check
     double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
 };
@@ -108,7 +107,7 @@ int run_validate(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
-// Sizes, memory and time without running; with `check`, predictions beside measured profiles.
+// Sizes, memory and time without running; with `check`, predictions next to measured profiles.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);          // throws Error(usage)
 ScheduleSpec schedule_named(const std::string& name);  // serial, shared, wgrad, ...; throws Error(usage)

@@ -391,8 +391,8 @@ struct CommandLine {
              "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table")
             ->transform(integer_in({.min = 1, .max = 1 << 20}));
         plan->add_option("--gpu", plan_options.gpu,
-                         "h100 | h200 | h20 | h800, or a file like those of configs/gpus or that profile "
-                         "wrote (default: h200)")
+                         "h100 | h200 | h20 | h800, or a file: like those of configs/gpus, or made by "
+                         "scripts/calibrate.py (default: h200)")
             ->take_last();
         list("--recipes", plan_recipes, "of the table (default: bf16,fp8_blockwise,fp8_flow)");
         list("--ep", plan_options.expert_parallel, "expert-parallel sizes of the table")
@@ -414,9 +414,13 @@ struct CommandLine {
             ->transform(number_in({}));
         plan->add_option("--max-mean-error", plan_options.most_mean_error, "of --check: percent, of all runs")
             ->transform(number_in({}));
-        plan->add_option("--calibrate", plan_options.calibrate,
-                         "instead: shares from a result of profile, one of a small model, one of bench")
-            ->expected(1, 3);
+        plan->add_option_function<std::vector<std::string>>(
+                "--calibrate",
+                [](const auto&) {
+                    fail(ExitCode::usage, "--calibrate: shares come from python3 scripts/calibrate.py PROFILE");
+                },
+                "now python3 scripts/calibrate.py")
+            ->expected(0, 3);
     }
 
     void add_bench_options() {

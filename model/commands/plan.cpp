@@ -7,19 +7,16 @@
 #include "model/commands/commands.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
-#include "model/predict/calibrate.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
 #include "model/report/run_report.h"
 #include "model/report/titles.h"
-#include "model/safetensors/file.h"
+#include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <fmt/ranges.h>
 #include <nlohmann/json.hpp>
-
-#include <filesystem>
 
 namespace fp8flow {
 
@@ -187,48 +184,17 @@ int plan_table(const PlanOptions& options) {
     return 0;
 }
 
-// Shares from profiles: one of large layers, then one of a small model, then a result of bench.
-Gpu calibrated(const PlanOptions& options) {
-    if (options.calibrate.empty()) return load_gpu(options.gpu);
-    Gpu gpu{.sheet = load_datasheet(options.gpu), .calibration = {}, .calibrated = true};
-    const ProfileRecord large = read_profile(options.calibrate[0]);
-    std::optional<ProfileRecord> small;
-    if (options.calibrate.size() > 1) small = read_profile(options.calibrate[1]);
-    CalibrationSources sources{.shares = &large,
-                               .launches = small ? &*small : nullptr,
-                               .exchange_seconds = load_gpu(options.gpu).calibration.exchange_seconds,
-                               .late_share = load_gpu(options.gpu).calibration.late_share,
-                               .bench_text = {},
-                               .bench_name = {}};
-    if (options.calibrate.size() > 2) {
-        sources.bench_text = read_text_file(options.calibrate[2], ExitCode::usage);
-        sources.bench_name = std::filesystem::path(options.calibrate[2]).filename().string();
-    }
-    gpu.calibration = calibrate(sources, gpu.sheet);
-    gpu.sheet.clock = 0;  // the profile's, from now on
-    return gpu;
-}
-
 int plan_check(const PlanOptions& options) {
-    Gpu gpu = calibrated(options);
-    if (!options.check.empty()) {
-        const Check check = check_profiles(options.check, gpu);
-        gpu.calibration.check = check.summary;
-        gpu.calibration.check_other_models = check.other_models;
-        if (options.calibrate.empty() || options.json) fmt::print("{}", check_text(check, gpu));
-        if (options.json)
-            write(options.out, *options.json,
-                  options.calibrate.empty() ? check_json(check, gpu) : gpu_json(gpu));
-        const double worst = std::max(check.summary.worst_layer, check.summary.worst_step);
-        const double mean = std::max(check.summary.mean_layer, check.summary.mean_step);
-        if (worst * 100 > options.most_error || mean * 100 > options.most_mean_error) {
-            fmt::print("worse than allowed: {} % at most, {} % on average\n", options.most_error,
-                       options.most_mean_error);
-            return 1;
-        }
-    }
-    if (!options.calibrate.empty() && !options.json) fmt::print("{}", gpu_json(gpu));
-    return 0;
+    const Gpu gpu = load_gpu(options.gpu);
+    const Check check = check_profiles(options.check, gpu);
+    fmt::print("{}", check_text(check, gpu));
+    if (options.json) write(options.out, *options.json, check_json(check, gpu));
+    const double worst = std::max(check.summary.worst_layer, check.summary.worst_step);
+    const double mean = std::max(check.summary.mean_layer, check.summary.mean_step);
+    if (worst * 100 <= options.most_error && mean * 100 <= options.most_mean_error) return 0;
+    fmt::print("worse than allowed: {} % at most, {} % on average\n", options.most_error,
+               options.most_mean_error);
+    return 1;
 }
 
 }  // namespace
@@ -258,7 +224,7 @@ ScheduleSpec schedule_named(const std::string& name) {
 }
 
 int run_plan(const PlanOptions& options) {
-    if (!options.check.empty() || !options.calibrate.empty()) return plan_check(options);
+    if (!options.check.empty()) return plan_check(options);
     const bool table = options.gpus.size() > 1 || !options.recipes.empty() ||
                        !options.expert_parallel.empty() || !options.micro_batches.empty() || options.markdown;
     if (table || options.config_path.empty()) return plan_table(options);

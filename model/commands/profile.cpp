@@ -3,7 +3,7 @@
 // picture.
 #include "model/base/host_cores.h"
 #include "model/commands/commands.h"
-#include "model/predict/calibrate.h"
+#include "model/predict/require_fit.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"
 #include "model/report/page/page.h"
@@ -171,10 +171,7 @@ private:
     }
 
     void report() {
-        const std::string result = profile_json(profile_, config_);
-        folder_->write_atomic("profile.json", result);
-        const auto calibration = predict::calibration_of_profile(result);
-        if (calibration) folder_->write_atomic("calibration.json", *calibration);
+        folder_->write_atomic("profile.json", profile_json(profile_, config_));
         folder_->write_atomic("profile.svg", profile_picture(profile_));
         folder_->write_atomic("timeline.svg", timeline_picture(profile_));
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
@@ -185,14 +182,11 @@ private:
         log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops), kNotResolved, kResolvedRule));
         if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
         log_.result(fmt::format(
-            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}{}trace.rank*.json "
+            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}trace.rank*.json "
             "(ui.perfetto.dev), config.yaml, profile.log",
-            folder_->path(), profile_.ablation ? "ablation.svg, " : "",
-            calibration ? "calibration.json, " : ""));
-        std::vector<std::string> plan = {config_to_name_};
-        if (calibration) plan.insert(plan.end(), {"--gpu", config_.output.out + "/calibration.json"});
-        log_.result(
-            next_text({{"predict other sizes", command_line("plan", with_plugin(plan, plugin_), 1)}}));
+            folder_->path(), profile_.ablation ? "ablation.svg, " : ""));
+        log_.result(next_text(
+            {{"predict other sizes", command_line("plan", with_plugin({config_to_name_}, plugin_), 1)}}));
     }
 
     ProcessGroup& world_;

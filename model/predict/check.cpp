@@ -3,7 +3,7 @@
 #include "model/predict/check.h"
 
 #include "kernels/core/error.h"
-#include "model/predict/time.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
@@ -13,19 +13,18 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
-#include <iterator>
 #include <map>
-#include <numeric>
 
 namespace fp8flow::predict {
 
 namespace {
 
 using namespace report;
+using nlohmann::ordered_json;
 
 constexpr const char* kEarlier = "of a program before the calibration";
 
-// The arms that a calibration is made from: see calibrate.cpp.
+// The arms that scripts/calibrate.py takes.
 bool gave(const Calibration& calibration, const ProfileRecord& record, const MeasuredArm& arm) {
     if (arm.name != recipe_name(arm.config.precision.recipe)) return false;
     return record.file == calibration.source ||
@@ -62,70 +61,66 @@ std::vector<std::string> files_of(const std::vector<std::string>& paths) {
 }
 
 CheckRow row_of(const ProfileRecord& record, const MeasuredArm& arm, const Gpu& gpu) {
-    const StepTime time = predict_step(arm.config, record.ranks, gpu, {.clock = arm.clock});
-    // a layer of two micro-batches in turns lasts as long as both
-    const bool turns = arm.config.schedule.overlap_moe_expert_parallel_comm;
-    return {.file = record.file,
-            .arm = arm.name,
-            .commit = record.commit,
-            .recipe = std::string(recipe_name(arm.config.precision.recipe)),
-            .ranks = record.ranks,
-            .clock = arm.clock,
-            .layer = turns ? 0 : time.layer,
-            .layer_measured = turns ? 0 : arm.layer,
-            .step = time.step,
-            .step_measured = arm.step,
-            .apart = reason_apart(record, arm, gpu)};
+    CheckRow row{.file = record.file,
+                 .commit = record.commit,
+                 .ranks = record.ranks,
+                 .arm = arm,
+                 .time = predict_step(arm.config, record.ranks, gpu, {.clock = arm.clock}),
+                 .apart = reason_apart(record, arm, gpu)};
+    // a layer of two interleaved micro-batches lasts as long as both
+    row.layer_compared = arm.layer > 0 && !arm.config.schedule.overlap_moe_expert_parallel_comm;
+    if (row.layer_compared) row.layer_error = row.time.layer / arm.layer - 1;
+    if (arm.step > 0) row.step_error = row.time.step / arm.step - 1;
+    return row;
 }
 
-CheckSummary summary_of(const std::vector<CheckRow>& rows) {
+CheckSummary summary_of(const std::vector<CheckRow>& rows, const auto& wanted) {
     CheckSummary summary;
     double layers = 0, steps = 0;
     for (const CheckRow& row : rows) {
+        if (!wanted(row)) continue;
         ++summary.runs;
         summary.gpus = std::max(summary.gpus, row.ranks);
-        const double layer = std::abs(row.layer_error()), step = std::abs(row.step_error());
+        const double layer = std::abs(row.layer_error), step = std::abs(row.step_error);
         summary.worst_layer = std::max(summary.worst_layer, layer);
         summary.worst_step = std::max(summary.worst_step, step);
         summary.mean_layer += layer;
         summary.mean_step += step;
-        layers += row.layer_measured > 0 ? 1 : 0;
-        steps += row.step_measured > 0 ? 1 : 0;
+        layers += row.layer_compared ? 1 : 0;
+        steps += row.arm.step > 0 ? 1 : 0;
     }
     summary.mean_layer /= std::max(layers, 1.0);
     summary.mean_step /= std::max(steps, 1.0);
     return summary;
 }
-
-std::string summary_text(const CheckSummary& s) {
-    return fmt::format("Layer: mean absolute error {}, worst {}. Step: mean {}, worst {}.\n",
-                       format_percent(s.mean_layer, 1), format_percent(s.worst_layer, 1),
-                       format_percent(s.mean_step, 1), format_percent(s.worst_step, 1));
-}
-
-std::vector<CheckRow> rows_where(const std::vector<CheckRow>& rows, const auto& wanted) {
-    std::vector<CheckRow> result;
-    std::copy_if(rows.begin(), rows.end(), std::back_inserter(result), wanted);
-    return result;
-}
 bool counts(const CheckRow& row) { return row.apart.empty(); }
 
-// The same of the runs of each recipe, and of each number of GPUs.
-std::string groups_text(const std::vector<CheckRow>& rows) {
-    std::map<std::string, std::vector<CheckRow>> groups;
-    for (const CheckRow& row : rows) {
-        if (!row.apart.empty()) continue;
-        groups[row.recipe].push_back(row);
-        groups[fmt::format("{} GPU{}", row.ranks, row.ranks == 1 ? "" : "s")].push_back(row);
-    }
-    std::string out;
-    for (const auto& [name, own] : groups)
-        out += fmt::format("  {:<14} {:>3} runs. {}", name, own.size(), summary_text(summary_of(own)));
-    const auto earlier = rows_where(rows, [](const CheckRow& row) { return row.apart == kEarlier; });
-    if (!earlier.empty())
-        out += fmt::format("Not counted, of earlier programs: {} runs. {}", earlier.size(),
-                           summary_text(summary_of(earlier)));
-    return out;
+// One line for all runs that count, and for each recipe and number of GPUs.
+std::string summaries_text(const Check& check) {
+    Table table({{"runs", Align::left}, {"number"}, {"layer, mean"}, {"worst"}, {"step, mean"}, {"worst"}});
+    const auto add = [&](const std::string& name, const CheckSummary& s) {
+        table.add_row({name, std::to_string(s.runs), format_percent(s.mean_layer, 1),
+                       format_percent(s.worst_layer, 1), format_percent(s.mean_step, 1),
+                       format_percent(s.worst_step, 1)});
+    };
+    add("all that count", check.summary);
+    if (check.other_models) add("of other models than the calibration", *check.other_models);
+    const auto gpus_of = [](const CheckRow& row) { return counted(row.ranks, "GPU"); };
+    const auto recipe_of = [](const CheckRow& row) {
+        return std::string(recipe_name(row.arm.config.precision.recipe));
+    };
+    std::map<std::string, CheckSummary> groups;
+    for (const CheckRow& row : check.rows)
+        for (const std::string& group : {gpus_of(row), recipe_of(row)})
+            if (counts(row))
+                groups[group] = summary_of(check.rows, [&](const CheckRow& other) {
+                    return counts(other) && (gpus_of(other) == group || recipe_of(other) == group);
+                });
+    for (const auto& [name, summary] : groups) add(name, summary);
+    const CheckSummary earlier =
+        summary_of(check.rows, [](const CheckRow& row) { return row.apart == kEarlier; });
+    if (earlier.runs > 0) add("not counted, of earlier programs", earlier);
+    return table.text();
 }
 
 std::string milliseconds(double seconds) {
@@ -133,6 +128,30 @@ std::string milliseconds(double seconds) {
 }
 std::string signed_percent(double error, bool known) {
     return known ? fmt::format("{:+.1f} %", error * 100) : "-";
+}
+
+ordered_json json_of(const CheckSummary& s) {
+    return {{"runs", s.runs},
+            {"gpus", s.gpus},
+            {"mean layer error", s.mean_layer},
+            {"worst layer error", s.worst_layer},
+            {"mean step error", s.mean_step},
+            {"worst step error", s.worst_step}};
+}
+
+ordered_json stages_of(const CheckRow& row, const Gpu& gpu) {
+    ordered_json stages = ordered_json::array();
+    for (const StageTime& stage : row.time.stages) {
+        const MeasuredRow* measured = row.arm.row(key_of(stage.work));
+        stages.push_back({{"key", key_of(stage.work)},
+                          {"runs", stage.runs},
+                          {"launches", stage.work.launches},
+                          {"roofline seconds", roofline_seconds(stage.work, gpu.sheet, row.time.clock)},
+                          {"wire bytes", stage.work.wire_bytes},
+                          {"seconds", stage.seconds},
+                          {"seconds measured", measured != nullptr ? measured->seconds : 0}});
+    }
+    return stages;
 }
 
 }  // namespace
@@ -153,88 +172,75 @@ Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
             continue;
         }
         for (const MeasuredArm& arm : record.arms) {
-            if (can_predict(arm.config, gpu)) {
-                check.rows.push_back(row_of(record, arm, gpu));
-                check.rows.back().other_model = std::find(calibrated.begin(), calibrated.end(),
-                                                          widths_of(arm.config)) == calibrated.end();
-            } else
+            if (!can_predict(arm.config, gpu)) {
                 check.skipped.push_back(fmt::format("{}: {}", record.file, arm.name));
+                continue;
+            }
+            check.rows.push_back(row_of(record, arm, gpu));
+            check.rows.back().other_model =
+                std::find(calibrated.begin(), calibrated.end(), widths_of(arm.config)) == calibrated.end();
         }
     }
     require(!check.rows.empty(), ExitCode::usage, "--check: no profile of {} that can be compared",
             gpu.sheet.gpu);
-    std::stable_sort(check.rows.begin(), check.rows.end(),
-                     [](const auto& a, const auto& b) { return a.apart.empty() && !b.apart.empty(); });
-    check.summary = summary_of(rows_where(check.rows, counts));
-    const auto others =
-        rows_where(check.rows, [](const CheckRow& row) { return counts(row) && row.other_model; });
-    if (!calibrated.empty() && !others.empty()) check.other_models = summary_of(others);
+    std::stable_partition(check.rows.begin(), check.rows.end(), counts);
+    check.summary = summary_of(check.rows, counts);
+    const CheckSummary others =
+        summary_of(check.rows, [](const CheckRow& row) { return counts(row) && row.other_model; });
+    if (!calibrated.empty() && others.runs > 0) check.other_models = others;
     return check;
 }
 
 std::string check_text(const Check& check, const Gpu& gpu) {
-    Table table({{"profile", Align::left},
-                 {"recipe", Align::left},
-                 {"commit", Align::left},
-                 {"GPUs"},
-                 {"MHz"},
-                 {"layer ms"},
-                 {"measured"},
-                 {"error"},
-                 {"step ms"},
-                 {"measured"},
-                 {"error"},
-                 {"apart", Align::left}});
-    bool apart = false;
-    for (const CheckRow& row : check.rows) {
-        if (!apart && !row.apart.empty()) table.add_rule();
-        apart = !row.apart.empty();
-        table.add_row({row.file, row.arm, row.commit, std::to_string(row.ranks),
-                       row.clock > 0 ? format_fixed(row.clock * 1e-6, 0) : "-", milliseconds(row.layer),
-                       milliseconds(row.layer_measured),
-                       signed_percent(row.layer_error(), row.layer_measured > 0), milliseconds(row.step),
-                       milliseconds(row.step_measured),
-                       signed_percent(row.step_error(), row.step_measured > 0), row.apart});
+    std::string out = fmt::format("Absolute error of predictions, {}, calibrated from {} ({}, {})\n\n{}",
+                                  gpu.sheet.gpu, gpu.calibration.source, gpu.calibration.commit,
+                                  gpu.calibration.date, summaries_text(check));
+    std::map<std::string, std::vector<const CheckRow*>> parts;  // by why they are apart: "" first
+    for (const CheckRow& row : check.rows) parts[row.apart].push_back(&row);
+    for (const auto& [apart, rows] : parts) {
+        Table table({{"profile", Align::left},
+                     {"arm", Align::left},
+                     {"GPUs"},
+                     {"layer ms"},
+                     {"error"},
+                     {"step ms"},
+                     {"error"}});
+        for (const CheckRow* row : rows)
+            table.add_row({row->file.substr(0, row->file.rfind(".json")), row->arm.name,
+                           std::to_string(row->ranks),
+                           row->layer_compared ? milliseconds(row->arm.layer) : "-",
+                           signed_percent(row->layer_error, row->layer_compared), milliseconds(row->arm.step),
+                           signed_percent(row->step_error, row->arm.step > 0)});
+        out += fmt::format("\n{}{}. Milliseconds are measured.\n\n{}",
+                           apart.empty() ? "Runs that count" : "Apart: ", apart, table.text());
     }
-    std::string out =
-        fmt::format("Predicted / measured, {}, calibrated from {} ({}, {})\n\n{}\n", gpu.sheet.gpu,
-                    gpu.calibration.source, gpu.calibration.commit, gpu.calibration.date, table.text());
-    out += fmt::format("{} runs count. {}", check.summary.runs, summary_text(check.summary));
-    if (check.other_models)
-        out += fmt::format("Of other models than those that gave the calibration: {} runs. {}",
-                           check.other_models->runs, summary_text(*check.other_models));
-    out += groups_text(check.rows);
     for (const std::string& one : check.skipped) out += fmt::format("  not compared: {}\n", one);
     return out;
 }
 
 std::string check_json(const Check& check, const Gpu& gpu) {
-    using nlohmann::ordered_json;
-    const CheckSummary& s = check.summary;
     ordered_json json = {{"gpu", gpu.sheet.gpu},
                          {"calibration",
                           {{"source", gpu.calibration.source},
                            {"commit", gpu.calibration.commit},
-                           {"date", gpu.calibration.date}}},
-                         {"runs", s.runs},
-                         {"mean layer error", s.mean_layer},
-                         {"worst layer error", s.worst_layer},
-                         {"mean step error", s.mean_step},
-                         {"worst step error", s.worst_step},
-                         {"rows", ordered_json::array()},
-                         {"not compared", check.skipped}};
+                           {"date", gpu.calibration.date}}}};
+    json.update(json_of(check.summary));
+    if (check.other_models) json["other models"] = json_of(*check.other_models);
+    json["rows"] = ordered_json::array();
+    json["not compared"] = check.skipped;
     for (const CheckRow& row : check.rows)
         json["rows"].push_back({{"file", row.file},
-                                {"name", row.arm},
+                                {"name", row.arm.name},
                                 {"commit", row.commit},
                                 {"ranks", row.ranks},
-                                {"clock hertz", row.clock},
-                                {"layer seconds", row.layer},
-                                {"layer seconds measured", row.layer_measured},
-                                {"step seconds", row.step},
-                                {"step seconds measured", row.step_measured},
+                                {"clock hertz", row.arm.clock},
+                                {"layer seconds", row.layer_compared ? row.time.layer : 0},
+                                {"layer seconds measured", row.layer_compared ? row.arm.layer : 0},
+                                {"step seconds", row.time.step},
+                                {"step seconds measured", row.arm.step},
                                 {"other model", row.other_model},
-                                {"apart", row.apart}});
+                                {"apart", row.apart},
+                                {"stages", stages_of(row, gpu)}});
     return json.dump(2) + "\n";
 }
 

@@ -18,7 +18,6 @@ namespace fp8flow::predict {
 namespace {
 
 using nlohmann::json;
-using nlohmann::ordered_json;
 
 json parse(const std::string& text, const std::string& name) {
     json result = json::parse(text, nullptr, false);
@@ -164,7 +163,7 @@ Gpu load_gpu(const std::string& name_or_file) {
             fmt::join(known_gpus(), ", "));
     const json from = parse(read_text_file(name_or_file, ExitCode::usage), name_or_file);
     if (!from.contains("recipes")) return gpu_of(from, name_or_file);
-    // what profile wrote: shares of a kind whose datasheet ships
+    // what scripts/calibrate.py makes of one profile: shares of a kind whose datasheet ships
     Calibration calibration = calibration_of(from, name_or_file);
     const auto kind = kind_of_device(calibration.gpu);
     require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,
@@ -183,14 +182,6 @@ Gpu load_gpu(const std::string& name_or_file) {
     return gpu;
 }
 
-Datasheet load_datasheet(const std::string& name_or_file) {
-    const GpuFile* file = find_shipped(lower(name_or_file));
-    return parse_datasheet(file != nullptr
-                               ? parse(file->text, file->name)
-                               : parse(read_text_file(name_or_file, ExitCode::usage), name_or_file),
-                           name_or_file);
-}
-
 bool is_kind(const std::string& device, const std::string& gpu) {
     std::istringstream words(device);
     for (std::string word; words >> word;)
@@ -202,71 +193,6 @@ std::optional<std::string> kind_of_device(const std::string& device) {
     for (const GpuFile& file : shipped_gpu_files())
         if (is_kind(device, parse(file.text, file.name).value("gpu", ""))) return file.name;
     return std::nullopt;
-}
-
-namespace {
-
-double rounded(double value) { return std::stod(fmt::format("{:.4g}", value)); }
-
-ordered_json check_of(const CheckSummary& check) {
-    return {{"mean layer error", rounded(check.mean_layer)},
-            {"worst layer error", rounded(check.worst_layer)},
-            {"mean step error", rounded(check.mean_step)},
-            {"worst step error", rounded(check.worst_step)},
-            {"runs", check.runs},
-            {"gpus", check.gpus}};
-}
-
-ordered_json json_of(const Calibration& calibration) {
-    ordered_json result = {{"gpu", calibration.gpu},
-                           {"source", calibration.source},
-                           {"commit", calibration.commit},
-                           {"date", calibration.date}};
-    if (!calibration.launches_from.empty()) result["launches from"] = calibration.launches_from;
-    if (!calibration.attention_from.empty()) result["attention from"] = calibration.attention_from;
-    result["launch seconds"] = rounded(calibration.launch_seconds);
-    result["exchange seconds"] = rounded(calibration.exchange_seconds);
-    if (calibration.host_seconds > 0) result["host seconds per launch"] = rounded(calibration.host_seconds);
-    if (calibration.late_share > 0) result["late share"] = rounded(calibration.late_share);
-    for (const auto& [recipe, shares] : calibration.recipes) {
-        ordered_json own = {{"clock hertz", rounded(shares.clock)},
-                            {"whole over stages", rounded(shares.whole_over_stages)},
-                            {"shares", ordered_json::object()}};
-        for (const auto& [stage, share] : shares.shares) own["shares"][stage] = rounded(share);
-        result["recipes"][recipe] = own;
-    }
-    for (const CoreAttention& one : calibration.core_attention)
-        result["core attention"].push_back({{"kv_channels", one.kv_channels},
-                                            {"forward", rounded(one.forward)},
-                                            {"backward", rounded(one.backward)}});
-    if (calibration.check) result["check"] = check_of(*calibration.check);
-    if (calibration.check && calibration.check_other_models)
-        result["check"]["other models"] = check_of(*calibration.check_other_models);
-    return result;
-}
-
-}  // namespace
-
-std::string calibration_json(const Calibration& calibration) { return json_of(calibration).dump(2) + "\n"; }
-
-std::string gpu_json(const Gpu& gpu) {
-    const Datasheet& sheet = gpu.sheet;
-    ordered_json result = {{"gpu", sheet.gpu},
-                           {"memory bytes", sheet.memory_bytes},
-                           {"memory bytes per second", sheet.memory_rate},
-                           {"bf16 flops per clock", sheet.bf16_per_clock},
-                           {"fp8 flops per clock", sheet.fp8_per_clock},
-                           {"boost clock hertz", sheet.boost_clock}};
-    if (sheet.clock > 0) result["clock hertz"] = sheet.clock;
-    result["peer bytes per second"] = sheet.peer_rate;
-    result["network bytes per second"] = sheet.network_rate;
-    result["gpus per host"] = sheet.gpus_per_host;
-    result["calibration"] = json_of(gpu.calibration);
-    return result.dump(2) + "\n";
-}
-
-Calibration parse_calibration(const std::string& text, const std::string& name) {
-    return calibration_of(parse(text, name), name);
 }
 
 }  // namespace fp8flow::predict

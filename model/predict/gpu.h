@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A kind of GPU as a prediction sees it: its datasheet, and shares of it that a profile measured. Read next:
-// calibrate.h, which makes the shares.
+// A kind of GPU as a prediction sees it: its datasheet, and the shares of it that profiles measured.
+// scripts/calibrate.py makes the shares.
 #pragma once
 
 #include "model/predict/stages.h"
@@ -63,17 +63,12 @@ struct Gpu {
 };
 
 std::vector<std::string> known_gpus();
-// A name of known_gpus(), or a file: of a kind like those in configs/gpus, or a calibration that `profile`
-// wrote. Throws Error(usage).
+// A name of known_gpus(), or a file: a kind like those in configs/gpus, or a calibration alone. Throws
+// Error(usage).
 Gpu load_gpu(const std::string& name_or_file);
-Datasheet load_datasheet(const std::string& name_or_file);  // without what was measured
 // True for a device "NVIDIA H200" and a GPU "H200"; "H20" is another.
 bool is_kind(const std::string& device, const std::string& gpu);
 // Of the name that a device reports: "NVIDIA H200"; absent: not a kind that ships.
 std::optional<std::string> kind_of_device(const std::string& device);
-
-std::string calibration_json(const Calibration& calibration);
-std::string gpu_json(const Gpu& gpu);  // datasheet and calibration: a file of configs/gpus
-Calibration parse_calibration(const std::string& text, const std::string& name);
 
 }  // namespace fp8flow::predict

@@ -21,7 +21,7 @@ namespace {
 
 using nlohmann::json;
 
-// dump_config writes "section:" and "  key: value" lines; a key that is no more does not matter here.
+// dump_config writes "section:" and "  key: value" lines. Lines of unknown keys are dropped.
 std::string known_lines(const std::string& dump) {
     std::istringstream lines(dump);
     std::string section, result;
@@ -47,27 +47,26 @@ double median_of(const json& from, const char* key) {
 std::vector<MeasuredRow> rows_of(const json& arm) {
     std::vector<MeasuredRow> rows;
     for (const json& row : arm.at("rows"))
-        rows.push_back({.part = row.at("part"),
-                        .stage = row.at("stage"),
-                        .direction = row.at("direction"),
-                        .seconds = median_of(row, "seconds"),
-                        .bytes = row.at("bytes"),
-                        .gemm_flops = row.at("product flops"),
-                        .wire_bytes = row.at("wire bytes")});
+        rows.push_back(
+            {.key = fmt::format("{}/{}/{}", row.at("part").get<std::string>(),
+                                row.at("stage").get<std::string>(), row.at("direction").get<std::string>()),
+             .seconds = median_of(row, "seconds"),
+             .bytes = row.at("bytes"),
+             .gemm_flops = row.at("product flops"),
+             .wire_bytes = row.at("wire bytes")});
     return rows;
 }
 
-std::optional<Recipe> recipe_of(const std::string& name) {
-    for (const Recipe recipe : kRecipes)
-        if (recipe_name(recipe) == name) return recipe;
-    return std::nullopt;
-}
-
-// The arms of --schedules, --state-dtypes and of neither are told by their names.
-std::optional<Config> config_of_arm(const Config& config, const std::string& name, Recipe recipe, int ranks) {
+// The arms of --schedules and of --state-dtypes have names of their own. Absent: a recipe or an arm that this
+// program does not have.
+std::optional<Config> config_of_arm(const Config& config, const std::string& name, const std::string& recipe,
+                                    int ranks) {
     using validate::Ablation;
+    const auto known = std::find_if(std::begin(kRecipes), std::end(kRecipes),
+                                    [&](Recipe one) { return recipe_name(one) == recipe; });
+    if (known == std::end(kRecipes)) return std::nullopt;
     for (const Ablation ablation : {Ablation::none, Ablation::schedules, Ablation::state_dtypes})
-        for (const validate::Arm& arm : validate::recipe_arms(config, {recipe}, ablation, ranks))
+        for (const validate::Arm& arm : validate::recipe_arms(config, {*known}, ablation, ranks))
             if (arm.name == name) {
                 ConfigProblems problems;
                 collect_config_problems(arm.config, ranks, problems);
@@ -78,9 +77,10 @@ std::optional<Config> config_of_arm(const Config& config, const std::string& nam
 
 }  // namespace
 
-const MeasuredArm* ProfileRecord::arm(const std::string& name) const {
-    const auto found = std::find_if(arms.begin(), arms.end(), [&](const auto& a) { return a.name == name; });
-    return found == arms.end() ? nullptr : &*found;
+const MeasuredRow* MeasuredArm::row(const std::string& key) const {
+    const auto found =
+        std::find_if(rows.begin(), rows.end(), [&](const auto& row) { return row.key == key; });
+    return found == rows.end() ? nullptr : &*found;
 }
 
 ProfileRecord parse_profile(const std::string& text, const std::string& file) {
@@ -93,23 +93,17 @@ ProfileRecord parse_profile(const std::string& text, const std::string& file) {
                 printable(file), record.ranks);
         record.commit = from.value("commit", "");
         record.date = from.value("date", "");
-        const json& machine = from.at("machine");
-        record.device = machine.value("device", "");
-        record.peer_rate = std::max(machine.value("peer load bytes per second", 0.0),
-                                    machine.value("peer store bytes per second", 0.0));
+        record.device = from.at("machine").value("device", "");
         const Config config = parse_config(known_lines(from.at("config")), file);
         for (const json& arm : from.at("recipes")) {
-            const auto recipe = recipe_of(arm.at("recipe"));
-            if (!recipe) continue;
             const std::string name = arm.at("name");
-            const auto own = config_of_arm(config, name, *recipe, static_cast<int>(record.ranks));
+            const auto own = config_of_arm(config, name, arm.at("recipe"), static_cast<int>(record.ranks));
             if (!own) continue;
             record.arms.push_back({.name = name,
                                    .config = *own,
                                    .rows = rows_of(arm),
                                    .layer = median_of(arm, "layer seconds"),
                                    .step = arm.value("step seconds", 0.0),
-                                   .host = arm.value("host seconds", 0.0),
                                    .clock = median_of(arm, "layer clock hertz")});
         }
     } catch (const json::exception& error) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A result of `profile` read back: what was run, and what was measured. Results of older commits are read,
-// too: keys of their configuration that are no more are left out.
+// A result of `profile` read back: what was run, and what was measured. Results of older commits are read
+// too: keys that the configuration no longer has are skipped.
 #pragma once
 
 #include "model/config/config.h"
@@ -11,7 +11,7 @@
 namespace fp8flow::predict {
 
 struct MeasuredRow {
-    std::string part, stage, direction;
+    std::string key;  // "part/stage/direction", as key_of
     double seconds = 0, bytes = 0, gemm_flops = 0, wire_bytes = 0;
 };
 
@@ -20,21 +20,19 @@ struct MeasuredArm {
     Config config;  // of this arm: its recipe, schedule and state dtypes
     std::vector<MeasuredRow> rows;
     double layer = 0, step = 0;  // seconds; the MoE layer of one micro-batch without marks, the whole step
-    double host = 0;             // seconds that the host launches a step for
     double clock = 0;            // Hz, in the layer; 0: not recorded
+
+    const MeasuredRow* row(const std::string& key) const;  // null: none
 };
 
 struct ProfileRecord {
     std::string file;  // its name without folders
     std::string device, commit, date;
     int64_t ranks = 1;
-    double peer_rate = 0;  // bytes per second, the faster direction; 0: one rank
     std::vector<MeasuredArm> arms;
-
-    const MeasuredArm* arm(const std::string& name) const;
 };
 
-// True for a JSON file that `profile` wrote. Throws Error(usage) where the file cannot be read as such.
+// True for a JSON file that `profile` wrote. Throws Error(usage) if it cannot be opened.
 bool is_profile(const std::string& path);
 ProfileRecord read_profile(const std::string& path);
 ProfileRecord parse_profile(const std::string& text, const std::string& file);

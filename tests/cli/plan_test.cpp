@@ -190,6 +190,45 @@ TEST(Plan, PredictionsHoldTheirErrorOnCommittedProfiles) {
     EXPECT_EQ(fp8flow_alone({"plan", "--check", config_file("test")}).status, 2);
 }
 
+class ShippedShares : public testing::TestWithParam<const char*> {};
+INSTANTIATE_TEST_SUITE_P(Kinds, ShippedShares, testing::Values("h200", "h100"));
+
+// Within 0.1 %: the files have four digits, and their profiles were rounded since.
+void expect_near(const nlohmann::json& made, const nlohmann::json& shipped, const std::string& at) {
+    ASSERT_EQ(made.type_name(), std::string(shipped.type_name())) << at;
+    ASSERT_EQ(made.size(), shipped.size()) << at;
+    if (shipped.is_number())
+        EXPECT_NEAR(made.get<double>(), shipped.get<double>(), 1e-3 * shipped.get<double>()) << at;
+    else if (!shipped.is_structured())
+        EXPECT_EQ(made, shipped) << at;
+    else
+        for (const auto& [key, value] : shipped.items())
+            expect_near(shipped.is_array() ? made.at(std::stoul(key)) : made.at(key), value, at + "/" + key);
+}
+
+TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
+    const std::string root = FP8FLOW_SOURCE_DIR, results = root + "/tests/data/profiles",
+                      file = root + "/configs/gpus/" + GetParam() + ".json";
+    const auto shipped = nlohmann::json::parse(read_whole(file));
+    const auto source = [&](const char* key) {
+        return results + "/" + shipped.at("calibration").at(key).get<std::string>();
+    };
+    const CommandResult made =
+        RunningCommand({"python3", root + "/scripts/calibrate.py", source("source"), "--launches",
+                        source("launches from"), "--attention", source("attention from"), "--datasheet", file,
+                        "--check", results, "--program", FP8FLOW_EXECUTABLE},
+                       root)
+            .wait(120);
+    ASSERT_EQ(made.status, 0) << made.err;
+    expect_near(nlohmann::json::parse(made.out), shipped, GetParam());
+}
+
+TEST(Plan, CalibrateNamesItsScript) {
+    const CommandResult plan = fp8flow_alone({"plan", "--calibrate", "profile.json"});
+    EXPECT_EQ(plan.status, 2);
+    expect_contains(plan.err, "scripts/calibrate.py");
+}
+
 TEST(Plan, RankCountThatDoesNotFit) {
     const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
     EXPECT_EQ(plan.status, 2);

@@ -71,7 +71,7 @@ TEST(Stages, AgreeWithWhatStepsCounted) {
             if (arm.config.schedule.overlaps()) continue;
             const auto counts = counts_of(arm, record.ranks);
             for (const MeasuredRow& row : arm.rows) {
-                const std::string key = row.part + "/" + row.stage + "/" + row.direction;
+                const std::string& key = row.key;
                 if (row.bytes == 0 || one.without.contains(key)) continue;
                 const auto found = counts.find(key);
                 ASSERT_NE(found, counts.end()) << one.file << " " << key;
