@@ -417,7 +417,8 @@ struct CommandLine {
         plan->add_option_function<std::vector<std::string>>(
                 "--calibrate",
                 [](const auto&) {
-                    fail(ExitCode::usage, "--calibrate: shares come from python3 scripts/calibrate.py PROFILE");
+                    fail(ExitCode::usage,
+                         "--calibrate: shares come from python3 scripts/calibrate.py PROFILE");
                 },
                 "now python3 scripts/calibrate.py")
             ->expected(0, 3);

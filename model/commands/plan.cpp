@@ -134,21 +134,20 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const RunPlan plan = make_plan(config, ranks);
-    print_warnings(config);
-    fmt::print("{}", plan_text(config, plan));
     const Gpu gpu = gpu_of(options);
+    const Fit fit = fit_of(config, ranks, gpu.sheet);
     const bool known = can_predict(config, gpu);
     std::vector<Choice> choices;
     if (known) {
         choices.push_back(predicted(config, ranks, gpu));
         choices.front().best = true;
-        fmt::print("\n{}", prediction_text(choices.front(), gpu));
-    } else {
-        fmt::print(
-            "\nNo prediction of time: shares are known of bf16, fp8_blockwise and fp8_flow with all "
-            "optimisations on.\n{}",
-            consumers_text(fit_of(config, ranks, gpu.sheet), gpu.sheet));
     }
+    print_warnings(config);
+    fmt::print("{}", plan_text(config, plan,
+                               known ? prediction_text(choices.front(), gpu)
+                                     : "No prediction of time: shares are known of bf16, fp8_blockwise and "
+                                       "fp8_flow with all optimisations on.\n" +
+                                           consumers_text(fit, gpu.sheet)));
     if (options.json) {
         std::string json = plan_json(config, plan, make_provenance(options.command, {}, 1));
         if (known) json = with_prediction(json, choices.front(), gpu);
@@ -156,7 +155,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     }
     if (known) write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
-    if (fit_of(config, ranks, gpu.sheet).fits()) print_next(options, config, ranks, gpu.sheet.gpus_per_host);
+    if (fit.fits()) print_next(options, config, ranks, gpu.sheet.gpus_per_host);
     return 0;
 }
 
@@ -197,6 +196,13 @@ int plan_check(const PlanOptions& options) {
     return 1;
 }
 
+[[noreturn]] void refuse_name(const char* option, const std::string& name,
+                              const std::vector<std::string>& names) {
+    const std::string meant = did_you_mean(name, names);
+    fail(ExitCode::usage, "{}: got {}, want one of {}{}{}", option, printable(name), fmt::join(names, ", "),
+         meant.empty() ? "" : "; ", meant);
+}
+
 }  // namespace
 
 Recipe recipe_named(const std::string& name) {
@@ -205,22 +211,23 @@ Recipe recipe_named(const std::string& name) {
         if (recipe_name(recipe) == name) return recipe;
         names.emplace_back(recipe_name(recipe));
     }
-    const std::string meant = did_you_mean(name, names);
-    fail(ExitCode::usage, "--recipes: got {}, want some of {}{}{}", printable(name), fmt::join(names, ", "),
-         meant.empty() ? "" : "; ", meant);
+    refuse_name("--recipes", name, names);
 }
 
 ScheduleSpec schedule_named(const std::string& name) {
-    if (name == "serial") return {};
-    if (name == "shared") return {.moe_shared_expert_overlap = true};
-    if (name == "wgrad") return {.delay_wgrad_compute = true};
-    if (name == "shared+wgrad") return {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true};
-    if (name == "reduce") return {.overlap_grad_reduce = true};
-    if (name == "turns") return {.overlap_moe_expert_parallel_comm = true};
-    const std::string meant =
-        did_you_mean(name, {"serial", "shared", "wgrad", "shared+wgrad", "reduce", "turns"});
-    fail(ExitCode::usage, "--schedule: got {}, want serial, shared, wgrad, shared+wgrad, reduce or turns{}{}",
-         printable(name), meant.empty() ? "" : "; ", meant);
+    const std::pair<const char*, ScheduleSpec> schedules[] = {
+        {"serial", {}},
+        {"shared", {.moe_shared_expert_overlap = true}},
+        {"wgrad", {.delay_wgrad_compute = true}},
+        {"shared+wgrad", {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true}},
+        {"reduce", {.overlap_grad_reduce = true}},
+        {"turns", {.overlap_moe_expert_parallel_comm = true}}};
+    std::vector<std::string> names;
+    for (const auto& [known, schedule] : schedules) {
+        if (name == known) return schedule;
+        names.emplace_back(known);
+    }
+    refuse_name("--schedule", name, names);
 }
 
 int run_plan(const PlanOptions& options) {

@@ -12,6 +12,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <string_view>
 
 namespace fp8flow::plan {
 namespace {
@@ -25,14 +27,14 @@ std::unique_ptr<Flow> flow_of_layer(const Config& config, int64_t layer) {
 // FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 without.
 double weight_copies_bytes(const WeightFormat& format, int64_t n, int64_t k) {
     if (format.plain) return 0;
-    const double codes = 2 * f64(n * k);
+    const double values = 2 * f64(n * k);
     switch (format.fp8_layout) {
-        case ScaleLayout::tensor: return codes + 4;
-        case ScaleLayout::row: return codes + 4 * f64(n + k);
-        case ScaleLayout::mx32: return codes + codes / f64(kMxBlock);
+        case ScaleLayout::tensor: return values + 4;
+        case ScaleLayout::row: return values + 4 * f64(n + k);
+        case ScaleLayout::mx32: return values + values / f64(kMxBlock);
         case ScaleLayout::block128:
-            return codes + 4 * f64(ceil_div(n, kBlock) * round_up(ceil_div(k, kBlock), 4) +
-                                   ceil_div(k, kBlock) * round_up(ceil_div(n, kBlock), 4));
+            return values + 4 * f64(ceil_div(n, kBlock) * round_up(ceil_div(k, kBlock), 4) +
+                                    ceil_div(k, kBlock) * round_up(ceil_div(n, kBlock), 4));
         default: fail(ExitCode::internal, "no weight has scales {}", name_of(format.fp8_layout));
     }
 }
@@ -80,7 +82,7 @@ double balanced_rows(const Config& config) {
     const MoeSpec& moe = config.moe;
     const int64_t ranks = config.parallel.expert_model_parallel_size,
                   groups = moe.num_experts / ranks * gradient_sources(moe, ranks);
-    const double pads = f64(groups) * f64(moe.moe_row_alignment - 1) / 2;  // half a block a group
+    const double pads = f64(groups) * f64(moe.moe_row_alignment - 1) / 2;  // half a block per group
     return f64(tokens_of(config) * moe.moe_router_topk) + pads;
 }
 
@@ -161,6 +163,12 @@ double exchange_bytes(const Config& config) {
 }
 
 }  // namespace
+
+bool legal(const Config& config, std::optional<int64_t> gpus) {
+    ConfigProblems problems;
+    collect_config_problems(config, gpus, problems);
+    return problems.empty();
+}
 
 double rank_row_capacity(const Config& config) {
     return f64(
@@ -307,14 +315,14 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
             : MemoryItem{"main gradients (FP32)", main_grads,
                          "4 bytes x " + of + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
         {"saved activations", in_flight * reserved_bytes(config),
-         fmt::format("reserved: {:.0f} tokens and room for {:.0f} rows, {} layers{}", tokens, capacity,
-                     m.num_layers, in_flight > 1 ? ", two micro-batches" : "")},
+         fmt::format("reserved: {:.0f} tokens and {:.0f} rows, {} layers{}", tokens, capacity, m.num_layers,
+                     in_flight > 1 ? ", two micro-batches" : "")},
         {"logits and their gradient", head_tokens * vocabulary * (4 + 2),
          fmt::format("{:.0f} tokens at a time x {:.0f} x 6", head_tokens, vocabulary)},
         {"MoE workspace", in_flight * capacity * workspace_row,
          fmt::format("{:.0f} rows x {:.0f} bytes, one layer's backward", capacity, workspace_row)},
         {"exchange buffers", has_moe ? exchange_bytes(config) : 0,
-         "two sets of everything that peers read or write"},
+         "two sets of all that other ranks read or write"},
     };
     if (const double gathered = divided ? gathered_masters(config, gpus) : 0; gathered > 0)
         items.push_back(
@@ -326,16 +334,26 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         Config shared = config;
         shared.moe.moe_ffn_hidden_size = config.moe.moe_shared_expert_intermediate_size;
         const double token = workspace_row_bytes(shared);
-        items.push_back({"side lane", tokens * token,
-                         fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward beside",
-                                     tokens, token)});
+        items.push_back(
+            {"side stream", tokens * token,
+             fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward pass", tokens, token)});
     }
-    const double waiting = delayed_row_bytes(config);
-    if (waiting > 0 && several_micro_batches)
+    const double waiting = several_micro_batches ? delayed_row_bytes(config) : 0;
+    if (waiting > 0)
         items.push_back({"delayed weight gradients", capacity * waiting,
                          fmt::format("{:.0f} rows x {:.0f} bytes, operands of one micro-batch of all layers",
                                      capacity, waiting)});
     return items;
+}
+
+double sum_of(const std::vector<MemoryItem>& items) {
+    return std::accumulate(items.begin(), items.end(), 0.0,
+                           [](double sum, const MemoryItem& item) { return sum + item.bytes; });
+}
+double bytes_of(const std::vector<MemoryItem>& items, const std::string& category) {
+    const auto found = std::find_if(items.begin(), items.end(),
+                                    [&](const MemoryItem& item) { return item.category == category; });
+    return found == items.end() ? 0 : found->bytes;
 }
 
 MemoryItem step_tokens(const Config& config, int64_t gpus) {
@@ -351,65 +369,50 @@ MemoryItem step_tokens(const Config& config, int64_t gpus) {
 
 std::vector<RecomputeChoice> recompute_choices(const Config& config) {
     using enum RecomputeGranularity;
-    std::vector<RecomputeChoice> choices = {
-        {"none", {.recompute_granularity = none}, 0, 0, 0},
-        {"core_attn", {.recompute_granularity = selective, .core_attn = true}, 0, 0, 0},
-        {"layernorm", {.recompute_granularity = selective, .layernorm = true}, 0, 0, 0},
-        {"moe_act", {.recompute_granularity = selective, .moe_act = true}, 0, 0, 0},
-        {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}, 0, 0, 0},
-        {"moe_expert", {.recompute_granularity = selective, .moe_expert = true}, 0, 0, 0},
+    const std::pair<const char*, RecomputeSpec> modes[] = {
+        {"none", {}},
+        {"core_attn", {.recompute_granularity = selective, .core_attn = true}},
+        {"layernorm", {.recompute_granularity = selective, .layernorm = true}},
+        {"moe_act", {.recompute_granularity = selective, .moe_act = true}},
+        {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}},
+        {"moe_expert", {.recompute_granularity = selective, .moe_expert = true}},
         {"moe_expert, saved_rows: received",
-         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::received},
-         0,
-         0,
-         0},
+         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::received}},
         {"moe_expert, saved_rows: none",
-         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::none},
-         0,
-         0,
-         0},
+         {.recompute_granularity = selective, .moe_expert = true, .saved_rows = SavedRows::none}},
         {"core_attn, layernorm, moe_expert",
-         {.recompute_granularity = selective, .core_attn = true, .layernorm = true, .moe_expert = true},
-         0,
-         0,
-         0},
-        {"moe", {.recompute_granularity = selective, .moe = true}, 0, 0, 0},
-        {"full", {.recompute_granularity = full}, 0, 0, 0},
-    };
-    // Modes that the configuration's model and recipe refuse are left out.
-    std::erase_if(choices, [&](const RecomputeChoice& choice) {
-        Config with = config;
-        with.recompute = choice.spec;
-        ConfigProblems problems;
-        collect_config_problems(with, std::nullopt, problems);
-        return !problems.empty();
-    });
+         {.recompute_granularity = selective, .core_attn = true, .layernorm = true, .moe_expert = true}},
+        {"moe", {.recompute_granularity = selective, .moe = true}},
+        {"full", {.recompute_granularity = full}}};
     const auto flops = count_flops(config);
-    const auto forward = [&](std::initializer_list<const char*> parts) {
+    const auto forward = [&](std::initializer_list<std::string_view> parts) {
         double sum = 0;
-        for (const auto& part : flops) {
+        for (const FlopPart& part : flops)
             if (std::find(parts.begin(), parts.end(), part.part) != parts.end()) sum += part.forward;
-        }
         return sum;
     };
     double wire_forward = 0, dispatch = 0;
-    for (const auto& leg : wire_bytes(config)) {
+    for (const WireItem& leg : wire_bytes(config)) {
         wire_forward += leg.forward;
         if (leg.leg == "dispatch") dispatch = leg.forward;
     }
-    for (auto& choice : choices) {
-        const RecomputeSpec& r = choice.spec;
-        choice.saved_bytes = used_bytes(config, r);
-        const bool full_run = r.recompute_granularity == full;
-        if (full_run) choice.extra_flops_per_token += forward({"attention projections", "dense FFN"});
-        if (full_run || r.core_attn) choice.extra_flops_per_token += forward({"attention core (causal)"});
-        if (full_run || r.moe)
-            choice.extra_flops_per_token += forward({"router", "experts", "shared expert"});
-        // The backward needs fc1's output again, two thirds of an expert's FLOPs, and never fc2's.
-        if (r.moe_expert) choice.extra_flops_per_token += forward({"experts"}) * 2 / 3;
-        if (r.shared_experts) choice.extra_flops_per_token += forward({"shared expert"}) * 2 / 3;
-        if (full_run || r.moe) choice.extra_wire_bytes = wire_forward;
+    std::vector<RecomputeChoice> choices;
+    for (const auto& [mode, r] : modes) {
+        Config with = config;
+        with.recompute = r;
+        if (!legal(with, std::nullopt)) continue;  // refused for this model or recipe
+        RecomputeChoice choice{.mode = mode, .spec = r, .saved_bytes = used_bytes(config, r)};
+        const bool whole = r.recompute_granularity == full;
+        double& again = choice.extra_flops_per_token;
+        if (whole) again += forward({"attention projections", "dense FFN"});
+        if (whole || r.core_attn) again += forward({"attention core (causal)"});
+        if (whole || r.moe) again += forward({"router", "experts", "shared expert"});
+        // The backward pass needs fc1's output again, two thirds of an expert's FLOPs, and never fc2's.
+        if (r.moe_expert) again += forward({"experts"}) * 2 / 3;
+        if (r.shared_experts) again += forward({"shared expert"}) * 2 / 3;
+        if (whole || r.moe) choice.extra_wire_bytes = wire_forward;
         if (r.saved_rows == SavedRows::none) choice.extra_wire_bytes = dispatch;
+        choices.push_back(choice);
     }
     return choices;
 }

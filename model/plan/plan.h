@@ -7,6 +7,7 @@
 #include "model/base/provenance.h"
 #include "model/config/config.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -17,11 +18,11 @@ struct ParameterPart {
     int64_t total = 0;   // whole model
     int64_t active = 0;  // that one token uses
     int64_t per_rank =
-        0;  // stored on one GPU: experts are divided by expert_model_parallel_size, the rest replicated
+        0;  // of one GPU: experts are divided by expert_model_parallel_size, all else replicated
 };
 
-// Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys a query on
-// average.
+// Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys per query
+// on average.
 struct FlopPart {
     std::string part;
     double forward = 0;
@@ -60,7 +61,7 @@ struct RunPlan {
     double row_capacity = 0;   // rows that memory is reserved for
     std::vector<MemoryItem> memory;
     MemoryItem host;                                    // step_tokens
-    double saved_reserved = 0;                          // saved activations with row_capacity rows a layer
+    double saved_reserved = 0;                          // saved activations with row_capacity rows per layer
     double saved_used = 0;                              // with balanced_rows
     double workspace_reserved = 0, workspace_used = 0;  // of one MoE layer, likewise
     std::vector<RecomputeChoice> recompute;
@@ -80,11 +81,14 @@ RunPlan make_plan(const Config& config, int64_t gpus);
 
 // "sequences of 4096 tokens (model.seq_length), experts evenly loaded"; a length that nobody gave says so.
 std::string assumptions_text(const Config& config);
-std::string plan_text(const Config& config, const RunPlan& plan);
+// `answer`: a prediction, which comes before the tables.
+std::string plan_text(const Config& config, const RunPlan& plan, const std::string& answer = "");
 std::string plan_json(const Config& config, const RunPlan& plan, const Provenance& provenance);
 
 // The parts, for tests and for `profile`.
-// Throws Error(usage) where parameters or rows exceed what 63 bits count: the functions below rely on it.
+// True if the configuration can be run, on so many GPUs where a number is given.
+bool legal(const Config& config, std::optional<int64_t> gpus);
+// Throws Error(usage) if parameters or rows exceed what 63 bits count: the functions below rely on it.
 void check_countable(const Config& config);
 std::vector<ParameterPart> count_parameters(const Config& config);
 std::vector<FlopPart> count_flops(const Config& config);
@@ -94,6 +98,8 @@ double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
+double sum_of(const std::vector<MemoryItem>& items);                                 // bytes
+double bytes_of(const std::vector<MemoryItem>& items, const std::string& category);  // 0: not in them
 // What a rank has in page-locked host memory next to that: the tokens of the steps in flight.
 MemoryItem step_tokens(const Config& config, int64_t gpus);
 // Rows that a rank receives, each once for all its experts: at most, which memory is reserved for

@@ -5,8 +5,6 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
-#include <numeric>
-
 namespace fp8flow::plan {
 namespace {
 
@@ -56,10 +54,10 @@ std::string memory_table(const Config& config, const RunPlan& plan) {
                                   plan.balanced_rows);
     for (const auto& item : plan.memory) {
         if (item.bytes > 0)
-            out += fmt::format("  {:<26}{:>18}   {}\n", item.category, size_text(item.bytes), item.formula);
+            out += fmt::format("  {:<26}{:>12}   {}\n", item.category, size_text(item.bytes), item.formula);
     }
-    out += fmt::format("  {:<26}{:>18}\n", "sum", size_text(plan.total_bytes()));
-    out += fmt::format("  {:<26}{:>18}   page-locked, not in the sum: {}\n", plan.host.category,
+    out += fmt::format("  {:<26}{:>12}\n", "sum", size_text(plan.total_bytes()));
+    out += fmt::format("  {:<26}{:>12}   page-locked, not in the sum: {}\n", plan.host.category,
                        size_text(plan.host.bytes), plan.host.formula);
     return out + fmt::format(
                      "  saved activations: {} reserved, {} used with even load\n"
@@ -82,7 +80,6 @@ std::string recompute_table(const RunPlan& plan) {
     return out;
 }
 
-// Wire bytes of the recipes side by side; the configured one first.
 std::string wire_table(const Config& config, const RunPlan& plan) {
     std::string out =
         fmt::format("{:<28}{:>18}{:>18}\n", "Wire per rank and MoE layer", "forward", "backward");
@@ -93,9 +90,9 @@ std::string wire_table(const Config& config, const RunPlan& plan) {
         sum += leg.forward + leg.backward;
         between_hosts += leg.between_hosts;
     }
-    out += fmt::format("  a token goes to {:.2f} of {} ranks on average; together {}", plan.distinct_ranks,
+    out += fmt::format("  a token goes to {:.2f} of {} ranks on average; sum {}", plan.distinct_ranks,
                        config.parallel.expert_model_parallel_size, size_text(sum));
-    if (between_hosts > 0) out += fmt::format(", of them between hosts {}", size_text(between_hosts));
+    if (between_hosts > 0) out += fmt::format(", between hosts {}", size_text(between_hosts));
     if (config.precision.recipe != Recipe::bf16) {
         double bf16 = 0;
         for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16)))
@@ -107,29 +104,29 @@ std::string wire_table(const Config& config, const RunPlan& plan) {
 
 }  // namespace
 
+namespace {
+template <class Item, class Value> auto sum(const std::vector<Item>& items, Value value) {
+    decltype(value(items.front())) total = 0;
+    for (const Item& item : items) total += value(item);
+    return total;
+}
+}  // namespace
+
 int64_t RunPlan::total_parameters() const {
-    return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
-                           [](int64_t n, const auto& p) { return n + p.total; });
+    return sum(parameters, [](const auto& part) { return part.total; });
 }
 int64_t RunPlan::active_parameters() const {
-    return std::accumulate(parameters.begin(), parameters.end(), int64_t{0},
-                           [](int64_t n, const auto& p) { return n + p.active; });
+    return sum(parameters, [](const auto& part) { return part.active; });
 }
-double RunPlan::total_bytes() const {
-    return std::accumulate(memory.begin(), memory.end(), 0.0,
-                           [](double n, const auto& item) { return n + item.bytes; });
-}
+double RunPlan::total_bytes() const { return sum_of(memory); }
 double RunPlan::forward_flops() const {
-    return std::accumulate(flops.begin(), flops.end(), 0.0,
-                           [](double n, const auto& part) { return n + part.forward; });
+    return sum(flops, [](const auto& part) { return part.forward; });
 }
 double RunPlan::backward_flops() const {
-    return std::accumulate(flops.begin(), flops.end(), 0.0,
-                           [](double n, const auto& part) { return n + part.backward; });
+    return sum(flops, [](const auto& part) { return part.backward; });
 }
 double RunPlan::wire_bytes() const {
-    return std::accumulate(wire.begin(), wire.end(), 0.0,
-                           [](double n, const auto& leg) { return n + leg.forward + leg.backward; });
+    return sum(wire, [](const auto& leg) { return leg.forward + leg.backward; });
 }
 
 std::string assumptions_text(const Config& config) {
@@ -142,13 +139,14 @@ std::string assumptions_text(const Config& config) {
                        model.seq_length, given ? "" : ", by default", most);
 }
 
-std::string plan_text(const Config& config, const RunPlan& plan) {
+std::string plan_text(const Config& config, const RunPlan& plan, const std::string& answer) {
     const int64_t ep = config.parallel.expert_model_parallel_size;
     std::string out = fmt::format(
-        "Plan: recipe {}, {} GPU{} = expert parallel {} x data parallel {}; {} tokens per rank and "
-        "micro-batch, {} per step\nAssumed: {}\n\n",
+        "Plan: recipe {}, {} GPU{} (EP {} x DP {}), {} tokens per rank and micro-batch, {} per step\n"
+        "Assumed: {}\n\n",
         recipe_name(config.precision), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep, plan.tokens,
         config.training.global_batch_size * config.model.seq_length, assumptions_text(config));
+    if (!answer.empty()) out += answer + "\n";
     out += fmt::format("{}\n{}\n{}\n{}", parameter_table(plan), flop_table(plan), memory_table(config, plan),
                        recompute_table(plan));
     if (ep > 1 && plan.wire_bytes() > 0) out += fmt::format("\n{}", wire_table(config, plan));

@@ -3,7 +3,6 @@
 #include "model/predict/choose.h"
 
 #include "kernels/core/error.h"
-#include "model/config/check.h"
 
 #include <algorithm>
 
@@ -24,9 +23,7 @@ std::optional<Config> run_of(const Config& config, int64_t gpus, Recipe recipe, 
     own.training.micro_batch_size = micro_batch;
     const int64_t wanted = own_batch ? config.training.global_batch_size : kSequences * gpus;
     own.training.global_batch_size = round_up(wanted, micro_batch * gpus);
-    ConfigProblems problems;
-    collect_config_problems(own, gpus, problems);
-    return problems.empty() ? std::optional(own) : std::nullopt;
+    return plan::legal(own, gpus) ? std::optional(own) : std::nullopt;
 }
 
 // That it fits counts first, then that keys make it fit, then its speed.
@@ -47,6 +44,27 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
         choice.per_host = predict_step(choice.config, gpus, gpu, {.crossing = Crossing::per_host});
     choice.fit = fit_of(choice.config, gpus, gpu.sheet);
     return choice;
+}
+
+std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu) {
+    Config single = config, paired = config;
+    single.precision.moe_wgrad_pair_micro_batches = false;
+    paired.precision.moe_wgrad_pair_micro_batches = true;
+    const TrainingSpec& training = config.training;
+    const auto moe_layers =
+        f64(std::count(config.model.moe_layer_freq.begin(), config.model.moe_layer_freq.end(), 1));
+    if (training.global_batch_size <= training.micro_batch_size * gpus || moe_layers == 0 ||
+        !plan::legal(paired, gpus) || !plan::legal(single, gpus))
+        return std::nullopt;
+    const PredictOptions options{.crossing = crossing_of(config)};
+    const std::vector<plan::MemoryItem> items = plan::memory_items(single, gpus);
+    const double saved = plan::bytes_of(items, "saved activations") / f64(config.model.num_layers);
+    const double waiting = plan::sum_of(plan::memory_items(paired, gpus)) - plan::sum_of(items);
+    return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches,
+                   .layer_single = predict_step(single, gpus, gpu, options).layer,
+                   .layer_paired = predict_step(paired, gpus, gpu, options).layer,
+                   .bytes_single = saved,
+                   .bytes_paired = saved + waiting / moe_layers};
 }
 
 const char* Choice::basis(const Gpu& gpu) const {

@@ -18,16 +18,16 @@ struct Search {
     std::vector<int64_t> gpus;
     std::vector<Recipe> recipes;
     std::vector<int64_t> expert_parallel, micro_batches;  // sizes to try; empty: those of the configuration
-    bool own_batch = false;  // the configuration states global_batch_size; else kSequences a GPU
+    bool own_batch = false;  // the configuration states global_batch_size; else kSequences per GPU
 };
 
-inline constexpr int64_t kSequences = 8;  // of a GPU and step, where nothing else is said
+inline constexpr int64_t kSequences = 8;  // per GPU and step, if nothing else is said
 
 struct Choice {
     Config config;
     int64_t gpus = 1;
     StepTime time;
-    std::optional<StepTime> per_host;  // with rows once per (token, host), where experts span hosts
+    std::optional<StepTime> per_host;  // experts span hosts: with rows once per (token, host)
     Fit fit;
     bool best = false;  // of its number of GPUs and recipe: shown in detail; the fastest, if it fits
 
@@ -36,20 +36,29 @@ struct Choice {
     const char* basis(const Gpu& gpu) const;  // how far the figures are from anything measured
 };
 
+// What moe_wgrad_pair_micro_batches changes: weight gradients of each micro-batch, or of two in one GEMM.
+struct Pairing {
+    bool used = false;
+    double layer_single = 0, layer_paired = 0;  // seconds of a MoE layer and micro-batch
+    double bytes_single = 0, bytes_paired = 0;  // of a MoE layer: saved activations, rows that wait
+};
+// Absent: a step has one micro-batch, or the configuration refuses the key.
+std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu);
+
 // One run as it is configured.
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu);
 
 // What a configuration does not set: sizes that it leaves to the search.
 Search open_search(const Config& config, std::vector<int64_t> gpus, std::vector<Recipe> recipes);
 
-// One choice for each (GPUs, recipe, expert-parallel size), with its best micro-batch. Throws Error(usage)
-// where no combination is legal.
+// One choice for each (GPUs, recipe, expert-parallel size), with its best micro-batch. Throws Error(usage) if
+// no combination is legal.
 std::vector<Choice> choose(const Config& config, const Search& search, const Gpu& gpu);
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu);
 std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu);
 std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance);
-// Of one run, below the plan's own tables; and added to its JSON.
+// Of one run: printed above the plan's own tables, and added to its JSON.
 std::string prediction_text(const Choice& choice, const Gpu& gpu);
 std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu);
 // SVG: memory of the best choices against the GPU's, and where their step's time goes.

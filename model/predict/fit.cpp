@@ -2,74 +2,67 @@
 // Memory against a GPU's, and a search over the keys that lower it.
 #include "model/predict/fit.h"
 
-#include "model/config/check.h"
-
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <functional>
-#include <numeric>
+#include <optional>
 
 namespace fp8flow::predict {
 
 namespace {
 
-double sum_of(const std::vector<plan::MemoryItem>& items) {
-    return std::accumulate(items.begin(), items.end(), 0.0,
-                           [](double sum, const auto& item) { return sum + item.bytes; });
-}
-
 struct Setting {
-    const char* text;
-    std::function<void(Config&)> apply;
+    const char* text;  // as arguments of --set
+    void (*apply)(Config&);
 };
 
-// The cheapest in time or accuracy first. A later one of the same key replaces an earlier one.
-const std::vector<Setting>& settings() {
-    using enum RecomputeGranularity;
-    static const std::vector<Setting> all = {
-        {"moe.moe_expert_rank_capacity_factor=1.25",
-         [](Config& c) { c.moe.moe_expert_rank_capacity_factor = 1.25; }},
-        {"recompute.recompute_modules=[layernorm,moe_expert]",
-         [](Config& c) {
-             c.recompute = {.recompute_granularity = selective, .layernorm = true, .moe_expert = true};
-         }},
-        {"training.main_grads_dtype=bf16",
-         [](Config& c) { c.training.state.main_grads_dtype = StateDtype::bf16; }},
-        {"training.exp_avg_dtype=bf16, training.exp_avg_sq_dtype=bf16",
-         [](Config& c) {
-             c.training.state.exp_avg_dtype = c.training.state.exp_avg_sq_dtype = StateDtype::bf16;
-         }},
-        {"training.use_distributed_optimizer=true",
-         [](Config& c) { c.training.use_distributed_optimizer = true; }},
-        {"training.micro_batch_size=1", [](Config& c) { c.training.micro_batch_size = 1; }},
-        {"recompute.recompute_granularity=full",
-         [](Config& c) { c.recompute = {.recompute_granularity = full}; }},
-    };
-    return all;
-}
+// The cheapest in time or accuracy first.
+using enum RecomputeGranularity;
+constexpr Setting kSettings[] = {
+    {"moe.moe_expert_rank_capacity_factor=1.25",
+     [](Config& c) { c.moe.moe_expert_rank_capacity_factor = 1.25; }},
+    {"recompute.recompute_modules=[layernorm,moe_expert]",
+     [](Config& c) {
+         c.recompute = {.recompute_granularity = selective, .layernorm = true, .moe_expert = true};
+     }},
+    {"training.main_grads_dtype=bf16",
+     [](Config& c) { c.training.state.main_grads_dtype = StateDtype::bf16; }},
+    {"training.exp_avg_dtype=bf16, training.exp_avg_sq_dtype=bf16",
+     [](Config& c) {
+         c.training.state.exp_avg_dtype = c.training.state.exp_avg_sq_dtype = StateDtype::bf16;
+     }},
+    {"training.use_distributed_optimizer=true",
+     [](Config& c) { c.training.use_distributed_optimizer = true; }},
+    {"training.micro_batch_size=1", [](Config& c) { c.training.micro_batch_size = 1; }},
+    {"recompute.recompute_granularity=full",
+     [](Config& c) { c.recompute = {.recompute_granularity = full}; }},
+};
 
-bool legal(const Config& config) {
-    ConfigProblems problems;
-    collect_config_problems(config, std::nullopt, problems);
-    return problems.empty();
-}
-
+// What shrinks a category of memory: the first line with a word of it that this configuration does not have.
 std::string key_for(const std::string& category, const Config& config) {
-    const auto has = [&](const char* word) { return category.find(word) != std::string::npos; };
-    if (has("moments") && !has("(BF16)")) return "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16";
-    if ((has("master weights") || has("moments")) && !config.training.use_distributed_optimizer)
-        return "training.use_distributed_optimizer: true";
-    if (has("gradients (FP32)")) return "training.main_grads_dtype: bf16";
-    if (has("delayed")) return "precision.moe_wgrad_pair_micro_batches: false";
-    if (has("side lane")) return "schedule.moe_shared_expert_overlap: false";
     const bool worst_case = config.moe.moe_expert_rank_capacity_factor == 0;
     const std::string rows = worst_case ? "moe.moe_expert_rank_capacity_factor: 1.25, " : "";
-    if (has("saved")) return rows + "recompute.recompute_modules, training.micro_batch_size";
-    if (has("workspace")) return rows + "training.micro_batch_size";
-    if (has("exchange")) return "training.micro_batch_size";
-    if (has("logits")) return "model.vocab_size";
-    if (has("tokens of steps")) return "training.global_batch_size";
+    const bool whole_state = !config.training.use_distributed_optimizer;
+    struct Line {
+        const char* word;
+        std::string key;
+        bool applies = true;
+    };
+    for (const Line& line : {
+             Line{"moments", "training.exp_avg_dtype, training.exp_avg_sq_dtype: bf16",
+                  category.find("(BF16)") == std::string::npos},
+             Line{"master weights", "training.use_distributed_optimizer: true", whole_state},
+             Line{"moments", "training.use_distributed_optimizer: true", whole_state},
+             Line{"gradients (FP32)", "training.main_grads_dtype: bf16"},
+             Line{"delayed", "precision.moe_wgrad_pair_micro_batches: false"},
+             Line{"side stream", "schedule.moe_shared_expert_overlap: false"},
+             Line{"saved", rows + "recompute.recompute_modules, training.micro_batch_size"},
+             Line{"workspace", rows + "training.micro_batch_size"},
+             Line{"exchange", "training.micro_batch_size"},
+             Line{"logits", "model.vocab_size"},
+             Line{"tokens of steps", "training.global_batch_size"},
+         })
+        if (line.applies && category.find(line.word) != std::string::npos) return line.key;
     return "parallel.expert_model_parallel_size (larger), model.num_layers";
 }
 
@@ -85,9 +78,8 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
         if (where == Where::host) items.push_back(plan::step_tokens(own, gpus));
         return items;
     };
-    const auto needed_with = [&](const Config& own) { return sum_of(items_of(own)); };
-    Fit fit{.needed = 0, .usable = usable, .items = items_of(config), .largest = {}, .settings = {}};
-    fit.needed = sum_of(fit.items);
+    Fit fit{.usable = usable, .items = items_of(config)};
+    fit.needed = plan::sum_of(fit.items);
     for (const plan::MemoryItem& item : fit.items)
         if (item.bytes > 0) fit.largest.push_back({item, key_for(item.category, config)});
     std::sort(fit.largest.begin(), fit.largest.end(),
@@ -95,33 +87,28 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
     if (fit.largest.size() > 5) fit.largest.resize(5);
     if (fit.fits()) return fit;
 
-    std::vector<const Setting*> useful;
-    for (const Setting& setting : settings()) {
+    using Settings = std::vector<const Setting*>;
+    const auto with = [&](const Settings& settings) {
         Config own = config;
-        setting.apply(own);
-        if (!legal(own) || needed_with(own) >= fit.needed) continue;
-        if (needed_with(own) <= fit.usable) {
-            fit.settings = {setting.text};
-            return fit;
-        }
-        useful.push_back(&setting);
-    }
-    // No one is enough: as many as it takes, then without those that are not needed after all.
-    const auto needed_by = [&](const std::vector<const Setting*>& chosen) {
-        Config own = config;
-        for (const Setting* setting : chosen) setting->apply(own);
-        return needed_with(own);
+        for (const Setting* setting : settings) setting->apply(own);
+        return own;
     };
-    std::vector<const Setting*> chosen;
-    for (const Setting* setting : useful) {
-        chosen.push_back(setting);
-        if (needed_by(chosen) <= fit.usable) break;
-    }
-    if (chosen.empty() || needed_by(chosen) > fit.usable) return fit;
+    const auto needed = [&](const Settings& settings) { return plan::sum_of(items_of(with(settings))); };
+    Settings useful, chosen;
+    for (const Setting& setting : kSettings)
+        if (plan::legal(with({&setting}), std::nullopt) && needed({&setting}) < fit.needed)
+            useful.push_back(&setting);
+    const auto alone = std::find_if(useful.begin(), useful.end(),
+                                    [&](const Setting* setting) { return needed({setting}) <= usable; });
+    if (alone != useful.end()) chosen = {*alone};
+    // None alone is enough: as many as it takes, then without those that are not needed after all.
+    for (const Setting* setting : useful)
+        if (chosen.empty() || needed(chosen) > usable) chosen.push_back(setting);
+    if (chosen.empty() || needed(chosen) > usable) return fit;
     for (size_t i = 0; i + 1 < chosen.size();) {
-        std::vector<const Setting*> fewer = chosen;
+        Settings fewer = chosen;
         fewer.erase(fewer.begin() + static_cast<std::ptrdiff_t>(i));
-        if (needed_by(fewer) <= fit.usable)
+        if (needed(fewer) <= usable)
             chosen.swap(fewer);
         else
             ++i;
@@ -145,7 +132,7 @@ std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
         out += fmt::format("  {:<26}{:>12.2f} GiB   {}\n", consumer.item.category,
                            consumer.item.bytes / 0x1p30, consumer.key);
     return out + (fit.settings.empty() ? std::string("No key above makes it fit on so many GPUs.\n")
-                                       : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ", ")));
+                                       : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ",\n  ")));
 }
 
 }  // namespace fp8flow::predict

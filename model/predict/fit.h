@@ -10,7 +10,7 @@
 
 namespace fp8flow::predict {
 
-// The driver's context, libraries, the communicator and what fragments leave: not counted by plan.
+// The driver's context, libraries, the communicator and fragmentation: not counted by plan.
 inline constexpr double kOutsideShare = 0.05;
 
 struct Consumer {
@@ -21,19 +21,19 @@ struct Consumer {
 struct Fit {
     double needed = 0, usable = 0;  // bytes
     std::vector<plan::MemoryItem> items;
-    std::vector<Consumer> largest;  // five at most, the largest first
-    // Settings that make it fit, cheapest first; empty where it fits, or where none here does.
-    std::vector<std::string> settings;
+    std::vector<Consumer> largest = {};  // five at most, the largest first
+    // Settings that make it fit, cheapest first; empty if it fits, or if none here is enough.
+    std::vector<std::string> settings = {};
     bool fits() const { return needed <= usable; }
 };
 
-// host: the rank's memory is its host's, where the tokens of its steps are too (the reference backend).
+// host: the rank uses its host's memory, which holds the tokens of its steps too (the reference backend).
 enum class Where : uint8_t { gpu, host };
 Fit fit_of(const Config& config, int64_t gpus, double usable, Where where = Where::gpu);
 // Of a GPU's memory, less kOutsideShare.
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
-// "fits", "with a, b", or "no key of this run makes it fit".
+// "fits", "with a, b", or "no".
 std::string fit_text(const Fit& fit);
-std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty where it fits
+std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty if it fits
 
 }  // namespace fp8flow::predict

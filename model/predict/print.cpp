@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The choices as tables and JSON.
+// The choices as text and JSON.
 #include "model/predict/choose.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
 
 #include <fmt/format.h>
@@ -21,15 +22,19 @@ double gibibytes(double bytes) { return bytes / 0x1p30; }
 
 std::string step_text(double seconds) { return format_fixed(seconds * 1e3, seconds < 0.1 ? 1 : 0); }
 
-Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
-    const bool wide = std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; });
-    std::vector<Table::Column> columns = {
-        {"GPUs"}, {"recipe", Align::left}, {"EP"}, {"DP"}, {"micro-batch"}, {"step ms"}, {"tokens/s"},
-        {"MFU"},  {"exposed wire"}};
-    if (wide) columns.push_back({"step, per host"});
-    for (const char* name : {"GiB a GPU", "of GPU"}) columns.push_back({name});
-    columns.push_back({"fits", Align::left});
-    columns.push_back({"basis", Align::left});
+enum class Wanted : uint8_t { text, markdown };
+
+// Markdown names the keys that make a run fit; on a terminal they follow below the table.
+Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted) {
+    const bool several_hosts =
+        std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; });
+    std::vector<Table::Column> columns = {{"GPUs"},        {"recipe", Align::left},
+                                          {"EP"},          {"DP"},
+                                          {"micro-batch"}, {"step ms"},
+                                          {"tokens/s"},    {"MFU"},
+                                          {"wire"}};
+    if (several_hosts) columns.push_back({"per host ms"});
+    columns.insert(columns.end(), {{"GiB/GPU"}, {"of GPU"}, {"fits", Align::left}, {"basis", Align::left}});
     Table table(columns);
     int64_t gpus = 0;
     for (const Choice& c : choices) {
@@ -45,11 +50,11 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu) {
             format_si(c.time.tokens_per_second()),
             format_percent(c.time.mfu(gpu.sheet), 0),
             format_percent(c.time.exposed / c.time.step, 0)};
-        if (wide) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
-        cells.push_back(format_fixed(gibibytes(c.fit.needed), 1));
-        cells.push_back(format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0));
-        cells.push_back(fit_text(c.fit));
-        cells.emplace_back(c.basis(gpu));
+        if (several_hosts) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
+        const bool short_text = wanted == Wanted::text && !c.fit.settings.empty();
+        cells.insert(cells.end(), {format_fixed(gibibytes(c.fit.needed), 1),
+                                   format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0),
+                                   short_text ? "with keys" : fit_text(c.fit), c.basis(gpu)});
         table.add_row(cells);
     }
     return table;
@@ -62,29 +67,9 @@ std::vector<const Choice*> best_of(const std::vector<Choice>& choices) {
     return best;
 }
 
-// Category of plan to a column.
-std::string memory_table(const std::vector<Choice>& choices) {
-    std::vector<std::string> categories;
-    for (const Choice* choice : best_of(choices))
-        for (const auto& item : choice->fit.items)
-            if (item.bytes > 0 &&
-                std::find(categories.begin(), categories.end(), item.category) == categories.end())
-                categories.push_back(item.category);
-    std::vector<Table::Column> columns = {{"memory, GiB", Align::left}};
-    for (const Choice* choice : best_of(choices))
-        columns.push_back({fmt::format("{} {}", choice->gpus, recipe_name(choice->config.precision.recipe))});
-    Table table(columns);
-    for (const std::string& category : categories) {
-        std::vector<std::string> cells = {category};
-        for (const Choice* choice : best_of(choices)) {
-            double bytes = 0;
-            for (const auto& item : choice->fit.items)
-                if (item.category == category) bytes += item.bytes;
-            cells.push_back(bytes > 0 ? format_fixed(gibibytes(bytes), 2) : "-");
-        }
-        table.add_row(cells);
-    }
-    return table.text();
+std::string name_of(const Choice& c) {
+    return fmt::format("{}, {}, EP {}", counted(c.gpus, "GPU"), recipe_name(c.config.precision.recipe),
+                       expert_parallel(c));
 }
 
 ordered_json json_of(const Choice& c, const Gpu& gpu) {
@@ -155,54 +140,50 @@ std::string statement(const Gpu& gpu) {
     const Calibration& c = gpu.calibration;
     if (!gpu.calibrated)
         return fmt::format(
-            "A prediction, uncalibrated: datasheet of the {}, shares of its rates as on the {} ({}, {}).\n",
+            "A prediction, uncalibrated: datasheet of the {}, shares of its rates as on the {}\n({}, {}).\n",
             gpu.sheet.gpu, c.gpu, c.source, c.date);
     std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
                                   gpu.sheet.gpu, c.date, c.source, c.commit);
-    if (!c.check) return out + "How far it errs is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
+    if (!c.check) return out + "Its error is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
     const auto errors = [](const CheckSummary& check) {
-        return fmt::format("{} of a layer (worst {}), {} of a step (worst {})",
-                           format_percent(check.mean_layer, 1), format_percent(check.worst_layer, 1),
-                           format_percent(check.mean_step, 1), format_percent(check.worst_step, 1));
+        return fmt::format("layer {} (worst {}), step {} (worst {})", format_percent(check.mean_layer, 1),
+                           format_percent(check.worst_layer, 1), format_percent(check.mean_step, 1),
+                           format_percent(check.worst_step, 1));
     };
-    out += fmt::format("On {} measured runs of up to {} GPUs its mean error is {}.\n", c.check->runs,
+    out += fmt::format("Its mean error on {} measured runs of up to {} GPUs: {}.\n", c.check->runs,
                        c.check->gpus, errors(*c.check));
     if (c.check_other_models)
-        out += fmt::format("On the {} of them that are of other models than the calibration: {}.\n",
+        out += fmt::format("On the {} of other models than the calibration: {}.\n",
                            c.check_other_models->runs, errors(*c.check_other_models));
     return out;
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
-    std::string out =
-        statement(gpu) + fmt::format("Assumed: {}.\n", plan::assumptions_text(choices.front().config));
+    const Config& first = choices.front().config;
+    std::string out = table_of(choices, gpu, Wanted::text).text();
+    for (const Choice* choice : best_of(choices))
+        if (!choice->fit.fits())
+            out += fmt::format("\n{}. {}", name_of(*choice), consumers_text(choice->fit, gpu.sheet));
     out += fmt::format(
-        "MFU is of {:.0f} TFLOP/s BF16. * the fastest that fits, of its recipe and number of GPUs.\n",
+        "\n* the fastest that fits, of its recipe and number of GPUs. wire: its share of a step. MFU is of "
+        "{:.0f} TFLOP/s BF16.\n",
         gpu.sheet.peak() * 1e-12);
     if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
         out += fmt::format(
-            "Experts on several hosts: {}. 'step, per host' assumes\none row for each (token, host), fanned "
-            "out over NVLink, as moe_token_dispatcher_type hierarchical sends it. {:.0f} GB/s of\nnetwork a "
-            "GPU are assumed, nothing there is measured.\n",
-            crossing_of(choices.front().config) == Crossing::per_rank
-                ? "the program sends one row for each (token, rank) through NCCL"
-                : "'step ms' too is per host",
-            gpu.sheet.network_rate * 1e-9);
-    if (!choices.front().config.model.attention)
-        out += "Without attention: what the model's attention takes is not part of these figures.\n";
-    out += fmt::format("\n{}\n{}", table_of(choices, gpu).text(), memory_table(choices));
-    for (const Choice* choice : best_of(choices)) {
-        const std::string consumers = consumers_text(choice->fit, gpu.sheet);
-        if (!consumers.empty())
-            out += fmt::format("\n{} GPUs, {}, EP {}. {}", choice->gpus,
-                               recipe_name(choice->config.precision.recipe), expert_parallel(*choice),
-                               consumers);
-    }
-    return out;
+            "Experts on several hosts: {} for each (token, {}).\n'per host ms': one row for each (token, "
+            "host), which NVLink fans out (moe_token_dispatcher_type: hierarchical).\nA network of {:.0f} "
+            "GB/s "
+            "per GPU is assumed; nothing there is measured.\n",
+            crossing_of(first) == Crossing::per_rank ? "the program sends one row through NCCL"
+                                                     : "'step ms' too is with one row",
+            crossing_of(first) == Crossing::per_rank ? "rank" : "host", gpu.sheet.network_rate * 1e-9);
+    out += fmt::format("Assumed: {}{}.\n", plan::assumptions_text(first),
+                       first.model.attention ? "" : "; no attention, in time, memory and MFU");
+    return out + statement(gpu);
 }
 
 std::string choices_markdown(const std::vector<Choice>& choices, const Gpu& gpu) {
-    return table_of(choices, gpu).markdown();
+    return table_of(choices, gpu, Wanted::markdown).markdown();
 }
 
 std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, const Provenance& provenance) {
@@ -213,32 +194,36 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 }
 
 std::string prediction_text(const Choice& c, const Gpu& gpu) {
-    std::string out = statement(gpu);
-    if (const std::string left_out = not_covered(c.config); !left_out.empty())
-        out += fmt::format("  not covered: {}\n", left_out);
-    std::map<std::string, double> parts;
-    for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
-    out += fmt::format(
-        "  step {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
+    std::string out = fmt::format(
+        "Step: {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
         step_text(c.time.step), c.time.clock * 1e-6, format_si(c.time.tokens_per_second()),
         format_percent(c.time.mfu(gpu.sheet), 0), c.time.layer * 1e3);
-    out += " ";
+    std::map<std::string, double> parts;
+    for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
+    std::vector<std::string> list;
     for (const auto& [part, seconds] : parts)
-        if (seconds > 0) out += fmt::format(" {} {} ms,", part, step_text(seconds));
-    out += fmt::format(" of them wire {} ms\n", step_text(c.time.wire));
+        if (seconds > 0) list.push_back(fmt::format("{} {}", part, step_text(seconds)));
+    out += fmt::format("  {}; wire {} ms of them\n", fmt::join(list, ", "), step_text(c.time.wire));
+    if (const std::string left_out = not_covered(c.config); !left_out.empty())
+        out += fmt::format("  not covered: {}\n", left_out);
     if (c.time.host_bound)
-        out +=
-            "  the host takes longer to launch it than the GPU to compute it: "
-            "schedule.cuda_graph_impl=full_iteration\n";
+        out += "  the host's launches take longer than the GPU: schedule.cuda_graph_impl=full_iteration\n";
     if (c.per_host)
         out += fmt::format(
-            "  with one row for each (token, host), fanned out over NVLink (hierarchical): step {} ms; "
-            "{:.0f} GB/s of network a GPU assumed\n",
+            "  {} ms with one row for each (token, host), which NVLink fans out (hierarchical); network of "
+            "{:.0f} GB/s assumed\n",
             step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
-    if (c.fit.fits())
-        return out + fmt::format("  fits: {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),
-                                 gibibytes(c.fit.usable));
-    return out + consumers_text(c.fit, gpu.sheet);
+    if (const auto pairs = pairing_of(c.config, c.gpus, gpu))
+        out += fmt::format(
+            "Weight gradients of two micro-batches in one GEMM (moe_wgrad_pair_micro_batches{}):\n"
+            "  layer {:.2f} -> {:.2f} ms ({:.3f} x), saved and waiting rows {:.2f} -> {:.2f} GiB per layer\n",
+            pairs->used ? ", in use" : "", pairs->layer_single * 1e3, pairs->layer_paired * 1e3,
+            pairs->layer_paired / pairs->layer_single, gibibytes(pairs->bytes_single),
+            gibibytes(pairs->bytes_paired));
+    out += c.fit.fits() ? fmt::format("Memory: fits, {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),
+                                      gibibytes(c.fit.usable))
+                        : consumers_text(c.fit, gpu.sheet);
+    return out + statement(gpu);
 }
 
 std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu) {
@@ -247,6 +232,12 @@ std::string with_prediction(const std::string& plan_json, const Choice& choice, 
     const ordered_json own = json_of(choice, gpu);
     for (const auto& [key, value] : own.items())
         if (key != "gpu") json["prediction"][key] = value;
+    if (const auto pairs = pairing_of(choice.config, choice.gpus, gpu))
+        json["prediction"]["paired_weight_gradients"] = {{"used", pairs->used},
+                                                         {"layer_seconds_single", pairs->layer_single},
+                                                         {"layer_seconds_paired", pairs->layer_paired},
+                                                         {"layer_bytes_single", pairs->bytes_single},
+                                                         {"layer_bytes_paired", pairs->bytes_paired}};
     return json.dump(2);
 }
 

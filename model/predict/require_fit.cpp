@@ -24,6 +24,20 @@ FreeMemory free_of_host(int64_t ranks_on_host) {
             sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
 
+// GPU ranks too need host memory for tokens. "": every rank has enough.
+std::string token_shortage(const std::vector<Config>& runs, ProcessGroup& world, int64_t ranks_on_host) {
+    double tokens = 0;
+    for (const Config& run : runs) tokens = std::max(tokens, plan::step_tokens(run, world.size()).bytes);
+    const double free = std::min(free_of_host(ranks_on_host).bytes, 0x1p60);
+    auto missing = static_cast<int64_t>(tokens - free);
+    world.all_reduce_max(std::span<int64_t>(&missing, 1));
+    if (missing <= 0) return "";
+    return fmt::format(
+        "the tokens of the steps in flight take {:.2f} GiB of host memory for each rank, "
+        "{:.2f} GiB more than is free; lower training.global_batch_size",
+        tokens / 0x1p30, static_cast<double>(missing) / 0x1p30);
+}
+
 }  // namespace
 
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
@@ -47,24 +61,6 @@ std::string shortage_text(const Config& config, int64_t ranks, double free, cons
                        fit.settings.empty() ? std::string("no key alone makes it fit on so many ranks")
                                             : fmt::format("it fits with {}", fmt::join(fit.settings, ", ")));
 }
-
-namespace {
-
-// Of host memory for tokens alone, which GPU ranks need too; "" where there is enough on all ranks.
-std::string token_shortage(const std::vector<Config>& runs, ProcessGroup& world, int64_t ranks_on_host) {
-    double tokens = 0;
-    for (const Config& run : runs) tokens = std::max(tokens, plan::step_tokens(run, world.size()).bytes);
-    const double free = std::min(free_of_host(ranks_on_host).bytes, 0x1p60);
-    auto missing = static_cast<int64_t>(tokens - free);
-    world.all_reduce_max(std::span<int64_t>(&missing, 1));
-    if (missing <= 0) return "";
-    return fmt::format(
-        "the tokens of the steps in flight take {:.2f} GiB of host memory for each rank, "
-        "{:.2f} GiB more than is free; lower training.global_batch_size",
-        tokens / 0x1p30, static_cast<double>(missing) / 0x1p30);
-}
-
-}  // namespace
 
 void require_fit(report::RunLog& log, const std::vector<Config>& runs, const BackendChoice& backend,
                  ProcessGroup& world, int64_t ranks_on_host, WhereShort what) {

@@ -12,17 +12,17 @@ namespace fp8flow::predict {
 
 namespace {
 
-// Tiles of the grouped kernels and of FP8 GEMMs (kernels/hopper/gemm/sm90/pipeline.h), one an SM at a time,
-// no split-K; cuBLASLt's GEMMs choose their own. An H20 has 78 SMs.
+// Tiles of the grouped kernels and of FP8 GEMMs (kernels/hopper/gemm/sm90/pipeline.h): one per SM at a time,
+// no split-K. cuBLASLt's GEMMs choose their own. An H20 has 78 SMs.
 constexpr double kTileRows = 128, kTileCols = 256, kSms = 132;
-// Cycles at the end of a tile that no product hides: of the 2,900 in which its 64 KiB are stored
-// (docs/kernels/grouped_gemm.md) so many that fc1, fc2 and the input gradients of the H200's calibration,
-// whose tiles take 16 to 56 steps, have the same share.
+// Cycles at the end of a tile that no MMA hides. Storing its 64 KiB takes 2,900
+// (docs/kernels/grouped_gemm.md). With 1,700 of them, fc1, fc2 and their input gradients have the same share
+// in the H200's calibration, though their tiles take 16 to 56 steps.
 constexpr double kTileEnd = 1700;
 constexpr double kFp8PerCycle = 8192;  // FLOPs of an SM; BF16: half
 
-// What the SMs could have computed during `groups` GEMMs of [rows, cols] over `contraction`, beyond `flops`:
-// SMs without a tile in the last wave, what tiles reach past an edge, and their ends.
+// What the SMs could have computed beyond `flops`, during `groups` GEMMs of [rows, cols] over `contraction`:
+// SMs without a tile in the last wave, parts of tiles past an edge, and the ends of tiles.
 double idle_flops(double groups, double rows, double cols, double contraction, double flops,
                   double end_of_tile) {
     const double tiles = groups * std::ceil(rows / kTileRows) * std::ceil(cols / kTileCols);
@@ -45,9 +45,10 @@ struct Sizes {
           fp8(precision.recipe != Recipe::bf16),
           flow(precision.recipe == Recipe::fp8_flow),
           merges(precision.moe_apply_probs_in == ProbsIn::combine),
-          writes(1 + accumulates),
+          first(1 - accumulates),
           // routed experts only
-          gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4) {
+          gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4),
+          wgrads(fp8 && precision.moe_wgrad_pair_micro_batches ? std::ceil(0.5 / first - 1e-9) * first : 1) {
         const double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
         operand = fp8 ? vector : kPlain;
         weight = fp8 ? tile : kPlain;
@@ -57,7 +58,9 @@ struct Sizes {
 
     double tokens, hidden, ffn, experts, topk, ranks, rows, received, local, shared;
     bool fp8, flow, merges;
-    double writes, gradient;
+    double first;     // of a step's micro-batches, the share that writes gradients and reads none
+    double gradient;  // bytes of an element
+    double wgrads;    // GEMMs of a weight gradient per micro-batch: one, or one for two (odd ones: alone)
     double operand = 0, weight = 0, column = 0, wire = 0;
 };
 
@@ -76,9 +79,9 @@ public:
         found->bytes += bytes;
         return *found;
     }
-    void gemm(const char* stage, const char* direction, double bytes, double flops, bool fp8,
-              double idle = 0) {
-        Work& work = add(stage, direction, 1, bytes);
+    void gemm(const char* stage, const char* direction, double bytes, double flops, bool fp8, double idle = 0,
+              double launches = 1) {
+        Work& work = add(stage, direction, launches, bytes);
         (fp8 ? work.fp8_flops : work.bf16_flops) += flops;
         (fp8 ? work.fp8_idle : work.bf16_idle) += idle;
     }
@@ -101,8 +104,8 @@ private:
     std::vector<Work> work_;
 };
 
-// The GEMMs and passes of experts over `rows` rows; `experts` weights of `width`. Routed experts have a stage
-// each, the FFN of a rank's own rows has one for all but its casts.
+// The GEMMs and passes of experts over `rows` rows, with `experts` weights of `width`. Routed experts have
+// one stage per GEMM. The FFN of a rank's own rows has one stage for all but its casts.
 class Experts {
 public:
     Experts(Stages& stages, double rows, double experts, double width, const char* only)
@@ -151,11 +154,13 @@ private:
     }
     bool tiled() const { return s_.fp8 || only_ == nullptr; }  // not BF16 over a rank's own rows
     void wgrad(const char* stage, double n, double k) {
-        const double element = only_ == nullptr ? s_.gradient : kWord;
-        const double flops = 2 * rows_ * n * k;
-        out_.gemm(name(stage), "backward",
-                  rows_ * (n + k) * s_.column + experts_ * n * k * element * s_.writes, flops, s_.fp8,
-                  tiled() ? idle_flops(experts_, n, k, rows_ / experts_, flops, 0) : 0);
+        const bool routed = only_ == nullptr;
+        const double element = routed ? s_.gradient : kWord, gemms = routed ? s_.wgrads : 1;
+        const double flops = 2 * rows_ * n * k, passes = 2 * gemms - s_.first;  // over the gradient
+        const double idle =
+            tiled() ? gemms * idle_flops(experts_, n, k, rows_ / gemms / experts_, flops / gemms, 0) : 0;
+        out_.gemm(name(stage), "backward", rows_ * (n + k) * s_.column + experts_ * n * k * element * passes,
+                  flops, s_.fp8, idle, gemms);
     }
     void cast(double width, const char* direction) {
         out_.add("cast", direction, 1, rows_ * width * (kPlain + 2 * s_.operand));
@@ -171,7 +176,7 @@ private:
     const char* only_;
 };
 
-// Bytes of this rank's legs, in plan's words.
+// Bytes that this rank sends, by plan's legs.
 struct Legs {
     double routing = 0, dispatch = 0, combine_forward = 0, combine_backward = 0;
 };
@@ -319,7 +324,9 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
     const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
     const double above = core * diagonal_share(f64(m.seq_length));
     const auto product = [&](double n, double k) { return kPlain * (t * (n + k) + n * k); };
-    const auto wgrad = [&](double n, double k) { return kPlain * t * (n + k) + kWord * n * k * s.writes; };
+    const auto wgrad = [&](double n, double k) {
+        return kPlain * t * (n + k) + kWord * n * k * (2 - s.first);
+    };
     Stages out("attention", s);
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     const auto forward = [&](const char* direction) {

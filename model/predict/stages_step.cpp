@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Counts of what is not a layer: embedding, final norm and head of a micro-batch; reduction and optimizer of
-// a step.
+// Counts outside the layers: embedding, final norm and head of a micro-batch; reduction and optimizer of a
+// step.
 #include "model/plan/plan.h"
 #include "model/predict/stages.h"
 #include "model/train/transformer.h"
@@ -12,27 +12,27 @@ namespace fp8flow::predict {
 
 namespace {
 
-struct Parameters {
-    double dense = 0, experts = 0;  // held by one rank
+struct Held {
+    double dense = 0, experts = 0;  // by one rank
 };
-Parameters parameters_of(const Config& config) {
-    Parameters result;
+
+// Parameters; and bytes of the working copies that are gathered (use_distributed_optimizer): BF16, or the
+// FP32 master of weights with FP8 copies.
+Held parameters_of(const Config& config) {
+    Held result;
     for (const plan::ParameterPart& part : plan::count_parameters(config))
         (part.part == "experts" ? result.experts : result.dense) += f64(part.per_rank);
     return result;
 }
-
-// Bytes of the working copies that are gathered (use_distributed_optimizer): BF16, or the FP32 master of
-// weights with FP8 copies.
-Parameters gathered_bytes(const Config& config) {
+Held gathered_bytes(const Config& config) {
     const double ffn = config.precision.recipe == Recipe::bf16 ? kPlain : kWord;
-    Parameters result;
-    for (const plan::ParameterPart& part : plan::count_parameters(config)) {
-        const double count = f64(part.per_rank);
-        if (part.part == "experts")
-            result.experts += ffn * count;
+    Held result;
+    for (const auto& [part, total, active, count] : plan::count_parameters(config)) {
+        const bool own_ffn = part == "shared expert" || part == "dense FFN";
+        if (part == "experts")
+            result.experts += ffn * f64(count);
         else
-            result.dense += (part.part == "shared expert" || part.part == "dense FFN" ? ffn : kPlain) * count;
+            result.dense += (own_ffn ? ffn : kPlain) * f64(count);
     }
     return result;
 }
@@ -66,7 +66,7 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
 }
 
 std::vector<Work> update_work(const Config& config, int64_t gpus) {
-    const Parameters parameters = parameters_of(config);
+    const Held parameters = parameters_of(config);
     const StateDtypes& state = config.training.state;
     const double gradient = state.main_grads_dtype == StateDtype::bf16 ? 2 : kWord;
     const double moments =
@@ -85,8 +85,8 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
                     .wire_bytes = sent};
     };
     // master and moments read and written, the gradient read here and for its norm, copies written: BF16, or
-    // FP8 in two orientations. Squares of experts' gradients are left by the GEMMs that write them, unless
-    // their sums come later: from other ranks, or in the order of combine_order invariant.
+    // FP8 in two orientations. The GEMMs that write experts' gradients leave their squares too, unless the
+    // sums come later: from other ranks, or with combine order `invariant`.
     const double state_bytes = 2 * (kWord + moments) + kPlain;
     const bool divided = config.training.use_distributed_optimizer;
     const double dense = divided ? parameters.dense / all : parameters.dense,
@@ -95,8 +95,8 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     const bool divides_experts = divided && config.moe.moe_combine_order == CombineOrder::rank;
     const bool reads_for_norm = replicas > 1 || config.moe.moe_combine_order != CombineOrder::rank;
     const double normed = !reads_for_norm ? 0 : divides_experts ? experts : parameters.experts;
-    // a tensor's update runs beside those before it: 1.6 us in profile_100m_4gpu_schedules.json, a quarter of
-    // a launch
+    // a tensor's update overlaps those before it: 1.6 us in profile_100m_4gpu_schedules.json, a quarter of a
+    // launch
     const double updates = (f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4) / 4;
     const char* const reduced = "gradient reduction";
     std::vector<Work> work = {
@@ -109,7 +109,7 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
          .launches = updates,
          .bytes = (dense + experts) * state_bytes + kWord * 2 * dense + gradient * (normed + experts)}};
     if (divided) {
-        const Parameters bytes = gathered_bytes(config);
+        const Held bytes = gathered_bytes(config);
         work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));
         // masters and plain copies are gathered in a few calls; FP8 copies are made weight by weight
         work.back().launches = 4 * (f64(config.model.num_layers) + 1);

@@ -19,7 +19,7 @@ namespace fp8flow::predict {
 namespace {
 
 // Assumptions of exchanges between hosts, which nothing here has measured.
-constexpr double kHostStop = 50e-6;  // the host reads counts from the device; twice in an exchange by NCCL
+constexpr double kHostStop = 50e-6;  // the host reads counts from the device, twice per exchange by NCCL
 
 constexpr std::string_view kReduction = "gradient reduction/gradient reduction/update";
 
@@ -71,37 +71,37 @@ private:
     }
 
     void add_layers(StepTime& time) {
-        std::map<Recipe, std::pair<double, double>> layers;  // MoE and dense layers of each recipe
+        struct Layers {
+            double moe = 0, dense = 0;
+        };
+        std::map<Recipe, Layers> layers;
         const ModelSpec& m = config_.model;
-        for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-            auto& [moe, dense] = layers[plan::layer_recipe(config_, layer)];
-            (m.moe_layer_freq[static_cast<size_t>(layer)] == 1 ? moe : dense) += 1;
-        }
         double moe_layers = 0;
+        for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+            Layers& own = layers[plan::layer_recipe(config_, layer)];
+            const bool moe = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+            (moe ? own.moe : own.dense) += 1;
+            moe_layers += moe ? 1 : 0;
+        }
         for (const auto& [recipe, count] : layers) {
             use(recipe);
             PrecisionSpec precision = config_.precision;
             if (recipe != precision.recipe) precision = with_recipe(config_, recipe).precision;
             const LayerWork work = layer_work(config_, precision, accumulates_);
-            if (count.first > 0) {
-                const size_t first = time.stages.size();
-                add(time, work.moe, count.first * micro_batches_);
-                wait_for_late_ranks(time, first);
-                for (size_t i = first; i < time.stages.size(); ++i) {
-                    time.layer += time.stages[i].seconds * count.first;
-                    layer_launches_ += time.stages[i].work.launches * count.first;
-                }
-                moe_layers += count.first;
+            const size_t first = time.stages.size();
+            if (count.moe > 0) add(time, work.moe, count.moe * micro_batches_);
+            wait_for_late_ranks(time, first);
+            for (size_t i = first; i < time.stages.size(); ++i) {
+                time.layer += time.stages[i].seconds * count.moe / moe_layers;
+                layer_launches_ += time.stages[i].work.launches * count.moe / moe_layers;
             }
-            if (count.second > 0) add(time, work.dense, count.second * micro_batches_);
-            add(time, work.attention, (count.first + count.second) * micro_batches_);
+            if (count.dense > 0) add(time, work.dense, count.dense * micro_batches_);
+            add(time, work.attention, (count.moe + count.dense) * micro_batches_);
         }
-        time.layer /= std::max(moe_layers, 1.0);
-        layer_launches_ /= std::max(moe_layers, 1.0);
     }
 
-    // In a combine, for those whose experts took longer: GPUs of one host differ in what their power limit
-    // lets them do.
+    // A combine waits for the ranks that are late: at their power limits the GPUs of one host differ in
+    // speed.
     void wait_for_late_ranks(StepTime& time, size_t first) const {
         std::map<std::string, double> worked;
         for (size_t i = first; i < time.stages.size(); ++i)
@@ -124,7 +124,7 @@ private:
     }
 
     double seconds_of(Work work, double wire) const {
-        // what the shared expert leaves idle is the main stream's then
+        // the main stream uses the SMs that the shared expert leaves idle
         if (work.part == "moe layer" && work.stage == "shared expert" &&
             config_.schedule.moe_shared_expert_overlap)
             work.fp8_idle = work.bf16_idle = 0;
@@ -168,7 +168,7 @@ private:
         const auto bf16 = gpu_.calibration.recipes.find("bf16");
         const RecipeShares& shares =
             product && bf16 != gpu_.calibration.recipes.end() ? bf16->second : *shares_;
-        // a recomputed stage has the share of its forward; a layer without a shared expert has fc1
+        // a recomputed stage has the share of its forward pass; without a shared expert fc1's share counts
         for (const char* stage : {product ? "shared expert" : work.stage.c_str(), "fc1"})
             for (const char* part : {work.part.c_str(), "moe layer"})
                 for (const char* direction : {work.direction.c_str(), "forward", "backward", "update"})
@@ -211,8 +211,7 @@ private:
         const int64_t ranks = dense ? gpus_ : gpus_ / ep();
         const int64_t apart = dense ? 1 : ep();
         const int64_t near = std::clamp<int64_t>(per_host() / apart, 1, ranks);
-        // A gather without a share has a reduction's. A profile of one GPU says nothing of either: the rate
-        // of copies, then.
+        // A gather without a share has a reduction's. A profile of one GPU has neither: the rate of copies.
         double share = 1;
         for (const std::string& key : {key_of(work), std::string(kReduction)})
             if (const auto found = shares_->shares.find(key); found != shares_->shares.end()) {
@@ -225,18 +224,18 @@ private:
                         (work.wire_bytes - crossing) / (gpu_.sheet.peer_rate * share));
     }
 
-    // Inside a host, profiles of every schedule show no gain at the power limit: nothing counts as hidden.
-    // Between hosts the device is idle meanwhile: two micro-batches in turns hide what the other computes,
-    // the shared expert hides its own time. Nothing has measured this.
+    // Inside a host no schedule gains at the power limit, by the profiles: nothing is hidden. Between hosts
+    // the device waits for the network: interleaved micro-batches hide what the other one computes, the
+    // shared expert hides its own time. Nothing has measured this.
     double hidden_seconds(const StepTime& time) const {
         if (!spans_hosts()) return 0;
-        const bool turns = config_.schedule.overlap_moe_expert_parallel_comm && micro_batches_ > 1;
-        if (!turns && !config_.schedule.moe_shared_expert_overlap) return 0;
-        double beside = 0;
+        const bool interleaved = config_.schedule.overlap_moe_expert_parallel_comm && micro_batches_ > 1;
+        if (!interleaved && !config_.schedule.moe_shared_expert_overlap) return 0;
+        double computed = 0;
         for (const StageTime& stage : time.stages)
-            if (turns ? stage.work.direction != "update" : stage.work.stage == "shared expert")
-                beside += (stage.seconds - stage.wire) * stage.runs;
-        return turns ? beside * (micro_batches_ - 1) / micro_batches_ : beside;
+            if (interleaved ? stage.work.direction != "update" : stage.work.stage == "shared expert")
+                computed += (stage.seconds - stage.wire) * stage.runs;
+        return interleaved ? computed * (micro_batches_ - 1) / micro_batches_ : computed;
     }
 
     const Config& config_;

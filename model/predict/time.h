@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Seconds of a step on a kind of GPU. The time of a stage is its launches and the larger part of its FLOPs
-// and bytes at the shares of a calibration; rows on the wire follow the topology: NVLink inside a host, one
-// network adapter a GPU between hosts. Read next: stages.h, gpu.h.
+// Seconds of a step on a kind of GPU. A stage takes t = launches + sqrt(t_flops^2 + t_bytes^2), at the shares
+// of a calibration. Rows on the wire follow the topology: NVLink inside a host, one network adapter per GPU
+// between hosts. Read next: stages.h, gpu.h.
 #pragma once
 
 #include "model/predict/gpu.h"
@@ -10,9 +10,9 @@
 
 namespace fp8flow::predict {
 
-// How rows cross hosts. per_rank: flex and alltoall, one row for each (token, rank) through NCCL, the host
-// stopping twice. per_host: hierarchical, one row for each (token, host), which NVLink fans out; the plans of
-// two levels and the copies between them are not counted.
+// How rows cross hosts. per_rank (flex, alltoall): one row for each (token, rank) through NCCL, the host
+// stops twice. per_host (hierarchical): one row for each (token, host), which NVLink fans out. The plans of
+// the two levels and the copies between them are not counted.
 enum class Crossing : uint8_t { per_rank, per_host };
 Crossing crossing_of(const Config& config);
 
@@ -44,15 +44,14 @@ struct StepTime {
     double mfu(const Datasheet& sheet) const { return useful_flops / step / sheet.peak(); }
 };
 
-// What of this configuration the formulas leave out, known before anything is measured; empty: nothing. Such
-// a run is predicted, `plan` says so, and `plan --check` counts it apart.
+// What the formulas leave out of this configuration; empty: nothing. Such a run is predicted all the same:
+// `plan` says so, and `plan --check` lists it apart.
 std::string not_covered(const Config& config);
-// True where all layers' recipes have formulas and shares.
+// True if the recipes of all layers have formulas and shares.
 bool can_predict(const Config& config, const Gpu& gpu);
 StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options);
 
-// The parts, for calibration and tests. Seconds of the roofline at full shares, without launches and wire:
-// FLOPs and bytes overlap in part.
+// The parts, for --check and tests. Seconds at full shares, without launches and wire.
 double roofline_seconds(const Work& work, const Datasheet& sheet, double clock);
 std::string key_of(const Work& work);  // "part/stage/direction"
 

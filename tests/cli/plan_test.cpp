@@ -80,7 +80,7 @@ TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     expect_contains(plan.out,
                     "training.global_batch_size is 4, and 8 GPUs take multiples of 8: planned with 8");
-    expect_contains(plan.out, "8 GPUs = expert parallel");
+    expect_contains(plan.out, "8 GPUs (EP 4 x DP 2)");
     const CommandResult fits = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4"});
     EXPECT_EQ(fits.out.find("planned with"), std::string::npos);
 }
@@ -93,7 +93,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part :
          {"A prediction for the H200, calibrated 2026-11-27 from profile_deepseek_v3_4gpu_recipes.json",
-          "mean error", "one MoE layer and micro-batch", "fits: 51.0 GiB"})
+          "mean error", "one MoE layer and micro-batch", "Memory: fits, 51.0 GiB"})
         expect_contains(plan.out, part);
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
     for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
