@@ -40,24 +40,25 @@ std::string reason_apart(const ProfileRecord& record, const MeasuredArm& arm, co
 using Widths = std::pair<int64_t, int64_t>;  // of a model: hidden size, expert width
 Widths widths_of(const Config& config) { return {config.model.hidden_size, config.moe.moe_ffn_hidden_size}; }
 
-std::vector<std::string> files_of(const std::vector<std::string>& paths) {
+// Of a folder all profiles; what else is in it is skipped.
+std::vector<ProfileRecord> records_of(const std::vector<std::string>& paths) {
     namespace fs = std::filesystem;
-    std::vector<std::string> files;
+    std::vector<fs::path> files;
+    std::error_code error;
     for (const std::string& path : paths) {
-        std::error_code error;
-        if (!fs::is_directory(path, error)) {
+        if (fs::is_directory(path, error)) {
+            for (const auto& entry : fs::directory_iterator(path, error))
+                if (entry.path().extension() == ".json" && is_profile(entry.path())) files.push_back(entry);
+        } else {
             require(fs::is_regular_file(path, error), ExitCode::usage,
                     "--check: got {}, want a file or a folder", printable(path));
-            files.push_back(path);
-            continue;
+            files.emplace_back(path);
         }
-        for (const auto& entry : fs::directory_iterator(path, error))
-            if (entry.is_regular_file(error) && entry.path().extension() == ".json" &&
-                is_profile(entry.path().string()))
-                files.push_back(entry.path().string());
     }
     std::sort(files.begin(), files.end());
-    return files;
+    std::vector<ProfileRecord> records;
+    for (const fs::path& file : files) records.push_back(read_profile(file));
+    return records;
 }
 
 CheckRow row_of(const ProfileRecord& record, const MeasuredArm& arm, const Gpu& gpu) {
@@ -105,18 +106,13 @@ std::string summaries_text(const Check& check) {
     };
     add("all that count", check.summary);
     if (check.other_models) add("of other models than the calibration", *check.other_models);
-    const auto gpus_of = [](const CheckRow& row) { return counted(row.ranks, "GPU"); };
-    const auto recipe_of = [](const CheckRow& row) {
-        return std::string(recipe_name(row.arm.config.precision.recipe));
-    };
-    std::map<std::string, CheckSummary> groups;
-    for (const CheckRow& row : check.rows)
-        for (const std::string& group : {gpus_of(row), recipe_of(row)})
-            if (counts(row))
-                groups[group] = summary_of(check.rows, [&](const CheckRow& other) {
-                    return counts(other) && (gpus_of(other) == group || recipe_of(other) == group);
-                });
-    for (const auto& [name, summary] : groups) add(name, summary);
+    std::map<std::string, std::vector<CheckRow>> groups;
+    for (const CheckRow& row : check.rows) {
+        if (!counts(row)) continue;
+        groups[counted(row.ranks, "GPU")].push_back(row);
+        groups[std::string(recipe_name(row.arm.config.precision.recipe))].push_back(row);
+    }
+    for (const auto& [name, rows] : groups) add(name, summary_of(rows, counts));
     const CheckSummary earlier =
         summary_of(check.rows, [](const CheckRow& row) { return row.apart == kEarlier; });
     if (earlier.runs > 0) add("not counted, of earlier programs", earlier);
@@ -158,14 +154,11 @@ ordered_json stages_of(const CheckRow& row, const Gpu& gpu) {
 
 Check check_profiles(const std::vector<std::string>& paths, const Gpu& gpu) {
     Check check;
-    std::vector<ProfileRecord> records;
+    const std::vector<ProfileRecord> records = records_of(paths);
     std::vector<Widths> calibrated;
-    for (const std::string& path : files_of(paths)) {
-        records.push_back(read_profile(path));
-        const ProfileRecord& record = records.back();
+    for (const ProfileRecord& record : records)
         for (const MeasuredArm& arm : record.arms)
             if (gave(gpu.calibration, record, arm)) calibrated.push_back(widths_of(arm.config));
-    }
     for (const ProfileRecord& record : records) {
         if (!is_kind(record.device, gpu.sheet.gpu)) {
             check.skipped.push_back(fmt::format("{}: of {}", record.file, printable(record.device)));

@@ -119,17 +119,13 @@ ProfileRecord read_profile(const std::string& path) {
 }
 
 bool is_profile(const std::string& path) {
-    std::string text;
     try {
-        text = read_text_file(path, ExitCode::usage);
-    } catch (const Error&) {  // too large for one
+        const json from = json::parse(read_text_file(path, ExitCode::usage));
+        const json& first = from.at("recipes").at(0);
+        return from.contains("config") && first.contains("layer seconds") && first.contains("rows");
+    } catch (const std::exception&) {  // no JSON, or too large for a profile
         return false;
     }
-    const json from = json::parse(text, nullptr, false);
-    if (!from.is_object() || !from.contains("recipes") || !from.contains("config")) return false;
-    const json& recipes = from["recipes"];
-    return recipes.is_array() && !recipes.empty() && recipes[0].is_object() &&
-           recipes[0].contains("layer seconds") && recipes[0].contains("rows");
 }
 
 }  // namespace fp8flow::predict

@@ -32,8 +32,9 @@ struct ProfileRecord {
     std::vector<MeasuredArm> arms;
 };
 
-// True for a JSON file that `profile` wrote. Throws Error(usage) if it cannot be opened.
+// True for a JSON file that `profile` wrote.
 bool is_profile(const std::string& path);
+// Throws Error(usage) if it is none.
 ProfileRecord read_profile(const std::string& path);
 ProfileRecord parse_profile(const std::string& text, const std::string& file);
 
