@@ -45,32 +45,42 @@ double ffn_copies_bytes(const WeightFormat& format, int64_t hidden, int64_t widt
     return weight_copies_bytes(format, 2 * width, hidden) + weight_copies_bytes(format, hidden, width);
 }
 
+// An FFN with FP8 copies of its weights: `count` weights of one width, each on `replicas` ranks.
+struct QuantisedFfn {
+    WeightFormat format;
+    int64_t count = 0, width = 0, replicas = 1;
+    bool routed = false;
+};
+std::vector<QuantisedFfn> quantised_ffns(const Config& config, int64_t gpus) {
+    const MoeSpec& moe = config.moe;
+    const int64_t ep = config.parallel.expert_model_parallel_size;
+    std::vector<QuantisedFfn> ffns;
+    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+        const WeightFormat format = flow_of_layer(config, layer)->weight_format();
+        if (format.plain) continue;
+        if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+            ffns.push_back({format, moe.num_experts / ep, moe.moe_ffn_hidden_size, gpus / ep, true});
+            ffns.push_back({format, 1, moe.moe_shared_expert_intermediate_size, gpus});
+        } else {
+            ffns.push_back({format, 1, config.model.ffn_hidden_size, gpus});
+        }
+    }
+    return ffns;
+}
+
 struct WeightBytes {
     double bf16 = 0;        // copies that the BF16 GEMMs, the embedding and the head read
     double fp8_copies = 0;  // what the FP8 GEMMs read instead
 };
 
-WeightBytes weight_bytes(const Config& config) {
-    const ModelSpec& m = config.model;
-    const MoeSpec& moe = config.moe;
-    const int64_t local_experts = moe.num_experts / config.parallel.expert_model_parallel_size;
-    double quantised = 0;  // parameters that exist as FP8 copies only
+WeightBytes weight_bytes(const Config& config, int64_t gpus) {
+    const int64_t hidden = config.model.hidden_size;
+    double quantised = 0, parameters = 0;  // quantised: parameters that exist as FP8 copies only
     WeightBytes bytes;
-    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-        const WeightFormat format = flow_of_layer(config, layer)->weight_format();
-        if (format.plain) continue;
-        const auto add = [&](int64_t count, int64_t width) {
-            bytes.fp8_copies += f64(count) * ffn_copies_bytes(format, m.hidden_size, width);
-            quantised += f64(count * 3 * m.hidden_size * width);
-        };
-        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
-            add(local_experts, moe.moe_ffn_hidden_size);
-            add(1, moe.moe_shared_expert_intermediate_size);
-        } else {
-            add(1, m.ffn_hidden_size);
-        }
+    for (const QuantisedFfn& ffn : quantised_ffns(config, gpus)) {
+        bytes.fp8_copies += f64(ffn.count) * ffn_copies_bytes(ffn.format, hidden, ffn.width);
+        quantised += f64(ffn.count * 3 * hidden * ffn.width);
     }
-    double parameters = 0;
     for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
     bytes.bf16 = 2 * (parameters - quantised);
     return bytes;
@@ -106,7 +116,7 @@ double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidde
 // Bytes per row that live only while one MoE layer runs backward: dY [H], dA [F], dh [2F] and dX [H]; the FP8
 // copies of dY and dh (the flow has them in FP8 alone, and transposes h's gradient and X for the weight
 // gradient); and what the backward makes again. Half by half the flow needs less: dX and the copies of fc1's
-// weight gradient take the memory of dY, dA, h and a, unless weight gradients run beside.
+// weight gradient take the memory of dY, dA, h and a, unless weight gradients run on the side stream.
 double workspace_row_bytes(const Config& config) {
     const double hidden = f64(config.model.hidden_size), width = f64(config.moe.moe_ffn_hidden_size);
     const auto flow = make_flow(config.precision, {});
@@ -245,25 +255,14 @@ double used_bytes(const Config& config, const RecomputeSpec& recompute) {
 
 // Elements of masters that are gathered together: of weights with FP8 copies that ranks share the state of.
 double gathered_masters(const Config& config, int64_t gpus) {
-    const ModelSpec& m = config.model;
-    const MoeSpec& moe = config.moe;
-    const int64_t expert_ranks = config.parallel.expert_model_parallel_size;
-    std::vector<int64_t> dense, experts_here;
-    const auto add = [&](std::vector<int64_t>& to, int64_t experts, int64_t width, int64_t replicas) {
-        if (replicas == 1 || width == 0) return;
-        to.push_back(experts * 2 * width * m.hidden_size);  // fc1: gate and up
-        to.push_back(experts * width * m.hidden_size);
-    };
-    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-        if (flow_of_layer(config, layer)->weight_format().plain) continue;
-        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
-            add(experts_here, moe.num_experts / expert_ranks, moe.moe_ffn_hidden_size, gpus / expert_ranks);
-            add(dense, 1, moe.moe_shared_expert_intermediate_size, gpus);
-        } else {
-            add(dense, 1, m.ffn_hidden_size, gpus);
-        }
+    std::vector<int64_t> dense, experts;
+    for (const QuantisedFfn& ffn : quantised_ffns(config, gpus)) {
+        if (ffn.replicas == 1 || ffn.width == 0) continue;
+        const int64_t weight = ffn.count * ffn.width * config.model.hidden_size;
+        auto& to = ffn.routed ? experts : dense;
+        to.insert(to.end(), {2 * weight, weight});  // fc1 (gate and up), fc2
     }
-    return f64(std::max(gathered_elements(dense), gathered_elements(experts_here)));
+    return f64(std::max(gathered_elements(dense), gathered_elements(experts)));
 }
 
 }  // namespace
@@ -283,7 +282,7 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const int64_t sources = gradient_sources(config.moe, config.parallel.expert_model_parallel_size);
     const double main_grads = 4 * (parameters - experts) + (bf16_gradients ? 2 : 4) * f64(sources) * experts;
     const std::string by_source = sources > 1 ? fmt::format(", {} x (order invariant)", sources) : "";
-    const WeightBytes weights = weight_bytes(config);
+    const WeightBytes weights = weight_bytes(config, gpus);
     const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
     const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
     const double vocabulary = f64(m.padded_vocab_size),
@@ -294,7 +293,7 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
     const bool divided = training.use_distributed_optimizer;
     const double replicas = f64(gpus / config.parallel.expert_model_parallel_size);
-    // whose state this rank has
+    // parameters with their optimizer state on this rank
     const double owned = divided ? (parameters - experts) / f64(gpus) + experts / replicas : parameters;
     const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9),
                       of_owned =

@@ -163,7 +163,7 @@ Gpu load_gpu(const std::string& name_or_file) {
             fmt::join(known_gpus(), ", "));
     const json from = parse(read_text_file(name_or_file, ExitCode::usage), name_or_file);
     if (!from.contains("recipes")) return gpu_of(from, name_or_file);
-    // what scripts/calibrate.py makes of one profile: shares of a kind whose datasheet ships
+    // what scripts/calibrate.py makes of one profile: shares of a kind in configs/gpus
     Calibration calibration = calibration_of(from, name_or_file);
     const auto kind = kind_of_device(calibration.gpu);
     require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A run that will not fit is refused before it takes memory, with what it needs, what is free, the largest
-// consumers and the keys that shrink them. Read next: fit.h.
+// Refuses a run that will not fit before it takes memory. The message says what it needs, what is free, the
+// largest consumers and the keys that shrink them. Read next: fit.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -22,7 +22,7 @@ struct FreeMemory {
     double bytes = 0;
     std::string limit;  // "GPU memory", or what bounds a host's
 };
-// Before a model is made. Loads the GPU's libraries, whose memory is not free any more.
+// Before a model is made. Loads the GPU's libraries, so that their memory counts as used.
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host);
 
 // "" where the run fits into `free` bytes of rank `rank`; otherwise one line of what is short.

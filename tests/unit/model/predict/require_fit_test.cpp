@@ -35,7 +35,7 @@ TEST(RequireFit, TheLastByteCounts) {
     expect_contains(shortage_text(config, 8, 1, "GPU memory", 0), "no key alone makes it fit");
 }
 
-// Of several runs, one after the other, the one that needs most counts; every rank is told the same.
+// Of several runs, one after the other, the one that needs most counts; every rank gets the same message.
 TEST(RequireFit, RefusesOnAllRanksOrWarns) {
     const Config small = shipped("test");
     const Config large = shipped("test", {"model.hidden_size=65536", "moe.moe_ffn_hidden_size=1048576"});

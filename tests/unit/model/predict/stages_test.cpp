@@ -41,7 +41,7 @@ std::map<std::string, Work> counts_of(const MeasuredArm& arm, int64_t ranks) {
 
 struct Case {
     const char* file;
-    // of older commits, whose program moved more there
+    // rows of older commits: that program moved more bytes
     std::set<std::string> without = {};
 };
 
@@ -67,7 +67,7 @@ TEST(Stages, AgreeWithWhatStepsCounted) {
         const ProfileRecord record = committed(one.file);
         ASSERT_FALSE(record.arms.empty()) << one.file;
         for (const MeasuredArm& arm : record.arms) {
-            // overlapped arms book the side lane elsewhere
+            // overlapped arms count the side stream elsewhere
             if (arm.config.schedule.overlaps()) continue;
             const auto counts = counts_of(arm, record.ranks);
             for (const MeasuredRow& row : arm.rows) {

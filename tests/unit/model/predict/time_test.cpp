@@ -122,7 +122,8 @@ TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
         0);
 }
 
-// 24 and 16 tiles on 132 SMs: what they leave idle is lost in turn, and the main stream's next to it.
+// 24 and 16 tiles on 132 SMs: serial steps lose what they leave idle, and the main stream uses it in
+// overlapped ones.
 TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     const Gpu gpu = load_gpu("h200");
     Config config = layer("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]",
@@ -172,7 +173,7 @@ TEST(Time, WhatIsNotCoveredIsSaid) {
               std::string::npos);
 }
 
-TEST(Time, TurnsHideTheNetworkAndNothingInsideAHost) {
+TEST(Time, InterleavedMicroBatchesHideTheNetworkAndNothingInsideAHost) {
     const Gpu gpu = load_gpu("h200");
     Config config = layer("layer_deepseek_v3", {"global_batch_size=32"});
     const StepTime serial = predict_step(config, 4, gpu, {});
@@ -180,12 +181,12 @@ TEST(Time, TurnsHideTheNetworkAndNothingInsideAHost) {
     EXPECT_EQ(predict_step(config, 4, gpu, {}).step, serial.step);
     config.parallel.expert_model_parallel_size = 16;
     config.training.global_batch_size = 128;
-    const StepTime turns = predict_step(config, 16, gpu, {});
-    EXPECT_LT(turns.exposed, turns.wire);
+    const StepTime interleaved = predict_step(config, 16, gpu, {});
+    EXPECT_LT(interleaved.exposed, interleaved.wire);
     config.schedule.overlap_moe_expert_parallel_comm = false;
     const StepTime alone = predict_step(config, 16, gpu, {});
     EXPECT_DOUBLE_EQ(alone.exposed, alone.wire);
-    EXPECT_NEAR(alone.step - turns.step, turns.wire - turns.exposed, 1e-9);
+    EXPECT_NEAR(alone.step - interleaved.step, interleaved.wire - interleaved.exposed, 1e-9);
 }
 
 TEST(Time, GradientsOfReplicasCrossHosts) {
@@ -227,7 +228,7 @@ TEST_P(ShippedCalibration, StatesTheErrorsOnTheCommittedProfiles) {
     EXPECT_NEAR(found.worst_step, said.worst_step, 0.02);
     EXPECT_EQ(found.gpus, said.gpus);
     if (gpu.sheet.gpu != "H200") return;  // the H100's runs are of small models bound by their hosts, too
-    // the bars of predictions
+    // the targets of predictions
     EXPECT_LE(std::max(found.worst_layer, found.worst_step), 0.10);
     EXPECT_LE(std::max(found.mean_layer, found.mean_step), 0.05);
 }
