@@ -84,27 +84,24 @@ CheckSummary parse_check(const json& from, const std::string& name) {
 
 Calibration calibration_of(const json& from, const std::string& name) {
     require(from.is_object(), ExitCode::usage, "{}: got a calibration that is no JSON object", name);
+    const auto number_if_any = [&](const char* key) {
+        return from.contains(key) ? number(from, key, name) : 0;
+    };
     Calibration result{
         .gpu = text_of(from, "gpu", name),
         .source = text_of(from, "source", name),
         .commit = text_of(from, "commit", name),
         .date = text_of(from, "date", name),
         .launches_from = from.contains("launches from") ? text_of(from, "launches from", name) : "",
-        .attention_from = from.contains("attention from") ? text_of(from, "attention from", name) : "",
         .launch_seconds = number(from, "launch seconds", name),
         .exchange_seconds = number(from, "exchange seconds", name),
-        .host_seconds =
-            from.contains("host seconds per launch") ? number(from, "host seconds per launch", name) : 0,
-        .late_share = from.contains("late share") ? number(from, "late share", name) : 0,
-        .recipes = {},
-        .core_attention = {},
-        .check = {},
-        .check_other_models = {}};
+        .host_seconds = number_if_any("host seconds per launch"),
+        .late_share = number_if_any("late share")};
     const auto recipes = from.find("recipes");
     require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
     for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
     const json attention = from.value("core attention", json::array());
-    for (const json& one : attention.is_array() ? attention : json::array())
+    for (const json& one : attention)
         if (one.is_object())
             result.core_attention.push_back({count_of(one, "kv_channels", name), number(one, "forward", name),
                                              number(one, "backward", name)});

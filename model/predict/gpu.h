@@ -47,13 +47,12 @@ struct CheckSummary {
 struct Calibration {
     std::string gpu, source, commit, date;  // the profile's file name, commit and date
     std::string launches_from;              // the small profile
-    std::string attention_from;             // a bench
     double launch_seconds = 0, exchange_seconds = 0;
     double host_seconds = 0;  // of the host, for each launch; 0: not known
     double late_share = 0;    // by how much of its experts' time a rank waits for the others in a combine
-    std::map<std::string, RecipeShares> recipes;
-    std::vector<CoreAttention> core_attention;
-    std::optional<CheckSummary> check, check_other_models;
+    std::map<std::string, RecipeShares> recipes = {};
+    std::vector<CoreAttention> core_attention = {};
+    std::optional<CheckSummary> check = {}, check_other_models = {};
 };
 
 struct Gpu {
