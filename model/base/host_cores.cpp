@@ -69,8 +69,9 @@ std::string busy_warning(double share) {
     constexpr double kQuiet = 0.1;
     if (share < kQuiet) return {};
     return fmt::format(
-        "warning: other programs use {:.0f} % of this machine's CPU time: times are longer and scatter; "
-        "repeat when it is idle, or compare `min`",
+        "warning: other programs use {:.0f} % of this machine's CPU time, so times scatter: repeat when it "
+        "is "
+        "idle",
         100 * share);
 }
 

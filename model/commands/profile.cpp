@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// `fp8flow profile`: every recipe through the same steps; tables, profile.json, a trace per rank and a
-// picture.
+// `fp8flow profile`: every recipe through the same steps. Prints the answer; the tables go to profile.log.
 #include "model/base/host_cores.h"
 #include "model/commands/commands.h"
 #include "model/predict/require_fit.h"
@@ -12,7 +11,6 @@
 #include "model/report/table.h"
 #include "model/report/titles.h"
 
-#include <chrono>
 #include <optional>
 
 namespace fp8flow {
@@ -24,28 +22,9 @@ using namespace profile;
 
 namespace {
 
-constexpr std::chrono::seconds kProgressPause{1};  // between lines within a phase
+constexpr int64_t kProgressLines = 4;  // printed; the log has one per phase
 
 constexpr const char* kRoutings[] = {"balanced", "skewed_1.25", "skewed_2.0", "data"};
-
-// What the columns mean; takes the BF16 peak.
-constexpr const char* kLegend =
-    "  layer       forward + backward of one MoE layer without the stage timer, the slowest rank of each "
-    "step\n"
-    "  MHz         the device's clock meanwhile (median): a GPU lowers it to keep to its power limit\n"
-    "  TFLOP/s     FLOPs of the model, no pads, no recomputation; BF16 peak: {}FLOP/s, a dense GEMM "
-    "measured here\n"
-    "  wire/rank   sent by rank 0 in one step; wire ms: plan, dispatch and combine of one layer\n"
-    "  alone ms    of wire ms, the time in which no stage computes: what the schedule does not hide\n"
-    "  slowest rank  and how much more its own work in a layer takes than the median rank's: all stages but "
-    "plan,\n"
-    "              dispatch and combine, where ranks wait for each other\n"
-    "  host stops  waits of the host for the GPU while it launches one step; -: the host is the device\n"
-    "  J/step      energy of all GPUs over steps of at least profile.energy_seconds; -: not counted here\n"
-    "  stages      share: of the time of their part; moves, FLOPs: the least they need; memory: in "
-    "use at their peak\n"
-    "  of ceiling  their calls one by one at the ceilings measured here after a rest, over their time\n"
-    "  {}: {}";
 
 class ProfileRun {
 public:
@@ -57,8 +36,10 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           plugin_(options.plugin),
-          eta_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
-          log_(world.rank(), options.terminal) {
+          steps_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
+          eta_(steps_),
+          quiet_(options.terminal.detail == Terminal::Detail::quiet),
+          log_(world.rank(), {.detail = Terminal::Detail::quiet, .color = options.terminal.color}) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         profile_.model = run_name(options.config_path, options.hf_config);
@@ -69,6 +50,9 @@ public:
         config_to_name_ =
             config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
+        print(fmt::format("{}: {}; {}, expert parallel {}\n{}", profile_.model, profile_.shape,
+                          counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,
+                          backend_.note));
         report_start(log_, config_, backend_, world.size());
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
@@ -138,14 +122,24 @@ private:
                 fmt::format("  between ranks: not measured ({}); the wire counts in no ceiling", m.no_peers));
     }
 
+    // Shown on the terminal too, unless the user wants it quiet; log_.line is for the log alone.
+    void print(std::string_view text) {
+        if (quiet_)
+            log_.line(text);
+        else
+            log_.result(text);
+    }
+
     void progress(const std::string& arm, const char* phase, int64_t step, int64_t of) {
         run_folder_->check_if_unsure();
-        const auto now = std::chrono::steady_clock::now();
-        if (step != of && (step % config_.output.log_interval != 0 || now - last_progress_ < kProgressPause))
-            return;
-        last_progress_ = now;
-        log_.line(fmt::format(" {:<14} | {:<7} {:>{}}/{} | ETA {}", arm, phase, step,
-                              std::to_string(of).size(), of, format_clock(eta_.seconds_left().value_or(0))));
+        const bool due = ++steps_done_ * kProgressLines >= (progress_lines_ + 1) * steps_;
+        if (step != of && !due) return;
+        const std::string text =
+            fmt::format(" {:<14} | {:<7} {:>{}}/{} | ETA {}", arm, phase, step, std::to_string(of).size(), of,
+                        format_clock(eta_.seconds_left().value_or(0)));
+        if (!due) return log_.line(text);
+        ++progress_lines_;
+        print(text);
     }
 
     // Rank 0 writes for all: only its host is sure to have the folder.
@@ -178,13 +172,13 @@ private:
         if (profile_.ablation) folder_->write_atomic("ablation.svg", ablation_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
-        log_.result(summary_table(profile_));
-        log_.line(fmt::format(kLegend, format_si(profile_.machine.bf16_flops), kNotResolved, kResolvedRule));
+        log_.line(summary_table(profile_));
         if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
+        log_.result("\n" + answer_text(profile_, configs_of(arms_), recipe_name(config_.precision)));
         log_.result(fmt::format(
-            "  files  {}/: profile.json, report.html, profile.svg, timeline.svg, {}trace.rank*.json "
-            "(ui.perfetto.dev), config.yaml, profile.log",
-            folder_->path(), profile_.ablation ? "ablation.svg, " : ""));
+            "  files  {}/: report.html; every number: profile.log, profile.json; trace.rank*.json "
+            "(ui.perfetto.dev)",
+            folder_->path()));
         log_.result(next_text(
             {{"predict other sizes", command_line("plan", with_plugin({config_to_name_}, plugin_), 1)}}));
     }
@@ -195,11 +189,12 @@ private:
     BackendChoice backend_;
     std::vector<Arm> arms_;
     std::string plugin_;
+    int64_t steps_, steps_done_ = 0, progress_lines_ = 0;
     EtaEstimator eta_;
-    std::chrono::steady_clock::time_point last_progress_;
     std::optional<RunFolder> run_folder_;
     const OutputFolder* folder_ = nullptr;  // of the first rank
     std::shared_ptr<const TokenSource> data_;
+    bool quiet_;
     RunLog log_;
     Profile profile_;
 };

@@ -128,6 +128,9 @@ struct ArmProfile {
     int64_t activation_bytes = 0;
     std::vector<StageSpan> trace;  // this rank's last step
 
+    // The MoE layer's row; null: it has none.
+    const ProfileRow* find(std::string_view stage, std::string_view direction) const;
+    double saved_total() const;  // bytes
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }
@@ -162,10 +165,15 @@ struct Profile {
     bool ablation = false;  // arms are the flow with one optimisation off
 };
 
+// What `profile` prints at its end, at most 30 lines of 120 columns: layer times and speed-ups, the largest
+// stages of the arm with this recipe, what to change next. configs: by arm.
+std::string answer_text(const Profile& profile, const std::vector<Config>& configs, std::string_view recipe);
+// What its log has as well.
 std::string arm_table(const ArmProfile& arm);            // every stage of one recipe
 std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
-std::string summary_table(const Profile& profile);       // one line a recipe
-std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
+std::string summary_table(const Profile& profile);       // every other number, recipes as columns
+std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
+std::string slowest_text(const SlowestRank& slowest);                    // "3, +4.2 %"
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
 std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG

@@ -235,6 +235,19 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
     return rows;
 }
 
+const ProfileRow* ArmProfile::find(std::string_view stage, std::string_view direction) const {
+    const auto found = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& row) {
+        return row.part == kMoeLayer && row.stage == stage && row.direction == direction;
+    });
+    return found == rows.end() ? nullptr : &*found;
+}
+
+double ArmProfile::saved_total() const {
+    double bytes = 0;
+    for (const auto& [category, own] : saved) bytes += static_cast<double>(own);
+    return bytes;
+}
+
 LayerSeconds layer_seconds(const StageTimer& timer) {
     LayerSeconds layer;
     const double runs = runs_of(timer.spans(), kMoeLayer);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The tables that `profile` prints.
+// The tables in the log of `profile`. Read next: answer.cpp, what it prints.
 #include "model/report/table.h"
 #include "model/profile/picture.h"
 #include "model/profile/profile.h"
@@ -44,6 +44,11 @@ std::string wire_text(const ArmProfile& arm) {
 
 }  // namespace
 
+std::string ceiling_text(const ProfileRow& row) {
+    return or_dash(row.ideal_seconds > 0 && row.seconds.median > 0,
+                   format_percent(row.ideal_seconds / row.seconds.median, 0));
+}
+
 std::string slowest_text(const SlowestRank& slowest) {
     if (!slowest.resolved) return std::string(kNotResolved);
     return fmt::format("{}, +{}", slowest.rank, format_percent(slowest.over_median, 1));
@@ -71,9 +76,7 @@ std::string arm_table(const ArmProfile& arm) {
                        milliseconds(row.seconds.median), milliseconds(row.seconds.min),
                        milliseconds(row.seconds.max), format_percent(row.share, 1),
                        or_dash(row.bytes > 0, format_bytes(row.bytes)),
-                       or_dash(row.flops > 0, format_si(row.flops)), rate(row),
-                       or_dash(row.ideal_seconds > 0 && row.seconds.median > 0,
-                               format_percent(row.ideal_seconds / row.seconds.median, 0)),
+                       or_dash(row.flops > 0, format_si(row.flops)), rate(row), ceiling_text(row),
                        or_dash(row.casts > 0, format_fixed(row.casts, 0)),
                        or_dash(row.wire_bytes > 0, format_bytes(row.wire_bytes)),
                        or_dash(row.peak_bytes > 0, format_bytes(row.peak_bytes))});
@@ -130,57 +133,59 @@ std::string side_by_side_table(const Profile& profile) {
     return table.text(2);
 }
 
+// One line per quantity, one column per recipe.
 std::string summary_table(const Profile& profile) {
-    const bool peak_known = profile.machine.bf16_flops > 0;
-    Table table({{"recipe", Align::left},
-                 {"layer ms"},
-                 {"min"},
-                 {"max"},
-                 {"MHz"},
-                 {"speed-up"},
-                 {"tokens/s/GPU"},
-                 {"TFLOP/s/GPU"},
-                 {"of BF16 peak"},
-                 {"casts"},
-                 {"wire/rank"},
-                 {"wire ms"},
-                 {"alone ms"},
-                 {"slowest rank"},
-                 {"saved"},
-                 {"step ms"},
-                 {"host ms"},
-                 {"host stops"},
-                 {"J/step"},
-                 {"mJ/token"},
-                 {"load max/mean"}});
-    for (const ArmProfile& arm : profile.arms) {
+    std::vector<Table::Column> columns = {{"whole run", Align::left}};
+    for (const ArmProfile& arm : profile.arms) columns.push_back({arm.name});
+    Table table(columns);
+    const auto add = [&](std::string name, auto text_of) {
+        std::vector<std::string> cells = {std::move(name)};
+        for (const ArmProfile& arm : profile.arms) cells.push_back(text_of(arm));
+        table.add_row(cells);
+    };
+    const auto megahertz = [](const Spread& clock) {
+        return or_dash(clock.median > 0, format_fixed(clock.median * 1e-6, 0));
+    };
+    const double peak = profile.machine.bf16_flops;
+    add("layer, forward + backward, ms",
+        [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.median); });
+    add("  fastest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.min); });
+    add("  slowest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.max); });
+    add("  clock, MHz", [&](const ArmProfile& arm) { return megahertz(arm.whole.clock); });
+    add("speed-up", [&](const ArmProfile& arm) { return speed_up_text(profile, arm); });
+    add("tokens/s/GPU", [](const ArmProfile& arm) { return format_si(arm.tokens_per_second()); });
+    add("TFLOP/s/GPU, without padding and recomputation",
+        [](const ArmProfile& arm) { return fmt::format("{:.4g}", arm.flops_per_second() * 1e-12); });
+    add(fmt::format("  of the BF16 peak measured here, {}FLOP/s", format_si(peak)),
+        [&](const ArmProfile& arm) {
+            return or_dash(peak > 0, format_percent(arm.flops_per_second() / peak, 1));
+        });
+    add("casts per layer", [](const ArmProfile& arm) { return format_fixed(arm.casts, 0); });
+    add("sent by rank 0 per step", wire_text);
+    add("plan, dispatch, combine, ms", [](const ArmProfile& arm) { return milliseconds(arm.wire_seconds); });
+    add("  alone: no compute in parallel",
+        [](const ArmProfile& arm) { return milliseconds(arm.wire_alone_seconds()); });
+    add("slowest rank, its work over the median rank's", [](const ArmProfile& arm) {
         const auto slowest = slowest_of(arm.by_rank);
-        double saved = 0;
-        for (const auto& [category, bytes] : arm.saved) saved += static_cast<double>(bytes);
-        const double tflops = arm.flops_per_second() * 1e-12;
-        table.add_row(
-            {arm.name,
-             milliseconds(arm.whole.layer.median),
-             milliseconds(arm.whole.layer.min),
-             milliseconds(arm.whole.layer.max),
-             or_dash(arm.whole.clock.median > 0, format_fixed(arm.whole.clock.median * 1e-6, 0)),
-             speed_up_text(profile, arm),
-             format_si(arm.tokens_per_second()),
-             tflops < 1 ? fmt::format("{:.3g}", tflops) : format_fixed(tflops, 1),
-             or_dash(peak_known, format_percent(arm.flops_per_second() / profile.machine.bf16_flops, 1)),
-             format_fixed(arm.casts, 0),
-             wire_text(arm),
-             milliseconds(arm.wire_seconds),
-             milliseconds(arm.wire_alone_seconds()),
-             slowest ? slowest_text(*slowest) : "-",
-             format_bytes(saved),
-             milliseconds(arm.step_seconds),
-             milliseconds(arm.host_seconds),
-             arm.host_stops ? std::to_string(*arm.host_stops) : "-",
-             arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-",
-             arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3) : "-",
-             fmt::format("{:.2f} expert, {:.2f} rank", arm.expert_load, arm.rank_load)});
-    }
+        return slowest ? slowest_text(*slowest) : "-";
+    });
+    add("saved for the backward, rank 0",
+        [](const ArmProfile& arm) { return format_bytes(arm.saved_total()); });
+    add("step, ms", [](const ArmProfile& arm) { return milliseconds(arm.step_seconds); });
+    add("  host busy launching it, ms", [](const ArmProfile& arm) { return milliseconds(arm.host_seconds); });
+    add("  waits of the host for the GPU",
+        [](const ArmProfile& arm) { return arm.host_stops ? std::to_string(*arm.host_stops) : "-"; });
+    add("energy of all GPUs, J/step", [](const ArmProfile& arm) {
+        return arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-";
+    });
+    add("  mJ/token", [](const ArmProfile& arm) {
+        return arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3)
+                                   : "-";
+    });
+    add("rows of the fullest expert over the mean",
+        [](const ArmProfile& arm) { return fmt::format("{:.2f}", arm.expert_load); });
+    add("rows of the fullest rank over the mean",
+        [](const ArmProfile& arm) { return fmt::format("{:.2f}", arm.rank_load); });
     return table.text(2);
 }
 

@@ -2,6 +2,7 @@
 // From spans to rows, tables, trace and picture, on a step made up by hand.
 #include "model/profile/profile.h"
 
+#include "tests/support/files.h"
 #include "tests/support/text_boxes.h"
 #include "tests/support/xml.h"
 
@@ -11,6 +12,7 @@
 
 #include <map>
 #include <set>
+#include <sstream>
 
 namespace fp8flow {
 
@@ -403,6 +405,56 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     expect_well_formed(dots);
     expect_text_fits(dots);
     EXPECT_NE(dots.find("5000.000 ms, -50.0 %"), std::string::npos);
+}
+
+// Twelve arms: the answer still fits a screen, and every setting it proposes is one that the run accepts.
+TEST(Profile, TheAnswerFitsAScreenAndNamesSettings) {
+    Profile profile;
+    profile.routing = "balanced";
+    profile.ranks = 2;
+    profile.provenance.gpus = 2;
+    Config config;
+    config.parallel.expert_model_parallel_size = 2;
+    std::vector<Config> configs;
+    for (int i = 0; i < 12; ++i) {
+        profile.arms.push_back(arm_of(i == 1 ? "fp8_flow" : "an arm with a long name " + std::to_string(i)));
+        configs.push_back(with_recipe(config, Recipe::fp8_flow));
+    }
+    ArmProfile& flow = profile.arms[1];
+    flow.whole.layer = {5, 4, 12, 5};
+    flow.wire_seconds = 2;
+    flow.by_rank = {{.wire = 2, .alone = 1}};
+    flow.step_seconds = flow.host_seconds = 12;
+    flow.host_stops = 4;
+    const auto answer = [&] {
+        const std::string text = answer_text(profile, configs, "fp8_flow");
+        EXPECT_LE(std::count(text.begin(), text.end(), '\n'), 30) << text;
+        std::istringstream lines(text);
+        for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 120u) << line;
+        return text;
+    };
+    const std::string text = answer();
+    for (const char* part : {"largest stages of fp8_flow", "not resolved: two medians", "3 more: profile.log",
+                             "--set schedule.cuda_graph_impl=full_iteration", "12000.0 ms",
+                             "--set schedule.overlap_moe_expert_parallel_comm=true",
+                             "take 1000.0 ms (20 %) per layer with no compute in parallel"})
+        expect_contains(text, part);
+
+    for (Config& one : configs) one.schedule.overlap_moe_expert_parallel_comm = true;
+    configs[2].schedule.delay_wgrad_compute = true;  // faster beyond the spread
+    profile.arms[2].whole.layer = {0.1, 0.1, 0.1, 5};
+    flow.whole.layer = {5, 4, 6, 5};
+    const std::string other = answer();
+    expect_contains(other, "--set schedule.delay_wgrad_compute=true");
+    expect_contains(other,
+                    "an arm with a long name 2 takes 100.0 ms per layer here, fp8_flow takes 5000.0 ms");
+    EXPECT_EQ(other.find("schedule.overlap_moe"), std::string::npos) << "it is on already\n" << other;
+
+    profile.provenance.gpus = 0;
+    flow.whole.layer.samples = 2;
+    const std::string few = answer();
+    expect_contains(few, "--steps 10");
+    EXPECT_EQ(few.find("cuda_graph"), std::string::npos);
 }
 
 // A median of 80 % spread, and a difference below nothing: neither is printed, drawn or put on the page.
