@@ -25,8 +25,6 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
 
 EXCEPTIONS = {
-    # what the peer's own script printed, for `bench --peers`: it runs without this program, so there is no commit; committed 2026-11-22
-    "peers_torch_h200.jsonl": "made by scripts/peers_torch.py, whose lines have no commit, command, date or machine",
 }
 MOST_FILES, MOST_BYTES = 70, 1_500_000
 COMMIT = re.compile(r"[0-9a-f]{7,40}$")

@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """PyTorch's own kernels on this GPU, at the shapes of `fp8flow bench --suite upstream` that PyTorch has an operation for: F.rms_norm forward and
-backward, torch.compile of SwiGLU x probability + 1x128 quantisation, grouped and dense GEMMs. One JSON object a line, as --peers reads them:
-
-  scripts/peers_torch.py > peers.jsonl && build/cuda-release/fp8flow bench --suite upstream --peers peers.jsonl --out runs/upstream
+backward, torch.compile of SwiGLU x probability + 1x128 quantisation, grouped and dense GEMMs. Prints one JSON object per line; docs/results/baselines_h200.json has the fastest of these
+and of other implementations at each shape.
 
 Measured as the bench does: random data, buffers rotated beyond the cache, median of samples timed by events, calls queued after a pause
 so that the host's launching is hidden. Needs torch with CUDA, and nothing of this project.

@@ -170,7 +170,7 @@ std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distrib
     return counts;
 }
 
-std::vector<Key> group_keys(const char* alignment) {
+Keys group_keys(const char* alignment) {
     return {
         {"M", "32768", "192", "rows in all groups, without pads"},
         {"G", "32", "4", "groups of rows (local experts); 0: plain rows"},
@@ -178,7 +178,7 @@ std::vector<Key> group_keys(const char* alignment) {
         {"align", alignment, alignment, "multiple of rows that a group is padded to"}};
 }
 
-std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more) {
+Keys operator+(Keys first, const Keys& more) {
     first.insert(first.end(), more.begin(), more.end());
     return first;
 }

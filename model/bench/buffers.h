@@ -90,8 +90,8 @@ std::vector<int64_t> group_counts(int64_t total, int64_t groups, int64_t distrib
 const std::vector<std::string>& distribution_names();
 
 // The keys of routed rows: M, G, rows, align.
-std::vector<Key> group_keys(const char* alignment = "128");
-std::vector<Key> operator+(std::vector<Key> first, const std::vector<Key>& more);
+Keys group_keys(const char* alignment = "128");
+Keys operator+(Keys first, const Keys& more);
 
 // Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows];
 // with their scales.

@@ -22,29 +22,63 @@ std::string rate(const Row& row) {
     return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
 }
 
-std::string peer_of(const Row& row) {
-    if (row.peer.empty()) return "-";
-    const std::string& result = row.peer_result;
-    if (!row.peer_seconds) return row.peer + (result.empty() ? "" : ": " + result);
-    return fmt::format("{} {}{}", ratio_text(spread_of_peer(row), spread_of(row.timing)), row.peer,
-                       result.empty() ? "" : " (" + result + ")");
-}
-// One mean, taken to scatter as much as the burst.
-}  // namespace
-
 std::string microseconds(double seconds) {
     const double us = seconds * 1e6;
     return format_fixed(us, us < 10 ? 2 : us < 1000 ? 1 : 0);
 }
 
+// min to p90
 Spread spread_of(const Timing& timing) { return {timing.median, timing.min, timing.p90, timing.samples}; }
 
-Spread spread_of_peer(const Row& row) {
-    if (row.peer_timing) return spread_of(*row.peer_timing);
-    return {*row.peer_seconds, *row.peer_seconds, *row.peer_seconds, row.timing.samples};
+std::string baseline_text(const Row& row) {
+    if (row.baseline.empty()) return "-";
+    std::string text = row.baseline;
+    if (row.baseline_timing) {
+        const Spread other = spread_of(*row.baseline_timing), own = spread_of(row.timing);
+        text += " " + (!resolved(other, own)       ? std::string(kNotResolved)
+                       : other.median > own.median ? ratio_text(other, own, " x slower than ours")
+                                                   : ratio_text(own, other, " x faster than ours"));
+    }
+    return row.baseline_result.empty() ? text : fmt::format("{} ({})", text, row.baseline_result);
 }
 
-std::string day_of(const Provenance& provenance) { return provenance.date.substr(0, 10); }
+// The row with fused=no at the same shape; null: none was measured.
+const Row* two_passes_of(const Row& row, const std::vector<Row>& rows) {
+    constexpr std::string_view kFused = " fused=yes", kUnfused = " fused=no";
+    const size_t at = row.shape.find(kFused);
+    if (at == std::string::npos) return nullptr;
+    std::string shape = row.shape;
+    shape.replace(at, kFused.size(), kUnfused);
+    const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
+        return other.operation == row.operation && other.shape == shape;
+    });
+    return found == rows.end() ? nullptr : &*found;
+}
+
+// What fusing saves, in time and in memory; empty where no row has both forms.
+std::string fused_table(const std::vector<Row>& rows) {
+    Table table({{"fused", Align::left},
+                 {"shape", Align::left},
+                 {"us"},
+                 {"two passes, us"},
+                 {"gain"},
+                 {"tensors"},
+                 {"of two passes"}});
+    bool any = false;
+    for (const Row& row : rows) {
+        const Row* two = two_passes_of(row, rows);
+        if (two == nullptr) continue;
+        any = true;
+        table.add_row({row.operation, row.short_shape, microseconds(row.timing.median),
+                       microseconds(two->timing.median),
+                       ratio_text(spread_of(two->timing), spread_of(row.timing)),
+                       format_bytes(static_cast<double>(row.tensor_bytes)),
+                       format_bytes(static_cast<double>(two->tensor_bytes))});
+    }
+    return any ? "\n" + table.text() : "";
+}
+
+}  // namespace
 
 nlohmann::json to_json(const Row& row, const Provenance& provenance) {
     const auto us = [](const std::optional<double>& seconds) {
@@ -70,74 +104,16 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"ceiling_share", share},
         {"launches", row.launches ? nlohmann::json(*row.launches) : nlohmann::json(nullptr)},
         {"tensor_bytes", row.tensor_bytes},
-        {"bar", text(row.target ? row.target->text() : "")},
-        {"holds_bar", row.meets_target ? nlohmann::json(*row.meets_target) : nlohmann::json(nullptr)},
-        {"missed", text(row.missed)},
-        {"peer", text(row.peer)},
-        {"peer_us", us(row.peer_seconds)},
-        {"peer_gpu", text(row.peer_gpu)},
-        {"peer_source", text(row.peer_source)},
-        {"peer_result", text(row.peer_result)},
+        {"peer", text(row.baseline)},
+        {"peer_us", us(row.baseline_timing ? std::optional(row.baseline_timing->median) : std::nullopt)},
+        {"peer_result", text(row.baseline_result)},
         {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
         {"regime", row.regime},
         {"gpus", provenance.gpus},
         {"gpu", provenance.machine.gpu}};
     add_provenance(json, provenance);
-    json["date"] = day_of(provenance);
+    json["date"] = provenance.date.substr(0, 10);
     return json;
-}
-
-namespace {
-
-// Of rows_table: what a spreadsheet or a plot needs.
-constexpr const char* kColumns[] = {
-    "op",    "shape",   "us",          "us_min",        "us_p90",   "us_sustained", "bytes", "wire_bytes",
-    "flops", "ceiling", "ceiling_us",  "ceiling_share", "launches", "tensor_bytes", "bar",   "holds_bar",
-    "peer",  "peer_us", "peer_result", "nmse",          "gpus",     "gpu",          "date"};
-
-std::string cell_of(const nlohmann::json& value) {
-    if (value.is_null()) return {};
-    return value.is_string() ? value.get<std::string>() : value.dump();
-}
-std::string csv_cell(std::string text) {
-    if (text.find_first_of(",\"\n") == std::string::npos) return text;
-    for (size_t at = text.find('"'); at != std::string::npos; at = text.find('"', at + 2))
-        text.insert(at, 1, '"');
-    return '"' + text + '"';
-}
-
-}  // namespace
-
-std::string rows_csv(const nlohmann::json& rows) {
-    std::string csv;
-    for (const char* column : kColumns) csv += (csv.empty() ? "" : ",") + std::string(column);
-    csv += '\n';
-    for (const nlohmann::json& row : rows) {
-        std::string line;
-        for (const char* column : kColumns)
-            line += (column == kColumns[0] ? "" : ",") + csv_cell(cell_of(row.at(column)));
-        csv += line + '\n';
-    }
-    return csv;
-}
-
-std::string rows_markdown(const std::vector<Row>& rows) {
-    Table table({{"operation", Align::left},
-                 {"shape", Align::left},
-                 {"us"},
-                 {"sustained"},
-                 {"rate"},
-                 {"ceiling"},
-                 {"share"},
-                 {"peer", Align::left}});
-    for (const Row& row : rows)
-        table.add_row(
-            {row.operation, row.short_shape.empty() ? "-" : row.short_shape, microseconds(row.timing.median),
-             row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
-             row.ceiling.empty() ? "-" : row.ceiling,
-             row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
-             peer_of(row)});
-    return table.markdown();
 }
 
 std::string tables(const std::vector<Row>& rows) {
@@ -155,7 +131,8 @@ std::string tables(const std::vector<Row>& rows) {
                      {"rate"},
                      {"ceiling"},
                      {"share"},
-                     {"peer"}});
+                     {"launches"},
+                     {"baseline", Align::left}});
         for (const Row& row : rows) {
             if (row.operation != operation) continue;
             table.add_row(
@@ -164,10 +141,13 @@ std::string tables(const std::vector<Row>& rows) {
                  row.timing.sustained ? microseconds(*row.timing.sustained) : "-", rate(row),
                  row.ceiling.empty() ? "-" : row.ceiling,
                  row.ceiling_seconds ? format_percent(*row.ceiling_seconds / row.timing.median, 1) : "-",
-                 peer_of(row)});
+                 row.launches ? std::to_string(*row.launches) : "-", baseline_text(row)});
         }
         text += fmt::format("{}{}", text.empty() ? "" : "\n", table.text());
     }
+    text += fused_table(rows);
+    if (text.find(kNotResolved) != std::string::npos)
+        text += fmt::format("\n{}: {}\n", kNotResolved, kResolvedRule);
     return text;
 }
 

@@ -116,9 +116,10 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     ops.device().synchronize();
     Row row{.operation = what.name, .shape = shape.text(), .short_shape = shape.short_text()};
     const Launch launch = launch_of(shape);
-    row.peer = sets.calls.front().peer.name;
-    bool has_peer = !row.peer.empty();
-    if (!sets.calls.front().peer.tensors.empty()) has_peer = check_peer(row, sets.calls.front(), launch);
+    const Call::Baseline& baseline = sets.calls.front().baseline;
+    row.baseline = baseline.name;
+    bool has_baseline = !row.baseline.empty();
+    if (!baseline.tensors.empty()) has_baseline = check_baseline(row, sets.calls.front(), launch);
     if (sets.calls.front().error) {
         sets.calls.front().run({});
         ops.device().synchronize();
@@ -132,20 +133,26 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     if (num_sets == 1) subject.cache = Subject::Cache::cold_by_rotation;  // larger than the cache, or a host
     if (what.runs == Runs::together && world_.size() > 1) subject.together = &together_;
     world_.barrier();
-    row.timing = meter_->time(subject);
-    row.timing.median = largest(row.timing.median);
-    row.timing.min = largest(row.timing.min);
-    row.timing.p90 = largest(row.timing.p90);
-    if (row.timing.sustained) row.timing.sustained = largest(*row.timing.sustained);
+    const auto time = [&] {
+        Timing timing = meter_->time(subject);
+        for (double* seconds : {&timing.median, &timing.min, &timing.p90}) *seconds = largest(*seconds);
+        if (timing.sustained) timing.sustained = largest(*timing.sustained);
+        return timing;
+    };
+    row.timing = time();
     row.work = sets.calls.front().work;
     row.tensor_bytes = sets.bytes();
-    if (const auto family = family_of(shape, world_.size())) row.family = family->name;
-    row.target = target_of(shape, row.work, world_.size());
     // ranks that wait for each other count their calls, and recording one would break the count
     if (subject.together == nullptr)
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
-    if (has_peer) time_peer(row, sets, subject, launch);
+    if (has_baseline) {
+        const Launch other = baseline.tensors.empty() ? Launch{} : launch;
+        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].baseline.run(other); };
+        subject.regimes = Subject::Regimes::burst;
+        world_.barrier();
+        row.baseline_timing = time();
+    }
     if (probe_->cache_bytes() == 0)
         row.regime = "host";
     else
@@ -160,38 +167,24 @@ void Runner::add_plugin(const std::string& path) {
 
 // What the plugin's kernel does with the call; false where it refuses it, on any rank. Before other calls:
 // outputs hold none of our results yet.
-bool Runner::check_peer(Row& row, const Call& call, const Launch& launch) {
+bool Runner::check_baseline(Row& row, const Call& call, const Launch& launch) {
     bool refused = false;
     try {
-        row.peer_result = compare_results(
-            ops_->device(), call.peer.tensors, [&] { call.run(launch); }, [&] { call.peer.run(launch); });
+        row.baseline_result = compare_results(
+            ops_->device(), call.baseline.tensors, [&] { call.run(launch); },
+            [&] { call.baseline.run(launch); });
     } catch (const Error& error) {
         if (error.code() != ExitCode::usage) throw;
-        row.peer_result = std::string("left out: ") + error.what();
+        row.baseline_result = std::string("left out: ") + error.what();
         refused = true;
     }
     return largest(refused ? 1 : 0) == 0;
 }
 
-// The other implementation of the call, timed as ours was.
-void Runner::time_peer(Row& row, const Sets& sets, Subject& subject, const Launch& launch) {
-    const Call::Peer& peer = sets.calls.front().peer;
-    row.peer_source = "same run";
-    row.peer_comparable = true;
-    const Launch other = peer.tensors.empty() ? Launch{} : launch;
-    subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].peer.run(other); };
-    subject.regimes = Subject::Regimes::burst;
-    world_.barrier();
-    row.peer_timing = meter_->time(subject);
-    row.peer_seconds = largest(row.peer_timing->median);
-}
-
 Messages* Runner::messages() {
-    if (!wire_) {
-        std::string reason;
-        wire_.emplace(make_messages(choice_, *ops_, world_, reason));
-    }
-    return wire_->messages.get();
+    std::string reason;
+    if (!messages_) messages_ = make_messages(choice_, *ops_, world_, reason);
+    return messages_->get();
 }
 
 const PeerRates& Runner::peer_rates() {

@@ -5,7 +5,6 @@
 
 #include "kernels/ceilings.h"
 #include "model/bench/cases/case.h"
-#include "model/bench/targets.h"
 
 #include <memory>
 #include <optional>
@@ -21,27 +20,20 @@ struct Row {
     Work work;
     std::optional<double> ceiling_seconds;  // what the same work takes at the measured ceilings
     std::string ceiling;                    // that rate, as text
-    std::string peer;                       // fastest other implementation of this shape
-    std::optional<double> peer_seconds;
-    std::optional<Timing> peer_timing;  // measured in this run
-    std::string peer_result;  // of a plugin: "equal", how its result differs, or why it was left out
-    std::string peer_gpu, peer_source;  // its GPU, and the source of the figure
-    bool peer_comparable = false;       // on such a GPU
-    std::optional<double> nmse;         // of a GEMM, on a sample
+    std::string baseline;                   // another implementation, timed in this run
+    std::optional<Timing> baseline_timing;
+    std::string baseline_result;  // of a plugin: "equal", how its result differs, or why it was left out
+    std::optional<double> nmse;   // of a GEMM, on a sample
     std::string regime;
     std::optional<int64_t> launches;  // kernels, fills and copies of one call
     int64_t tensor_bytes = 0;         // of all tensors of one call, intermediates included
-    std::string family;               // of the picture; empty: baselines, and operations without a target
-    std::optional<Target> target;
-    std::optional<bool> meets_target;  // see judge
-    std::string missed;                // parts of the target: share, time, launches, peer
 };
 
 class Runner {
 public:
     Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOptions& options);
     ~Runner();
-    // The library's kernels are measured beside ours from now on.
+    // From now on the library's kernels are timed in the same run as ours.
     void add_plugin(const std::string& path);
     const Plugin* plugin() const { return plugin_.get(); }
 
@@ -59,8 +51,7 @@ private:
     // Makes one more set of tensors. Throws Error(usage) for shapes that the operation refuses.
     void build(Sets& sets, Machine& machine, const Case& what, const Shape& shape);
     Row timed(const Case& what, const Shape& shape, Subject::Regimes regimes);
-    bool check_peer(Row& row, const Call& call, const Launch& launch);
-    void time_peer(Row& row, const Sets& sets, Subject& subject, const Launch& launch);
+    bool check_baseline(Row& row, const Call& call, const Launch& launch);
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
     const PeerRates& peer_rates();  // zero where they cannot be measured
@@ -76,12 +67,9 @@ private:
     RandomFiller filler_;
     Together together_;
     std::unique_ptr<Plugin> plugin_;
-    std::optional<PeerRates> peers_;  // once measured
-    std::string no_peers_;            // why they are zero
-    struct Wire {
-        std::unique_ptr<Messages> messages;
-    };
-    std::optional<Wire> wire_;  // once made
+    std::optional<PeerRates> peers_;                     // once measured
+    std::string no_peers_;                               // why they are zero
+    std::optional<std::unique_ptr<Messages>> messages_;  // once made; null: there are none
 };
 
 }  // namespace fp8flow::bench

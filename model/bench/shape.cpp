@@ -23,7 +23,7 @@ std::string joined(const std::vector<std::string>& words, const char* between) {
 
 }  // namespace
 
-Shape::Shape(std::string operation, const std::vector<Key>& keys, Size size, std::string_view given)
+Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_view given)
     : operation_(std::move(operation)) {
     for (const Key& key : keys) {
         values_.emplace_back(key.name, size == Size::small ? key.small : key.layer);

@@ -21,6 +21,7 @@ struct Key {
     const char* small;
     const char* meaning;
 };
+using Keys = std::vector<Key>;
 
 enum class Size : uint8_t { layer, small };
 
@@ -28,7 +29,7 @@ class Shape {
 public:
     // `given`: "key=value,key=value". Throws Error(usage) that names the operation for a key it does not
     // have.
-    Shape(std::string operation, const std::vector<Key>& keys, Size size, std::string_view given);
+    Shape(std::string operation, const Keys& keys, Size size, std::string_view given);
 
     // All throw Error(usage) for values they cannot be.
     int64_t number(std::string_view key) const;    // 0 to 2^40
@@ -43,7 +44,6 @@ public:
     Gradient gradient() const;         // key "mode"
 
     bool has(std::string_view key) const;
-    const std::string& word(std::string_view key) const { return value(key); }
     const std::string& operation() const { return operation_; }
     std::string text() const;        // every key, "T=4096 H=7168 dtype=bf16"
     std::string short_text() const;  // numbers, and the words that are not the default's

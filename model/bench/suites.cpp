@@ -164,8 +164,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
         {"exchange", "dispatch and combine next to messages, and against SMs (mpirun -n N); about a minute"},
         {"model", "norms, attention, projections, shared expert, embedding and loss of four models"},
         {"upstream",
-         "published shapes with their baselines and the one-layer configurations, against targets and peers; "
-         "about 2 minutes"},
+         "published shapes, fused and in two passes, and the one-layer configurations; about 2 minutes"},
         {"small", "every operation once at a small shape: a quick look, also without a GPU"}};
     return names;
 }

@@ -101,8 +101,6 @@ void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const 
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
     folder.write_atomic("bench.json", written.dump(1) + "\n");
-    folder.write_atomic("bench.csv", rows_csv(written));
-    folder.write_atomic("bench.md", rows_markdown(rows));
 }
 
 }  // namespace
@@ -135,8 +133,6 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     std::vector<Item> items =
         items_of(options, choice.kind == BackendKind::hopper ? Size::layer : Size::small);
     if (!options.match.empty()) keep_matching(items, options.match);
-    Peers peers;
-    if (!options.peers.empty()) peers.add_measured_here(options.peers);
     const bool prints = world.rank() == 0;
     std::optional<RunFolder> run_folder;
     if (!options.out.empty())
@@ -176,9 +172,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                                   items[i].shape.short_text()));
         }
         rows.push_back(runner.measure(*items[i].what, items[i].shape, items[i].regimes));
-        add_peer(rows.back(), peers, provenance.machine.gpu, world.size());
         // after each row, so that an interrupted suite leaves its results
-        judge(rows);
         if (folder != nullptr) {
             run_folder->check_if_unsure();
             run_folder->keep();
@@ -186,15 +180,12 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
         }
         eta.step_done(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
     }
-    const bool upstream = options.suite == "upstream";
-    std::string table = upstream || options.suite == "exchange" ? suite_table(rows) : tables(rows);
+    std::string table = tables(rows);
     if (const std::string note = runner.wire_note(); !note.empty()) table += "\n" + note + "\n";
     if (prints) fmt::print("\n{}", table);
     if (folder != nullptr) {
         folder->write_atomic("bench.txt", table);
-        if (upstream) folder->write_atomic("bench.svg", suite_picture(rows, provenance));
-        fmt::print("\n  files  {}/: bench.json, bench.csv, bench.md, bench.txt{}\n", folder->path(),
-                   upstream ? ", bench.svg" : "");
+        fmt::print("\n  files  {}/: bench.json, bench.txt\n", folder->path());
     } else if (prints) {
         fmt::print("\n  next  --out runs/bench keeps the rows as JSON; other operations and their keys: {}\n",
                    command_line("bench", {"--list"}, 1));

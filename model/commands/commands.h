@@ -40,10 +40,9 @@ struct BenchOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
-    std::string match;  // regular expression over "operation key=value ..."; empty: everything
-    std::string out;  // folder for bench.json, bench.txt and, of suite upstream, bench.svg; empty: only print
-    std::string peers;   // file with other implementations' times on this GPU; empty: the project's list only
-    std::string plugin;  // library with kernels of the caller's (include/fp8flow/plugin.h); empty: none
+    std::string match;     // regular expression over "operation key=value ..."; empty: everything
+    std::string out;       // folder for bench.json and bench.txt; empty: only print
+    std::string plugin;    // library with kernels of the caller's (include/fp8flow/plugin.h); empty: none
     bool capture = false;  // instead of timing: one call of each row, for an attached profiler
     std::string command;   // as it was typed, for the results
     RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite

@@ -444,15 +444,11 @@ struct CommandLine {
                 "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
                 "(scripts/kernel_profile.py reads what ncu says then)")
             ->excludes("--out");
-        bench->add_option("--peers", bench_options.peers,
-                          "file with other implementations' times on this GPU, a JSON object a line: "
-                          "operation, shape, us, peer, "
-                          "source");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option(
             "--plugin", bench_options.plugin,
-            "shared library with kernels of your own (include/fp8flow/plugin.h): checked against "
-            "and timed beside these");
+            "shared library with kernels of your own (include/fp8flow/plugin.h): results are compared "
+            "with these, and both are timed");
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
             ->transform(integer_in({.min = 1, .max = 100000}));
         bench

@@ -34,7 +34,6 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
              {"plan", "--hf-config", pipe},
              {"plan", config, "--plugin", pipe},
              {"bench", "rms_norm", "--plugin", pipe},
-             {"bench", "rms_norm", "--peers", pipe},
              {"plan", config, "--gpu", pipe},
              {"plan", "--check", pipe},
              {"profile", "--compare", profile, pipe},

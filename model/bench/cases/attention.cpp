@@ -8,11 +8,11 @@ namespace fp8flow::bench {
 
 namespace {
 
-const std::vector<Key> kHeads = {{"T", "4096", "32", "tokens"},
-                                 {"heads", "64", "4", "query heads"},
-                                 {"kv_heads", "8", "2", "key and value heads"},
-                                 {"D", "128", "64", "columns of a head"},
-                                 {"dtype", "bf16", "bf16", "bf16 | f32"}};
+const Keys kHeads = {{"T", "4096", "32", "tokens"},
+                     {"heads", "64", "4", "query heads"},
+                     {"kv_heads", "8", "2", "key and value heads"},
+                     {"D", "128", "64", "columns of a head"},
+                     {"dtype", "bf16", "bf16", "bf16 | f32"}};
 const Key kSequence = {"S", "4096", "16", "tokens of a sequence"};
 
 struct Heads {
@@ -179,38 +179,28 @@ Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                                   norm.k_rstd)
                        .writes_all(args.dqkv));
 }
-const std::vector<Key> kHeadKeys =
-    kHeads + std::vector<Key>{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
+const Keys kHeadKeys = kHeads + Keys{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
 
 }  // namespace
 
-Case qkv_heads_case() {
-    return {"qkv_heads", "one matrix to queries, keys, values: split, norm of heads, rotation", kHeadKeys,
-            heads_forward};
+std::vector<Case> attention_cases() {
+    return {
+        {"qkv_heads", "one matrix to queries, keys, values: split, norm of heads, rotation", kHeadKeys,
+         heads_forward},
+        {"qkv_heads_backward", "and back, with the gradients of gamma", kHeadKeys, heads_backward},
+        {"rope",
+         "rotary embedding, in place",
+         {{"T", "4096", "32", "tokens"},
+          {"heads", "64", "4", "heads"},
+          {"D", "128", "64", "columns of a head"},
+          kSequence,
+          {"dtype", "bf16", "bf16", "bf16 | f32"},
+          {"direction", "forward", "forward", "forward | backward"}},
+         rotate},
+        {"attention", "causal attention with grouped queries", kHeads + Keys{kSequence}, forward},
+        {"attention_backward", "gradients of queries, keys and values", kHeads + Keys{kSequence}, backward},
+        {"split_qkv", "one matrix to queries, keys, values", kHeads, split},
+        {"merge_qkv", "queries, keys, values to one matrix", kHeads, merge}};
 }
-Case qkv_heads_backward_case() {
-    return {"qkv_heads_backward", "and back, with the gradients of gamma", kHeadKeys, heads_backward};
-}
-Case rope_case() {
-    return {"rope",
-            "rotary embedding, in place",
-            {{"T", "4096", "32", "tokens"},
-             {"heads", "64", "4", "heads"},
-             {"D", "128", "64", "columns of a head"},
-             kSequence,
-             {"dtype", "bf16", "bf16", "bf16 | f32"},
-             {"direction", "forward", "forward", "forward | backward"}},
-            rotate};
-}
-Case attention_case() {
-    return {"attention", "causal attention with grouped queries", kHeads + std::vector<Key>{kSequence},
-            forward};
-}
-Case attention_backward_case() {
-    return {"attention_backward", "gradients of queries, keys and values",
-            kHeads + std::vector<Key>{kSequence}, backward};
-}
-Case split_qkv_case() { return {"split_qkv", "one matrix to queries, keys, values", kHeads, split}; }
-Case merge_qkv_case() { return {"merge_qkv", "queries, keys, values to one matrix", kHeads, merge}; }
 
 }  // namespace fp8flow::bench

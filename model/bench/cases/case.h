@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What `bench` can measure: one case per operation, which makes its tensors for a shape, states the
-// least bytes and FLOPs of the call, and calls it. Every operation of kernels/ops/list.h has one (a missing
-// case does not link), and so has every exchange. Read next: buffers.h, registry.cpp, then any file of this
-// folder.
+// What `bench` can measure: one case per operation. A case makes the tensors for a shape, states the least
+// bytes and FLOPs of the call, and calls it. Every operation of kernels/ops/list.h and every exchange has
+// one. Read next: buffers.h, registry.cpp, then any file of this folder.
 #pragma once
 
 #include "kernels/comm/messages.h"
@@ -57,11 +56,11 @@ struct Call {
     std::function<void(const Launch&)> run;
     Work work;
     // The same result from another implementation, measured next to it; no name: there is none.
-    struct Peer {
+    struct Baseline {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
-        std::vector<NamedTensor> tensors = {};  // of both, where the results can be compared
-    } peer = {};
+        std::vector<NamedTensor> tensors = {};  // of both, if the results can be compared
+    } baseline = {};
     // After exactly one run: normalised mean square error against a GEMM in double, on a sample. GEMMs only.
     std::function<double()> error = {};
 };
@@ -73,7 +72,7 @@ struct Machine {
     BackendChoice backend;
     // Plain messages between all ranks, made on the first call; null where there are none.
     std::function<Messages*()> messages = [] { return nullptr; };
-    const Plugin* plugin = nullptr;  // measured beside the operations that it has
+    const Plugin* plugin = nullptr;  // timed with the operations that it has
 };
 
 enum class Runs : uint8_t { on_each_rank, together };
@@ -81,20 +80,25 @@ enum class Runs : uint8_t { on_each_rank, together };
 struct Case {
     std::string name;
     std::string meaning;
-    std::vector<Key> keys;
+    Keys keys;
     Call (*build)(Machine& machine, Buffers& buffers, const Shape& shape);
     Runs runs = Runs::on_each_rank;  // together: ranks wait for each other
 };
 
-const std::vector<Case>& all_cases();            // local operations in the order of the list, then exchanges
+const std::vector<Case>& all_cases();
 const Case& find_case(const std::string& name);  // throws Error(usage) with the nearest name
 
-#define FP8FLOW_DECLARE_CASE(name, Args) Case name##_case();
-FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE_CASE)
-FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_DECLARE_CASE)
-#undef FP8FLOW_DECLARE_CASE
-Case route_case();  // several operations of a layer's router together
+// By file of this folder.
+std::vector<Case> attention_cases();
 std::vector<Case> exchange_cases();
+std::vector<Case> gemm_cases();
+std::vector<Case> norm_cases();
+std::vector<Case> optimizer_cases();
+std::vector<Case> permute_cases();
+std::vector<Case> quantize_cases();
+std::vector<Case> router_cases();
+std::vector<Case> swiglu_cases();
+std::vector<Case> token_cases();
 
 // A call of a local operation on the default stream. Checks the arguments at once.
 template <class Args>
@@ -105,7 +109,7 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
     Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
     if (machine.plugin != nullptr)
         if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
-            call.peer = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
+            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
     return call;
 }
 

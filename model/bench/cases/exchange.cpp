@@ -10,17 +10,17 @@ namespace {
 
 std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
 
-const std::vector<Key> kTokens = {
+const Keys kTokens = {
     {"T", "4096", "24", "tokens on each rank"},
     {"E", "256", "8", "experts on all ranks together"},
     {"K", "8", "2", "experts of a token (top-k)"},
     {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty"},
     {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
-const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
+const Keys kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (memory of peers) | alltoall"};
 const Key kSms = {"sms", "0", "0", "SMs that the exchange may use; 0: all"};
-const Key kPeer = {"peer", "none", "none",
-                   "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
+const Key kBaseline = {"peer", "none", "none",
+                       "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
 const Key kOrder = {"order", "rank", "rank", "order of combine: rank | invariant"};
 
 // An exchange for the limits of one shape, shared by all sets.
@@ -94,10 +94,10 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
 }
 
 // Sends plain messages where the shape selects them and they are available.
-Messages* peer_of(Machine& machine, const Shape& shape) {
+Messages* messages_of(Machine& machine, const Shape& shape) {
     return shape.choice("peer", {"none", "alltoall"}) == 1 ? machine.messages() : nullptr;
 }
-constexpr const char* kPeerName = "plain all-to-all";
+constexpr const char* kBaselineName = "plain all-to-all";
 
 Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t ranks = machine.world.size(), tokens = shape.number("T"), topk = shape.positive("K");
@@ -136,11 +136,11 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     };
     if (kind < 2) {
         Call call{send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
-        if (Messages* messages = peer_of(machine, shape)) {
+        if (Messages* messages = messages_of(machine, shape)) {
             const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
             const ScaledTensor other =
                 buffers.fp8_output(rows.data.dtype, {in.counts.padded, columns}, dst.layout);
-            call.peer = {kPeerName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
+            call.baseline = {kBaselineName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
         }
         return call;
     }
@@ -183,19 +183,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     work.reads(plain_row_bytes(src, in.counts.valid)).writes_all(y);
     // own tokens that have an expert on this rank need no wire
     const int64_t own_copies = in.tokens * in.topk - in.counts.copies_away;
-    const auto& own_rows = buffers.once<int64_t>([&] {
-        const Routing mine = routing_of(shape, static_cast<uint64_t>(machine.world.rank() + 1));
-        const int64_t local = mine.experts / machine.world.size();
-        int64_t here = 0;
-        for (int64_t t = 0; t < mine.tokens; ++t) {
-            bool found = false;
-            for (int64_t k = 0; k < mine.topk; ++k)
-                found = found || mine.ids[index(t * mine.topk + k)] / local == machine.world.rank();
-            here += found ? 1 : 0;
-        }
-        return here;
-    });
-    const int64_t sent = by_rank ? in.counts.received - own_rows : in.counts.valid - own_copies;
+    const int64_t sent = by_rank ? in.counts.received - in.counts.kept : in.counts.valid - own_copies;
     work.wire_bytes = plain_row_bytes(y, sent);
     if (shape.yes("residual")) {
         args.residual = buffers.normal(DType::bf16, {in.tokens, columns});
@@ -223,10 +211,10 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
                   wire->exchange->combine(args, plan, *wire->scratch, launch);
               },
               work};
-    if (Messages* messages = peer_of(machine, shape)) {
+    if (Messages* messages = messages_of(machine, shape)) {
         const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
         const TensorView other = buffers.output(DType::bf16, {in.tokens, columns});
-        call.peer = {kPeerName, pairs.combine(machine.ops, *messages, buffers, src, other)};
+        call.baseline = {kBaselineName, pairs.combine(machine.ops, *messages, buffers, src, other)};
     }
     return call;
 }
@@ -257,24 +245,23 @@ std::vector<Case> exchange_cases() {
          Runs::together},
         {"dispatch", "tokens to their experts' padded rows on all ranks",
          kTokens + kWidth +
-             std::vector<Key>{
-                 {"wire", "fp8", "fp8", "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
-                 kSms,
-                 kPeer,
-                 kDispatcher},
+             Keys{{"wire", "fp8", "fp8", "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
+                  kSms,
+                  kBaseline,
+                  kDispatcher},
          dispatch, Runs::together},
         {"dispatch_rows", "first half of the unfused dispatch: rows as received",
-         kTokens + kWidth + std::vector<Key>{{"wire", "fp8", "fp8", "rows: bf16 | fp8"}, kDispatcher},
-         dispatch_rows, Runs::together},
+         kTokens + kWidth + Keys{{"wire", "fp8", "fp8", "rows: bf16 | fp8"}, kDispatcher}, dispatch_rows,
+         Runs::together},
         {"combine", "experts' rows summed at their tokens' owners",
          kTokens + kWidth +
-             std::vector<Key>{kOrder,
-                              {"residual", "yes", "yes", "add the residual: yes | no"},
-                              {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
-                              {"part", "whole", "whole", "whole | sent (owners do not add: the wire alone)"},
-                              kSms,
-                              kPeer,
-                              kDispatcher},
+             Keys{kOrder,
+                  {"residual", "yes", "yes", "add the residual: yes | no"},
+                  {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
+                  {"part", "whole", "whole", "whole | sent (owners do not add: the wire alone)"},
+                  kSms,
+                  kBaseline,
+                  kDispatcher},
          combine, Runs::together},
         {"all_reduce",
          "sum or largest of a tensor over all ranks",

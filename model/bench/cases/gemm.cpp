@@ -46,8 +46,7 @@ Call checked_call(Machine& machine, void (Ops::*operation)(const Args&, const La
 double gemm_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
-const std::vector<Key> kProduct = {{"N", "4096", "256", "columns of the result"},
-                                   {"K", "7168", "256", "contraction"}};
+const Keys kProduct = {{"N", "4096", "256", "columns of the result"}, {"K", "7168", "256", "contraction"}};
 const Key kType = {"type", "fp8", "fp8", kTypeMeaning};
 const Key kMode = {"mode", "overwrite", "overwrite", "result: overwrite | accumulate (f32)"};
 const Key kOut = {"out", "bf16", "bf16", "result: bf16 | f32"};
@@ -165,40 +164,30 @@ Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 }  // namespace
 
-Case gemm_case() {
-    return {"gemm", "dense GEMM",
-            std::vector<Key>{{"M", "4096", "40", "rows of the result"}} + kProduct +
-                std::vector<Key>{kType, kForm, kOut, kMode},
-            dense};
-}
-Case grouped_gemm_case() {
-    return {"grouped_gemm", "one GEMM per expert: fc1, fc2 and their input gradients",
-            group_keys() + kProduct +
-                std::vector<Key>{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
-            grouped};
-}
-Case grouped_gemm_wgrad_case() {
+std::vector<Case> gemm_cases() {
     return {
-        "grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
-        group_keys() + kProduct +
-            std::vector<Key>{
-                kType,
-                kMode,
-                {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
-                {"dw", "f32", "f32", "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
-                {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
-                {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
-        wgrad};
-}
-Case grouped_gemm_swiglu_quantize_case() {
-    return {
-        "grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
-        group_keys() + std::vector<Key>{{"F", "2048", "128", "columns of gate and of up"},
-                                        {"K", "7168", "256", "contraction"},
-                                        {"prob", "yes", "yes", "times a probability: yes | no"},
-                                        {"save_h", "yes", "yes", "keep the values before SwiGLU: yes | no"},
-                                        {"scale", "pow2", "pow2", "scales: pow2 | fp32"}},
-        fused};
+        {"gemm", "dense GEMM",
+         Keys{{"M", "4096", "40", "rows of the result"}} + kProduct + Keys{kType, kForm, kOut, kMode}, dense},
+        {"grouped_gemm", "one GEMM per expert: fc1, fc2 and their input gradients",
+         group_keys() + kProduct + Keys{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
+         grouped},
+        {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
+         group_keys() + kProduct +
+             Keys{kType,
+                  kMode,
+                  {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                  {"dw", "f32", "f32",
+                   "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
+                  {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
+                  {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
+         wgrad},
+        {"grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
+         group_keys() + Keys{{"F", "2048", "128", "columns of gate and of up"},
+                             {"K", "7168", "256", "contraction"},
+                             {"prob", "yes", "yes", "times a probability: yes | no"},
+                             {"save_h", "yes", "yes", "keep the values before SwiGLU: yes | no"},
+                             {"scale", "pow2", "pow2", "scales: pow2 | fp32"}},
+         fused}};
 }
 
 }  // namespace fp8flow::bench

@@ -7,10 +7,10 @@ namespace fp8flow::bench {
 
 namespace {
 
-const std::vector<Key> kRows = {{"T", "4096", "40", "rows"},
-                                {"H", "7168", "256", "columns"},
-                                {"dtype", "bf16", "bf16", "of x and y: bf16 | f16 | f32"},
-                                {"gamma", "plain", "plain", "weight: plain | zero_centered"}};
+const Keys kRows = {{"T", "4096", "40", "rows"},
+                    {"H", "7168", "256", "columns"},
+                    {"dtype", "bf16", "bf16", "of x and y: bf16 | f16 | f32"},
+                    {"gamma", "plain", "plain", "weight: plain | zero_centered"}};
 
 constexpr std::initializer_list<DType> kPlain = {DType::bf16, DType::f16, DType::f32};
 
@@ -129,27 +129,22 @@ Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 }  // namespace
 
-Case rms_norm_case() { return {"rms_norm", "RMSNorm forward", kRows, norm}; }
-
-Case rms_norm_quantize_case() {
-    return {"rms_norm_quantize", "RMSNorm forward with FP8 outputs from the same pass",
-            kRows +
-                std::vector<Key>{
-                    {"y", "yes", "yes", "also y in bf16: yes | no"},
-                    {"fp8", "vec128_wire", "vec128_wire", "FP8 rows: no | vec128_wire | vec128 | tensor"},
-                    {"transposed", "no", "no", "transposed FP8: no | tile128 | tensor"},
-                    {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
-                    {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
-                    {"amax", "no", "no", "write the largest magnitude back (delayed scaling): yes | no"},
-                    {"fused", "yes", "yes", "yes | no: transposed in a second pass over the FP8 rows"}},
-            norm_quantize};
-}
-
-Case rms_norm_backward_case() {
-    return {"rms_norm_backward", "RMSNorm backward with the gradient of gamma",
-            kRows + std::vector<Key>{{"residual", "yes", "yes", "add the residual's gradient: yes | no"},
-                                     {"mode", "overwrite", "overwrite", "dgamma: overwrite | accumulate"}},
-            norm_backward};
+std::vector<Case> norm_cases() {
+    return {
+        {"rms_norm", "RMSNorm forward", kRows, norm},
+        {"rms_norm_quantize", "RMSNorm forward with FP8 outputs from the same pass",
+         kRows + Keys{{"y", "yes", "yes", "also y in bf16: yes | no"},
+                      {"fp8", "vec128_wire", "vec128_wire", "FP8 rows: no | vec128_wire | vec128 | tensor"},
+                      {"transposed", "no", "no", "transposed FP8: no | tile128 | tensor"},
+                      {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                      {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+                      {"amax", "no", "no", "write the largest magnitude back (delayed scaling): yes | no"},
+                      {"fused", "yes", "yes", "yes | no: transposed in a second pass over the FP8 rows"}},
+         norm_quantize},
+        {"rms_norm_backward", "RMSNorm backward with the gradient of gamma",
+         kRows + Keys{{"residual", "yes", "yes", "add the residual's gradient: yes | no"},
+                      {"mode", "overwrite", "overwrite", "dgamma: overwrite | accumulate"}},
+         norm_backward}};
 }
 
 }  // namespace fp8flow::bench

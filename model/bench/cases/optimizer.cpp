@@ -6,9 +6,9 @@ namespace fp8flow::bench {
 
 namespace {
 
-const std::vector<Key> kWeight = {{"E", "8", "2", "experts"},
-                                  {"N", "4096", "256", "rows of a weight"},
-                                  {"K", "7168", "384", "columns of a weight"}};
+const Keys kWeight = {{"E", "8", "2", "experts"},
+                      {"N", "4096", "256", "rows of a weight"},
+                      {"K", "7168", "384", "columns of a weight"}};
 
 const Key kState = {"state", "f32", "f32", "gradient and moments: f32 | bf16"};
 
@@ -92,34 +92,26 @@ Call adamw_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 }  // namespace
 
-Case norm_squared_case() {
-    return {"norm_squared",
-            "sum of squares of a gradient",
-            {{"N", "268435456", "10000", "values"}},
-            norm_squared};
-}
-Case add_squares_case() {
-    return {"add_squares",
-            "sum of the squares that weight gradients left",
-            {{"N", "688128", "10000", "patches of 4096 elements of a gradient"}},
-            add_squares};
-}
-Case clip_factor_case() { return {"clip_factor", "clipping by the global norm", {}, clip_factor}; }
-Case adamw_case() {
-    return {"adamw", "AdamW with FP32 masters",
-            kWeight + std::vector<Key>{kState, {"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}},
-            adamw};
-}
-Case adamw_quantize_case() {
-    return {"adamw_quantize", "AdamW, then both FP8 copies of the weights",
-            kWeight +
-                std::vector<Key>{kState,
-                                 {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
-                                 {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
-                                 {"dgrad", "yes", "yes", "transposed copy: yes | no"},
-                                 {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
-                                 {"rounding", "rceil", "rceil", "scales of mx32: floor | rceil"}},
-            adamw_quantize};
+std::vector<Case> optimizer_cases() {
+    return {{"norm_squared",
+             "sum of squares of a gradient",
+             {{"N", "268435456", "10000", "values"}},
+             norm_squared},
+            {"add_squares",
+             "sum of the squares that weight gradients left",
+             {{"N", "688128", "10000", "patches of 4096 elements of a gradient"}},
+             add_squares},
+            {"clip_factor", "clipping by the global norm", {}, clip_factor},
+            {"adamw", "AdamW with FP32 masters",
+             kWeight + Keys{kState, {"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}}, adamw},
+            {"adamw_quantize", "AdamW, then both FP8 copies of the weights",
+             kWeight + Keys{kState,
+                            {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
+                            {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
+                            {"dgrad", "yes", "yes", "transposed copy: yes | no"},
+                            {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+                            {"rounding", "rceil", "rceil", "scales of mx32: floor | rceil"}},
+             adamw_quantize}};
 }
 
 }  // namespace fp8flow::bench

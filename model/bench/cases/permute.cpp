@@ -27,7 +27,7 @@ Planned planned(Machine& machine, Buffers& buffers, const Shape& shape) {
     return planned(machine, buffers, shape, shape.positive("align"));
 }
 
-const std::vector<Key> kWidth = {{"H", "7168", "256", "columns of a row"}};
+const Keys kWidth = {{"H", "7168", "256", "columns of a row"}};
 const Key kReal = {"dtype", "bf16", "bf16", "bf16 | f32"};
 // The baseline that the fused form replaces: rows without pads in memory between two passes.
 const Key kFused = {"fused", "yes", "yes", "yes | no: two passes, pads in one of their own"};
@@ -187,39 +187,27 @@ Call unpad(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 }  // namespace
 
-Case plan_dispatch_case() {
-    return {"plan_dispatch", "who receives what, from all ranks' routing",
-            routing_keys() + std::vector<Key>{{"ranks", "1", "2",
-                                               "ranks whose routing is planned (of E experts together)"}},
-            plan};
-}
-Case permute_pad_case() {
-    return {"permute_pad", "tokens to their experts' padded rows, fused",
-            routing_keys() + kWidth +
-                std::vector<Key>{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
-                                 {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"},
-                                 kFused},
-            permute};
-}
-Case unpermute_unpad_case() {
+std::vector<Case> permute_cases() {
     return {
-        "unpermute_unpad", "experts' rows summed for each token, fused",
-        routing_keys() + kWidth +
-            std::vector<Key>{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
-        unpermute};
-}
-Case unpermute_probs_backward_case() {
-    return {"unpermute_probs_backward", "gradient of merging probabilities",
-            routing_keys() + kWidth + std::vector<Key>{kReal}, probs_backward};
-}
-Case pad_rows_case() {
-    return {"pad_rows", "second half of the unfused permute and pad",
-            group_keys() + kWidth + std::vector<Key>{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}},
-            pad};
-}
-Case unpad_rows_case() {
-    return {"unpad_rows", "first half of the unfused unpad and unpermute",
-            group_keys() + kWidth + std::vector<Key>{kReal}, unpad};
+        {"plan_dispatch", "who receives what, from all ranks' routing",
+         routing_keys() + Keys{{"ranks", "1", "2", "ranks whose routing is planned (of E experts together)"}},
+         plan},
+        {"permute_pad", "tokens to their experts' padded rows, fused",
+         routing_keys() + kWidth +
+             Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
+                  {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"},
+                  kFused},
+         permute},
+        {"unpermute_unpad", "experts' rows summed for each token, fused",
+         routing_keys() + kWidth +
+             Keys{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
+         unpermute},
+        {"unpermute_probs_backward", "gradient of merging probabilities",
+         routing_keys() + kWidth + Keys{kReal}, probs_backward},
+        {"pad_rows", "second half of the unfused permute and pad",
+         group_keys() + kWidth + Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}}, pad},
+        {"unpad_rows", "first half of the unfused unpad and unpermute", group_keys() + kWidth + Keys{kReal},
+         unpad}};
 }
 
 }  // namespace fp8flow::bench

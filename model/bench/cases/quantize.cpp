@@ -8,91 +8,104 @@ namespace {
 
 using L = ScaleLayout;
 
-const std::vector<Key> kSource = {{"H", "7168", "256", "columns"},
-                                  {"dtype", "bf16", "bf16", "of the source: bf16 | f16 | f32"},
-                                  {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
-                                  {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
+const Keys kSource = {{"H", "7168", "256", "columns"},
+                      {"dtype", "bf16", "bf16", "of the source: bf16 | f16 | f32"},
+                      {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                      {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
 const Key kRounding = {"rounding", "rceil", "rceil", "scales of mx32: floor | rceil"};
 
 DType source_dtype(const Shape& shape) { return shape.dtype("dtype", {DType::bf16, DType::f16, DType::f32}); }
-DType code_dtype(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
+DType fp8_type(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
 // Of a transposed copy: groups hold whole blocks, plain rows are padded to one.
 int64_t wide(const RoutedRows& routed) {
     return routed.groups.num_groups > 0 ? routed.capacity() : round_up(routed.capacity(), kBlock);
 }
 int64_t scale_groups(const RoutedRows& routed) { return std::max<int64_t>(1, routed.groups.num_groups); }
 
+// Rows [routed, H] to quantise, and where the copies of them go.
+struct Source {
+    RoutedRows routed;
+    int64_t columns;
+    DType fp8;
+    ScaleFormat scale;
+    TensorView src;
+    double bytes() const { return plain_row_bytes(src, routed.valid); }
+};
+Source source_of(Buffers& buffers, const Shape& shape) {
+    Source in{.routed = buffers.routed(shape),
+              .columns = shape.positive("H"),
+              .fp8 = fp8_type(shape),
+              .scale = shape.scale_format()};
+    in.src = buffers.normal(source_dtype(shape), {in.routed.capacity(), in.columns});
+    return in;
+}
+ScaledTensor transposed(Buffers& buffers, const Source& in, int64_t columns, L layout) {
+    return buffers.fp8_output(in.fp8, {columns, wide(in.routed)}, layout, scale_groups(in.routed));
+}
+
 Call rows(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    const int64_t columns = shape.positive("H");
+    const Source in = source_of(buffers, shape);
     const L layout = shape.layout("layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor});
-    const op::QuantizeRows args{.src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
-                                .groups = routed.groups,
-                                .scale_format = shape.scale_format(),
-                                .mx_rounding = shape.mx_rounding(),
-                                .dst = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns},
-                                                          layout, 0, shape.scale_format())};
-    return call_of(
-        machine, &Ops::quantize_rows, args,
-        Work{}.reads(plain_row_bytes(args.src, routed.valid)).writes(row_bytes(args.dst, routed.padded)));
+    const op::QuantizeRows args{
+        .src = in.src,
+        .groups = in.routed.groups,
+        .scale_format = in.scale,
+        .mx_rounding = shape.mx_rounding(),
+        .dst = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns}, layout, 0, in.scale)};
+    return call_of(machine, &Ops::quantize_rows, args,
+                   Work{}.reads(in.bytes()).writes(row_bytes(args.dst, in.routed.padded)));
 }
 
 Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    const int64_t first = shape.positive("H"), second = shape.number("H2"), groups = scale_groups(routed);
+    const Source in = source_of(buffers, shape);
     const L layout = shape.layout("layout", {L::vec128, L::group_row, L::mx32});
-    op::QuantizeColumns args{
-        .src = buffers.normal(source_dtype(shape), {routed.capacity(), first}),
-        .groups = routed.groups,
-        .scale_format = shape.scale_format(),
-        .mx_rounding = shape.mx_rounding(),
-        .dst = buffers.fp8_output(code_dtype(shape), {first, wide(routed)}, layout, groups)};
+    op::QuantizeColumns args{.src = in.src,
+                             .groups = in.routed.groups,
+                             .scale_format = in.scale,
+                             .mx_rounding = shape.mx_rounding(),
+                             .dst = transposed(buffers, in, in.columns, layout)};
     Work work;
-    work.reads(plain_row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
-    if (second > 0) {
-        args.src2 = buffers.normal(source_dtype(shape), {routed.capacity(), second});
-        args.dst2 = buffers.fp8_output(code_dtype(shape), {second, wide(routed)}, layout, groups);
-        work.reads(plain_row_bytes(args.src2, routed.valid)).writes(column_bytes(args.dst2, routed.padded));
+    work.reads(in.bytes()).writes(column_bytes(args.dst, in.routed.padded));
+    if (const int64_t second = shape.number("H2"); second > 0) {
+        args.src2 = buffers.normal(in.src.dtype, {in.routed.capacity(), second});
+        args.dst2 = transposed(buffers, in, second, layout);
+        work.reads(plain_row_bytes(args.src2, in.routed.valid))
+            .writes(column_bytes(args.dst2, in.routed.padded));
     }
     return call_of(machine, &Ops::quantize_columns, args, work);
 }
 
 Call dual(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    const int64_t columns = shape.positive("H");
-    const L row_layout = shape.layout("layout", {L::vec128, L::row, L::mx32});
-    const L column_layout = shape.layout("columns", {L::vec128, L::group_row, L::mx32});
+    const Source in = source_of(buffers, shape);
     const op::QuantizeDual args{
-        .src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
-        .groups = routed.groups,
-        .scale_format = shape.scale_format(),
+        .src = in.src,
+        .groups = in.routed.groups,
+        .scale_format = in.scale,
         .mx_rounding = shape.mx_rounding(),
-        .rows = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns}, row_layout),
-        .columns = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, column_layout,
-                                      scale_groups(routed))};
+        .rows = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns},
+                                   shape.layout("layout", {L::vec128, L::row, L::mx32})),
+        .columns =
+            transposed(buffers, in, in.columns, shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
     return call_of(
         machine, &Ops::quantize_dual, args,
         Work{}
-            .reads(plain_row_bytes(args.src, routed.valid))
-            .writes(row_bytes(args.rows, routed.padded) + column_bytes(args.columns, routed.padded)));
+            .reads(in.bytes())
+            .writes(row_bytes(args.rows, in.routed.padded) + column_bytes(args.columns, in.routed.padded)));
 }
 
 Call whole(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    const int64_t columns = shape.positive("H");
-    op::QuantizeTensor args{.src = buffers.normal(source_dtype(shape), {routed.capacity(), columns}),
-                            .groups = routed.groups,
-                            .scale_format = shape.scale_format()};
+    const Source in = source_of(buffers, shape);
+    op::QuantizeTensor args{.src = in.src, .groups = in.routed.groups, .scale_format = in.scale};
     if (shape.yes("plain"))
-        args.rows = buffers.fp8_output(code_dtype(shape), {routed.capacity(), columns}, L::tensor);
+        args.rows = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns}, L::tensor);
     if (shape.yes("transposed"))
-        args.transposed = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::tensor);
+        args.transposed = buffers.fp8_output(in.fp8, {in.columns, wide(in.routed)}, L::tensor);
     // the scale is known only when all has been read, so the source is read twice
-    return call_of(
-        machine, &Ops::quantize_tensor, args,
-        Work{}
-            .reads(2 * plain_row_bytes(args.src, routed.valid))
-            .writes(row_bytes(args.rows, routed.padded) + column_bytes(args.transposed, routed.padded)));
+    return call_of(machine, &Ops::quantize_tensor, args,
+                   Work{}
+                       .reads(2 * in.bytes())
+                       .writes(row_bytes(args.rows, in.routed.padded) +
+                               column_bytes(args.transposed, in.routed.padded)));
 }
 
 Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -107,11 +120,11 @@ Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
     // one scale for all experts needs a pass over all of them first
     if (layout == L::tensor) work.reads_all(args.src);
     if (shape.yes("fprop")) {
-        args.fprop = buffers.fp8_output(code_dtype(shape), {experts, n, k}, layout);
+        args.fprop = buffers.fp8_output(fp8_type(shape), {experts, n, k}, layout);
         work.writes_all(args.fprop.data, args.fprop.scales);
     }
     if (shape.yes("dgrad")) {
-        args.dgrad = buffers.fp8_output(code_dtype(shape), {experts, k, n}, layout);
+        args.dgrad = buffers.fp8_output(fp8_type(shape), {experts, k, n}, layout);
         work.writes_all(args.dgrad.data, args.dgrad.scales);
     }
     return call_of(machine, &Ops::quantize_weight, args, work);
@@ -125,7 +138,7 @@ Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
     const bool transposed = layout == L::tile128 || layout == L::group_row;
     const Buffers::Dims as_rows = {routed.capacity(), columns}, as_columns = {columns, routed.capacity()};
     const Buffers::Dims dims = transposed ? as_columns : as_rows;
-    const op::Dequantize args{.src = buffers.fp8_input(code_dtype(shape), dims, layout, scale_groups(routed)),
+    const op::Dequantize args{.src = buffers.fp8_input(fp8_type(shape), dims, layout, scale_groups(routed)),
                               .groups = routed.groups,
                               .dst = buffers.output(source_dtype(shape), dims)};
     const double read = transposed ? column_bytes(args.src, routed.valid) : row_bytes(args.src, routed.valid);
@@ -156,9 +169,9 @@ Call transpose(Machine& machine, Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const op::TransposeFp8 args{
-        .src = buffers.fp8_input(code_dtype(shape), {routed.capacity(), columns}, L::vec128),
+        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity(), columns}, L::vec128),
         .groups = routed.groups,
-        .dst = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::tile128)};
+        .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::tile128)};
     return call_of(
         machine, &Ops::transpose_fp8, args,
         Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded)));
@@ -168,10 +181,10 @@ Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const op::TransposeRequantize args{
-        .src = buffers.fp8_input(code_dtype(shape), {routed.capacity(), columns}, L::vec128),
+        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity(), columns}, L::vec128),
         .groups = routed.groups,
         .scale_format = shape.scale_format(),
-        .dst = buffers.fp8_output(code_dtype(shape), {columns, wide(routed)}, L::vec128)};
+        .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::vec128)};
     const Work work =
         Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
     if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args, work);
@@ -183,92 +196,71 @@ Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     return two_calls(machine, &Ops::dequantize, plain, &Ops::quantize_columns, again, work);
 }
 
-const std::vector<Key> kCodes = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
+const Keys kCodes = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
 
 }  // namespace
 
-Case quantize_rows_case() {
-    return {"quantize_rows", "activations to FP8 along the rows",
-            group_keys() + kSource +
-                std::vector<Key>{
-                    {"layout", "vec128", "vec128", "scales: vec128_wire | vec128 | row | mx32 | tensor"},
-                    kRounding},
-            rows};
-}
-Case quantize_columns_case() {
-    return {"quantize_columns", "activations to transposed FP8, scaled along the rows of a group",
-            group_keys() + kSource +
-                std::vector<Key>{{"layout", "group_row", "vec128", "scales: vec128 | group_row | mx32"},
-                                 {"H2", "0", "0", "columns of a second operand in the same call; 0: none"},
-                                 kRounding},
-            columns};
-}
-Case quantize_dual_case() {
-    return {"quantize_dual", "both orientations from one read",
-            group_keys() + kSource +
-                std::vector<Key>{
-                    {"layout", "vec128", "vec128", "scales of the rows: vec128 | row | mx32"},
-                    {"columns", "vec128", "vec128", "of the transposed copy: vec128 | group_row | mx32"},
-                    kRounding},
-            dual};
-}
-Case quantize_tensor_case() {
-    return {"quantize_tensor", "one scale for the whole tensor",
-            group_keys() + kSource +
-                std::vector<Key>{{"plain", "yes", "yes", "codes as the source: yes | no"},
-                                 {"transposed", "no", "yes", "transposed codes: yes | no"}},
-            whole};
-}
-Case quantize_weight_case() {
-    return {"quantize_weight",
-            "weights to FP8, for forward and for the gradient of the input",
-            {{"E", "32", "2", "experts"},
-             {"N", "4096", "256", "rows of a weight"},
-             {"K", "7168", "384", "columns of a weight"},
-             {"dtype", "f32", "f32", "of the source: bf16 | f32"},
-             {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
-             {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
-             {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
-             {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
-             {"dgrad", "yes", "yes", "transposed copy (3-D column-wise): yes | no"},
-             kRounding},
-            weight};
-}
-Case dequantize_case() {
+std::vector<Case> quantize_cases() {
     return {
-        "dequantize", "FP8 back to a plain type",
-        group_keys() +
-            std::vector<Key>{{"H", "7168", "256", "columns"},
+        {"quantize_rows", "activations to FP8 along the rows",
+         group_keys() + kSource +
+             Keys{{"layout", "vec128", "vec128", "scales: vec128_wire | vec128 | row | mx32 | tensor"},
+                  kRounding},
+         rows},
+        {"quantize_columns", "activations to transposed FP8, scaled along the rows of a group",
+         group_keys() + kSource +
+             Keys{{"layout", "group_row", "vec128", "scales: vec128 | group_row | mx32"},
+                  {"H2", "0", "0", "columns of a second operand in the same call; 0: none"},
+                  kRounding},
+         columns},
+        {"quantize_dual", "both orientations from one read",
+         group_keys() + kSource +
+             Keys{{"layout", "vec128", "vec128", "scales of the rows: vec128 | row | mx32"},
+                  {"columns", "vec128", "vec128", "of the transposed copy: vec128 | group_row | mx32"},
+                  kRounding},
+         dual},
+        {"quantize_tensor", "one scale for the whole tensor",
+         group_keys() + kSource +
+             Keys{{"plain", "yes", "yes", "codes as the source: yes | no"},
+                  {"transposed", "no", "yes", "transposed codes: yes | no"}},
+         whole},
+        {"quantize_weight",
+         "weights to FP8, for forward and for the gradient of the input",
+         {{"E", "32", "2", "experts"},
+          {"N", "4096", "256", "rows of a weight"},
+          {"K", "7168", "384", "columns of a weight"},
+          {"dtype", "f32", "f32", "of the source: bf16 | f32"},
+          {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+          {"scale", "pow2", "pow2", "scales: pow2 | fp32"},
+          {"layout", "block128", "block128", "scales: block128 | row | tensor | mx32"},
+          {"fprop", "yes", "yes", "copy for the forward pass: yes | no"},
+          {"dgrad", "yes", "yes", "transposed copy (3-D column-wise): yes | no"},
+          kRounding},
+         weight},
+        {"dequantize", "FP8 back to a plain type",
+         group_keys() + Keys{{"H", "7168", "256", "columns"},
                              {"dtype", "bf16", "bf16", "of the result: bf16 | f16 | f32"},
                              {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
                              {"layout", "vec128", "vec128",
                               "scales: vec128_wire | vec128 | row | mx32 | tensor | tile128 | group_row"}},
-        back};
-}
-Case relayout_scales_case() {
-    return {"relayout_scales",
-            "scales from the wire's layout to the GEMM's",
-            {{"T", "4096", "40", "rows"},
-             {"H", "7168", "256", "columns"},
-             {"scale", "pow2", "pow2", "wire: pow2 | fp32"}},
-            relayout};
-}
-Case delayed_scale_update_case() {
-    return {"delayed_scale_update",
-            "the scale of the next step from a history of magnitudes",
-            {{"N", "1024", "16", "steps remembered"}, {"scale", "pow2", "pow2", "pow2 | fp32"}},
-            delayed};
-}
-Case transpose_fp8_case() {
-    return {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call",
-            group_keys() + kCodes, transpose};
-}
-Case transpose_requantize_case() {
-    return {"transpose_requantize", "the naive transpose: dequantise and quantise again",
-            group_keys() + kCodes +
-                std::vector<Key>{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},
-                                 {"fused", "yes", "yes", "yes | no: BF16 rows in memory between two passes"}},
-            requantize};
+         back},
+        {"relayout_scales",
+         "scales from the wire's layout to the GEMM's",
+         {{"T", "4096", "40", "rows"},
+          {"H", "7168", "256", "columns"},
+          {"scale", "pow2", "pow2", "wire: pow2 | fp32"}},
+         relayout},
+        {"delayed_scale_update",
+         "the scale of the next step from a history of magnitudes",
+         {{"N", "1024", "16", "steps remembered"}, {"scale", "pow2", "pow2", "pow2 | fp32"}},
+         delayed},
+        {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call",
+         group_keys() + kCodes, transpose},
+        {"transpose_requantize", "the naive transpose: dequantise and quantise again",
+         group_keys() + kCodes +
+             Keys{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},
+                  {"fused", "yes", "yes", "yes | no: BF16 rows in memory between two passes"}},
+         requantize}};
 }
 
 }  // namespace fp8flow::bench

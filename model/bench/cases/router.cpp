@@ -6,16 +6,15 @@ namespace fp8flow::bench {
 
 namespace {
 
-const std::vector<Key> kTokens = {{"T", "4096", "24", "tokens"}, {"E", "256", "16", "experts"}};
-const std::vector<Key> kProduct = {{"H", "7168", "256", "columns"},
-                                   {"dtype", "bf16", "bf16", "of x: bf16 | f32"},
-                                   {"weight", "bf16", "f32", "of the weight: bf16 | f32"}};
-const std::vector<Key> kOptions = {
-    {"K", "8", "2", "experts of a token (top-k)"},
-    {"score", "sigmoid", "softmax", "softmax | sigmoid"},
-    {"pre_softmax", "no", "no", "softmax over all experts before the choice: yes | no"},
-    {"num_groups", "0", "0", "groups of experts for group-limited routing; 0: none"},
-    {"group_topk", "0", "0", "groups that a token may use"}};
+const Keys kTokens = {{"T", "4096", "24", "tokens"}, {"E", "256", "16", "experts"}};
+const Keys kProduct = {{"H", "7168", "256", "columns"},
+                       {"dtype", "bf16", "bf16", "of x: bf16 | f32"},
+                       {"weight", "bf16", "f32", "of the weight: bf16 | f32"}};
+const Keys kOptions = {{"K", "8", "2", "experts of a token (top-k)"},
+                       {"score", "sigmoid", "softmax", "softmax | sigmoid"},
+                       {"pre_softmax", "no", "no", "softmax over all experts before the choice: yes | no"},
+                       {"num_groups", "0", "0", "groups of experts for group-limited routing; 0: none"},
+                       {"group_topk", "0", "0", "groups that a token may use"}};
 const Key kBias = {"bias", "yes", "no", "expert bias (sigmoid only): yes | no"};
 const Key kBalance = {"balance", "no", "yes", "also what balancing and z-loss need: yes | no"};
 constexpr std::initializer_list<DType> kReal = {DType::bf16, DType::f32};
@@ -171,33 +170,23 @@ Call bias_update(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 }  // namespace
 
-Case router_logits_case() {
-    return {"router_logits", "scores of all experts for each token", kTokens + kProduct, logits};
-}
-Case router_logits_backward_case() {
-    return {"router_logits_backward", "gradients of x and of the router's weight",
-            kTokens + kProduct +
-                std::vector<Key>{{"add", "yes", "yes", "add another gradient of x: yes | no"},
-                                 {"mode", "overwrite", "overwrite", "dweight: overwrite | accumulate"}},
-            logits_backward};
-}
-Case router_top_k_case() {
-    return {"router_top_k", "choice of experts, probabilities, counts",
-            kTokens + kOptions + std::vector<Key>{kBias, kBalance}, top_k};
-}
-Case router_top_k_backward_case() {
-    return {"router_top_k_backward", "gradient of the logits from probabilities and losses",
-            kTokens + kOptions + std::vector<Key>{kBalance}, top_k_backward};
-}
-Case route_case() {
-    return {"route", "choice, counts, balancing and z-loss, and all gradients, as a layer calls them",
-            kTokens + kOptions + std::vector<Key>{{"bias", "no", "no", kBias.meaning}}, route};
-}
-Case expert_bias_update_case() {
-    return {"expert_bias_update",
-            "aux-loss-free balancing: the bias after a step",
-            {{"E", "256", "16", "experts"}},
-            bias_update};
+std::vector<Case> router_cases() {
+    return {{"router_logits", "scores of all experts for each token", kTokens + kProduct, logits},
+            {"router_logits_backward", "gradients of x and of the router's weight",
+             kTokens + kProduct +
+                 Keys{{"add", "yes", "yes", "add another gradient of x: yes | no"},
+                      {"mode", "overwrite", "overwrite", "dweight: overwrite | accumulate"}},
+             logits_backward},
+            {"router_top_k", "choice of experts, probabilities, counts",
+             kTokens + kOptions + Keys{kBias, kBalance}, top_k},
+            {"router_top_k_backward", "gradient of the logits from probabilities and losses",
+             kTokens + kOptions + Keys{kBalance}, top_k_backward},
+            {"route", "choice, counts, balancing and z-loss, and all gradients, as a layer calls them",
+             kTokens + kOptions + Keys{{"bias", "no", "no", kBias.meaning}}, route},
+            {"expert_bias_update",
+             "aux-loss-free balancing: the bias after a step",
+             {{"E", "256", "16", "experts"}},
+             bias_update}};
 }
 
 }  // namespace fp8flow::bench

@@ -80,7 +80,7 @@ Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t dist
     return routing;
 }
 
-std::vector<Key> routing_keys() {
+Keys routing_keys() {
     return {
         {"T", "4096", "24", "tokens on this rank"},
         {"E", "32", "8", "experts"},
@@ -111,8 +111,9 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
                 seen[index(owner)] = true;
             }
             if (seen[index(rank)]) ++counts.received;
-            if (source == rank)
-                counts.sent_away += std::count(seen.begin(), seen.end(), true) - (seen[index(rank)] ? 1 : 0);
+            if (source != rank) continue;
+            counts.kept += seen[index(rank)] ? 1 : 0;
+            counts.sent_away += std::count(seen.begin(), seen.end(), true) - (seen[index(rank)] ? 1 : 0);
         }
     }
     for (const int64_t rows : counts.rows) {

@@ -20,7 +20,7 @@ struct Routing {
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed);
 
 // The keys T, E, K, rows, align.
-std::vector<Key> routing_keys();
+Keys routing_keys();
 Routing routing_of(const Shape& shape, uint64_t seed = 1);
 
 // All ranks' routing, known to the host, and what follows from it for one rank.
@@ -29,6 +29,7 @@ struct PlanCounts {
     int64_t valid = 0, padded = 0;
     int64_t received = 0;     // distinct (source rank, token) with an expert here
     int64_t sent_away = 0;    // distinct (own token, other rank)
+    int64_t kept = 0;         // own tokens with an expert here
     int64_t copies_away = 0;  // own (token, k) pairs with an expert elsewhere
 };
 PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t alignment);

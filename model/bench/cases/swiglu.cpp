@@ -6,12 +6,11 @@ namespace fp8flow::bench {
 
 namespace {
 
-const std::vector<Key> kKeys =
-    group_keys() + std::vector<Key>{{"F", "2048", "256", "columns of gate and of up"},
-                                    {"prob", "yes", "yes", "times a probability: yes | no"}};
+const Keys kKeys = group_keys() + Keys{{"F", "2048", "256", "columns of gate and of up"},
+                                       {"prob", "yes", "yes", "times a probability: yes | no"}};
 const Key kDtype = {"dtype", "bf16", "bf16", "bf16 | f32"};
-const std::vector<Key> kQuantized = {{"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
-                                     {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
+const Keys kQuantized = {{"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
+                         {"scale", "pow2", "pow2", "scales: pow2 | fp32"}};
 const Key kFused = {"fused", "yes", "yes", "yes | no: the plain result in memory, then quantised"};
 const Key kDprob = {"dprob", "yes", "yes", "gradient of the probability: yes | no"};
 
@@ -35,7 +34,7 @@ Input input_of(Buffers& buffers, const Shape& shape) {
     }
     return in;
 }
-DType codes(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
+DType fp8_type(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
 TensorView dprob_of(Buffers& buffers, const Shape& shape, Input& in) {
     if (!shape.yes("dprob")) return {};
     in.work.writes(static_cast<double>(4 * in.routed.padded));
@@ -47,12 +46,25 @@ TensorView da_of(Buffers& buffers, Input& in) {
     return da;
 }
 
+op::Swiglu plain_forward(Buffers& buffers, const Input& in) {
+    return {.h = in.h,
+            .prob = in.prob,
+            .groups = in.routed.groups,
+            .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+}
+op::SwigluBackward plain_backward(Buffers& buffers, const Input& in, const TensorView& da,
+                                  const TensorView& dprob) {
+    return {.da = da,
+            .h = in.h,
+            .prob = in.prob,
+            .groups = in.routed.groups,
+            .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
+            .dprob = dprob};
+}
+
 Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
     Input in = input_of(buffers, shape);
-    const op::Swiglu args{.h = in.h,
-                          .prob = in.prob,
-                          .groups = in.routed.groups,
-                          .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+    const op::Swiglu args = plain_forward(buffers, in);
     return call_of(machine, &Ops::swiglu, args, in.work.writes(plain_row_bytes(args.a, in.routed.padded)));
 }
 
@@ -63,72 +75,51 @@ Call forward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
         .prob = in.prob,
         .groups = in.routed.groups,
         .scale_format = shape.scale_format(),
-        .a = buffers.fp8_output(codes(shape), {in.routed.capacity(), in.width}, ScaleLayout::vec128)};
+        .a = buffers.fp8_output(fp8_type(shape), {in.routed.capacity(), in.width}, ScaleLayout::vec128)};
     in.work.writes(row_bytes(args.a, in.routed.padded));
     if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_quantize, args, in.work);
-    const op::Swiglu plain{.h = in.h,
-                           .prob = in.prob,
-                           .groups = in.routed.groups,
-                           .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+    const op::Swiglu plain = plain_forward(buffers, in);
     const op::QuantizeRows quantized{
-        .src = plain.a, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.a};
+        .src = plain.a, .groups = args.groups, .scale_format = args.scale_format, .dst = args.a};
     return two_calls(machine, &Ops::swiglu, plain, &Ops::quantize_rows, quantized, in.work);
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     Input in = input_of(buffers, shape);
     const TensorView da = da_of(buffers, in);
-    const op::SwigluBackward args{.da = da,
-                                  .h = in.h,
-                                  .prob = in.prob,
-                                  .groups = in.routed.groups,
-                                  .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
-                                  .dprob = dprob_of(buffers, shape, in)};
+    const op::SwigluBackward args = plain_backward(buffers, in, da, dprob_of(buffers, shape, in));
     return call_of(machine, &Ops::swiglu_backward, args,
                    in.work.writes(plain_row_bytes(args.dh, in.routed.padded)));
 }
 
 Call backward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
     Input in = input_of(buffers, shape);
-    const TensorView da = da_of(buffers, in);
     const op::SwigluBackwardQuantize args{
-        .da = da,
+        .da = da_of(buffers, in),
         .h = in.h,
         .prob = in.prob,
         .groups = in.routed.groups,
         .scale_format = shape.scale_format(),
-        .dh = buffers.fp8_output(codes(shape), {in.routed.capacity(), 2 * in.width}, ScaleLayout::vec128),
+        .dh = buffers.fp8_output(fp8_type(shape), {in.routed.capacity(), 2 * in.width}, ScaleLayout::vec128),
         .dprob = dprob_of(buffers, shape, in)};
     in.work.writes(row_bytes(args.dh, in.routed.padded));
     if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_backward_quantize, args, in.work);
-    const op::SwigluBackward plain{.da = da,
-                                   .h = in.h,
-                                   .prob = in.prob,
-                                   .groups = in.routed.groups,
-                                   .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
-                                   .dprob = args.dprob};
+    const op::SwigluBackward plain = plain_backward(buffers, in, args.da, args.dprob);
     const op::QuantizeRows quantized{
-        .src = plain.dh, .groups = in.routed.groups, .scale_format = args.scale_format, .dst = args.dh};
+        .src = plain.dh, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dh};
     return two_calls(machine, &Ops::swiglu_backward, plain, &Ops::quantize_rows, quantized, in.work);
 }
 
 }  // namespace
 
-Case swiglu_case() {
-    return {"swiglu", "silu(gate) * up * probability", kKeys + std::vector<Key>{kDtype}, forward};
-}
-Case swiglu_quantize_case() {
-    return {"swiglu_quantize", "the same, quantised in 1x128 blocks in the kernel",
-            kKeys + std::vector<Key>{kDtype} + kQuantized + std::vector<Key>{kFused}, forward_quantized};
-}
-Case swiglu_backward_case() {
-    return {"swiglu_backward", "gradients of gate, up and probability",
-            kKeys + std::vector<Key>{kDtype, kDprob}, backward};
-}
-Case swiglu_backward_quantize_case() {
-    return {"swiglu_backward_quantize", "the same, quantised in 1x128 blocks in the kernel",
-            kKeys + std::vector<Key>{kDtype, kDprob} + kQuantized + std::vector<Key>{kFused},
-            backward_quantized};
+std::vector<Case> swiglu_cases() {
+    return {
+        {"swiglu", "silu(gate) * up * probability", kKeys + Keys{kDtype}, forward},
+        {"swiglu_quantize", "the same, quantised in 1x128 blocks in the kernel",
+         kKeys + Keys{kDtype} + kQuantized + Keys{kFused}, forward_quantized},
+        {"swiglu_backward", "gradients of gate, up and probability", kKeys + Keys{kDtype, kDprob}, backward},
+        {"swiglu_backward_quantize", "the same, quantised in 1x128 blocks in the kernel",
+         kKeys + Keys{kDtype, kDprob} + kQuantized + Keys{kFused}, backward_quantized}};
 }
 
 }  // namespace fp8flow::bench

@@ -9,10 +9,10 @@ namespace {
 constexpr std::initializer_list<DType> kReal = {DType::bf16, DType::f32};
 constexpr std::initializer_list<DType> kPlain = {DType::bf16, DType::f16, DType::f32};
 const Key kDtype = {"dtype", "bf16", "bf16", "bf16 | f32"};
-const std::vector<Key> kTable = {{"T", "4096", "24", "tokens"},
-                                 {"V", "129280", "100", "rows of the table"},
-                                 {"H", "7168", "256", "columns"}};
-const std::vector<Key> kElements = {{"T", "4096", "40", "rows"}, {"H", "7168", "256", "columns"}};
+const Keys kTable = {{"T", "4096", "24", "tokens"},
+                     {"V", "129280", "100", "rows of the table"},
+                     {"H", "7168", "256", "columns"}};
+const Keys kElements = {{"T", "4096", "40", "rows"}, {"H", "7168", "256", "columns"}};
 
 // Rows of a table that `ids` name at least once, as fill_random draws them: read back from the device.
 int64_t distinct(Buffers& buffers, const TensorView& ids, int64_t rows) {
@@ -119,40 +119,29 @@ const Key kAnyPlain = {"dtype", "bf16", "bf16", "bf16 | f16 | f32"};
 
 }  // namespace
 
-Case embedding_case() {
-    return {"embedding", "rows of a table by token", kTable + std::vector<Key>{kDtype}, look_up};
-}
-Case embedding_backward_case() {
-    return {"embedding_backward", "gradient of the table",
-            kTable + std::vector<Key>{kDtype,
-                                      {"mode", "accumulate", "accumulate", "dtable: overwrite | accumulate"}},
-            look_up_backward};
-}
-Case cross_entropy_case() {
-    return {"cross_entropy",
-            "loss and gradient of the logits",
-            {{"T", "1024", "24", "tokens"},
-             {"V", "129280", "300", "vocabulary"},
-             {"gradient", "yes", "yes", "also the gradient: yes | no"},
-             {"dtype", "bf16", "bf16", "of the gradient: bf16 | f32"}},
-            cross_entropy};
-}
-Case sum_case() { return {"sum", "sum of values, in order", {{"N", "4096", "100", "values"}}, sum}; }
-Case add_case() { return {"add", "y = a + b", kElements + std::vector<Key>{kAnyPlain}, add}; }
-Case cast_case() {
-    return {"cast", "another float type",
-            kElements + std::vector<Key>{{"from", "f32", "f32", "bf16 | f16 | f32"},
-                                         {"to", "bf16", "bf16", "bf16 | f16 | f32"}},
-            cast};
-}
-Case fill_normal_case() {
-    return {"fill_normal", "normal random numbers by global index", kElements, fill_normal};
-}
-Case zero_case() { return {"zero", "zeros", kElements + std::vector<Key>{kAnyPlain}, zero}; }
-Case count_non_finite_case() {
-    return {"count_non_finite", "NaN and Inf of a tensor",
-            kElements + std::vector<Key>{{"dtype", "bf16", "bf16", "bf16 | f16 | f32 | e4m3 | e5m2"}},
-            count_non_finite};
+std::vector<Case> token_cases() {
+    return {
+        {"embedding", "rows of a table by token", kTable + Keys{kDtype}, look_up},
+        {"embedding_backward", "gradient of the table",
+         kTable + Keys{kDtype, {"mode", "accumulate", "accumulate", "dtable: overwrite | accumulate"}},
+         look_up_backward},
+        {"cross_entropy",
+         "loss and gradient of the logits",
+         {{"T", "1024", "24", "tokens"},
+          {"V", "129280", "300", "vocabulary"},
+          {"gradient", "yes", "yes", "also the gradient: yes | no"},
+          {"dtype", "bf16", "bf16", "of the gradient: bf16 | f32"}},
+         cross_entropy},
+        {"sum", "sum of values, in order", {{"N", "4096", "100", "values"}}, sum},
+        {"add", "y = a + b", kElements + Keys{kAnyPlain}, add},
+        {"cast", "another float type",
+         kElements +
+             Keys{{"from", "f32", "f32", "bf16 | f16 | f32"}, {"to", "bf16", "bf16", "bf16 | f16 | f32"}},
+         cast},
+        {"fill_normal", "normal random numbers by global index", kElements, fill_normal},
+        {"zero", "zeros", kElements + Keys{kAnyPlain}, zero},
+        {"count_non_finite", "NaN and Inf of a tensor",
+         kElements + Keys{{"dtype", "bf16", "bf16", "bf16 | f16 | f32 | e4m3 | e5m2"}}, count_non_finite}};
 }
 
 }  // namespace fp8flow::bench

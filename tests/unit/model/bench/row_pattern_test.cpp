@@ -21,10 +21,10 @@ std::string repeated(const std::string& text, int times) {
 
 TEST(RowPattern, MatchesAnywhere) {
     const std::string row = "grouped_gemm_fprop experts=8 tokens=4096 recipe=fp8_flow";
-    for (const char* pattern : {"", "gemm", "^grouped_.*fp8_flow$", "tokens=(4096|8192)",
-                                "experts=[0-9]{1,3}", "\\btokens=\\d+\\b", "(?:dgrad|fprop)"})
+    for (const char* pattern : {"", "gemm", "^grouped_.*fp8_flow$", "tokens=(4096|8192)", "experts=[0-9]+",
+                                "\\btokens=\\d+\\b", "(?:dgrad|fprop)"})
         EXPECT_TRUE(RowPattern(pattern).matches(row)) << pattern;
-    for (const char* pattern : {"dgrad", "^experts", "tokens=\\d{5}"})
+    for (const char* pattern : {"dgrad", "^experts", "tokens=\\d\\d\\d\\d\\d"})
         EXPECT_FALSE(RowPattern(pattern).matches(row)) << pattern;
 }
 
@@ -35,12 +35,10 @@ TEST(RowPattern, HostileExpressionsAreRefused) {
     expect_contains(refusal(repeated("(", 100000) + repeated(")", 100000)), "200000 bytes, want at most 256");
     expect_contains(refusal(repeated("(", 100) + "a" + repeated(")", 100)),
                     "100 opening parentheses, want at most 32");
-    expect_contains(refusal("(a{1000}){1000}"), "exceeds 2048");
-    expect_contains(refusal("a{99999999999999999999}"), "exceeds 2048");
+    expect_contains(refusal("(a{1000}){1000}"), "without counts in braces");
     expect_contains(refusal("(a"), "want a regular expression");
-    expect_contains(refusal("(a)\\1"), "without back-references");
-    expect_contains(refusal("\\18446744073709551615"), "without back-references");
-    expect_contains(refusal("\\c\\{18446744073709551615}"), "exceeds 2048");
+    expect_contains(refusal("(a)\\1"), "and back-references");
+    expect_contains(refusal("\\18446744073709551615"), "and back-references");
     EXPECT_EQ(refusal("(\x1b[").find('\x1b'), std::string::npos);
 }
 
@@ -48,7 +46,7 @@ TEST(RowPattern, TakesNoExponentialTime) {
     const auto start = std::chrono::steady_clock::now();
     const std::string row = "op " + repeated("a", 120) + "!";
     EXPECT_FALSE(RowPattern("(a*)*(a*)*(a|a|aa)*(.*.*.*)*=b$").matches(row));
-    EXPECT_FALSE(RowPattern("(a?){40}" + repeated("a", 30) + "x").matches(row));
+    EXPECT_FALSE(RowPattern(repeated("a?", 40) + repeated("a", 30) + "x").matches(row));
     EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(), 5.0);
 }
 
