@@ -437,7 +437,7 @@ struct CommandLine {
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
         bench->add_option("--out", bench_options.out,
-                          "folder for bench.json, .csv, .md, .txt and, of suite upstream, bench.svg");
+                          "folder for bench.json and bench.txt");
         bench
             ->add_flag(
                 "--capture", bench_options.capture,
