@@ -83,7 +83,7 @@ void Runner::build(Sets& sets, Machine& machine, const Case& what, const Shape& 
 int64_t Runner::capture(const Case& what, const Shape& shape) {
     Ops& ops = *ops_;
     Device& device = ops.device();
-    Machine machine{ops, world_, choice_, [this] { return messages(); }};
+    Machine machine{ops, world_, choice_};
     Sets sets(device);
     build(sets, machine, what, shape);
     const auto run = [&] {
@@ -104,7 +104,7 @@ int64_t Runner::capture(const Case& what, const Shape& shape) {
 
 Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes) {
     Ops& ops = *ops_;
-    Machine machine{ops, world_, choice_, [this] { return messages(); }, plugin_.get()};
+    Machine machine{ops, world_, choice_, plugin_.get()};
     Sets sets(ops.device());
     build(sets, machine, what, shape);
     // half of the free memory, since the ceilings need some; the same number on every rank
@@ -118,8 +118,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     const Launch launch = launch_of(shape);
     const Call::Baseline& baseline = sets.calls.front().baseline;
     row.baseline = baseline.name;
-    bool has_baseline = !row.baseline.empty();
-    if (!baseline.tensors.empty()) has_baseline = check_baseline(row, sets.calls.front(), launch);
+    const bool has_baseline = !row.baseline.empty() && check_baseline(row, sets.calls.front(), launch);
     if (sets.calls.front().error) {
         sets.calls.front().run({});
         ops.device().synchronize();
@@ -147,8 +146,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
         if (const auto launches = count_launches(choice_, sets.calls.front().run))
             row.launches = launches->all();
     if (has_baseline) {
-        const Launch other = baseline.tensors.empty() ? Launch{} : launch;
-        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].baseline.run(other); };
+        subject.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].baseline.run(launch); };
         subject.regimes = Subject::Regimes::burst;
         world_.barrier();
         row.baseline_timing = time();
@@ -179,12 +177,6 @@ bool Runner::check_baseline(Row& row, const Call& call, const Launch& launch) {
         refused = true;
     }
     return largest(refused ? 1 : 0) == 0;
-}
-
-Messages* Runner::messages() {
-    std::string reason;
-    if (!messages_) messages_ = make_messages(choice_, *ops_, world_, reason);
-    return messages_->get();
 }
 
 const PeerRates& Runner::peer_rates() {

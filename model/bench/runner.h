@@ -55,7 +55,6 @@ private:
     void add_ceiling(Row& row, const Case& what);
     double largest(double seconds) const;
     const PeerRates& peer_rates();  // zero where they cannot be measured
-    Messages* messages();
 
     BackendChoice choice_;
     std::unique_ptr<Ops> ops_;
@@ -67,9 +66,8 @@ private:
     RandomFiller filler_;
     Together together_;
     std::unique_ptr<Plugin> plugin_;
-    std::optional<PeerRates> peers_;                     // once measured
-    std::string no_peers_;                               // why they are zero
-    std::optional<std::unique_ptr<Messages>> messages_;  // once made; null: there are none
+    std::optional<PeerRates> peers_;  // once measured
+    std::string no_peers_;            // why they are zero
 };
 
 }  // namespace fp8flow::bench

@@ -79,7 +79,7 @@ Suite gemm() {
     return suite;
 }
 
-// What crosses ranks, compared with messages, and time against the number of SMs.
+// What crosses ranks: over peer memory, over NCCL, and time against the number of SMs.
 Suite exchange() {
     Suite suite;
     const auto add = [&](const char* operation, const std::string& shape) {
@@ -91,8 +91,8 @@ Suite exchange() {
         add("combine", size);
         add("combine", size + ",part=sent");
         if (tokens == 16384) continue;
-        for (const char* wire : {"fp8", "bf16"}) add("dispatch", size + ",peer=alltoall,wire=" + wire);
-        add("combine", size + ",peer=alltoall");
+        for (const char* wire : {"fp8", "bf16"}) add("dispatch", size + ",dispatcher=alltoall,wire=" + wire);
+        add("combine", size + ",dispatcher=alltoall");
     }
     for (const int64_t sms : {8, 16, 24, 32, 64, 132}) {
         add("dispatch", fmt::format("sms={}", sms));
@@ -161,7 +161,7 @@ const std::vector<std::pair<std::string, std::string>>& suite_names() {
     static const std::vector<std::pair<std::string, std::string>> names = {
         {"layer", "every operation as in a DeepSeek-V3 layer with 4096 tokens on the GPU"},
         {"gemm", "the experts' GEMMs, this project's kernels next to cuBLASLt; about 3 minutes on an H200"},
-        {"exchange", "dispatch and combine next to messages, and against SMs (mpirun -n N); about a minute"},
+        {"exchange", "dispatch and combine over peer memory and over NCCL, and against SMs (mpirun -n N)"},
         {"model", "norms, attention, projections, shared expert, embedding and loss of four models"},
         {"upstream",
          "published shapes, fused and in two passes, and the one-layer configurations; about 2 minutes"},

@@ -436,8 +436,7 @@ struct CommandLine {
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
-        bench->add_option("--out", bench_options.out,
-                          "folder for bench.json and bench.txt");
+        bench->add_option("--out", bench_options.out, "folder for bench.json and bench.txt");
         bench
             ->add_flag(
                 "--capture", bench_options.capture,

@@ -4,7 +4,6 @@
 // one. Read next: buffers.h, registry.cpp, then any file of this folder.
 #pragma once
 
-#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/measure.h"
 #include "kernels/ops.h"
@@ -70,8 +69,6 @@ struct Machine {
     Ops& ops;
     ProcessGroup& world;
     BackendChoice backend;
-    // Plain messages between all ranks, made on the first call; null where there are none.
-    std::function<Messages*()> messages = [] { return nullptr; };
     const Plugin* plugin = nullptr;  // timed with the operations that it has
 };
 

@@ -2,7 +2,7 @@
 // Bench cases of what crosses ranks: routing, dispatch with three kinds of wire, combine, reductions. Ranks
 // start each call together and the slowest counts.
 #include "kernels/core/error.h"
-#include "model/bench/cases/all_to_all.h"
+#include "model/bench/cases/routing.h"
 
 namespace fp8flow::bench {
 
@@ -17,10 +17,8 @@ const Keys kTokens = {
     {"rows", "balanced", "ragged", "rows of the experts: balanced | ragged | skewed | empty"},
     {"align", "128", "128", "multiple of rows that an expert's group is padded to"}};
 const Keys kWidth = {{"H", "7168", "256", "columns of a row"}};
-const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (memory of peers) | alltoall"};
+const Key kDispatcher = {"dispatcher", "flex", "flex", "flex (peer memory) | alltoall (NCCL)"};
 const Key kSms = {"sms", "0", "0", "SMs that the exchange may use; 0: all"};
-const Key kBaseline = {"peer", "none", "none",
-                       "also measure: none | alltoall (NCCL, one row a (token, expert), and permutes)"};
 const Key kOrder = {"order", "rank", "rank", "order of combine: rank | invariant"};
 
 // An exchange for the limits of one shape, shared by all sets.
@@ -59,7 +57,6 @@ struct Exchanged {
     int64_t tokens = 0, topk = 0;
     PlanCounts counts;
     DispatchPlan plan;
-    const std::vector<Routing>* all;  // by rank
 };
 Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, CombineOrder order) {
     const int64_t ranks = machine.world.size(), rank = machine.world.rank(),
@@ -90,14 +87,8 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
                                    all_probs);
     const op::PlanDispatch plan = plan_arguments(buffers, all_ids, all_probs, rank, counts, alignment);
     machine.ops.plan_dispatch(plan);
-    return {wire, tokens, topk, counts, plan_of(plan, tokens), &all};
+    return {wire, tokens, topk, counts, plan_of(plan, tokens)};
 }
-
-// Sends plain messages where the shape selects them and they are available.
-Messages* messages_of(Machine& machine, const Shape& shape) {
-    return shape.choice("peer", {"none", "alltoall"}) == 1 ? machine.messages() : nullptr;
-}
-constexpr const char* kBaselineName = "plain all-to-all";
 
 Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t ranks = machine.world.size(), tokens = shape.number("T"), topk = shape.positive("K");
@@ -116,7 +107,7 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
         work};
 }
 
-// Rows that travel: bf16; fp8: codes and scales; fp8_casts: BF16 rows quantised before the wire and
+// Rows that travel: bf16; fp8: FP8 values and scales; fp8_casts: BF16 rows quantised before the wire and
 // dequantised after it.
 Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Exchanged in = exchanged(machine, buffers, shape, CombineOrder::rank);
@@ -134,16 +125,8 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
         const ArenaScope scope(*wire->scratch);
         wire->exchange->dispatch(rows, plan, dst, *wire->scratch, launch);
     };
-    if (kind < 2) {
-        Call call{send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
-        if (Messages* messages = messages_of(machine, shape)) {
-            const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
-            const ScaledTensor other =
-                buffers.fp8_output(rows.data.dtype, {in.counts.padded, columns}, dst.layout);
-            call.baseline = {kBaselineName, pairs.dispatch(*ops, *messages, buffers, rows, other)};
-        }
-        return call;
-    }
+    if (kind < 2)
+        return {send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
     const TensorView back = buffers.output(DType::bf16, {in.counts.padded, columns});
     return {[=](const Launch& launch) {
                 ops->quantize_rows({.src = plain, .dst = rows}, launch);
@@ -206,17 +189,11 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         work.reads(plain_row_bytes(src, in.counts.valid - (by_rank ? own_copies : 0)));
         work.wire_bytes = plain_row_bytes(y, sent);
     }
-    Call call{[wire = in.wire, plan, args](const Launch& launch) {
-                  const ArenaScope scope(*wire->scratch);
-                  wire->exchange->combine(args, plan, *wire->scratch, launch);
-              },
-              work};
-    if (Messages* messages = messages_of(machine, shape)) {
-        const PairExchange pairs(buffers, *in.all, machine.world.rank(), in.plan.groups);
-        const TensorView other = buffers.output(DType::bf16, {in.tokens, columns});
-        call.baseline = {kBaselineName, pairs.combine(machine.ops, *messages, buffers, src, other)};
-    }
-    return call;
+    return {[wire = in.wire, plan, args](const Launch& launch) {
+                const ArenaScope scope(*wire->scratch);
+                wire->exchange->combine(args, plan, *wire->scratch, launch);
+            },
+            work};
 }
 
 Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -247,7 +224,6 @@ std::vector<Case> exchange_cases() {
          kTokens + kWidth +
              Keys{{"wire", "fp8", "fp8", "rows: bf16 | fp8 | fp8_casts (quantise and dequantise included)"},
                   kSms,
-                  kBaseline,
                   kDispatcher},
          dispatch, Runs::together},
         {"dispatch_rows", "first half of the unfused dispatch: rows as received",
@@ -260,7 +236,6 @@ std::vector<Case> exchange_cases() {
                   {"dprob", "no", "yes", "also gradients of the probabilities: yes | no"},
                   {"part", "whole", "whole", "whole | sent (owners do not add: the wire alone)"},
                   kSms,
-                  kBaseline,
                   kDispatcher},
          combine, Runs::together},
         {"all_reduce",
