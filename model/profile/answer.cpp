@@ -165,11 +165,11 @@ private:
     }
 
     void wire() {
+        if (profile_.ranks == 1) return;
         const double alone = arm_.wire_alone_seconds();
-        const std::string why =
-            fmt::format("plan, dispatch and combine take {} with no compute in parallel", of_layer(alone));
         add(alone / layer_, "schedule.overlap_moe_expert_parallel_comm", "true",
-            why + "; another micro-batch can fill it");
+            fmt::format("the exchange takes {} with no compute in parallel; a second micro-batch can fill it",
+                        of_layer(alone)));
         if (profile_.routing == "data" && arm_.rank_load > 1)
             add(1 - 1 / arm_.rank_load, "profile.routing", "balanced",
                 fmt::format("the fullest rank has {:.2f} x the mean rows; this shows the cost",

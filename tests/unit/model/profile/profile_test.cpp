@@ -413,8 +413,8 @@ TEST(Profile, TheAnswerFitsAScreenAndNamesSettings) {
     profile.routing = "balanced";
     profile.ranks = 2;
     profile.provenance.gpus = 2;
-    Config config;
-    config.parallel.expert_model_parallel_size = 2;
+    const Config config =
+        load_config(FP8FLOW_SOURCE_DIR "/configs/test.yaml", {"parallel.expert_model_parallel_size=2"}, 2);
     std::vector<Config> configs;
     for (int i = 0; i < 12; ++i) {
         profile.arms.push_back(arm_of(i == 1 ? "fp8_flow" : "an arm with a long name " + std::to_string(i)));
@@ -437,7 +437,7 @@ TEST(Profile, TheAnswerFitsAScreenAndNamesSettings) {
     for (const char* part : {"largest stages of fp8_flow", "not resolved: two medians", "3 more: profile.log",
                              "--set schedule.cuda_graph_impl=full_iteration", "12000.0 ms",
                              "--set schedule.overlap_moe_expert_parallel_comm=true",
-                             "take 1000.0 ms (20 %) per layer with no compute in parallel"})
+                             "takes 1000.0 ms (20 %) per layer with no compute in parallel"})
         expect_contains(text, part);
 
     for (Config& one : configs) one.schedule.overlap_moe_expert_parallel_comm = true;
