@@ -90,10 +90,12 @@ public:
           arm_(profile.arms[own]),
           config_(configs[own]),
           gpus_(profile.provenance.gpus > 0),
-          layer_(arm_.whole.layer.median) {}
+          layer_(arm_.whole.layer.median) {
+        for (const ProfileRow& row : arm_.rows) stages_ += row.part == kMoeLayer ? row.seconds.median : 0;
+    }
 
     std::vector<Advice> advice() {
-        if (layer_ <= 0) return {};
+        if (layer_ <= 0 || stages_ <= 0) return {};
         if (arm_.whole.layer.samples < kFewestSamples)
             advice_.push_back({1, "--steps 10", "fewer than 3 measured steps have no spread"});
         fastest_arm();
@@ -114,7 +116,7 @@ public:
 
 private:
     std::string of_layer(double seconds) const {
-        return fmt::format("{} ms ({:.0f} %) per layer", milliseconds(seconds), 100 * seconds / layer_);
+        return fmt::format("{} ms ({:.0f} %) per layer", milliseconds(seconds), 100 * seconds / stages_);
     }
 
     bool accepts(const std::string& key, const std::string& value) const {
@@ -167,7 +169,7 @@ private:
     void wire() {
         if (profile_.ranks == 1) return;
         const double alone = arm_.wire_alone_seconds();
-        add(alone / layer_, "schedule.overlap_moe_expert_parallel_comm", "true",
+        add(alone / stages_, "schedule.overlap_moe_expert_parallel_comm", "true",
             fmt::format("the exchange takes {} with no compute in parallel; a second micro-batch can fill it",
                         of_layer(alone)));
         if (profile_.routing == "data" && arm_.rank_load > 1)
@@ -190,12 +192,12 @@ private:
         const double shared = stage_seconds("shared expert", "forward");
         const double before = stage_seconds("route", "forward") + stage_seconds("plan", "forward") +
                               stage_seconds("dispatch", "forward");
-        add(std::min(shared, before) / layer_, "schedule.moe_shared_expert_overlap", "true",
+        add(std::min(shared, before) / stages_, "schedule.moe_shared_expert_overlap", "true",
             fmt::format("the shared expert's forward, {}, can run in parallel with dispatch",
                         of_layer(shared)));
         const double wgrad = stage_seconds("fc1 wgrad", "backward"),
                      combine = stage_seconds("combine", "backward");
-        add(std::min(wgrad, combine) / layer_, "schedule.delay_wgrad_compute", "true",
+        add(std::min(wgrad, combine) / stages_, "schedule.delay_wgrad_compute", "true",
             fmt::format("the backward combine, {}, can run in parallel with fc1 wgrad", of_layer(combine)));
     }
 
@@ -211,7 +213,7 @@ private:
             ideal += row.ideal_seconds;
         }
         if (rows < kFewRows && ideal > 0 && ideal < kFarFromCeiling * seconds)
-            add((seconds - ideal) / layer_ / 2, "training.micro_batch_size",
+            add((seconds - ideal) / stages_ / 2, "training.micro_batch_size",
                 std::to_string(2 * config_.training.micro_batch_size),
                 fmt::format(
                     "expert GEMMs of {:.0f} rows reach {:.0f} % of the ceiling; larger ones reach more", rows,
@@ -223,7 +225,7 @@ private:
     const ArmProfile& arm_;
     const Config& config_;
     bool gpus_;
-    double layer_;
+    double layer_, stages_ = 0;  // seconds without the stage timer, and with it
     std::vector<Advice> advice_;
 };
 
