@@ -173,7 +173,7 @@ std::string arm_table(const ArmProfile& arm);            // every stage of one r
 std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
 std::string summary_table(const Profile& profile);       // every other number, recipes as columns
 std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
-std::string slowest_text(const SlowestRank& slowest);                    // "3, +4.2 %"
+std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_picture(const Profile& profile);   // stacked bars, SVG
 std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG
