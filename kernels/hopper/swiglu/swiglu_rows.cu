@@ -2,7 +2,7 @@
 // SwiGLU on many wide BF16 rows: gate, up and da are loaded to shared memory by TMA, ahead of the work, and
 // sigmoids come from a table in shared memory. Contract: kernels/ops/swiglu.h. Few rows, and all others:
 // swiglu.cu.
-#include "kernels/hopper/swiglu/rows.h"
+#include "kernels/hopper/swiglu/swiglu_rows.h"
 
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
