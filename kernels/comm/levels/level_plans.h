@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Two levels of exchange as two exchanges of one level, each with a plan of its own: over the rail, whose
-// ranks stand for hosts, and inside the host, whose tokens are the rows that came over the rail. Both plans
-// follow from that of one level and from where the ranks are. Here: the memory of the two plans, and the
-// reference that fills them in; on GPUs a kernel does (kernels/hopper/exchange/levels), with the same bytes.
+// The plans of two levels of exchange: one over the rail, where each rank represents a host, and one inside the
+// host, where the tokens are the rows that arrived over the rail. Both follow from the plan of one level and the
+// places of the ranks. This file has their memory and the reference that fills them in. On GPUs a kernel does
+// (kernels/hopper/exchange/levels), with the same bytes.
 // Read next: hierarchical_exchange.h, kernels/ops/permute.h (what the lists of a plan hold).
 //
 // Letters: G ranks, N hosts, P places (ranks of a host), S slots, K top-k, L local experts.
@@ -22,7 +22,7 @@ struct LevelMap {
     TensorView ranks;                       // [P, N] i32: rank by seat
     TensorView seats;                       // [G] i32: seat by rank
 };
-// With its tables in `memory`, which stays. Of a layout with as many ranks on each host.
+// Its tables are in `memory`, which must outlive it. Every host must have the same number of ranks.
 LevelMap make_level_map(const HostLayout& hosts, int rank, Device& device, Arena& memory);
 
 // The lists of one layer. Written in full: list entries past the last one are -1.
