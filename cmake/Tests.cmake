@@ -87,7 +87,7 @@ target_link_libraries(fp8flow_test_support PUBLIC ${support_libraries})
 # devices is C++: nvcc takes twice as long for it.
 function(fp8flow_test_executable source)
     if(source MATCHES "[.]cu$")
-        file(STRINGS ${source} device_code REGEX "__global__|hopper/exchange/peer/")
+        file(STRINGS ${source} device_code REGEX "__global__|hopper/exchange/peer/|resident_layers.h")
         if(NOT device_code)
             set_source_files_properties(${source} PROPERTIES LANGUAGE CXX)
         endif()
