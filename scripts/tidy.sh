@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: MIT
-# Runs clang-tidy 14 (the list: .clang-tidy) on the sources that every build has; configures build/cpu where it is not yet.
-# Usage: tidy.sh [--all | FILE...]     default: layers and the kernels' core, operations and ranks (CI's time allows no more);
-#                                      --all: model and the reference backend too
+# Runs clang-tidy 14 (the list: .clang-tidy) on sources that every build has; configures build/cpu where it is missing.
+# Usage: tidy.sh [--all | FILE...]
+#   default  .cpp files of the program that differ from the merge base with origin/main, or that the last commit changed where there is no
+#            origin/main or nothing differs; uncommitted changes too
+#   --all    all of them, which takes tens of minutes on two cores
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -19,14 +21,16 @@ cd "$root"
 database=build/cpu
 if [[ ! -f $database/compile_commands.json ]]; then configure cpu; fi
 
-folders=(kernels/core kernels/ops kernels/comm layers bindings)
-case ${1:-} in
-    "") ;;
-    --all) folders+=(kernels/reference model); shift ;;
-    *) folders=() ;;
-esac
+folders=(kernels/core kernels/ops kernels/comm kernels/reference layers bindings model)
 files=("$@")
-if ((${#folders[@]} > 0)); then mapfile -t files < <(find "${folders[@]}" -name '*.cpp' | sort); fi
+if [[ ${1:-} == --all ]]; then
+    mapfile -t files < <(find "${folders[@]}" -name '*.cpp' | sort)
+elif (($# == 0)); then
+    base=$(git merge-base HEAD origin/main 2> /dev/null || true)
+    if [[ -z $base || $base == "$(git rev-parse HEAD)" ]]; then base=$(git rev-parse -q --verify HEAD~1 || git rev-parse HEAD); fi
+    mapfile -t files < <(git diff --name-only --diff-filter=d "$base" -- "${folders[@]}" | grep '\.cpp$' || true)
+fi
+if ((${#files[@]} == 0)); then say "clang-tidy: no changed file" && exit; fi
 
 log=$(mktemp)
 # flags of GCC that clang does not know are no findings; neither are its own warnings: GCC's are the build's
