@@ -244,8 +244,8 @@ if(Python3_Interpreter_FOUND)
     endforeach()
     set_tests_properties(results_provenance results_tables planted_bugs_apply include_rules_test documents_test PROPERTIES LABELS unit TIMEOUT 60)
     if(TARGET fp8flow)
-        add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_scaling_page.py
-                 --check --program $<TARGET_FILE:fp8flow>)
+        add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py
+                 --check --plan $<TARGET_FILE:fp8flow>)
         set_tests_properties(scaling_page PROPERTIES LABELS cli TIMEOUT 60)
     endif()
 else()

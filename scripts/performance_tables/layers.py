@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tables of whole layers, schedules, memory and whole models: docs/performance.md and docs/performance/layers.md."""
-from performance_tables.common import RECIPES, layer_ms, link, load, origin, recipe_of, schedule_of, source, stage_ms, table
+import functools
+
+from performance_tables.common import RECIPES, ROOT, layer_ms, link, load, origin, recipe_of, schedule_of, source, stage_ms, table
 
 LAYERS = [  # label, file
     ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu.json"),
@@ -88,93 +90,91 @@ def layer_stages():
     return table(["ms, forward + backward", *RECIPES], rows) + source(origin(STAGES))
 
 
-def schedules():
-    """What runs in parallel: passes, cycles, exchange calls, step. One call per file."""
-    files = [("DeepSeek-V3 layer", "exposed_deepseek_v3_4gpu.json"), ("the same, BF16 gradients", "exposed_deepseek_v3_4gpu_bf16_gradients.json"),
-             ("the same, FP32 gradients, 8 micro-batches", "exposed_deepseek_v3_4gpu_micro_batches.json"), ("107 M model", "exposed_100m_4gpu.json")]
+# ---- tables with a row per arm: files with labels, and what the columns hold. A column is a title and a function of (label, arm, profile).
+def ms(key):
+    return lambda label, arm, profile: f"{arm[key] * 1e3:.2f}"
+
+
+def mib(key):
+    return lambda label, arm, profile: f"{arm[key] / 2**20:.0f}"
+
+
+def stages(*names, missing=None):
+    """Sum of stages that run in one direction, ms."""
+    def value(label, arm, profile):
+        seconds = {row["stage"]: row["seconds"]["median"] for row in arm["rows"]}
+        return "" if missing is not None and names[0] not in seconds else f"{sum(seconds[name] for name in names) * 1e3:.2f}"
+    return value
+
+
+def label_of(label, arm, profile):
+    return label
+
+
+def schedule(plain):
+    return lambda label, arm, profile: schedule_of(arm, plain)
+
+
+def passes(arm):
+    return arm["passes seconds"]["median"]
+
+
+LAYER, MHZ = (lambda label, arm, profile: f"{layer_ms(arm):.2f}"), (lambda label, arm, profile: f"{mhz(arm):.0f}")
+STATE = lambda label, arm, profile: f"{(arm['parameter bytes']['master'] + arm['parameter bytes']['moments']) / 2**20:.0f}"  # noqa: E731
+EXPOSED, PAIR, SAVED, STATES, HOSTS = ("exposed_{}.json", "profile_deepseek_v3_4gpu_pair_{}.json", "profile_saved_rows_{}_h200_x2.json",
+                                       "profile_distributed_optimizer_{}_h100_x2.json", "profile_deepseek_v3_4gpu_hosts_{}.json")
+BY_ARM = {  # name: (files by label, every arm of a file or the first, columns)
+    # what runs in parallel: passes, cycles, exchange calls, step
+    "schedules": ([("DeepSeek-V3 layer", EXPOSED.format("deepseek_v3_4gpu")),
+                   ("the same, BF16 gradients", EXPOSED.format("deepseek_v3_4gpu_bf16_gradients")),
+                   ("the same, FP32 gradients, 8 micro-batches", EXPOSED.format("deepseek_v3_4gpu_micro_batches")),
+                   ("107 M model", EXPOSED.format("100m_4gpu"))], True,
+                  {"4 x H200": label_of, "schedule": schedule("serial"), "passes, ms per layer": lambda _, arm, p: f"{passes(arm) * 1e3:.2f}",
+                   "of serial": lambda _, arm, p: f"{passes(arm) / passes(p['recipes'][0]):.3f}", "MHz": MHZ,
+                   "M cycles": lambda _, arm, p: f"{passes(arm) * mhz(arm):.2f}", "exchange, ms": ms("wire seconds"),
+                   "alone, ms": ms("wire seconds alone"), "step, ms": ms("step seconds")}),
+    # accumulating micro-batches: weight gradients of two at once
+    "micro_batches": ([("false", PAIR.format("false")), ("true", PAIR.format("true"))], False,
+                      {"moe_wgrad_pair_micro_batches": label_of, "ms per layer and micro-batch": LAYER, "fc1 wgrad": stages("fc1 wgrad"),
+                       "fc2 wgrad": stages("fc2 wgrad"), "saved, GiB": lambda _, arm, p: f"{sum(arm['saved bytes'].values()) / 2**30:.2f}"}),
+    # gradients and moments in BF16
+    "state_dtypes": ([("", "profile_deepseek_v3_4gpu_state_dtypes.json")], True,
+                     {"state": schedule("fp32 state"), "layer, ms": LAYER, "MHz": MHZ, "weight gradients": stages("fc1 wgrad", "fc2 wgrad"),
+                      "optimizer": stages("optimizer"), "step": ms("step seconds")}),
+    # what is kept of received rows: memory of a layer and time
+    "saved_rows": ([("sorted, capacity for the worst case", SAVED.format("worst_case")), ("sorted", SAVED.format("sorted")),
+                    ("received", SAVED.format("received")), ("none", SAVED.format("none"))], False,
+                   {"recompute.saved_rows": label_of, "rows reserved": lambda _, arm, p: arm["routed rows of a layer reserved"],
+                    "saved, MiB": mib("saved bytes used"), "reserved": mib("saved bytes reserved"),
+                    "workspace reserved": mib("workspace bytes reserved"), "peak with workspace": mib("activation bytes"), "layer, ms": LAYER,
+                    "MHz": MHZ}),
+    # optimizer state divided over two ranks
+    "distributed_optimizer": ([("false", STATES.format("false")), ("true", STATES.format("true")),
+                               ("true, wire in parallel with the layers", STATES.format("overlapped"))], False,
+                              {"use_distributed_optimizer": label_of, "masters, moments, MiB": STATE, "optimizer, ms": stages("optimizer"),
+                               "gather": stages("parameter gather", missing=""), "step": ms("step seconds")}),
+    # a step as a CUDA graph: time of the step, and how long the host is busy
+    "graphs": ([("configs/quickstart.yaml | graph", "profile_quickstart_graph_serial_h100.json"),
+                ("configs/quickstart.yaml | graph + shared", "profile_quickstart_graph_shared_h100.json"),
+                ("configs/h200_100m.yaml, 4096 tokens | graph", "profile_100m_graph_serial_h100.json"),
+                ("configs/h200_100m.yaml, 4096 tokens | graph + shared", "profile_100m_graph_shared_h100.json")], True,
+               {"one H100": lambda label, arm, p: label.split(" | ")[0], "schedule": lambda label, arm, p: label.split(" | ")[1],
+                "step, ms": ms("step seconds"), "host busy, ms": ms("host seconds")}),
+    # four GPUs taken as two hosts, NCCL between them over NVLink
+    "hosts": ([("128 experts, EP 2 inside a host", HOSTS.format("inside")), ("256 experts, EP 4 across", HOSTS.format("across")),
+               ("the same, messages of a fixed size", HOSTS.format("fixed")), ("the same, two levels", HOSTS.format("two_levels"))], False,
+              {"DeepSeek-V3 layer": label_of, "layer, ms": LAYER, "MHz": MHZ, "exchange, ms": ms("wire seconds"), "step, ms": ms("step seconds")}),
+}
+
+
+def by_arm(name):
+    files, every, columns = BY_ARM[name]
     rows = []
-    for label, name in files:
-        profile = load(name)
-        first = profile["recipes"][0]["passes seconds"]["median"]
-        for r in profile["recipes"]:
-            passes = r["passes seconds"]["median"]
-            rows.append([label, schedule_of(r), f"{passes * 1e3:.2f}", f"{passes / first:.3f}", f"{mhz(r):.0f}", f"{passes * mhz(r):.2f}",
-                         f"{r['wire seconds'] * 1e3:.2f}", f"{r['wire seconds alone'] * 1e3:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
-    return table(["4 x H200", "schedule", "passes, ms per layer", "of serial", "MHz", "M cycles", "exchange, ms", "alone, ms", "step, ms"], rows, 2) + \
-        source(*(origin(name) for _, name in files))
-
-
-def micro_batches():
-    """Accumulating micro-batches: weight gradients of two at once, gradients in BF16."""
-    names = {"profile_deepseek_v3_4gpu_pair_false.json": "false", "profile_deepseek_v3_4gpu_pair_true.json": "true"}
-    rows = []
-    for name, label in names.items():
-        r = load(name)["recipes"][0]
-        ms = stage_ms(r)
-        rows.append([label, f"{layer_ms(r):.2f}", f"{ms['fc1 wgrad', 'backward']:.2f}", f"{ms['fc2 wgrad', 'backward']:.2f}",
-                     f"{sum(r['saved bytes'].values()) / 2**30:.2f}"])
-    return table(["moe_wgrad_pair_micro_batches", "ms per layer and micro-batch", "fc1 wgrad", "fc2 wgrad", "saved, GiB"], rows) + \
-        source(*map(origin, names))
-
-
-def state_dtypes():
-    """Gradients and moments in BF16."""
-    name, rows = "profile_deepseek_v3_4gpu_state_dtypes.json", []
-    for r in load(name)["recipes"]:
-        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"] if s["direction"] != "forward"}
-        rows.append([schedule_of(r, "fp32 state"), f"{layer_ms(r):.2f}", f"{mhz(r):.0f}", f"{seconds['fc1 wgrad'] + seconds['fc2 wgrad']:.2f}",
-                     f"{seconds['optimizer']:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
-    return table(["state", "layer, ms", "MHz", "weight gradients", "optimizer", "step"], rows) + source(origin(name))
-
-
-def saved_rows():
-    """What is kept of received rows: memory of a layer and time."""
-    names = {f"profile_saved_rows_{key}_h200_x2.json": label for key, label in {
-        "worst_case": "sorted, capacity for the worst case", "sorted": "sorted", "received": "received", "none": "none"}.items()}
-    rows = []
-    for name, label in names.items():
-        r = load(name)["recipes"][0]
-        rows.append([label, r["routed rows of a layer reserved"], *(f"{r[key] / 2**20:.0f}" for key in (
-            "saved bytes used", "saved bytes reserved", "workspace bytes reserved", "activation bytes")), f"{layer_ms(r):.2f}", f"{mhz(r):.0f}"])
-    return table(["recompute.saved_rows", "rows reserved", "saved, MiB", "reserved", "workspace reserved", "peak with workspace", "layer, ms", "MHz"],
-                 rows) + source(*map(origin, names))
-
-
-def distributed_optimizer():
-    """Optimizer state divided over two ranks."""
-    names, rows = {f"profile_distributed_optimizer_{key}_h100_x2.json": label for key, label in {
-        "false": "false", "true": "true", "overlapped": "true, wire in parallel with the layers"}.items()}, []
-    for name, label in names.items():
-        r = load(name)["recipes"][0]
-        held = r["parameter bytes"]
-        seconds = {s["stage"]: s["seconds"]["median"] * 1e3 for s in r["rows"]}
-        rows.append([label, f"{(held['master'] + held['moments']) / 2**20:.0f}", f"{seconds['optimizer']:.2f}",
-                     f"{seconds['parameter gather']:.2f}" if "parameter gather" in seconds else "", f"{r['step seconds'] * 1e3:.2f}"])
-    return table(["use_distributed_optimizer", "masters, moments, MiB", "optimizer, ms", "gather", "step"], rows) + source(*map(origin, names))
-
-
-def graphs():
-    """A step as a CUDA graph: time of the step, and how long the host is busy."""
-    quickstart, larger = "configs/quickstart.yaml", "configs/h200_100m.yaml, 4096 tokens"
-    rows = []
-    names = {"profile_quickstart_graph_serial_h100.json": (quickstart, "graph"), "profile_quickstart_graph_shared_h100.json": (quickstart, "graph + shared"),
-             "profile_100m_graph_serial_h100.json": (larger, "graph"), "profile_100m_graph_shared_h100.json": (larger, "graph + shared")}
-    for name, (label, schedule) in names.items():
-        for r in load(name)["recipes"]:
-            rows.append([label, schedule, f"{r['step seconds'] * 1e3:.2f}", f"{r['host seconds'] * 1e3:.2f}"])
-    return table(["one H100", "schedule", "step, ms", "host busy, ms"], rows, 2) + source(*map(origin, names))
-
-
-def hosts():
-    """Four GPUs taken as two hosts, NCCL between them over NVLink."""
-    files = {"profile_deepseek_v3_4gpu_hosts_inside.json": "128 experts, EP 2 inside a host", "profile_deepseek_v3_4gpu_hosts_across.json":
-             "256 experts, EP 4 across", "profile_deepseek_v3_4gpu_hosts_fixed.json": "the same, messages of a fixed size",
-             "profile_deepseek_v3_4gpu_hosts_two_levels.json": "the same, two levels"}
-    rows = []
-    for name, label in files.items():
-        r = load(name)["recipes"][0]
-        rows.append([label, f"{layer_ms(r):.2f}", f"{mhz(r):.0f}", f"{r['wire seconds'] * 1e3:.2f}", f"{r['step seconds'] * 1e3:.2f}"])
-    return table(["DeepSeek-V3 layer", "layer, ms", "MHz", "exchange, ms", "step, ms"], rows) + source(*map(origin, files))
+    for label, file in files:
+        profile = load(file)
+        for arm in profile["recipes"] if every else profile["recipes"][:1]:
+            rows.append([value(label, arm, profile) for value in columns.values()])
+    return table(list(columns), rows, 2 if name in ("schedules", "graphs") else 1) + source(*(origin(file) for _, file in files))
 
 
 def whole_model():
@@ -194,5 +194,62 @@ def whole_model():
     return table(["ms, forward + backward", "serial", "shared expert in parallel"], rows) + source(origin(name))
 
 
-TABLES = {f.__name__: f for f in (headline, layers, baselines, layer_stages, schedules, micro_batches, state_dtypes, saved_rows, distributed_optimizer,
-                                  graphs, hosts, whole_model)}
+TABLES = {**{f.__name__: f for f in (headline, layers, baselines, layer_stages, whole_model)},
+          **{name: functools.partial(by_arm, name) for name in BY_ARM}}
+
+
+# ---- the picture docs/pictures/deepseek_v3_layer.svg
+PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
+GROUPS = [  # label, stages, colour: readable on white and on near-black
+    ("dispatch, combine", ["dispatch", "combine"], "#d9703a"),
+    ("fc1, fc2 forward", ["fc1", "fc2"], "#3b6fb6"),
+    ("fc1, fc2 dgrad", ["fc1 dgrad", "fc2 dgrad"], "#4fa3b8"),
+    ("fc1, fc2 wgrad", ["fc1 wgrad", "fc2 wgrad"], "#3f9a75"),
+    ("shared expert", ["shared expert"], "#8c62aa"),
+    ("swiglu", ["swiglu"], "#c2992b"),
+    ("cast", ["cast"], "#c23b4e"),
+    ("transpose", ["transpose"], "#6f7d2c"),
+    ("norm, route, plan, rest", ["norm", "route", "plan", "moe layer"], "#8a93a0"),
+]
+
+
+def picture():
+    profile = load(STAGES)
+    width, left, right, bar, gap, top = 960, 150, 110, 46, 22, 128
+    scale = (width - left - right) / max(sum(stage_ms(recipe_of(profile, r)).values()) for r in RECIPES)
+    height = top + len(RECIPES) * (bar + gap) + 44
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" role="img" '
+           f'font-family="DejaVu Sans, Arial, sans-serif">',
+           "<title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>",
+           "<style>.t{fill:#1f2937}.s{fill:#4b5563}@media (prefers-color-scheme: dark){.t{fill:#e5e7eb}.s{fill:#b6bec9}}</style>",
+           '<text x="24" y="34" class="t" font-size="18" font-weight="bold">DeepSeek-V3 MoE layer, forward + backward, ms</text>',
+           f'<text x="24" y="56" class="s" font-size="12.5">4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens per GPU, balanced '
+           f'routing; medians of {profile["steps"]} steps, commit {profile["commit"]}</text>']
+    x, y = 24, 82
+    for label, _, colour in GROUPS:
+        step = 24 + 7.4 * len(label) + 12
+        if x + step > width - 16:
+            x, y = 24, y + 20
+        out.append(f'<rect x="{x:.0f}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<text x="{x + 17:.0f}" y="{y}" class="s" font-size="12">{label}</text>')
+        x += step
+    for i, name in enumerate(RECIPES):
+        recipe = recipe_of(profile, name)
+        stages = stage_ms(recipe)
+        y = top + i * (bar + gap)
+        out.append(f'<text x="{left - 12}" y="{y + bar / 2 + 5:.0f}" class="t" font-size="14" text-anchor="end">{name}</text>')
+        x = float(left)
+        for label, members, colour in GROUPS:
+            ms = sum(v for (stage, _), v in stages.items() if stage in members)
+            if ms == 0:
+                continue
+            out.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="{bar}" fill="{colour}"><title>{label}: {ms:.2f} ms</title></rect>')
+            if ms * scale > 34:
+                out.append(f'<text x="{x + ms * scale / 2:.1f}" y="{y + bar / 2 + 4:.0f}" fill="#ffffff" font-size="12" '
+                           f'text-anchor="middle">{ms:.2f}</text>')
+            x += ms * scale
+        out.append(f'<text x="{x + 10:.1f}" y="{y + bar / 2 + 6:.0f}" class="t" font-size="17" font-weight="bold">{layer_ms(recipe):.2f} ms</text>')
+    out.append(f'<text x="24" y="{height - 18}" class="s" font-size="12">Bars: medians of the stages under the stage timer. Bold: end to end, '
+               'measured in a second pass without it.</text>')
+    out.append("</svg>")
+    return "\n".join(out) + "\n"
