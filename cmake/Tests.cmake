@@ -6,7 +6,7 @@
 find_package(GTest REQUIRED)
 include(ProcessorCount)
 
-# What every test runs under: OpenMP threads that sleep when idle (tests run side by side), and an MPI that works in
+# What every test runs under: OpenMP threads that sleep when idle (tests run in parallel), and an MPI that works in
 # containers, as root, and with more ranks than cores.
 set(fp8flow_test_environment
     OMP_WAIT_POLICY=passive
@@ -26,22 +26,22 @@ set(fp8flow_test_environment
 # takes again costs them more than their arithmetic.
 set(fp8flow_keep_memory MALLOC_ARENA_MAX=1 MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=4294967296)
 
-# Sets `out` to the libraries behind the project headers that `files` include.
+# Sets `out` to the libraries of the project headers that `files` include.
 function(fp8flow_libraries_of out)
     set(libraries fp8flow_ops)
     foreach(file ${ARGN})
         file(STRINGS ${file} includes REGEX "^#include \"")
         if(includes MATCHES "#include \"model/safetensors/")
             list(APPEND libraries fp8flow_safetensors)
-            list(FILTER includes EXCLUDE REGEX "model/safetensors/")  # a room that stands without the rest of model/
+            list(FILTER includes EXCLUDE REGEX "model/safetensors/")  # does not need the rest of model/
         endif()
-        foreach(floor core comm reference hopper layers model)
-            set(folder ${floor})
-            if(floor MATCHES "core|comm|reference|hopper")
-                set(folder kernels/${floor})
+        foreach(layer core comm reference hopper layers model)
+            set(folder ${layer})
+            if(layer MATCHES "core|comm|reference|hopper")
+                set(folder kernels/${layer})
             endif()
             if(includes MATCHES "#include \"${folder}/")
-                list(APPEND libraries fp8flow_${floor})
+                list(APPEND libraries fp8flow_${layer})
             endif()
         endforeach()
         set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${file})
@@ -99,7 +99,7 @@ function(fp8flow_test_executable source)
     endif()
     get_filename_component(name ${source} NAME_WE)
     file(RELATIVE_PATH folder ${PROJECT_SOURCE_DIR}/tests ${source})
-    string(REGEX REPLACE "/.*" "" folder ${folder})  # the kind of test; the rooms below it mirror the sources
+    string(REGEX REPLACE "/.*" "" folder ${folder})  # the kind of test; the folders below mirror the sources
     if(NOT folder STREQUAL "unit")
         set(name ${folder}_${name})
     endif()
@@ -190,7 +190,7 @@ if(TARGET fp8flow)
         set_tests_properties(${test_name} PROPERTIES LABELS cli TIMEOUT 600
             ENVIRONMENT "${fp8flow_test_environment};OMP_NUM_THREADS=1")
     endforeach()
-    # Preloaded into the program by watchdog_test, whose ranks have a core each: a rank without one is silent, too.
+    # Preloaded into the program by watchdog_test. Its ranks have a core each: a rank without one is silent, too.
     add_library(fp8flow_faults SHARED ${PROJECT_SOURCE_DIR}/tests/cli/faults/faults.cpp)
     target_link_libraries(fp8flow_faults PRIVATE fp8flow_flags MPI::MPI_CXX ${CMAKE_DL_LIBS})
     set_target_properties(fp8flow_faults PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)

@@ -8,7 +8,7 @@ Forms: a .json is an object, a list of objects, or an object whose `runs` are ob
   command  the command line
   date     begins with YYYY-MM-DD
   machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
-A .txt names a commit and a date; an .svg, and a .txt that prints a .json, stand beside a .json of the same name. A result without a
+A .txt names a commit and a date; an .svg, and a .txt that prints a .json, have a .json of the same name. A result without a
 control arm has no noise floor: null, never 0. EXCEPTIONS lists the files that cannot say so and why; a new file cannot join it
 silently, and an exception that is no longer needed is an error too.
 

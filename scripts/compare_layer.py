@@ -46,7 +46,7 @@ def rounded(x):
 
 
 def e4m3_values():
-    """The values of the 256 codes."""
+    """The values of the 256 FP8 bit patterns."""
     values = [(-1.0 if c & 0x80 else 1.0) * ((c & 7) / 8 * 2.0**-6 if (c >> 3 & 15) == 0 else (1 + (c & 7) / 8) * 2.0 ** ((c >> 3 & 15) - 7))
               for c in range(256)]
     values[0x7F] = values[0xFF] = np.nan

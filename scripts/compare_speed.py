@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Two builds of the program, benchmarked in turns on one machine: old, new, old, new. A row is slower where the best of the new turns is more
+"""Two builds of the program, benchmarked alternately on one machine: old, new, old, new. A row is slower where the best of the new turns is more
 than --most times the best of the old ones, and more than the old turns differ among themselves. Burst and sustained times are held to it.
 
   scripts/compare_speed.py ../before/build/cuda-release/fp8flow build/cuda-release/fp8flow -- --suite gemm

@@ -4,7 +4,7 @@
 those of GPUs, fuzz targets and slow ones.
 
   asan      AddressSanitizer and UndefinedBehaviorSanitizer; leaks of the tests that do not start MPI
-  tsan      ThreadSanitizer; without the tests that start MPI, whose library is not instrumented
+  tsan      ThreadSanitizer; without the tests that start MPI, because its library is not instrumented
   coverage  lines and branches that the tests execute, by folder of the sources (gcov)
   repeats   every test --repeats times
 

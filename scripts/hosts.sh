@@ -62,7 +62,7 @@ fi
 
 # ---- the launch
 export NCCL_NVLS_ENABLE=${NCCL_NVLS_ENABLE:-0}  # no NVLink multicast: nothing here needs it, and some machines refuse it
-export HWLOC_COMPONENTS=${HWLOC_COMPONENTS:--opencl}  # hwloc's OpenCL plugin loads LLVM, whose handlers take mpirun's signals
+export HWLOC_COMPONENTS=${HWLOC_COMPONENTS:--opencl}  # hwloc's OpenCL plugin loads LLVM, which takes mpirun's signals
 export OMPI_MCA_btl_vader_single_copy_mechanism=${OMPI_MCA_btl_vader_single_copy_mechanism:-none}
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(($(usable_cores) / counts[0] > 0 ? $(usable_cores) / counts[0] : 1))}
 if [[ -n ${FP8FLOW_INTERFACE:-} ]]; then

@@ -6,7 +6,7 @@ The registry is tests/planted/*.patch. Each begins with three lines and goes on 
   plants: what is wrong then, in a sentence
   family: norm, router, exchange, schedule, checkpoint, ...; `hopper ...` needs a Hopper GPU
   test: the ctest that catches it
-A change of the sources that moves the lines of a patch breaks it; then it is made anew (CONTRIBUTING.md).
+A change of the sources that moves the lines of a patch breaks it; make the patch again (CONTRIBUTING.md).
 
   scripts/planted_bugs.py --check                              every patch applies (no build; CI does this)
   scripts/planted_bugs.py                                      builds and runs all that this machine can

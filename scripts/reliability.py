@@ -75,7 +75,7 @@ def run(line):
     return done.stdout
 
 
-# ---- what runs leave behind
+# ---- results of runs
 def metrics_of(out):
     """What does not depend on the clock, a step or evaluation a line; a line that is being written is left out."""
     records = []

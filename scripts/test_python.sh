@@ -51,7 +51,7 @@ CMAKE_BUILD_PARALLEL_LEVEL=$(usable_cores) "$venv" -m pip install --quiet --no-d
 installed=$SECONDS
 say "installed in $installed s"
 
-cd "$work" # not beside python/fp8flow
+cd "$work" # python/fp8flow is not importable from here
 status=0
 {
     echo "Tests of the Python package and its example: scripts/test_python.sh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// scripts/compare_speed.py with two pretended programs, whose bench takes the times it is told to.
+// scripts/compare_speed.py with two pretended programs. Their bench reports given times.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -14,7 +14,7 @@
 namespace fp8flow {
 namespace {
 
-// Writes a program whose bench writes one row, of the next of these times in each call.
+// Writes a program. Each call of its bench writes one row with the next of these times.
 std::string program(const TemporaryFolder& folder, const std::string& name,
                     const std::vector<double>& times) {
     const std::string path = folder.path(name);

@@ -120,7 +120,7 @@ const std::vector<Texts> kRecompute = {
     {"recompute.recompute_granularity=selective", "recompute.recompute_modules=[shared_experts]"},
 };
 
-// The switches of precision, and what the router, the model and the exchange can be told.
+// The switches of precision, and the options of router, model and exchange.
 const std::vector<Texts> kSwitches = {
     {"precision.fp8_format=hybrid"},
     {"precision.fp8_wgrad=false"},
