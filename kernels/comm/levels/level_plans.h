@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The plans of two levels of exchange: one over the rail, where each rank represents a host, and one inside the
-// host, where the tokens are the rows that arrived over the rail. Both follow from the plan of one level and the
-// places of the ranks. This file has their memory and the reference that fills them in. On GPUs a kernel does
-// (kernels/hopper/exchange/levels), with the same bytes.
-// Read next: hierarchical_exchange.h, kernels/ops/permute.h (what the lists of a plan hold).
+// The plans of two levels of exchange: one over the rail, where each rank represents a host, and one inside
+// the host, where the tokens are the rows that arrived over the rail. Both follow from the plan of one level
+// and the places of the ranks. This file has their memory and the reference that fills them in. On GPUs a
+// kernel does (kernels/hopper/exchange/levels), with the same bytes. Read next: hierarchical_exchange.h,
+// kernels/ops/permute.h (what the lists of a plan hold).
 //
 // Letters: G ranks, N hosts, P places (ranks of a host), S slots, K top-k, L local experts.
 #pragma once

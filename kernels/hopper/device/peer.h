@@ -2,7 +2,7 @@
 // Flags between the GPUs of one host: stores and loads with system-scope order, and a wait with a deadline.
 // Source of the orders: PTX ISA, "Memory Consistency Model": when an acquire reads what a release wrote,
 // everything before the release, on any GPU of the host, is visible after the acquire. Read next:
-// kernels/hopper/exchange/peer/exchange.h.
+// kernels/hopper/exchange/peer/peer_exchange.h.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Row movers for the exchange of a single rank (exchange/local/exchange.cu), where every expert is local:
-// forms that op::PermutePad and op::UnpermuteUnpad do not offer.
+// Row movers for the exchange of a single rank (exchange/local/local_exchange.cu), where every expert is
+// local: forms that op::PermutePad and op::UnpermuteUnpad do not offer.
 #pragma once
 
 #include "kernels/core/stream.h"

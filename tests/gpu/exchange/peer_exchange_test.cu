@@ -3,7 +3,7 @@
 // that share one GPU, each with a stream of its own: a replayed graph, a rank that does not arrive, memory
 // that is mapped and freed many times. Exchanges between several ranks are tested under mpirun.
 #include "kernels/core/error.h"
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/device_query.h"
 #include "tests/support/exchange_oracle.h"

@@ -13,7 +13,7 @@
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/merging_weights.h"
 #include "kernels/hopper/exchange/peer/combine.h"
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::peer {

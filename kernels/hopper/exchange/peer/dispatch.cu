@@ -20,7 +20,7 @@
 #include "kernels/hopper/device/tma.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <algorithm>

@@ -9,7 +9,7 @@
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/widened.h"
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::peer {

@@ -2,7 +2,7 @@
 // gather_routing over peer memory: every rank stores its ids and probabilities into every member's receive
 // buffer; after one group barrier each copies out its own. From there all offsets are computed on the device,
 // equally on all ranks (permute/plan.cu).
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::peer {

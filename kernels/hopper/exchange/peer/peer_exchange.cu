@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The exchange over peer memory: construction, the group barrier, wire counters and lost peers. The calls are
 // in routing.cu, dispatch.cu, combine.cu and reduce.cu.
-#include "kernels/hopper/exchange/peer/exchange.h"
+#include "kernels/hopper/exchange/peer/peer_exchange.h"
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/warp.h"
