@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/comm/levels/level_plans.h"
-#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/exchange.h"
 #include "kernels/hopper/kernel_choice.h"
@@ -73,9 +72,6 @@ std::unique_ptr<Exchange> make_nccl_exchange(Ops& ops, const ExchangeGroups& gro
                                              MessageSizes sizes, double deadline_seconds);
 // The plans of two levels of exchange (kernels/comm/levels), on the GPU, without a wait of the host.
 DeriveLevelPlans derive_level_plans;
-// Plain messages between the ranks' GPUs over NCCL. Collective, deadline and throws as above; `ops` and the
-// world outlive them.
-std::unique_ptr<Messages> make_nccl_messages(Ops& ops, ProcessGroup& world, double deadline_seconds);
 
 }  // namespace hopper
 

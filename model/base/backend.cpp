@@ -153,15 +153,6 @@ ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& grou
          .deadline_seconds = parallel.peer_deadline_seconds});
 }
 
-std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
-                                        std::string& reason) {
-    if (choice.kind != BackendKind::hopper) return make_host_messages(world);
-    if (world.size() > 1 && hopper::built_with_nccl())
-        return hopper::make_nccl_messages(ops, world, ParallelSpec{}.peer_deadline_seconds);
-    reason = world.size() > 1 ? "this program was built without NCCL" : "one rank";
-    return nullptr;
-}
-
 void check_processor() {
     require(
         __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"), ExitCode::usage,

@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/backends/backends.h"
-#include "kernels/comm/messages.h"
 #include "kernels/comm/process_group.h"
 #include "kernels/core/launch_count.h"
 #include "kernels/exchange.h"
@@ -75,12 +74,6 @@ int num_hosts(ProcessGroup& world, const ParallelSpec& parallel);
 // choose_exchange by the keys of the configuration. Collective: the same on every rank.
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,
                              const Config& config);
-
-// Plain messages between all ranks, to compare exchanges with. Collective over `world`, as is their
-// destruction; null on every rank where nothing sends from device to device, and `reason` says why. On GPUs
-// they are NCCL's.
-std::unique_ptr<Messages> make_messages(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
-                                        std::string& reason);
 
 // Exits with a clear line on processors without AVX2 + FMA, for which this program is not built.
 void check_processor();

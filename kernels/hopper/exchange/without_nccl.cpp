@@ -13,10 +13,6 @@ std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, Combin
     fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
 }
 
-std::unique_ptr<Messages> make_nccl_messages(Ops&, ProcessGroup&, double) {
-    fail(ExitCode::usage, "messages over NCCL are not in this program: " FP8FLOW_NO_NCCL_REASON);
-}
-
 }  // namespace fp8flow::hopper
 
 namespace fp8flow::hopper::peer {
