@@ -8,7 +8,7 @@ Forms: a .json is an object, a list of objects, or an object whose `runs` are ob
   command  the command line
   date     begins with YYYY-MM-DD
   machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
-A .txt names a commit and a date; an .svg, and a .txt that prints a .json, have a .json of the same name. A result without a
+A .txt names a commit and a date; a .txt that prints a .json has the same name as that .json. A result without a
 control arm has no noise floor: null, never 0. EXCEPTIONS lists the files that cannot say so and why; a new file cannot join it
 silently, and an exception that is no longer needed is an error too.
 
@@ -96,9 +96,7 @@ def problems_of(path):
         return sorted({p for line in path.read_text().splitlines() for p in problems_of_item(json.loads(line))})
     if path.suffix == ".txt":
         return problems_of_text(path)
-    if path.suffix == ".svg":
-        return [] if path.with_suffix(".json").exists() else ["a picture without its .json"]
-    return ["neither .json, .jsonl, .txt nor .svg"]
+    return ["neither .json, .jsonl nor .txt"]
 
 
 def commits():

@@ -2,7 +2,7 @@
 // Everything that a run writes goes through here, below one folder that is opened once: whole files replaced
 // atomically, and files that grow line by line. Paths are resolved below the folder's descriptor without
 // following links, so that nothing outside is written even if a name is swapped meanwhile. Read next:
-// table.h, svg.h.
+// table.h.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

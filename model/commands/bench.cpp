@@ -7,6 +7,7 @@
 #include "model/bench/row_pattern.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
+#include "model/report/page/page.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
@@ -101,6 +102,10 @@ void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const 
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
     folder.write_atomic("bench.json", written.dump(1) + "\n");
+    Page page("Operations and their share of the ceiling",
+              provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu, provenance);
+    page.set("bench", std::move(written));
+    folder.write_atomic(kPageFile, page.html());
 }
 
 }  // namespace
@@ -185,7 +190,7 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     if (prints) fmt::print("\n{}", table);
     if (folder != nullptr) {
         folder->write_atomic("bench.txt", table);
-        fmt::print("\n  files  {}/: bench.json, bench.txt\n", folder->path());
+        fmt::print("\n  files  {}/: report.html, bench.json, bench.txt\n", folder->path());
     } else if (prints) {
         fmt::print("\n  next  --out runs/bench keeps the rows as JSON; other operations and their keys: {}\n",
                    command_line("bench", {"--list"}, 1));

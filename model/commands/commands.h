@@ -41,7 +41,7 @@ struct BenchOptions {
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
     std::string match;     // regular expression over "operation key=value ..."; empty: everything
-    std::string out;       // folder for bench.json and bench.txt; empty: only print
+    std::string out;       // folder for report.html, bench.json, bench.txt; empty: only print
     std::string plugin;    // library with kernels of the caller's (include/fp8flow/plugin.h); empty: none
     bool capture = false;  // instead of timing: one call of each row, for an attached profiler
     std::string command;   // as it was typed, for the results
@@ -70,7 +70,7 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     double clock = 0;                                // Hz, under load; 0: the calibration's
     bool markdown = false;                           // the table alone
     std::optional<std::string> json;                 // a file below output.out
-    std::string picture;                             // beginning of the names of two; empty: none
+    std::string picture;                             // NAME of NAME.html; empty: none
     std::vector<std::string> check;                  // profiles to compare with, instead of a plan
     std::string out = "runs/out";                    // of --check
     double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails

@@ -405,8 +405,7 @@ struct CommandLine {
             ->transform(number_in({.min = 100, .max = 10000}));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
-        plan->add_option("--picture", plan_options.picture,
-                         "also write NAME_memory.svg and NAME_time.svg below --out");
+        plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
         plan->add_option("--check", plan_options.check,
                          "instead: compare predictions with these results of profile, or all of a folder");
         plan->add_option("--max-error", plan_options.most_error,
@@ -436,7 +435,7 @@ struct CommandLine {
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
-        bench->add_option("--out", bench_options.out, "folder for bench.json and bench.txt");
+        bench->add_option("--out", bench_options.out, "folder for report.html, bench.json and bench.txt");
         bench
             ->add_flag(
                 "--capture", bench_options.capture,

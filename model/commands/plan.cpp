@@ -61,21 +61,14 @@ Gpu gpu_of(const PlanOptions& options) {
     return gpu;
 }
 
-void write_pictures(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
-                    const Gpu& gpu) {
-    if (options.picture.empty()) return;
-    const std::string model = report::run_name(options.config_path, options.hf_config);
-    write(config.output.out, options.picture + "_memory.svg", memory_picture(model, choices, gpu));
-    write(config.output.out, options.picture + "_time.svg", time_picture(model, choices, gpu));
-}
-
-// Where anything is written.
+// Wherever anything else is written.
 void write_page(const PlanOptions& options, const Config& config, const std::vector<Choice>& choices,
                 const Gpu& gpu) {
     if (choices.empty() || (options.picture.empty() && !options.json)) return;
-    write(config.output.out, report::kPageFile,
-          plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
-                    make_provenance(options.command, {}, 1)));
+    const std::string page = plan_page(report::run_name(options.config_path, options.hf_config), choices, gpu,
+                                       make_provenance(options.command, {}, 1));
+    write(config.output.out, report::kPageFile, page);
+    if (!options.picture.empty()) write(config.output.out, options.picture + ".html", page);
 }
 
 void print_warnings(const Config& config) {
@@ -153,7 +146,6 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
         if (known) json = with_prediction(json, choices.front(), gpu);
         write(config.output.out, *options.json, json);
     }
-    if (known) write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
     if (fit.fits()) print_next(options, config, ranks, gpu.sheet.gpus_per_host);
     return 0;
@@ -177,7 +169,6 @@ int plan_table(const PlanOptions& options) {
     if (options.json)
         write(config.output.out, *options.json,
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
-    write_pictures(options, config, choices, gpu);
     write_page(options, config, choices, gpu);
     if (!options.markdown) print_next(options, choices);
     return 0;

@@ -166,10 +166,7 @@ private:
 
     void report() {
         folder_->write_atomic("profile.json", profile_json(profile_, config_));
-        folder_->write_atomic("profile.svg", profile_picture(profile_));
-        folder_->write_atomic("timeline.svg", timeline_picture(profile_));
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
-        if (profile_.ablation) folder_->write_atomic("ablation.svg", ablation_picture(profile_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
         log_.line(summary_table(profile_));

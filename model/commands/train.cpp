@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// `fp8flow train`: steps with progress, held-out evaluation, metrics, a picture and a summary.
+// `fp8flow train`: steps with progress, held-out evaluation, metrics, a report and a summary.
 #include "kernels/comm/stop_signals.h"
 #include "kernels/comm/watchdog.h"
 #include "model/base/provenance.h"
@@ -9,7 +9,6 @@
 #include "model/commands/commands.h"
 #include "model/commands/train_records.h"
 #include "model/config/hf_config.h"
-#include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
@@ -455,7 +454,6 @@ private:
                                  .held_out = records_.held_out(),
                                  .floor = data_->entropy_floor_nats(),
                                  .tokens_per_second = tokens_read() / seconds};
-        folder_->write_atomic("loss.svg", train_picture(title, losses));
         folder_->write_atomic(
             kPageFile,
             train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, records_.routing()}));
@@ -518,8 +516,7 @@ private:
     }
 
     void report_files() {
-        std::vector<std::string> files = {"report.html", "config.yaml", "train.log", "loss.svg",
-                                          "memory.json"};
+        std::vector<std::string> files = {"report.html", "config.yaml", "train.log", "memory.json"};
         if (config_.output.metrics) files.emplace_back("metrics.jsonl");
         if (config_.output.tensor_stats) files.emplace_back("tensor_stats.json");
         if (!records_.tensor_stats().transposed().empty()) files.emplace_back("transposed_stats.json");

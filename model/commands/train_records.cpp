@@ -15,8 +15,7 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     folder_ = &folder;
     std::error_code error;
     if (kept < config_.training.train_iters)
-        for (const char* name :
-             {kPageFile, "loss.svg", "memory.json", "tensor_stats.json", "transposed_stats.json"})
+        for (const char* name : {kPageFile, "memory.json", "tensor_stats.json", "transposed_stats.json"})
             std::filesystem::remove(folder.path_of(name), error);
     forget_events_after(folder, kept);
     open_events();
@@ -40,9 +39,9 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     }
     std::vector<std::string> warnings;
     if (const std::string missing = missing_iterations(records, kept); !missing.empty())
-        warnings.push_back(fmt::format(
-            "metrics.jsonl has no whole record of these iterations: {}; {} and loss.svg leave them out",
-            missing, kPageFile));
+        warnings.push_back(
+            fmt::format("metrics.jsonl has no whole record of these iterations: {}; {} leaves them out",
+                        missing, kPageFile));
     if (std::string old = note_of_old_losses(records); !old.empty()) warnings.push_back(std::move(old));
     return warnings;
 }

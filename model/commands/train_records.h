@@ -8,7 +8,6 @@
 #include "layers/tensor_stats.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
-#include "model/report/loss_pictures.h"
 #include "model/report/page/page.h"
 #include "model/report/tensorboard.h"
 

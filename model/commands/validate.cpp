@@ -5,7 +5,6 @@
 #include "model/base/host_cores.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
-#include "model/report/loss_pictures.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
@@ -171,9 +170,7 @@ private:
         const std::string verdict = all_pass ? "pass" : noisy ? "inconclusive" : "miss";
         const ValidateLosses losses{curves_, comparisons, noise, verdict, kControlArm};
         const RunTitle title{name_, config_, provenance_};
-        folder_->write_atomic("loss.svg", validate_picture(title, losses));
         folder_->write_atomic(kPageFile, validate_page(title, losses, routing_));
-        if (ablation_) folder_->write_atomic("ablation.svg", validate_dots(title, losses));
         log_.line("");
         log_.line(fmt::format(
             "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
@@ -187,9 +184,9 @@ private:
                 "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
                 "stronger smoothing (validate.ema_decay)",
                 format_percent(*noise, 4)));
-        log_.result(fmt::format(
-            "  files  {}/: report.html, loss.svg, {}loss.jsonl, validate.json, config.yaml, validate.log",
-            folder_->path(), ablation_ ? "ablation.svg, " : ""));
+        log_.result(
+            fmt::format("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log",
+                        folder_->path()));
         log_.result(next_text({next_step(all_pass)}));
         log_.result("verdict: " + verdict);
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);

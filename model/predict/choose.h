@@ -61,11 +61,8 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 // Of one run: printed above the plan's own tables, and added to its JSON.
 std::string prediction_text(const Choice& choice, const Gpu& gpu);
 std::string with_prediction(const std::string& plan_json, const Choice& choice, const Gpu& gpu);
-// SVG: memory of the best choices against the GPU's, and where their step's time goes.
-std::string memory_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
-std::string time_picture(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu);
-std::string plan_page(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu,
-                      const Provenance& provenance);  // report.html
+std::string plan_page(const std::string& model, std::vector<Choice> choices, const Gpu& gpu,
+                      const Provenance& provenance);  // report.html, of the best choices
 std::string statement(const Gpu& gpu);  // that it is a prediction, its calibration and its error
 
 }  // namespace fp8flow::predict

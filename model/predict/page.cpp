@@ -1,51 +1,63 @@
 // SPDX-License-Identifier: MIT
-// report.html of `plan`.
+// report.html of `plan`: the best choices, as choices_json has them.
 #include "model/report/page/page.h"
 #include "model/predict/choose.h"
-#include "model/predict/picture.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
 
 namespace fp8flow::predict {
 
 using namespace report;
 using nlohmann::json;
 
-std::string plan_page(const std::string& model, const std::vector<Choice>& choices, const Gpu& gpu,
+namespace {
+
+// ", fp8_flow on 64 GPUs: 1.31 x as fast as bf16" for the largest number of GPUs that has both recipes, or
+// that the difference is within the error of the prediction.
+std::string speed_up_of(const std::vector<Choice>& choices, const Gpu& gpu) {
+    const auto& check = gpu.calibration.check;
+    std::string text;
+    int64_t most = 0;
+    for (const Choice& base : choices)
+        for (const Choice& other : choices) {
+            const Recipe recipe = other.config.precision.recipe;
+            if (!base.fastest_that_fits() || !other.fastest_that_fits() || base.gpus != other.gpus ||
+                base.gpus < most)
+                continue;
+            if (base.config.precision.recipe != Recipe::bf16 || recipe == Recipe::bf16) continue;
+            most = base.gpus;
+            const double ratio = other.time.tokens_per_second() / base.time.tokens_per_second();
+            text = fmt::format(", {} on {}: ", recipe_name(recipe), counted(base.gpus, "GPU")) +
+                   (gpu.calibrated && check && resolved(ratio - 1, check->mean_step)
+                        ? fmt::format("{:.2f} x as fast as bf16", ratio)
+                        : std::string("against bf16 within the error of the prediction"));
+        }
+    return text;
+}
+
+}  // namespace
+
+std::string plan_page(const std::string& model, std::vector<Choice> choices, const Gpu& gpu,
                       const Provenance& provenance) {
-    Page page(model + ": plan" + speed_up_of(choices, gpu), choices.front().config, provenance);
+    const Config config = choices.front().config;
+    Page page(fmt::format("{}, predicted for the {}{}", model, gpu.sheet.gpu, speed_up_of(choices, gpu)),
+              model_shape(config), provenance);
     page.fact("prediction", statement(gpu));
-    page.fact("assumed", plan::assumptions_text(choices.front().config));
-    std::vector<PageRows> times,
-        memory = {{"",
-                   {{gpu.sheet.gpu + ", usable",
-                     {{"usable", (1 - kOutsideShare) * gpu.sheet.memory_bytes / 0x1p30}}}}}};
-    for (const Choice& choice : choices) {
-        if (!choice.best) continue;
-        page.fact(label_of(choice),
-                  fmt::format("step {}, {} tokens/s in all, {:.1f} GiB a GPU{}",
+    page.fact("assumed", plan::assumptions_text(config));
+    std::erase_if(choices, [](const Choice& choice) { return !choice.best; });
+    for (const Choice& choice : choices)
+        page.fact(fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
+                              choice.config.parallel.expert_model_parallel_size),
+                  fmt::format("step {}, {} tokens/s in all, {:.1f} GiB per GPU{}",
                               format_duration(choice.time.step), format_si(choice.time.tokens_per_second()),
                               choice.fit.needed / 0x1p30, choice.fit.fits() ? "" : ", which does not fit"));
-        PageRows rows{label_of(choice), {{"step", {}}}};
-        std::vector<std::pair<std::string, double>>& parts = rows.rows.front().parts;
-        for (const StageTime& stage : choice.time.stages) {
-            const std::string kind = kind_of(stage.work);
-            auto found = std::find_if(parts.begin(), parts.end(),
-                                      [&](const auto& part) { return part.first == kind; });
-            if (found == parts.end()) found = parts.insert(parts.end(), {kind, 0.0});
-            found->second += stage.seconds * stage.runs * 1e3;
-        }
-        times.push_back(std::move(rows));
-        PageRow bytes{label_of(choice), {}};
-        for (const auto& item : choice.fit.items)
-            bytes.parts.emplace_back(item.category, item.bytes / 0x1p30);
-        memory.front().rows.push_back(std::move(bytes));
-    }
-    page.absent("loss", "A plan trains nothing: `fp8flow train` and `validate` do.");
-    page.set("stages", bars_json(times, "ms"),
-             "Predicted milliseconds of a step by part; what a schedule hides is part of the bars.");
-    page.absent("timeline", "`fp8flow profile` with this configuration measures it.");
-    page.set("memory", bars_json(memory, "GiB"), "Predicted, of one GPU; the first bar is what it has.");
-    page.absent("routing", "A plan takes the experts as evenly loaded.");
+    page.set("plan", json::parse(choices_json(choices, gpu, provenance)));
+    page.set("configuration", dump_config(config));
     return page.html();
 }
 

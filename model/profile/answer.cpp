@@ -2,7 +2,6 @@
 // What `profile` prints at its end: layer times and speed-ups, the largest stages, and what to change next.
 #include "kernels/core/error.h"
 #include "model/config/fields.h"
-#include "model/profile/picture.h"
 #include "model/profile/profile.h"
 #include "model/report/table.h"
 

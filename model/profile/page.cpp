@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: MIT
-// report.html of `profile`.
+// report.html of `profile`: profile.json, the answer as its title, and the lanes of one MoE layer.
 #include "model/report/page/page.h"
-#include "model/profile/picture.h"
 #include "model/profile/profile.h"
-#include "model/report/svg_canvas.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
 
 namespace fp8flow::profile {
 
@@ -14,88 +19,93 @@ namespace {
 
 using nlohmann::json;
 
-json timeline_of(const Profile& profile) {
-    json result = {{"lanes", json::array()}, {"arms", json::array()}};
-    for (const size_t lane : lane_order()) result["lanes"].push_back(name_of_lane(lane));
-    for (const ArmProfile& arm : profile.arms) {
-        json windows = json::array();
-        for (const char* direction : {"forward", "backward"}) {
-            const Window window = window_of(arm.trace, direction);
-            json boxes = json::array();
-            for (const Box& box : window.boxes)
-                boxes.push_back({{"lane", name_of_lane(box.lane)},
-                                 {"stage", name_of_category(box.category)},
-                                 {"begin", box.begin},
-                                 {"end", box.end},
-                                 {"tooltip", box.tooltip}});
-            windows.push_back(
-                {{"direction", direction}, {"seconds", window.seconds}, {"boxes", std::move(boxes)}});
-        }
-        result["arms"].push_back({{"name", arm.name}, {"windows", std::move(windows)}});
-    }
-    return result;
+// From top to bottom. The second of two micro-batches on the main lane has its own row.
+constexpr std::array kLaneNames = {"main lane", "other micro-batch", "side lane", "wire lane"};
+static_assert(kLaneNames.size() == kNumLanes + 1);
+const char* name_of_lane(const StageSpan& span) {
+    if (span.lane == Lane::main) return kLaneNames[span.turn > 0 ? 1 : 0];
+    return kLaneNames[1 + static_cast<size_t>(span.lane)];
 }
 
-json stages_of(const Profile& profile) {
-    std::vector<PageRows> groups;
-    for (const ArmProfile& arm : profile.arms) {
-        PageRows group{.name = heading_of(profile, arm), .rows = {}};
-        for (const char* direction : {"forward", "backward"}) {
-            PageRow row{direction, {}};
-            const std::vector<double> values = milliseconds_of(arm, direction);
-            for (size_t c = 0; c < values.size(); ++c) row.parts.emplace_back(name_of_category(c), values[c]);
-            group.rows.push_back(std::move(row));
-        }
-        groups.push_back(std::move(group));
-    }
-    return bars_json(groups, "ms");
+double speed_up(const Profile& profile, const ArmProfile& arm) {
+    const double own = arm.whole.layer.median;
+    return own > 0 ? profile.arms.front().whole.layer.median / own : 0;
 }
 
-json memory_of(const Profile& profile) {
-    std::vector<PageRows> groups;
+// "layer_mixtral_8x7b, one MoE layer on 4 GPUs: fp8_flow 1.42 x as fast as bf16"
+std::string title_of(const Profile& profile) {
+    std::string title =
+        (profile.model.empty() ? "" : profile.model + ", ") + "one MoE layer on " +
+        (profile.provenance.ranks > 0 && !profile.provenance.date.empty() ? device_count(profile.provenance)
+                                                                          : counted(profile.ranks, "rank"));
+    if (profile.arms.size() < 2) return title;
+    if (profile.ablation) return title + ", without one optimisation at a time";
+    const ArmProfile &first = profile.arms.front(), *best = &first;
     for (const ArmProfile& arm : profile.arms)
-        groups.push_back({arm.name, memory_rows(arm.parameters, arm.saved, arm.workspace.reserved)});
-    return bars_json(groups, "bytes");
+        if (resolved(first.whole.layer, arm.whole.layer) && speed_up(profile, arm) > speed_up(profile, *best))
+            best = &arm;
+    if (best == &first) return title + ": none faster than " + first.name + " beyond the spread";
+    return title +
+           fmt::format(": {} {} as fast as {}", best->name, speed_up_text(profile, *best, " x"), first.name);
 }
 
-json routing_of(const Profile& profile) {
-    json rows = json::array();
-    for (const ArmProfile& arm : profile.arms)
-        rows.push_back(
-            {arm.name, format_fixed(arm.expert_load, 2) + " x", format_fixed(arm.rank_load, 2) + " x"});
-    return {{"groups",
-             {{{"name", "First MoE layer, routing " + profile.routing},
-               {"columns", {"recipe", "fullest expert over the mean", "fullest rank over the mean"}},
-               {"rows", std::move(rows)}}}}};
+// The middle micro-batch of the first MoE layer in one direction, and everything that ran meanwhile.
+json window_of(const std::vector<StageSpan>& trace, std::string_view direction) {
+    json window = {{"direction", direction}, {"seconds", 0}, {"boxes", json::array()}};
+    std::vector<const StageSpan*> ways;
+    for (const StageSpan& span : trace)
+        if (span.level == StageLevel::part && std::string_view(span.name) == kMoeLayer &&
+            span.direction == direction && (ways.empty() || ways.front()->layer == span.layer))
+            ways.push_back(&span);
+    if (ways.empty()) return window;
+    const StageSpan& way = *ways[ways.size() / 2];
+    window["seconds"] = way.seconds;
+    for (size_t i = 0; i < trace.size(); ++i) {
+        const StageSpan& span = trace[i];
+        const std::string stage = stage_of(trace, static_cast<int>(i)).stage;
+        const bool inner =
+            span.parent >= 0 && trace[static_cast<size_t>(span.parent)].level == StageLevel::stage;
+        if (span.level != StageLevel::stage || (inner && stage != "cast")) continue;
+        const double begin = std::max(span.begin - way.begin, 0.0);
+        const double end = std::min(span.begin + span.seconds - way.begin, way.seconds);
+        if (end > begin)
+            window["boxes"].push_back({{"lane", name_of_lane(span)},
+                                       {"stage", stage},
+                                       {"begin", begin},
+                                       {"end", end},
+                                       {"tooltip", fmt::format("{}, {}, {:.3f} ms", span.name, span.direction,
+                                                               span.seconds * 1e3)}});
+    }
+    return window;
 }
 
 }  // namespace
 
+std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit) {
+    const ArmProfile& first = profile.arms.front();
+    return &arm == &first ? fmt::format("1.00{}", unit)
+                          : ratio_text(first.whole.layer, arm.whole.layer, unit);
+}
+
 std::string profile_page(const Profile& profile, const Config& config) {
-    Page page(title_of(profile, "one MoE layer"), config, profile.provenance);
+    Page page(title_of(profile), (profile.shape.empty() ? "" : profile.shape + "; ") + profile.machine.device,
+              profile.provenance);
     page.fact("routing", profile.routing);
     if (!profile.busy.empty()) page.fact("busy", profile.busy);
     page.fact(std::string(kNotResolved), std::string(kResolvedRule));
+    json timeline = {{"lanes", kLaneNames}, {"arms", json::array()}};
     for (const ArmProfile& arm : profile.arms) {
-        std::string text = fmt::format("{}; step {:.3f} ms, {} tokens/s a GPU",
-                                       heading_of(profile, arm).substr(arm.name.size() + 2),
-                                       arm.step_seconds * 1e3, format_si(arm.tokens_per_second()));
-        if (arm.by_rank.size() > 1)
-            text += fmt::format(", exchange alone {:.3f} ms", arm.wire_alone_seconds() * 1e3);
+        timeline["arms"].push_back(
+            {{"name", arm.name},
+             {"windows", {window_of(arm.trace, "forward"), window_of(arm.trace, "backward")}}});
         if (const auto slowest = slowest_of(arm.by_rank))
-            text += ", slowest rank and how far over the median: " + slowest_text(*slowest);
-        page.fact(arm.name, text);
+            page.fact(arm.name + ", slowest rank and how far over the median", slowest_text(*slowest));
     }
-    for (size_t c = 0; c < kPalette.size(); ++c) page.color(name_of_category(c), kPalette[c]);
-    page.absent("loss", "A profile trains a few steps only: `fp8flow validate` compares losses.");
-    page.set("stages", stages_of(profile),
-             "One MoE layer from end to end without the stage timer (median), divided as the stages' own "
-             "times are.");
-    page.set("timeline", timeline_of(profile),
-             "Rank 0's last step with marks between stages, which cost time: the middle micro-batch of the "
-             "first MoE layer.");
-    page.set("memory", memory_of(profile), "Rank 0.");
-    page.set("routing", routing_of(profile), "1 is balanced.");
+    json result = json::parse(profile_json(profile, config));
+    page.set("configuration", result["config"]);
+    result.erase("config");
+    page.set("profile", std::move(result));
+    page.set("timeline", std::move(timeline));
     return page.html();
 }
 

@@ -175,10 +175,9 @@ std::string summary_table(const Profile& profile);       // every other number, 
 std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
 std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
 std::string profile_json(const Profile& profile, const Config& config);
-std::string profile_picture(const Profile& profile);   // stacked bars, SVG
-std::string ablation_picture(const Profile& profile);  // a dot an arm, SVG
-std::string timeline_picture(const Profile& profile);  // lanes of a MoE layer, forward and backward, SVG
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
+// "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"
+std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit = "x");
 // Complete events in Chrome's trace format, for Perfetto: one process a rank, one thread a recipe.
 std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank);
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The tables in the log of `profile`. Read next: answer.cpp, what it prints.
 #include "model/report/table.h"
-#include "model/profile/picture.h"
 #include "model/profile/profile.h"
 
 #include <fmt/format.h>

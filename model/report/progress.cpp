@@ -30,7 +30,7 @@ std::string format_step_line(const StepLine& line) {
     if (line.learning_rate) field("lr", format_scientific(*line.learning_rate, 2));
     if (line.elapsed_ms) field("", format_duration(*line.elapsed_ms * 1e-3));
     if (line.tokens_per_second && line.tflops_per_gpu)
-        field("", fmt::format("{} tok/s, {:.3g} TFLOP/s a GPU", format_si(*line.tokens_per_second),
+        field("", fmt::format("{} tok/s, {:.3g} TFLOP/s per GPU", format_si(*line.tokens_per_second),
                               *line.tflops_per_gpu));
     if (line.load) field("load", format_fixed(*line.load, 2));
     if (line.dead_experts > 0) field("dead", std::to_string(line.dead_experts));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Log lines, the step line, metrics records: what a run tells its user.
+// Log lines, the step line and metrics records.
 #include "model/report/run_report.h"
 
 #include "model/config/fields.h"
@@ -78,17 +78,13 @@ double flops_per_token(const Config& config) {
 
 // Worst utilisation over the MoE layers of a step.
 struct LoadSummary {
-    double max = 1, min = 1, cv = 0;
+    double max = 0;
     int64_t dead = 0;
 };
 LoadSummary worst_load(const StepResult& result) {
     LoadSummary worst;
-    if (result.load.empty()) return worst;
-    worst.max = 0;
     for (const LayerLoad& load : result.load) {
         worst.max = std::max(worst.max, load.max);
-        worst.min = std::min(worst.min, load.min);
-        worst.cv = std::max(worst.cv, load.cv);
         worst.dead += load.dead_experts;
     }
     return worst;
@@ -160,7 +156,7 @@ LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::js
 std::string memory_table(const MemoryUse& memory) {
     Table table({{"memory of rank 0", Align::left}, {"bytes"}});
     add_memory_rows(table, "parameters", memory.parameters);
-    add_memory_rows(table, "saved for the backward", memory.saved);
+    add_memory_rows(table, "saved for backward", memory.saved);
     table.add_row({"saved, reserved", format_bytes(static_cast<double>(memory.saved_reserved))});
     table.add_row({"saved, used", format_bytes(static_cast<double>(memory.saved_used))});
     table.add_row({"workspace, reserved", format_bytes(static_cast<double>(memory.workspace.reserved))});
@@ -222,9 +218,8 @@ std::string room_text(const Config& config, const StepResult& result, const Trai
     const double mean = static_cast<double>(config.training.micro_batch_size * config.model.seq_length *
                                             config.moe.moe_router_topk);
     return fmt::format(
-        " iteration {} is done again ({}, {:.3g} s lost): routed rows did not fit; from here on there is "
-        "room "
-        "for {} of a layer ({:.2f} x an even share) and {} of all",
+        " iteration {} is repeated ({}, {:.3g} s lost): routed rows did not fit; the capacity is now {} "
+        "rows per layer ({:.2f} x an even share) and {} for all layers",
         result.step + 1, counted(result.redone, "time"), result.redo_seconds, room.layer,
         static_cast<double>(room.layer) / mean, room.together);
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a run tells its user: log lines (terminal and file), metrics, the closing summary. Only rank 0 speaks.
+// Log lines (terminal and file), metrics and the closing summary of a run. Only rank 0 prints.
 #pragma once
 
 #include "model/base/output.h"
@@ -18,9 +18,9 @@
 
 namespace fp8flow::report {
 
-// Prints on the first rank and appends to <out>/<name>; silent elsewhere. The file is not touched before
-// open(), which writes what was said by then: a run opens it when it is sure to start. A quiet terminal shows
-// warnings and results; the file has every line.
+// Prints on the first rank and appends to <out>/<name>; silent on other ranks. open() creates the file and
+// writes the earlier lines, so that a run that does not start leaves no file. A quiet terminal shows warnings
+// and results; the file has every line.
 class RunLog {
 public:
     RunLog(int rank, Terminal terminal) : speaks_(rank == 0), terminal_(terminal) {}
@@ -47,17 +47,17 @@ std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t st
 // metrics.jsonl with these records, open for appending.
 LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records);
 
-// Ranks, model, recipe, wire, configuration: what is about to run. Comes before memory is taken.
+// Ranks, model, recipe, wire and configuration, before the run allocates memory.
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size);
-// What the data is, how often the iterations of this run go through it, and its warnings.
+// The data, the epochs of this run, and warnings.
 void report_data(RunLog& log, const Config& config, const data::TokenSource& data);
-// What is wrong with it: not what was named, too small for the run, or divided unevenly.
+// Of data that is not what the configuration names, too small for the run, or divided unevenly.
 std::vector<std::string> data_warnings(const Config& config, const data::TokenSource& data);
 
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients
-    // Kept from forward to backward; routed rows as the capacity that is set aside for them.
+    // Kept from forward to backward; routed rows count with their reserved capacity.
     std::map<std::string, int64_t> saved;
     int64_t saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
     Trainer::MemorySums workspace;
@@ -67,37 +67,36 @@ struct MemoryUse {
 std::string memory_table(const MemoryUse& memory);  // the largest categories
 nlohmann::json memory_json(const MemoryUse& memory);
 
-// What was lost by steps that ran out of room for routed rows and were done again, of the first
-// kObserved of a run.
+// The cost of steps that were repeated because routed rows did not fit, among the first kObserved of a run.
 struct RedoneSteps {
     static constexpr int64_t kObserved = 200;
-    int64_t observed = 0, redone = 0, times = 0;  // steps; steps done again; how often in all
-    double seconds = 0, lost_seconds = 0;         // of the observed steps; of those lost
+    int64_t observed = 0, redone = 0, times = 0;  // steps; repeated steps; repetitions
+    double seconds = 0, lost_seconds = 0;         // of the observed steps; lost by repeating
 
     void add(const StepResult& result);
 };
 std::string redone_text(const RedoneSteps& steps);
 nlohmann::json redone_json(const RedoneSteps& steps);
-// What a step that was done again leads to: the room for rows from here on.
+// The new capacity for rows after a step that was repeated.
 std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room);
 
 // An argument as a shell takes it.
 std::string shell_word(const std::string& argument);
-// How to start `command` with these arguments as this run was started, ready to be typed.
+// A shell line that starts `command` as this run was started.
 std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
                          int64_t world_size);
-// The same on that many GPUs: as a CUDA build is started, on several hosts with a hostfile.
+// The same with a CUDA build on that many GPUs; on several hosts with a hostfile.
 std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
                              int64_t gpus, int64_t gpus_per_host);
-// What to do next, by what it does.
+// A command to run next, and its purpose.
 struct NextStep {
     std::string what, command;
 };
 std::string next_text(const std::vector<NextStep>& steps);
-// config.yaml of a run: what wrote it and what decides the run and is no key, as comments; then every key.
+// config.yaml of a run: its command line as a comment, then every key.
 std::string run_config_yaml(const Config& config, const Provenance& provenance);
-// The configuration of a run for such a command: the file that it read, or where more than --out came after
-// the file, the one below `out` that has every key.
+// The configuration file for a command after this run: the one that the run read, or, if options other than
+// --out changed it, config.yaml below `out`.
 std::string config_of_run(const std::string& config_path, const std::string& hf_config,
                           const std::vector<std::string>& overrides, const std::string& out);
 

@@ -12,47 +12,6 @@ namespace fp8flow::report {
 
 namespace {
 
-// Decodes one UTF-8 character at `at` and moves past it; a stray byte counts as one character.
-uint32_t next_character(std::string_view text, size_t& at) {
-    const auto lead = static_cast<unsigned char>(text[at++]);
-    const int more = lead >= 0xf0 ? 3 : lead >= 0xe0 ? 2 : lead >= 0xc0 ? 1 : 0;
-    uint32_t code = more == 0 ? lead : lead & (0x3fU >> more);
-    for (int i = 0; i < more && at < text.size(); ++i) {
-        const auto next = static_cast<unsigned char>(text[at]);
-        if ((next & 0xc0) != 0x80) break;
-        code = code << 6 | (next & 0x3f);
-        ++at;
-    }
-    return code;
-}
-
-struct Range {
-    uint32_t first, last;
-};
-
-bool in(const auto& ranges, uint32_t code) {
-    return std::any_of(ranges.begin(), ranges.end(),
-                       [code](Range r) { return code >= r.first && code <= r.last; });
-}
-
-// Unicode 15, the blocks that matter: combining marks, joiners and variation selectors; East Asian Wide and
-// emoji.
-constexpr std::array<Range, 6> kZeroWidth = {{{0x0300, 0x036f},
-                                              {0x1ab0, 0x1aff},
-                                              {0x1dc0, 0x1dff},
-                                              {0x200b, 0x200f},
-                                              {0x20d0, 0x20ff},
-                                              {0xfe00, 0xfe0f}}};
-constexpr std::array<Range, 9> kWide = {{{0x1100, 0x115f},
-                                         {0x2e80, 0x303e},
-                                         {0x3041, 0xa4cf},
-                                         {0xac00, 0xd7a3},
-                                         {0xf900, 0xfaff},
-                                         {0xfe30, 0xfe6f},
-                                         {0xff00, 0xff60},
-                                         {0x1f300, 0x1faff},
-                                         {0x20000, 0x3fffd}}};
-
 std::string not_finite(double value) { return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
 
 std::string repeat(std::string_view text, size_t count) {
@@ -83,12 +42,8 @@ std::string scaled(double value, double base, int digits, const auto& units) {
 }  // namespace
 
 size_t display_width(std::string_view text) {
-    size_t width = 0;
-    for (size_t at = 0; at < text.size();) {
-        const uint32_t code = next_character(text, at);
-        if (!in(kZeroWidth, code)) width += in(kWide, code) ? 2 : 1;
-    }
-    return width;
+    return static_cast<size_t>(
+        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 std::string pad(std::string_view text, size_t width, Align align) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Plain-text tables and the numbers in them: what the commands print. Columns line up in a terminal and the
 // same rows render as a Markdown table for reports. And the one rule by which every table, picture and page
-// decides whether two medians differ. Read next: progress.h.
+// decides whether two medians differ.
 #pragma once
 
 #include <cmath>
@@ -38,8 +38,7 @@ private:
     std::vector<std::vector<std::string>> rows_;  // an empty row is a rule
 };
 
-// Columns that UTF-8 text takes in a terminal: 0 for combining marks, 2 for wide East Asian characters and
-// emoji.
+// Columns that UTF-8 text takes in a terminal, one per character.
 size_t display_width(std::string_view text);
 // Pads with spaces to `width` columns; longer text stays whole.
 std::string pad(std::string_view text, size_t width, Align align);

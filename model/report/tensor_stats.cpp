@@ -13,7 +13,7 @@ namespace fp8flow::report {
 std::string tensor_stats_table(const TensorStats& stats) {
     Table table({{"tensor", Align::left},
                  {"values"},
-                 {"zero codes"},
+                 {"zero bytes"},
                  {"underflow"},
                  {"at maximum"},
                  {"clipped"},

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """Tables of whole layers, schedules, memory and whole models: docs/performance.md and docs/performance/layers.md."""
 import functools
+import json
+import re
 
 from performance_tables.common import RECIPES, ROOT, layer_ms, link, load, origin, recipe_of, schedule_of, source, stage_ms, table
 
@@ -200,16 +202,18 @@ TABLES = {**{f.__name__: f for f in (headline, layers, baselines, layer_stages, 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg
 PICTURE = ROOT / "docs" / "pictures" / "deepseek_v3_layer.svg"
-GROUPS = [  # label, stages, colour: readable on white and on near-black
-    ("dispatch, combine", ["dispatch", "combine"], "#d9703a"),
-    ("fc1, fc2 forward", ["fc1", "fc2"], "#3b6fb6"),
-    ("fc1, fc2 dgrad", ["fc1 dgrad", "fc2 dgrad"], "#4fa3b8"),
-    ("fc1, fc2 wgrad", ["fc1 wgrad", "fc2 wgrad"], "#3f9a75"),
-    ("shared expert", ["shared expert"], "#8c62aa"),
-    ("swiglu", ["swiglu"], "#c2992b"),
-    ("cast", ["cast"], "#c23b4e"),
-    ("transpose", ["transpose"], "#6f7d2c"),
-    ("norm, route, plan, rest", ["norm", "route", "plan", "moe layer"], "#8a93a0"),
+# The colours of report.html: a stage has the same one in every picture.
+COLORS = json.loads(re.search(r"const COLORS = (\{.*?\});", (ROOT / "model/report/page/page.html").read_text(), re.S)[1])
+GROUPS = [  # label, stages; the first stage names the colour
+    ("dispatch, combine", ["dispatch", "combine"]),
+    ("fc1, fc2 forward", ["fc1", "fc2"]),
+    ("fc1, fc2 dgrad", ["fc1 dgrad", "fc2 dgrad"]),
+    ("fc1, fc2 wgrad", ["fc1 wgrad", "fc2 wgrad"]),
+    ("shared expert", ["shared expert"]),
+    ("swiglu", ["swiglu"]),
+    ("cast", ["cast"]),
+    ("transpose", ["transpose"]),
+    ("norm, route, plan, rest", ["norm", "route", "plan", "moe layer"]),
 ]
 
 
@@ -226,11 +230,11 @@ def picture():
            f'<text x="24" y="56" class="s" font-size="12.5">4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens per GPU, balanced '
            f'routing; medians of {profile["steps"]} steps, commit {profile["commit"]}</text>']
     x, y = 24, 82
-    for label, _, colour in GROUPS:
+    for label, members in GROUPS:
         step = 24 + 7.4 * len(label) + 12
         if x + step > width - 16:
             x, y = 24, y + 20
-        out.append(f'<rect x="{x:.0f}" y="{y - 10}" width="12" height="12" fill="{colour}"/>')
+        out.append(f'<rect x="{x:.0f}" y="{y - 10}" width="12" height="12" fill="{COLORS[members[0]]}"/>')
         out.append(f'<text x="{x + 17:.0f}" y="{y}" class="s" font-size="12">{label}</text>')
         x += step
     for i, name in enumerate(RECIPES):
@@ -239,11 +243,11 @@ def picture():
         y = top + i * (bar + gap)
         out.append(f'<text x="{left - 12}" y="{y + bar / 2 + 5:.0f}" class="t" font-size="14" text-anchor="end">{name}</text>')
         x = float(left)
-        for label, members, colour in GROUPS:
+        for label, members in GROUPS:
             ms = sum(v for (stage, _), v in stages.items() if stage in members)
             if ms == 0:
                 continue
-            out.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="{bar}" fill="{colour}"><title>{label}: {ms:.2f} ms</title></rect>')
+            out.append(f'<rect x="{x:.1f}" y="{y}" width="{ms * scale:.1f}" height="{bar}" fill="{COLORS[members[0]]}"><title>{label}: {ms:.2f} ms</title></rect>')
             if ms * scale > 34:
                 out.append(f'<text x="{x + ms * scale / 2:.1f}" y="{y + bar / 2 + 4:.0f}" fill="#ffffff" font-size="12" '
                            f'text-anchor="middle">{ms:.2f}</text>')

@@ -5,6 +5,7 @@
 #include "tests/cli/command.h"
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
+#include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>
 
@@ -274,6 +275,7 @@ TEST(Bench, UpstreamWritesItsTable) {
     ASSERT_EQ(rows.size(), 8u);
     for (const json& row : rows) EXPECT_TRUE(row.at("launches").is_null()) << row;  // the host has none
     expect_contains(result.out, read_whole(folder.path("out") + "/bench.txt"));
+    EXPECT_EQ(expect_report_page(read_whole(folder.path("out") + "/report.html")).at("bench").size(), 8u);
 }
 
 // A fused form and the two passes that it replaces: the same bytes to move, more memory.

@@ -85,7 +85,7 @@ TEST(Memory, WhatARedoneStepLostIsReported) {
          "moe.moe_router_topk=1", "moe.moe_router_pre_softmax=true", "moe.moe_router_force_biased=4"});
     const CommandResult result = RunningCommand(mpirun_line(2, line), "").wait(kSeconds);
     ASSERT_EQ(result.status, 0) << result.err;
-    expect_contains(result.out, " iteration 1 is done again (1 time, ");
+    expect_contains(result.out, " iteration 1 is repeated (1 time, ");
     expect_contains(result.out, "  redone         1 of the first 3 iterations, 1 time in all: ");
     const auto memory = nlohmann::json::parse(read_whole(folder.path("out") + "/memory.json"));
     EXPECT_EQ(memory.at("redone").at("iterations observed"), 3);

@@ -4,7 +4,6 @@
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/report_page.h"
-#include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
 
@@ -92,8 +91,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)}));
         ASSERT_EQ(run.status, 0) << run.out << run.err;
         EXPECT_EQ(run.err, "");
-        std::set<std::string> files, wanted = {".lock",       "config.yaml", "profile.json", "profile.log",
-                                               "profile.svg", "report.html", "timeline.svg"};
+        std::set<std::string> files,
+            wanted = {".lock", "config.yaml", "profile.json", "profile.log", "report.html"};
         for (int r = 0; r < ranks; ++r) wanted.insert("trace.rank" + std::to_string(r) + ".json");
         for (const auto& entry : std::filesystem::directory_iterator(out))
             files.insert(entry.path().filename());
@@ -104,11 +103,9 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
         expect_provenance(written, "fp8flow profile ", ranks);
         EXPECT_TRUE(written.at("machine").at("device").is_string());
         EXPECT_FALSE(written.contains("noise floor"));
-        expect_well_formed(read_whole(out + "/profile.svg"));
         const json page = expect_report_page(read_whole(out + "/report.html"));
-        EXPECT_EQ(page.at("sections").at("timeline").at("data").at("arms").size(), 3u);
-        EXPECT_EQ(page.at("sections").at("stages").at("data").at("groups").size(), 3u);
-        expect_well_formed(read_whole(out + "/timeline.svg"));
+        EXPECT_EQ(page.at("timeline").at("arms").size(), 3u);
+        EXPECT_EQ(page.at("profile").at("recipes").size(), 3u);
         for (int r = 0; r < ranks; ++r)
             expect_trace(json::parse(read_whole(out + "/trace.rank" + std::to_string(r) + ".json")), r,
                          {"bf16", "fp8_blockwise", "fp8_flow"});

@@ -139,10 +139,9 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
     EXPECT_EQ(second.status, 0) << second.err;
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{".lock", "step_00000002"}));
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 2u);
-    EXPECT_EQ(
-        names_in(folder_.path("out")),
-        (std::set<std::string>{".lock", "checkpoints", "config.yaml", "loss.svg", "memory.json",
-                               "metrics.jsonl", "notes.txt", "report.html", "tensorboard", "train.log"}));
+    EXPECT_EQ(names_in(folder_.path("out")),
+              (std::set<std::string>{".lock", "checkpoints", "config.yaml", "memory.json", "metrics.jsonl",
+                                     "notes.txt", "report.html", "tensorboard", "train.log"}));
     EXPECT_TRUE(fs::is_empty(folder_.path("out/tensorboard")));
     EXPECT_FALSE(fs::exists(folder_.path("out-2")));
     for (const char* resumed : {"auto", "out", "out/checkpoints/step_00000002"}) {
@@ -177,7 +176,7 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
         before.clear();
         for (const auto& [name, bytes] : all)
             if (!fs::is_directory(folder_.path("out/" + name)) && name != "config.yaml" &&
-                name != "report.html" && name != "loss.svg" && name != ".lock")  // of several commands
+                name != "report.html" && name != ".lock")  // of several commands
                 before.insert(name);
         EXPECT_FALSE(before.empty());
     }
@@ -342,9 +341,8 @@ TEST_F(RunFolders, TwoJobsOverOneFolder) {
             EXPECT_EQ(names_in(folder + "/checkpoints"),
                       (std::set<std::string>{".lock", "step_00000002", "step_00000003"}));
             names = names_in(folder);
-            EXPECT_EQ(names,
-                      (std::set<std::string>{".lock", "checkpoints", "config.yaml", "loss.svg", "memory.json",
-                                             "metrics.jsonl", "report.html", "train.log"}));
+            EXPECT_EQ(names, (std::set<std::string>{".lock", "checkpoints", "config.yaml", "memory.json",
+                                                    "metrics.jsonl", "report.html", "train.log"}));
         }
         EXPECT_FALSE(fs::exists(folder_.path(out + "-3")));
     }

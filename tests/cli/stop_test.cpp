@@ -97,7 +97,7 @@ TEST_F(Stop, EachSignalStopsAfterAStepWithEverything) {
                         "stopped by " + out + " after iteration " + std::to_string(step) + " of 1000000");
         expect_contains(stopped.out, "config.yaml --out " + out + " --resume auto");
         EXPECT_EQ(losses_of(name).size(), static_cast<size_t>(step));
-        for (const char* file : {"/loss.svg", "/memory.json", "/train.log", "/config.yaml"})
+        for (const char* file : {"/report.html", "/memory.json", "/train.log", "/config.yaml"})
             EXPECT_TRUE(fs::exists(folder_.path(name + std::string(file)))) << file;
         EXPECT_EQ(read_whole(folder_.path(name + std::string("/.lock"))), "");
         EXPECT_EQ(read_whole(folder_.path(name + std::string("/checkpoints/.lock"))), "");

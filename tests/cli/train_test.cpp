@@ -6,7 +6,6 @@
 #include "tests/cli/provenance.h"
 #include "tests/support/files.h"
 #include "tests/support/report_page.h"
-#include "tests/support/xml.h"
 
 #include <gtest/gtest.h>
 
@@ -42,7 +41,7 @@ std::set<std::string> files_below(const std::string& folder) {
 
 const char* const kStepLine =
     R"( iteration +\d+/\d+ \| lm loss \d\.\d{4} \| grad norm \d+\.\d{3} \| lr \d\.\d\dE[+-]\d\d \| )"
-    R"([\d.]+ m?s \| [\d.]+ k? ?tok/s, [\d.e-]+ TFLOP/s a GPU \| load \d\.\d\d( \| dead \d+)? \| ETA \d+:\d\d:\d\d)";
+    R"([\d.]+ m?s \| [\d.]+ k? ?tok/s, [\d.e-]+ TFLOP/s per GPU \| load \d\.\d\d( \| dead \d+)? \| ETA \d+:\d\d:\d\d)";
 // Megatron-LM's line, field by field, and what we append to it.
 const char* const kMegatronLine =
     R"( \[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\] iteration +\d+/ +\d+ \| consumed samples: +\d+ \| )"
@@ -113,15 +112,12 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
 
         const std::string out = folder.path("runs/a");
         EXPECT_EQ(files_below(folder.path()),
-                  (std::set<std::string>{"runs/a/.lock", "runs/a/config.yaml", "runs/a/loss.svg",
-                                         "runs/a/memory.json", "runs/a/metrics.jsonl", "runs/a/report.html",
-                                         "runs/a/train.log"}));
+                  (std::set<std::string>{"runs/a/.lock", "runs/a/config.yaml", "runs/a/memory.json",
+                                         "runs/a/metrics.jsonl", "runs/a/report.html", "runs/a/train.log"}));
         EXPECT_EQ(lines_of(read_whole(out + "/train.log")), lines_of(run.out));
-        expect_well_formed(read_whole(out + "/loss.svg"));
-        const std::vector<std::string> filled =
-            filled_sections(expect_report_page(read_whole(out + "/report.html")));
-        EXPECT_EQ(filled, (std::vector<std::string>{"configuration", "loss", "machine", "memory", "routing",
-                                                    "stages", "summary"}));
+        const json page = expect_report_page(read_whole(out + "/report.html"));
+        for (const char* key : {"configuration", "loss", "memory", "routing", "stage_seconds"})
+            EXPECT_FALSE(page.at(key).empty()) << key;
         expect_metrics(out, 6, ranks);
         const json memory = json::parse(read_whole(out + "/memory.json"));
         EXPECT_GT(memory.at("parameters").at("master").get<int64_t>(), 1000000);
@@ -244,7 +240,7 @@ TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
         line.push_back("--tensor-stats");
         const CommandResult run = fp8flow_alone(line);
         ASSERT_EQ(run.status, 0) << recipe << run.err;
-        EXPECT_TRUE(std::regex_search(run.out, std::regex("tensor +values +zero codes +underflow +at maximum "
+        EXPECT_TRUE(std::regex_search(run.out, std::regex("tensor +values +zero bytes +underflow +at maximum "
                                                           "+clipped +scale min +scale max +NMSE vs BF16")))
             << run.out;
         const json rows = json::parse(read_whole(folder.path("out/tensor_stats.json")));

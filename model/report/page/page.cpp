@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The data of report.html, thinned and escaped, put into its template.
+// Thins and escapes the data of report.html and puts them into its template.
 #include "model/report/page/page.h"
 
 #include "kernels/core/error.h"
-#include "model/report/svg_canvas.h"
 #include "model/report/table.h"
-#include "model/report/titles.h"
 
 #include <algorithm>
 #include <cmath>
@@ -18,7 +16,7 @@ using nlohmann::json;
 
 constexpr size_t kMostPoints = 2000;  // of a curve
 
-// Of every run of points the lowest and the highest.
+// Keeps the lowest and the highest of every run of points, and the last point.
 void thin(const Series& series, json& x, json& y) {
     const size_t count = series.x.size();
     const size_t run = count <= kMostPoints ? 1 : (2 * count + kMostPoints - 1) / kMostPoints;
@@ -37,10 +35,11 @@ void thin(const Series& series, json& x, json& y) {
         }
         add(std::min(low, high));
         if (low != high) add(std::max(low, high));
+        if (to == count && std::max(low, high) + 1 != to) add(count - 1);
     }
 }
 
-// JSON that no HTML parser takes for the end of the script, or for anything else.
+// An HTML parser finds no tag, and so no end of the script, in this JSON.
 std::string inside_script(const json& data) {
     std::string text;
     for (const char c : data.dump(-1, ' ', false, json::error_handler_t::replace)) {
@@ -52,6 +51,19 @@ std::string inside_script(const json& data) {
         }
     }
     return text;
+}
+
+std::string escape_html(const std::string& text) {
+    std::string out;
+    for (const char c : text) {
+        switch (c) {
+            case '&': out += "&amp;"; break;
+            case '<': out += "&lt;"; break;
+            case '>': out += "&gt;"; break;
+            default: out += c;
+        }
+    }
+    return out;
 }
 
 json machine_rows(const Provenance& provenance) {
@@ -72,30 +84,16 @@ json machine_rows(const Provenance& provenance) {
 
 }  // namespace
 
-Page::Page(std::string title, const Config& config, const Provenance& provenance) {
-    data_ = {{"format", 1},
-             {"title", std::move(title)},
-             {"subtitle", model_shape(config) + "; " + device_name(provenance)},
-             {"palette", kPalette},
-             {"colors", json::object()},
-             {"sections", json::object()}};
-    for (const std::string_view section : kPageSections) absent(section, "not part of this run");
-    set("summary", json::array());
-    set("configuration", dump_config(config));
-    set("machine", machine_rows(provenance));
-}
+Page::Page(std::string title, std::string subtitle, const Provenance& provenance)
+    : data_{{"format", 2},
+            {"title", std::move(title)},
+            {"subtitle", std::move(subtitle)},
+            {"facts", json::array()},
+            {"machine", machine_rows(provenance)}} {}
 
 void Page::fact(const std::string& name, const std::string& value) {
-    data_["sections"]["summary"]["data"].push_back({name, value});
+    data_["facts"].push_back({name, value});
 }
-
-void Page::set(std::string_view section, json data, const std::string& note) {
-    FP8FLOW_CHECK(std::find(kPageSections.begin(), kPageSections.end(), section) != kPageSections.end(),
-                  "section {}", section);
-    data_["sections"][std::string(section)] = {{"data", std::move(data)}, {"note", note}};
-}
-
-void Page::absent(std::string_view section, const std::string& why) { set(section, nullptr, why); }
 
 std::string Page::html() const {
     std::string html;
@@ -108,50 +106,28 @@ std::string Page::html() const {
         rest.remove_prefix(at);
         const bool title = rest.starts_with(kTitle);
         FP8FLOW_CHECK(title || rest.starts_with(kData), "page.html: {}", rest.substr(0, 20));
-        html += title ? escape_xml(data_["title"].get<std::string>()) : inside_script(data_);
+        html += title ? escape_html(data_["title"].get<std::string>()) : inside_script(data_);
         rest.remove_prefix(title ? kTitle.size() : kData.size());
     }
 }
 
-json chart_json(const Panel& panel, const std::string& title, const std::string& x_label) {
-    json chart = {{"title", title},          {"x_label", x_label},     {"suffix", panel.tick_suffix},
-                  {"series", json::array()}, {"lines", json::array()}, {"bands", json::array()}};
-    for (const Series& series : panel.series) {
-        json one = {{"name", series.name}, {"dashed", series.dashed}, {"points", series.points}};
-        thin(series, one["x"], one["y"]);
-        chart["series"].push_back(std::move(one));
-    }
-    for (const ReferenceLine& line : panel.lines)
-        chart["lines"].push_back({{"y", line.y}, {"label", line.label}});
-    for (const Band& band : panel.bands)
-        chart["bands"].push_back(
-            {{"low", band.low}, {"high", band.high}, {"label", band.label}, {"color", band.color}});
-    return chart;
-}
-
-json bars_json(const std::vector<PageRows>& groups, const std::string& unit) {
-    json result = {{"unit", unit}, {"groups", json::array()}};
-    for (const PageRows& group : groups) {
-        json rows = json::array();
-        for (const PageRow& row : group.rows) {
-            json parts = json::array();
-            for (const auto& [name, value] : row.parts)
-                if (value > 0 && std::isfinite(value)) parts.push_back({{"name", name}, {"value", value}});
-            rows.push_back({{"label", row.label}, {"parts", std::move(parts)}});
-        }
-        result["groups"].push_back({{"name", group.name}, {"rows", std::move(rows)}});
-    }
+json bands_json(const std::vector<Band>& bands) {
+    json result = json::array();
+    for (const Band& band : bands)
+        result.push_back({{"low", band.low}, {"high", band.high}, {"name", band.name}});
     return result;
 }
 
-std::vector<PageRow> memory_rows(const std::map<std::string, int64_t>& parameters,
-                                 const std::map<std::string, int64_t>& saved, int64_t workspace) {
-    std::vector<PageRow> rows = {{"parameters", {}},
-                                 {"saved for backward", {}},
-                                 {"workspace", {{"workspace, reserved", static_cast<double>(workspace)}}}};
-    for (const auto& [name, bytes] : parameters) rows[0].parts.emplace_back(name, static_cast<double>(bytes));
-    for (const auto& [name, bytes] : saved) rows[1].parts.emplace_back(name, static_cast<double>(bytes));
-    return rows;
+json chart_json(const Chart& chart) {
+    json result = {{"title", chart.title},    {"x_label", chart.x_label}, {"unit", chart.unit},
+                   {"series", json::array()}, {"lines", json::array()},   {"bands", bands_json(chart.bands)}};
+    for (const Series& series : chart.series) {
+        json one = {{"name", series.name}, {"dashed", series.dashed}, {"points", series.points}};
+        thin(series, one["x"], one["y"]);
+        result["series"].push_back(std::move(one));
+    }
+    for (const auto& [name, y] : chart.lines) result["lines"].push_back({{"name", name}, {"y", y}});
+    return result;
 }
 
 void RoutingHistory::add(int64_t iteration, std::span<const LayerLoad> load) {
@@ -164,7 +140,13 @@ void RoutingHistory::add(int64_t iteration, std::span<const LayerLoad> load) {
         ++layer.steps;
         worst = std::max(worst, one.max);
     }
-    if (!load.empty()) add_worst(iteration, worst);
+    if (load.empty()) return;
+    while (!worst_.x.empty() && worst_.x.back() >= static_cast<double>(iteration)) {  // repeated
+        worst_.x.pop_back();
+        worst_.y.pop_back();
+    }
+    worst_.x.push_back(static_cast<double>(iteration));
+    worst_.y.push_back(worst);
 }
 
 void RoutingHistory::add(const nlohmann::json& record) {
@@ -187,25 +169,6 @@ void RoutingHistory::add(const nlohmann::json& record) {
     add(record["iteration"].get<int64_t>(), load);
 }
 
-void RoutingHistory::add_worst(int64_t iteration, double worst) {
-    if (!points_.empty() && points_.back().first / stride_ == iteration / stride_ &&
-        points_.back().first < iteration) {
-        points_.back().second = std::max(points_.back().second, worst);
-        return;
-    }
-    while (!points_.empty() && points_.back().first >= iteration) points_.pop_back();  // done again
-    points_.emplace_back(iteration, worst);
-    if (points_.size() <= kMostPoints) return;
-    stride_ *= 2;
-    std::vector<std::pair<int64_t, double>> kept;
-    for (const auto& point : points_)
-        if (!kept.empty() && kept.back().first / stride_ == point.first / stride_)
-            kept.back().second = std::max(kept.back().second, point.second);
-        else
-            kept.push_back(point);
-    points_ = std::move(kept);
-}
-
 nlohmann::json RoutingHistory::json(const std::string& name) const {
     nlohmann::json group = {{"name", name},
                             {"columns",
@@ -217,14 +180,12 @@ nlohmann::json RoutingHistory::json(const std::string& name) const {
                                  format_fixed(layer.sum / static_cast<double>(layer.steps), 2) + " x",
                                  format_fixed(layer.worst, 2) + " x", format_fixed(layer.last.min, 2) + " x",
                                  format_count(layer.last.dead_experts)});
-    if (points_.size() > 1) {
-        nlohmann::json x = nlohmann::json::array(), y = nlohmann::json::array();
-        for (const auto& [iteration, worst] : points_) {
-            x.push_back(iteration);
-            y.push_back(worst);
-        }
-        group["over"] = {{"x", std::move(x)}, {"y", std::move(y)}};
-    }
+    if (worst_.x.size() > 1)
+        group["over"] = chart_json({.title = name,
+                                    .x_label = "iteration (worst layer)",
+                                    .unit = " x",
+                                    .series = {worst_},
+                                    .lines = {{"balanced", 1.0}}});
     return group;
 }
 

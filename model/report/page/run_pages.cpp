@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// What the pages of `train` and `validate` hold, section by section.
+// The data of the pages of `train` and `validate`.
 #include "model/report/page/run_pages.h"
 
-#include "model/report/svg_canvas.h"
 #include "model/report/table.h"
+#include "model/report/titles.h"
 
 #include <algorithm>
 
@@ -13,95 +13,148 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kProfileSays = "`fp8flow profile` with this configuration measures it.";
-
-void add_run_facts(Page& page, const RunTitle& title) {
-    const TrainingSpec& training = title.config.training;
-    page.fact("tokens a step", format_count(training.global_batch_size * title.config.model.seq_length));
+Page page_of(const std::string& heading, const RunTitle& title) {
+    const Config& config = title.config;
+    Page page(heading, model_shape(config) + "; " + device_name(title.provenance), title.provenance);
+    page.set("configuration", dump_config(config));
+    page.fact("tokens per step", format_count(config.training.global_batch_size * config.model.seq_length));
     page.fact("ranks", fmt::format("{}, expert parallel {}", title.provenance.ranks,
-                                   title.config.parallel.expert_model_parallel_size));
+                                   config.parallel.expert_model_parallel_size));
+    return page;
+}
+
+// The last value of a curve, and the lowest and the highest after the warm-up.
+json dot_row(const validate::Curve& curve, const std::vector<double>& percent, int64_t warmup,
+             const ValidateLosses& losses) {
+    const auto [low, high] = std::minmax_element(percent.begin() + warmup, percent.end());
+    const bool clear = !losses.noise || resolved(percent.back(), 100.0 * *losses.noise);
+    const std::string& base = losses.curves[curve.against].name;
+    return {{"label", curve.against == 0 ? curve.name : fmt::format("{} (to {})", curve.name, base)},
+            {"low", *low},
+            {"high", *high},
+            {"note", clear ? fmt::format("{:+.4f} %", percent.back()) : std::string(kNotResolved)},
+            {"dots", json::array({json::array({percent.back(), curve.name})})}};
+}
+
+Series step_series(const std::string& name, const std::vector<double>& y, bool dashed) {
+    Series series{.name = name, .y = y, .dashed = dashed};
+    for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
+    return series;
+}
+
+// The cards "Loss" and "Difference of the loss at the end": smoothed losses of all arms, and the signed
+// differences of all but the baseline, with the limit and the noise floor as bands.
+void add_losses(Page& page, const Config& config, const ValidateLosses& losses) {
+    const ValidateSpec& spec = config.validate;
+    const double limit = spec.max_relative_loss_error * 100.0, noise = losses.noise.value_or(0) * 100.0;
+    std::vector<Band> bands = {{-limit, limit, "limit"}};
+    if (losses.noise) bands.push_back({-noise, noise, "noise floor"});
+    Chart curves{.title = "loss, nats per token", .x_label = "iteration"};
+    Chart differences{
+        .title = "difference of the loss", .x_label = "iteration", .unit = " %", .bands = bands};
+    json dots = {{"x_label", "difference of the loss"},
+                 {"unit", " %"},
+                 {"mark", 0},
+                 {"bands", bands_json(bands)},
+                 {"rows", json::array()}};
+    for (size_t i = 0; i < losses.curves.size(); ++i) {
+        const validate::Curve& curve = losses.curves[i];
+        const bool control = curve.name == losses.control_arm;
+        std::vector<double> own = validate::ema(curve.loss, spec.ema_decay);
+        curves.series.push_back(step_series(curve.name, own, control));
+        if (i == 0) continue;
+        const std::vector<double> base = validate::ema(losses.curves[curve.against].loss, spec.ema_decay);
+        for (size_t k = 0; k < own.size(); ++k) own[k] = 100.0 * (own[k] - base[k]) / base[k];
+        differences.series.push_back(step_series(curve.name, own, control));
+        dots["rows"].push_back(dot_row(curve, own, spec.warmup_iters, losses));
+    }
+    page.set("loss", json::array({chart_json(curves), chart_json(differences)}));
+    page.set("loss_note",
+             fmt::format("Same data, seed and initial weights; EMA {}; the verdict counts from iteration {}.",
+                         spec.ema_decay, spec.warmup_iters + 1));
+    if (!dots["rows"].empty()) page.set("loss_dots", std::move(dots));
+}
+
+// "0.063 %", and "(within the noise floor)" where another summation order moves the loss as far
+std::string error_text(double error, std::optional<double> noise) {
+    return fmt::format("{:.3g} %{}", error * 100.0,
+                       !noise || resolved(error, *noise) ? "" : " (within the noise floor)");
+}
+
+// "pass: fp8_flow 0.063 % from the loss of bf16, limit 0.25 %"
+std::string verdict_text(const Config& config, const ValidateLosses& losses) {
+    std::string text;
+    double worst = 0;
+    int64_t count = 0;
+    for (const validate::Comparison& c : losses.comparisons) {
+        if (c.name == losses.control_arm) continue;
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", c.name, error_text(c.max, losses.noise));
+        worst = std::max(worst, c.max);
+        ++count;
+    }
+    if (count > 3) text = fmt::format("{} arms at most {}", count, error_text(worst, losses.noise));
+    text += count > 0 ? " from the loss of " + losses.curves.front().name : "no recipe to compare";
+    return fmt::format("{}: {}, limit {:.3g} %", losses.verdict, text,
+                       config.validate.max_relative_loss_error * 100.0);
 }
 
 }  // namespace
 
 std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end) {
     const Config& config = title.config;
-    Page page(fmt::format("{}: training under {}", title.name, recipe_name(config.precision)), config,
-              title.provenance);
+    Page page = page_of(fmt::format("{}: training under {} on {}", title.name, recipe_name(config.precision),
+                                    device_count(title.provenance)),
+                        title);
     page.fact("iterations", fmt::format("{} of {}", end.steps_done, config.training.train_iters));
+    Chart chart{.title = "nats per token", .x_label = "iteration", .series = {losses.train}};
+    chart.series.front().name = "train";
     if (!losses.train.y.empty())
         page.fact("training loss", fmt::format("{:.4f} to {:.4f} nats per token", losses.train.y.front(),
                                                losses.train.y.back()));
-    if (!losses.held_out.y.empty()) page.fact("held out", evaluation_text(config, losses.held_out.y.back()));
+    if (!losses.held_out.y.empty()) {
+        page.fact("held out", evaluation_text(config, losses.held_out.y.back()));
+        chart.series.push_back(losses.held_out);
+        chart.series.back().name = "held out";
+        chart.series.back().points = true;
+    }
+    if (losses.floor) chart.lines.emplace_back("entropy of the source", *losses.floor);
     page.fact("time", format_duration(end.seconds));
     page.fact("tokens per second, all ranks", format_si(losses.tokens_per_second));
-    add_run_facts(page, title);
 
-    page.set("loss", json::array({chart_json(train_panel(losses), "nats per token", "iteration")}));
-    if (end.last.stage_seconds.empty()) {
-        page.absent("stages", std::string("Not timed in this run (output.time_stages). ") + kProfileSays);
-    } else {
-        // "backward/fc1 dgrad": a row a direction
-        PageRows rows;
-        for (const auto& [stage, seconds] : end.last.stage_seconds) {
-            const size_t slash = std::min(stage.find('/'), stage.size());
-            const std::string direction = stage.substr(0, slash);
-            if (rows.rows.empty() || rows.rows.back().label != direction)
-                rows.rows.push_back({direction, {}});
-            const std::string name = slash == stage.size() ? stage : stage.substr(slash + 1);
-            rows.rows.back().parts.emplace_back(name, seconds * 1e3);
-        }
-        page.set("stages", bars_json({rows}, "ms"), "The last iteration, rank 0.");
-    }
-    page.absent("timeline", kProfileSays);
-    const MemoryUse& memory = end.memory;
-    page.set(
-        "memory",
-        bars_json({{"", memory_rows(memory.parameters, memory.saved, memory.workspace.reserved)}}, "bytes"),
-        "Rank 0, at the peak of a step; saved rows as room is set aside for them.");
-    if (end.routing.empty())
-        page.absent("routing", "No step of this run has counted tokens of experts.");
-    else
-        page.set("routing", {{"groups", json::array({end.routing.json("Layers, over this run")})}},
-                 "Tokens of an expert over the mean of its layer: 1 is balanced.");
+    page.set("loss", json::array({chart_json(chart)}));
+    json stages = json::array();
+    for (const auto& [stage, seconds] : end.last.stage_seconds) stages.push_back({stage, seconds});
+    page.set("stage_seconds", std::move(stages));
+    const json memory = {{"parameters", end.memory.parameters},
+                         {"saved", end.memory.saved},
+                         {"workspace", end.memory.workspace.reserved}};
+    page.set("memory", json::array({memory}));
+    if (!end.routing.empty()) page.set("routing", json::array({end.routing.json("Layers, over this run")}));
     return page.html();
 }
 
 std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
                           const std::vector<RoutingHistory>& routing) {
-    const Config& config = title.config;
-    Page page(title.name + ", " + verdict_text(config, losses), config, title.provenance);
-    page.fact("verdict", losses.verdict);
-    add_run_facts(page, title);
-    const ValidatePanels panels = validate_panels(config, losses);
-    PageRows saved;
-    json groups = json::array();
+    Page page = page_of(title.name + ", " + verdict_text(title.config, losses), title);
+    json saved = json::array(), groups = json::array();
     for (size_t i = 0; i < losses.curves.size(); ++i) {
         const validate::Curve& curve = losses.curves[i];
-        std::string text = fmt::format("{} a step", format_duration(curve.seconds_per_step));
+        std::string text = fmt::format("{} per step", format_duration(curve.seconds_per_step));
         if (curve.held_out > 0) text += fmt::format(", held out {:.4f}", curve.held_out);
-        if (i > 0)
-            text = fmt::format("at most {} from {}, {}",
-                               curve.name == losses.control_arm
-                                   ? format_percent(losses.comparisons[i - 1].max, 4)
-                                   : error_text(losses.comparisons[i - 1].max, losses.noise),
-                               losses.curves[curve.against].name, text);
+        if (i > 0) {
+            const double most = losses.comparisons[i - 1].max;
+            text = fmt::format(
+                "at most {} from {}, {}",
+                curve.name == losses.control_arm ? format_percent(most, 4) : error_text(most, losses.noise),
+                losses.curves[curve.against].name, text);
+        }
         page.fact(curve.name, text);
-        page.color(curve.name, kPalette[i % kPalette.size()]);
-        saved.rows.push_back({curve.name, {{"saved for the backward", curve.saved_bytes}}});
+        saved.push_back({{"name", curve.name}, {"saved", {{"saved", curve.saved_bytes}}}});
         if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].json(curve.name));
     }
-    page.set("loss",
-             json::array({chart_json(panels.losses, "loss, nats per token", "iteration"),
-                          chart_json(panels.differences, "difference of the loss", "iteration")}),
-             fmt::format("Same data, seed and initial weights; EMA {}; the verdict counts from iteration {}.",
-                         config.validate.ema_decay, config.validate.warmup_iters + 1));
-    page.absent("stages", kProfileSays);
-    page.absent("timeline", kProfileSays);
-    page.set("memory", bars_json({saved}, "bytes"),
-             "Kept for the backward by rank 0; `fp8flow plan` has the rest.");
-    page.set("routing", {{"groups", std::move(groups)}},
-             "Tokens of an expert over the mean of its layer: 1 is balanced.");
+    add_losses(page, title.config, losses);
+    page.set("memory", std::move(saved));
+    page.set("routing", std::move(groups));
     return page.html();
 }
 

@@ -2,15 +2,28 @@
 // report.html of `train` and of `validate`.
 #pragma once
 
-#include "model/report/loss_pictures.h"
 #include "model/report/page/page.h"
 #include "model/report/run_report.h"
+#include "model/validate/validate.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace fp8flow::report {
 
+// What a run knows of itself.
+struct RunTitle {
+    std::string name;  // run_name
+    const Config& config;
+    const Provenance& provenance;
+};
+
+struct TrainLosses {
+    const Series &train, &held_out;    // over iterations, nats
+    std::optional<double> floor = {};  // entropy of the source
+    double tokens_per_second = 0;      // all ranks; 0: not known
+};
 struct TrainEnd {
     int64_t steps_done = 0;
     double seconds = 0;
@@ -20,7 +33,14 @@ struct TrainEnd {
 };
 std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end);
 
-// `routing`: one a curve.
+struct ValidateLosses {
+    const std::vector<validate::Curve>& curves;            // the baseline first
+    const std::vector<validate::Comparison>& comparisons;  // of the others
+    std::optional<double> noise;                           // the control arm's largest error
+    std::string verdict;
+    std::string control_arm;  // its name
+};
+// `routing`: one per curve.
 std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
                           const std::vector<RoutingHistory>& routing);
 

@@ -105,7 +105,7 @@ TEST(Fit, SomeModelsFitWithNoKey) {
     EXPECT_EQ(fit_text(fit), "no");
 }
 
-TEST(Choose, JsonAndPicturesHoldTheChoices) {
+TEST(Choose, JsonAndPageHoldTheChoices) {
     const Gpu gpu = load_gpu("h200");
     const Config config = shipped("layer_deepseek_v3");
     const auto choices = choose(config, open_search(config, {4}, {Recipe::bf16, Recipe::fp8_flow}), gpu);
@@ -116,16 +116,14 @@ TEST(Choose, JsonAndPicturesHoldTheChoices) {
     for (const auto& stage : json.at("choices")[1].at("stages"))
         sum += stage.at("seconds").get<double>() * stage.at("runs").get<double>();
     EXPECT_NEAR(sum, json.at("choices")[1].at("step_seconds").get<double>(), 1e-9);
-    EXPECT_NE(memory_picture("layer_deepseek_v3", choices, gpu).find("H200, usable"), std::string::npos);
-    const std::string times = time_picture("layer_deepseek_v3", choices, gpu);
-    for (const char* text : {"MoE GEMMs", "time of 1000 tokens of a GPU", "fp8_flow on 4 GPUs: 1.1",
+    const std::string page = plan_page("layer_deepseek_v3", choices, gpu, {});
+    for (const char* text : {"layer_deepseek_v3, predicted for the H200, fp8_flow on 4 GPUs: 1.1",
                              "sequences of 4096 tokens (model.seq_length)"})
-        EXPECT_NE(times.find(text), std::string::npos) << text;
-    EXPECT_EQ(times.find(" us"), std::string::npos) << "one unit for all bars";
+        EXPECT_NE(page.find(text), std::string::npos) << text;
     EXPECT_EQ(json.at("choices")[1].at("seq_length"), 4096);
     Gpu vague = gpu;
     vague.calibration.check->mean_step = 0.5;
-    EXPECT_NE(time_picture("a", choices, vague).find("within the error of the prediction"),
+    EXPECT_NE(plan_page("a", choices, vague, {}).find("bf16 within the error of the prediction"),
               std::string::npos);
 }
 
@@ -142,7 +140,7 @@ TEST(Choose, OnlyWhatFitsIsMarkedAndCompared) {
     EXPECT_EQ(choices_markdown(choices, gpu).find("*"), std::string::npos) << choices_markdown(choices, gpu);
     EXPECT_NE(choices_text(choices, gpu).find("Does not fit"), std::string::npos);
     EXPECT_EQ(nlohmann::json::parse(choices_json(choices, gpu, {})).at("choices")[0].at("best"), false);
-    EXPECT_EQ(time_picture("a", choices, gpu).find("as fast as"), std::string::npos);
+    EXPECT_NE(plan_page("a", choices, gpu, {}).find("<h1>a, predicted for the H100</h1>"), std::string::npos);
 }
 
 }  // namespace

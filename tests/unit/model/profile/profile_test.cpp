@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// From spans to rows, tables, trace and picture, on a step made up by hand.
+// From spans to rows, tables, trace and page, on a step made up by hand.
 #include "model/profile/profile.h"
 
 #include "tests/support/files.h"
-#include "tests/support/text_boxes.h"
-#include "tests/support/xml.h"
+#include "tests/support/report_page.h"
 
 #include <gtest/gtest.h>
 
@@ -347,18 +346,19 @@ TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
     }
     trace.push_back(
         {.name = "combine", .direction = "backward", .lane = Lane::wire, .begin = 2.4, .seconds = 0.4});
-    const std::string svg = timeline_picture(profile);
-    expect_well_formed(svg);
-    expect_text_fits(svg);
-    const auto has = [&](const char* text) { return svg.find(text) != std::string::npos; };
-    EXPECT_TRUE(has("flow: 500.000 + 0.000 ms"));
-    EXPECT_TRUE(has("fc1, forward, 200.000 ms"));
-    EXPECT_TRUE(has("combine, backward, 400.000 ms")) << "its length is told whole";
-    EXPECT_TRUE(has("main lane") && has("wire lane"));
-    EXPECT_FALSE(has("side lane") || has("other micro-batch") || has("fc2") || has("inner"));
+    const json timeline = expect_report_page(profile_page(profile, Config{})).at("timeline");
+    const json& windows = timeline.at("arms")[0].at("windows");
+    EXPECT_EQ(windows[0].at("seconds"), 0.5);
+    EXPECT_TRUE(windows[1].at("boxes").empty()) << "no backward pass";
+    std::vector<std::string> shown;
+    for (const json& box : windows[0].at("boxes"))
+        shown.push_back(box.at("lane").get<std::string>() + ": " + box.at("tooltip").get<std::string>());
+    EXPECT_EQ(shown, (std::vector<std::string>{"main lane: fc1, forward, 200.000 ms",
+                                               "wire lane: combine, backward, 400.000 ms"}));
+    EXPECT_NEAR(windows[0].at("boxes")[1].at("end").get<double>(), 0.5, 1e-9) << "cut at the window's end";
 }
 
-TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
+TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     Profile profile;
     profile.arms = {arm_of("bf16"), arm_of("fp8_flow")};
     profile.arms[1].whole.layer = {5, 5, 5, 5};
@@ -394,17 +394,10 @@ TEST(Profile, TablesJsonAndPictureHoldTheNumbers) {
     EXPECT_NE(table.find("7 B: 3 B between hosts, 4 B inside"), std::string::npos) << table;
     EXPECT_NE(table.find("1, +50.0 %"), std::string::npos) << table;
     EXPECT_EQ(result.at("recipes")[0].at("flops per second per gpu"), 500.0);
-    const std::string svg = profile_picture(profile);
-    expect_well_formed(svg);
-    EXPECT_NE(svg.find("fc1"), std::string::npos);
-    EXPECT_EQ(svg.find("transpose"), std::string::npos) << "no recipe spends time there";
-    EXPECT_NE(svg.find("fp8_flow 2.00 x as fast as bf16"), std::string::npos);
+    const json page = expect_report_page(profile_page(profile, Config{}));
+    EXPECT_TRUE(page.at("title").get<std::string>().ends_with("fp8_flow 2.00 x as fast as bf16"));
+    EXPECT_EQ(page.at("profile").at("recipes"), result.at("recipes"));
     EXPECT_EQ(two.at("speed-up resolved"), true);
-    expect_text_fits(svg);
-    const std::string dots = ablation_picture(profile);
-    expect_well_formed(dots);
-    expect_text_fits(dots);
-    EXPECT_NE(dots.find("5000.000 ms, -50.0 %"), std::string::npos);
 }
 
 // Twelve arms: the answer still fits a screen, and every setting it proposes is one that the run accepts.
@@ -467,13 +460,12 @@ TEST(Profile, WhatIsWithinTheSpreadIsNotResolved) {
     flow.by_rank = {{.work = {2, 1, 3, 5}}, {.work = {3, 2, 4, 5}}, {.work = {2, 1, 3, 5}}};
     profile.busy = "warning: other programs use 50 %";
     const std::string page = profile_page(profile, Config{});
-    for (const std::string& shown :
-         {summary_table(profile), profile_picture(profile), ablation_picture(profile), page}) {
+    for (const std::string& shown : {summary_table(profile), page}) {
         EXPECT_NE(shown.find("not resolved"), std::string::npos) << shown;
         for (const char* noise : {"2.50x", "2.50 x", "-60.0 %", "+50.0 %"})
             EXPECT_EQ(shown.find(noise), std::string::npos) << noise << "\n" << shown;
     }
-    EXPECT_NE(profile_picture(profile).find("none faster than bf16 beyond the spread"), std::string::npos);
+    EXPECT_NE(page.find("none faster than bf16 beyond the spread"), std::string::npos);
     EXPECT_NE(page.find("other programs use 50 %"), std::string::npos);
     const json result = json::parse(profile_json(profile, Config{})), &two = result.at("recipes")[1];
     EXPECT_EQ(two.at("speed-up"), 2.5) << "the numbers stay in the file";

@@ -79,7 +79,7 @@ TEST(StepLine, IsShortAndFitsATerminal) {
                   .eta_seconds = 80.2};
     EXPECT_EQ(format_step_line(line),
               " iteration   7/150 | lm loss 1.7658 | grad norm 0.512 | lr 5.00E-05 | 812 ms | 2.52 k tok/s, "
-              "0.0123 TFLOP/s a GPU | load 1.20 | ETA 0:01:20");
+              "0.0123 TFLOP/s per GPU | load 1.20 | ETA 0:01:20");
     line.losses.front().second = std::nan("");
     expect_contains(format_step_line(line), "| lm loss nan |");
     line = {.iteration = 9999999,
