@@ -27,6 +27,8 @@ enum class GlobalLossGradient : uint8_t { mean, sum };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 // Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
 enum class ProbsIn : uint8_t { swiglu, combine };
+// automatic: decided before training from what the run can do (decide_pairs of model/predict/fit.h).
+enum class AutoSwitch : uint8_t { automatic, off, on };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 struct ModelSpec {
@@ -89,8 +91,8 @@ struct PrecisionSpec {
     std::string flow;  // a registered one (flows/flow.h) instead of the recipe's; "": none
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
-    // expert weight gradients of two consecutive micro-batches in one GEMM
-    bool moe_wgrad_pair_micro_batches = false;
+    // expert weight gradients of two consecutive micro-batches in one GEMM; layers read automatic as off
+    AutoSwitch moe_wgrad_pair_micro_batches = AutoSwitch::off;
     ProbsIn moe_apply_probs_in = ProbsIn::swiglu;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
@@ -101,7 +103,7 @@ struct PrecisionSpec {
     // the norm emits the FP8 rows (1 cast per layer); false: 2, the paper's count
     bool moe_norm_quantize_fusion = true;
     int64_t fp8_amax_history_len = 16;     // delayed scaling of the norm's output (fp8_tensorwise)
-    bool fault_wrong_scale_index = false;  // test only: a planted bug that `validate` must catch
+    bool fault_wrong_scale_index = false;  // tests plant this bug, which `validate` must catch; no key
 
     // Rows cross the wire as FP8 values with their scales, not as BF16.
     bool sends_fp8_rows() const { return recipe == Recipe::fp8_flow && moe_quantize_before_dispatch; }
@@ -122,7 +124,6 @@ struct RecomputeSpec {
 // What the optimizer's tensors are kept in: Megatron's names. Masters are FP32.
 enum class StateDtype : uint8_t { fp32, bf16 };
 struct StateDtypes {
-    StateDtype main_params_dtype = StateDtype::fp32;
     StateDtype main_grads_dtype = StateDtype::fp32;  // of routed experts; all others have FP32 gradients
     StateDtype exp_avg_dtype = StateDtype::fp32;
     StateDtype exp_avg_sq_dtype = StateDtype::fp32;

@@ -45,9 +45,10 @@ document() {
             print "other spellings (True, 0x10, tabs between tokens) are read too. Integers end at 2^53, seeds at 2^63."
             print "A number is refused where FP32 would round it to 0, to infinity, or to a bound that is not legal."
             print ""
-            print "A key without a default has one legal value: it says what the program does, so that a configuration"
-            print "written for Megatron-LM fails loudly where it asks for something else. A key with recipes may differ"
-            print "from its default under these recipes only."
+            print "Keys of Megatron-LM that have one legal value here (`swiglu: true`, `optimizer: adam`,"
+            print "`tensor_model_parallel_size: 1`, ...) are accepted with that value, so that a configuration written for"
+            print "Megatron-LM fails where it asks for something else. A key with recipes may differ from its default"
+            print "under these recipes only."
             next
         }
         /^[a-z]+:$/ {

@@ -53,6 +53,7 @@ MachineFacts machine_facts(const BackendChoice& choice) {
     if (choice.kind == BackendKind::hopper) {
         facts.gpu = hopper::device_name(choice.device);
         facts.gpu_clock_hertz = hopper::max_clock_hertz(choice.device);
+        facts.gpu_memory_bytes = hopper::memory_bytes(choice.device);
     }
     return facts;
 }

@@ -42,8 +42,9 @@ bool has_gpu_backend();  // in this build, whether or not a GPU is here
 struct MachineFacts {
     std::string gpu;             // "NVIDIA H200"; empty on the host
     double gpu_clock_hertz = 0;  // its highest; 0: not known
-    std::string cpu;             // model name
-    int64_t host_cores = 0;      // online, whoever may use them
+    int64_t gpu_memory_bytes = 0;
+    std::string cpu;         // model name
+    int64_t host_cores = 0;  // online, whoever may use them
 };
 MachineFacts machine_facts(const BackendChoice& choice);
 // What this rank's device has used so far; nothing on the host, or where the device does not count.

@@ -7,6 +7,7 @@
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
+#include "model/config/fields.h"
 #include "model/config/meanings.h"
 #include "model/safetensors/tensor_set.h"
 
@@ -87,7 +88,7 @@ bool is_old(const CheckpointManifest& saved) { return saved.seq_length == 0; }
 // Nothing where it is not one of this version.
 std::optional<Config> saved_config(const CheckpointManifest& saved) {
     try {
-        return parse_config(saved.config, "checkpoint");
+        return parse_config(without_old_keys(saved.config), "checkpoint");
     } catch (const Error&) {
         return std::nullopt;
     }

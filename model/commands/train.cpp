@@ -77,6 +77,8 @@ public:
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
         report_start(log_, config_, backend_, world.size());
+        const std::string pairs = predict::decide_pairs(config_, backend_, world);
+        const AutoSwitch decided = config_.precision.moe_wgrad_pair_micro_batches;
         predict::require_fit(log_, {config_}, backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
@@ -95,6 +97,8 @@ public:
         if (config_.output.time_stages) trainer_->time_stages(TimerDetail::stages);
         note_stage(Stage::resume);
         open_checkpoints();
+        // A run that is resumed keeps what it had.
+        if (!pairs.empty() && config_.precision.moe_wgrad_pair_micro_batches == decided) log_.line(pairs);
         first_step_ = trainer_->steps_done();
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);
@@ -187,8 +191,7 @@ private:
     // To the last checkpoint, and on with the data after the step that diverged. False: that is not wanted,
     // or has been done too often, or there is none.
     bool go_back(const Diverged& problem) {
-        const TrainingSpec& training = config_.training;
-        if (training.on_divergence != OnDivergence::rollback || rollbacks_ == training.max_rollbacks)
+        if (config_.training.on_divergence != OnDivergence::rollback || rollbacks_ == kMostRollbacks)
             return false;
         saving([&] { return saver_->finish(); });
         const int64_t next_batch = problem.step + trainer_->first_batch() + 1;
@@ -208,9 +211,8 @@ private:
         trainer_->set_first_batch(next_batch - resumed->step);
         log_.line(fmt::format("warning: {}", problem.what()));
         log_.line(fmt::format("back to iteration {} ({} of {} times), from there on with batch {}",
-                              resumed->step, rollbacks_, training.max_rollbacks, next_batch + 1));
+                              resumed->step, rollbacks_, kMostRollbacks, next_batch + 1));
         records_.go_back(resumed->step);
-        zero_gradients_ = 0;
         return true;
     }
 
@@ -378,7 +380,6 @@ private:
                                   iteration, result.skipped));
         } else {
             last_ = result;
-            check_gradient(result);
         }
         report_graphs();
         redone_.add(result);
@@ -402,16 +403,6 @@ private:
                         "in {:.0f} ms (graph {} of this run)",
                         graphs->launches().kernels, graphs->launches().others,
                         graphs->capture_seconds() * 1e3, num_captures_));
-    }
-
-    // A gradient that is 0 everywhere, again and again: something cuts it off.
-    void check_gradient(const StepResult& result) {
-        zero_gradients_ = result.grad_norm == 0 ? zero_gradients_ + 1 : 0;
-        const int64_t most = config_.training.zero_grad_iters;
-        require(most == 0 || zero_gradients_ < most, ExitCode::numeric,
-                "iteration {}: the gradient of every parameter was 0 in {} in a row "
-                "(training.zero_grad_iters)",
-                result.step + 1, counted(zero_gradients_, "iteration"));
     }
 
     // Of the last step so far, with nothing in flight.
@@ -569,7 +560,7 @@ private:
     bool stopping_ = false;  // a rank was asked to; the same on all
     bool exported_ = false;
     bool save_failed_ = false;  // the last checkpoint
-    int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0, zero_gradients_ = 0;
+    int64_t last_saved_ = -1, failed_saves_ = 0, rollbacks_ = 0, skipped_ = 0;
     int64_t num_captures_ = 0, parameter_bytes_ = 0, reported_ = 0;
     uint64_t run_ = 0;  // CheckpointManifest::run
     std::optional<EtaEstimator> eta_;

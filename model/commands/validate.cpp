@@ -24,12 +24,19 @@ using namespace report;
 
 namespace {
 
+Config validated_config(const RunOptions& options, int ranks) {
+    Config config = load_config(options.config_path, options.overrides, ranks, options.hf_config);
+    config.precision.fault_wrong_scale_index = options.plants_fault;
+    return config;
+}
+
 class ValidateRun {
 public:
     ValidateRun(const RunOptions& options, ProcessGroup& world)
         : world_(world),
-          config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
+          config_(validated_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
+          pairs_(predict::decide_pairs(config_, backend_, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
           name_(run_name(options.config_path, options.hf_config)),
           options_(options),
@@ -52,6 +59,7 @@ public:
             config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
+        if (!pairs_.empty()) log_.line(pairs_);
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
@@ -286,6 +294,7 @@ private:
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
+    std::string pairs_;  // what was decided of micro-batches
     Provenance provenance_;
     std::string name_, config_to_name_;
     RunOptions options_;

@@ -112,7 +112,7 @@ struct IntegerRange {
 template <class Access>
 ConfigField integer(std::string section, std::string key, Access at, IntegerRange range, std::string doc) {
     using Number = std::remove_reference_t<std::invoke_result_t<Access, Config&>>;
-    ConfigField field{section, key, range.text(), std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, range.text(), std::move(doc)};
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto value = written.is_list ? std::nullopt : read_integer(written.items.at(0));
@@ -150,7 +150,7 @@ struct NumberRange {
 
 template <class Access>
 ConfigField number(std::string section, std::string key, Access at, NumberRange range, std::string doc) {
-    ConfigField field{section, key, range.text(), std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, range.text(), std::move(doc)};
     field.get = [at](const Config& config) { return fmt::format("{}", at(config)); };
     field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto value = written.is_list ? std::nullopt : read_number<double>(written.items.at(0));
@@ -163,8 +163,7 @@ ConfigField number(std::string section, std::string key, Access at, NumberRange 
 
 template <class Access>
 ConfigField numbers(std::string section, std::string key, Access at, NumberRange range, std::string doc) {
-    ConfigField field{section, key, "a list of numbers, each " + range.text(), std::move(doc), {}, {},
-                      false,   {}};
+    ConfigField field{section, key, "a list of numbers, each " + range.text(), std::move(doc)};
     field.get = [at](const Config& config) {
         return yaml_list(at(config), [](double value) { return fmt::format("{}", value); });
     };
@@ -184,7 +183,7 @@ ConfigField numbers(std::string section, std::string key, Access at, NumberRange
 
 template <class Access>
 ConfigField boolean(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "true or false", std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, "true or false", std::move(doc)};
     field.get = [at](const Config& config) { return at(config) ? "true" : "false"; };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const auto value = written.is_list ? std::nullopt : read_truth(written.items.at(0));
@@ -196,7 +195,8 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
 }
 
 template <class Access> ConfigField text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text", std::move(doc), {}, {}, false, {}, true};
+    ConfigField field{section, key, "text", std::move(doc)};
+    field.is_text = true;
     field.get = [at](const Config& config) { return quoted(at(config)); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         if (written.is_list || written.items.at(0).empty()) return refuse("text");
@@ -206,9 +206,29 @@ template <class Access> ConfigField text(std::string section, std::string key, A
     return field;
 }
 
+// true, false, or decided before the run.
+template <class Access>
+ConfigField automatic(std::string section, std::string key, Access at, std::string doc) {
+    ConfigField field{section, key, "auto, true or false", std::move(doc)};
+    field.off = "false";
+    field.get = [at](const Config& config) {
+        constexpr const char* kNames[] = {"auto", "false", "true"};
+        return std::string(kNames[static_cast<size_t>(at(config))]);
+    };
+    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        const std::string& text = written.items.at(0);
+        const auto truth = written.is_list ? std::nullopt : read_truth(text);
+        if (!truth && (written.is_list || text != "auto")) return refuse("auto, true or false");
+        at(config) = !truth ? AutoSwitch::automatic : *truth ? AutoSwitch::on : AutoSwitch::off;
+        return std::nullopt;
+    };
+    return field;
+}
+
 template <class Access>
 ConfigField optional_text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text, or \"\"", std::move(doc), {}, {}, false, {}, true};
+    ConfigField field{section, key, "text, or \"\"", std::move(doc)};
+    field.is_text = true;
     field.get = [at](const Config& config) { return quoted(at(config)); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         if (written.is_list) return refuse("text, or \"\"");
@@ -219,7 +239,8 @@ ConfigField optional_text(std::string section, std::string key, Access at, std::
 }
 
 template <class Access> ConfigField texts(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "a list of texts", std::move(doc), {}, {}, false, {}, true};
+    ConfigField field{section, key, "a list of texts", std::move(doc)};
+    field.is_text = true;
     field.get = [at](const Config& config) { return yaml_list(at(config), quoted); };
     field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         at(config) = written.items;
@@ -249,7 +270,7 @@ inline std::optional<size_t> index_of(const std::string& name, const Names& name
 template <class Access>
 ConfigField choice(std::string section, std::string key, Access at, Names names, std::string doc) {
     using Enum = std::remove_reference_t<std::invoke_result_t<Access, Config&>>;
-    ConfigField field{section, key, joined(names), std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, joined(names), std::move(doc)};
     field.get = [at, names](const Config& config) {
         const auto index = static_cast<size_t>(at(config));
         return index < names.size() ? names[index]
@@ -269,7 +290,7 @@ template <class Access>
 ConfigField choices(std::string section, std::string key, Access at, Names names, std::string doc) {
     using Enum = typename std::remove_reference_t<std::invoke_result_t<Access, Config&>>::value_type;
     const std::string want = "a list of " + joined(names);
-    ConfigField field{section, key, want, std::move(doc), {}, {}, false, {}};
+    ConfigField field{section, key, want, std::move(doc)};
     field.get = [at, names](const Config& config) {
         return yaml_list(at(config), [&](Enum value) { return names[static_cast<size_t>(value)]; });
     };
@@ -287,21 +308,6 @@ ConfigField choices(std::string section, std::string key, Access at, Names names
         }
         at(config) = std::move(values);
         return std::nullopt;
-    };
-    return field;
-}
-
-// A key of Megatron's that has one legal value here.
-inline ConfigField fixed(std::string section, std::string key, std::string only, std::string reason) {
-    ConfigField field{section, key, "only " + only, reason, {}, {}, true, {}};
-    field.get = [only](const Config&) { return only; };
-    field.set = [only, reason](Config&, const WrittenValue& written) -> std::optional<Refusal> {
-        if (!written.is_list) {
-            const std::string& got = written.items.at(0);
-            if (const auto truth = read_truth(got); got == only || (truth && truth == read_truth(only)))
-                return std::nullopt;
-        }
-        return refuse(fmt::format("{} ({})", only, reason));
     };
     return field;
 }

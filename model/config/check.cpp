@@ -10,7 +10,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
+#include <array>
+#include <span>
 
 namespace fp8flow {
 
@@ -18,7 +19,7 @@ void ConfigProblems::add(const std::string& where, const std::string& text) {
     lines_.push_back(where + ": " + text);
 }
 
-bool ConfigProblems::usable(std::initializer_list<const char*> names) const {
+bool ConfigProblems::usable(std::span<const char* const> names) const {
     return std::none_of(names.begin(), names.end(), [&](const char* name) { return bad_.count(name) > 0; });
 }
 
@@ -51,6 +52,139 @@ std::string multiples_near(int64_t got, int64_t step) {
     return below > 0 ? fmt::format("{} or {}", below, below + step) : fmt::format("{}", below + step);
 }
 
+bool has_moe_layer(const Config& c) {
+    const auto& layers = c.model.moe_layer_freq;
+    return std::find(layers.begin(), layers.end(), 1) != layers.end();
+}
+bool sigmoid(const Config& c) { return c.moe.moe_router_score_function == ScoreFunction::sigmoid; }
+bool interleaved(const Config& c) { return c.schedule.overlap_moe_expert_parallel_comm; }
+bool any_module(const RecomputeSpec& r) {
+    return r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts;
+}
+bool is(const Config& c, RecomputeGranularity granularity) {
+    return c.recompute.recompute_granularity == granularity;
+}
+bool selects(const Config& c, bool RecomputeSpec::*module) {
+    return is(c, RecomputeGranularity::selective) && c.recompute.*module;
+}
+
+// A value that is legal only with another key's value. The message names the first key; {} in its text is
+// that key's value.
+struct Clash {
+    std::array<const char*, 3> keys;
+    bool (*broken)(const Config&);
+    const char* text;
+};
+using R = RecomputeSpec;
+using enum RecomputeGranularity;
+constexpr const char* kModules = "recompute.recompute_modules";
+constexpr const char* kGranularity = "recompute.recompute_granularity";
+constexpr const char* kScore = "moe.moe_router_score_function";
+constexpr const char* kInterleaved = "schedule.overlap_moe_expert_parallel_comm";
+constexpr const char* kNotInterleaved =
+    "got true, want false with schedule.overlap_moe_expert_parallel_comm: true, which overlaps one "
+    "micro-batch's exchange with the other's GEMMs";
+#define WHEN(condition) [](const Config& c) { return condition; }
+constexpr Clash kClashes[] = {
+    {{"moe.moe_router_pre_softmax", "moe.moe_router_topk", kScore},
+     WHEN(!sigmoid(c) && c.moe.moe_router_topk == 1 && !c.moe.moe_router_pre_softmax),
+     "got false, want true with moe_router_topk = 1: a softmax over one expert is always 1 and teaches the "
+     "router nothing"},
+    {{"moe.moe_router_pre_softmax", kScore},
+     WHEN(sigmoid(c) && c.moe.moe_router_pre_softmax),
+     "got true, want false with moe_router_score_function: sigmoid"},
+    {{"moe.moe_router_norm_topk_prob", kScore},
+     WHEN(!sigmoid(c) && !c.moe.moe_router_norm_topk_prob),
+     "got false, want true with moe_router_score_function: softmax (without normalisation: "
+     "moe_router_pre_softmax: true)"},
+    {{"moe.moe_router_enable_expert_bias", kScore},
+     WHEN(!sigmoid(c) && c.moe.moe_router_enable_expert_bias),
+     "got true, want moe_router_score_function: sigmoid with it (or false)"},
+    {{"precision.scale_format", "precision.moe_scaling_aware_transpose", "precision.recipe"},
+     WHEN(c.precision.recipe == Recipe::fp8_flow && c.precision.scale_format == ScaleFormat::fp32 &&
+          c.precision.moe_scaling_aware_transpose),
+     "got fp32, want pow2 with moe_scaling_aware_transpose: true, which shifts exponents and ignores "
+     "mantissas of scales (or set moe_scaling_aware_transpose: false)"},
+    {{"precision.moe_wgrad_pair_micro_batches", "precision.fp8_wgrad"},
+     WHEN(c.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on && !c.precision.fp8_wgrad),
+     "got true, want false with fp8_wgrad: false, since BF16 operands are not kept"},
+    {{"moe.moe_combine_order", "precision.recipe", "parallel.expert_model_parallel_size"},
+     WHEN(c.precision.recipe == Recipe::fp8_tensorwise && c.moe.moe_combine_order != CombineOrder::rank &&
+          c.parallel.expert_model_parallel_size > 1),
+     "got invariant, want rank with recipe fp8_tensorwise and expert_model_parallel_size > 1: a scale is the "
+     "maximum of the experts of a rank"},
+    {{"schedule.moe_shared_expert_overlap", kInterleaved},
+     WHEN(interleaved(c) && c.schedule.moe_shared_expert_overlap),
+     kNotInterleaved},
+    {{"schedule.delay_wgrad_compute", kInterleaved},
+     WHEN(interleaved(c) && c.schedule.delay_wgrad_compute),
+     kNotInterleaved},
+    {{"precision.moe_wgrad_pair_micro_batches", kInterleaved},
+     WHEN(interleaved(c) && c.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on),
+     kNotInterleaved},
+    {{"schedule.overlap_param_gather", "training.use_distributed_optimizer"},
+     WHEN(c.schedule.overlap_param_gather && !c.training.use_distributed_optimizer),
+     "got true, want false with use_distributed_optimizer: false: every rank has its working copies"},
+    {{"recompute.saved_rows", kModules},
+     WHEN(c.recompute.saved_rows != SavedRows::sorted && !c.recompute.moe_expert),
+     "got {}, want sorted unless recompute_modules has moe_expert"},
+    {{"recompute.saved_rows", "precision.moe_quantize_before_dispatch",
+      "precision.moe_permute_padding_for_fp8"},
+     WHEN(c.recompute.saved_rows != SavedRows::sorted && c.precision.recipe == Recipe::fp8_flow &&
+          !(c.precision.moe_quantize_before_dispatch && c.precision.moe_permute_padding_for_fp8)),
+     "got {}, want sorted with moe_quantize_before_dispatch: false or moe_permute_padding_for_fp8: false"},
+    {{kModules, kGranularity},
+     WHEN(is(c, full) && any_module(c.recompute)),
+     "got modules, want [] with recompute_granularity: full, which re-runs whole layers"},
+    {{kModules, kGranularity},
+     WHEN(is(c, none) && any_module(c.recompute)),
+     "got modules, want recompute_granularity: selective with them"},
+    {{kModules, kGranularity},
+     WHEN(is(c, selective) && !any_module(c.recompute)),
+     "got [], want at least one module with recompute_granularity: selective"},
+    {{kModules, "model.attention"},
+     WHEN(selects(c, &R::core_attn) && !c.model.attention),
+     "got core_attn, want it left out with attention: false"},
+    {{kModules, "moe.moe_shared_expert_intermediate_size"},
+     WHEN(selects(c, &R::shared_experts) && c.moe.moe_shared_expert_intermediate_size == 0),
+     "got shared_experts, want it left out with moe_shared_expert_intermediate_size = 0"},
+    {{kModules, "model.moe_layer_freq"},
+     WHEN(!has_moe_layer(c) && (selects(c, &R::moe_act) || selects(c, &R::moe_expert) ||
+                                selects(c, &R::moe) || selects(c, &R::shared_experts))),
+     "got MoE modules, want them left out: moe_layer_freq has no MoE layer"},
+    {{kModules},
+     WHEN(selects(c, &R::moe_expert) && selects(c, &R::moe)),
+     "got moe_expert and moe, want one: moe re-runs the experts too"},
+    {{kModules},
+     WHEN(selects(c, &R::moe_expert) && selects(c, &R::moe_act)),
+     "got moe_expert and moe_act, want one: moe_expert re-runs the activation too"},
+    {{kModules},
+     WHEN(selects(c, &R::moe) && selects(c, &R::moe_act)),
+     "got moe and moe_act, want one: moe re-runs the activation too"},
+    {{kModules},
+     WHEN(selects(c, &R::moe) && selects(c, &R::shared_experts)),
+     "got moe and shared_experts, want one: moe re-runs the shared expert too"},
+    {{"training.on_divergence", "checkpoint.save_interval"},
+     WHEN(c.training.on_divergence == OnDivergence::rollback && c.checkpoint.save_interval == 0),
+     "rollback goes back to a checkpoint: set checkpoint.save_interval above 0"},
+    {{"data.data_path", "data.data_kind"},
+     WHEN(c.data.data_kind != DataKind::synthetic && c.data.data_path.empty()),
+     "got no path, want files, folders or globs, e.g. --set data.data_path=/my/texts"},
+    {{"data.data_path", "data.data_kind"},
+     WHEN(c.data.data_kind == DataKind::synthetic && !c.data.data_path.empty()),
+     "got a path, want data_kind: text, shards or megatron with it (synthetic data has none)"},
+    {{"validate.recipes"},
+     WHEN(std::ranges::find(c.validate.recipes, Recipe::bf16) == c.validate.recipes.end()),
+     "got a list without bf16, want bf16 in it: it is the baseline of every comparison"},
+    {{"checkpoint.finetune", "checkpoint.load"},
+     WHEN(c.checkpoint.load.empty() && c.checkpoint.finetune),
+     "got true, want checkpoint.load with it: the checkpoint to take weights from"},
+    {{"checkpoint.finetune", "checkpoint.load"},
+     WHEN((c.checkpoint.load == "auto") && c.checkpoint.finetune),
+     "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own"},
+};
+#undef WHEN
+
 class Checker {
 public:
     Checker(const Config& config, std::optional<int64_t> world_size, ConfigProblems& problems)
@@ -59,20 +193,21 @@ public:
     void check() {
         check_model();
         check_router();
-        check_balancing();
+        check_groups();
         check_precision();
-        check_schedule();
-        check_recompute();
+        for (const Clash& clash : kClashes) check_clash(clash);
         check_parallel();
         check_training();
         check_data();
-        check_validate();
-        check_checkpoint();
-        check_profile();
     }
 
 private:
-    using Names = std::initializer_list<const char*>;
+    using Names = std::span<const char* const>;
+    using List = std::initializer_list<const char*>;
+
+    void rule(bool holds, List names, const std::string& text) {
+        rule(holds, Names(names.begin(), names.size()), text);
+    }
 
     // Reports `text` about the first of `names`, unless one of them has no usable value. The place is that of
     // the first name that the user wrote down, or else of one that an imported model has: a rule broken by a
@@ -87,12 +222,20 @@ private:
             by_user = !problems_.imported(name);
             if (by_user || where == "configuration") where = found->second;
         }
-        problems_.add(where, fmt::format("{}: {}", *names.begin(), text));
+        problems_.add(where, fmt::format("{}: {}", names.front(), text));
     }
 
-    bool has_moe_layer() const {
-        const auto& layers = c_.model.moe_layer_freq;
-        return std::find(layers.begin(), layers.end(), 1) != layers.end();
+    void check_clash(const Clash& clash) {
+        if (!clash.broken(c_)) return;
+        const Names names(clash.keys);
+        const std::string key = names.front();
+        const ConfigField* field = find_leaf(key.substr(key.find('.') + 1));
+        FP8FLOW_CHECK(field != nullptr && field->name() == key, "no key {}", key);
+        std::string text = clash.text;
+        if (const size_t at = text.find("{}"); at != std::string::npos) text.replace(at, 2, field->get(c_));
+        rule(false,
+             names.first(static_cast<size_t>(std::find(names.begin(), names.end(), nullptr) - names.begin())),
+             text);
     }
 
     void check_model() {
@@ -120,23 +263,6 @@ private:
         const MoeSpec& m = c_.moe;
         rule(m.moe_router_topk <= m.num_experts, {"moe.moe_router_topk", "moe.num_experts"},
              fmt::format("got {}, want at most num_experts = {}", m.moe_router_topk, m.num_experts));
-        const bool sigmoid = m.moe_router_score_function == ScoreFunction::sigmoid;
-        rule(sigmoid || m.moe_router_topk > 1 || m.moe_router_pre_softmax,
-             {"moe.moe_router_pre_softmax", "moe.moe_router_topk", "moe.moe_router_score_function"},
-             "got false, want true with moe_router_topk = 1: a softmax over one expert is always 1 and "
-             "teaches the router "
-             "nothing");
-        rule(!(sigmoid && m.moe_router_pre_softmax),
-             {"moe.moe_router_pre_softmax", "moe.moe_router_score_function"},
-             "got true, want false with moe_router_score_function: sigmoid");
-        rule(m.moe_router_norm_topk_prob || sigmoid,
-             {"moe.moe_router_norm_topk_prob", "moe.moe_router_score_function"},
-             "got false, want true with moe_router_score_function: softmax (without normalisation: "
-             "moe_router_pre_softmax: true)");
-        rule(!m.moe_router_enable_expert_bias || sigmoid,
-             {"moe.moe_router_enable_expert_bias", "moe.moe_router_score_function"},
-             "got true, want moe_router_score_function: sigmoid with it (or false)");
-        check_groups();
         rule(!(m.moe_router_force_load_balancing && m.moe_router_force_biased > 0),
              {"moe.moe_router_force_biased", "moe.moe_router_force_load_balancing"},
              fmt::format("got {}, want 0 with moe_router_force_load_balancing: true",
@@ -147,6 +273,10 @@ private:
              {"moe.moe_router_force_biased", "moe.num_experts", "moe.moe_router_topk"},
              fmt::format("got {}, want 0 or a max/mean load in [1, num_experts / moe_router_topk = {}]",
                          m.moe_router_force_biased, worst));
+        rule(m.moe_aux_loss_coeff.size() == m.moe_router_load_balancing_type.size(),
+             {"moe.moe_aux_loss_coeff", "moe.moe_router_load_balancing_type"},
+             fmt::format("got {} coefficients, want one for each of the {} in moe_router_load_balancing_type",
+                         m.moe_aux_loss_coeff.size(), m.moe_router_load_balancing_type.size()));
     }
 
     void check_groups() {
@@ -180,41 +310,19 @@ private:
                          m.num_experts / m.moe_router_num_groups));
     }
 
-    void check_balancing() {
-        const MoeSpec& m = c_.moe;
-        rule(m.moe_aux_loss_coeff.size() == m.moe_router_load_balancing_type.size(),
-             {"moe.moe_aux_loss_coeff", "moe.moe_router_load_balancing_type"},
-             fmt::format("got {} coefficients, want one for each of the {} in moe_router_load_balancing_type",
-                         m.moe_aux_loss_coeff.size(), m.moe_router_load_balancing_type.size()));
-    }
-
     void check_precision() {
         const PrecisionSpec& p = c_.precision;
         const Config defaults;
         for (const auto& field : config_fields()) {
-            if (field.recipes.empty() || field.get(c_) == field.get(defaults)) continue;
+            const std::string value = field.get(c_);
+            if (field.recipes.empty() || value == field.get(defaults) || value == field.off) continue;
             std::vector<std::string_view> known;
             for (const Recipe recipe : field.recipes) known.push_back(recipe_name(recipe));
             rule(std::find(field.recipes.begin(), field.recipes.end(), p.recipe) != field.recipes.end(),
                  {field.name().c_str(), "precision.recipe"},
-                 fmt::format("got {}, want {} with recipe {}: only {} knows this option", field.get(c_),
+                 fmt::format("got {}, want {} with recipe {}: only {} knows this option", value,
                              field.get(defaults), recipe_name(p.recipe), fmt::join(known, ", ")));
         }
-        rule(!(p.recipe == Recipe::fp8_flow && p.scale_format == ScaleFormat::fp32 &&
-               p.moe_scaling_aware_transpose),
-             {"precision.scale_format", "precision.moe_scaling_aware_transpose", "precision.recipe"},
-             "got fp32, want pow2 with moe_scaling_aware_transpose: true, which shifts exponents and ignores "
-             "mantissas of "
-             "scales (or set moe_scaling_aware_transpose: false)");
-        rule(!p.moe_wgrad_pair_micro_batches || p.fp8_wgrad,
-             {"precision.moe_wgrad_pair_micro_batches", "precision.fp8_wgrad"},
-             "got true, want false with fp8_wgrad: false, since BF16 operands are not kept");
-        rule(p.recipe != Recipe::fp8_tensorwise || c_.moe.moe_combine_order == CombineOrder::rank ||
-                 c_.parallel.expert_model_parallel_size == 1,
-             {"moe.moe_combine_order", "precision.recipe", "parallel.expert_model_parallel_size"},
-             "got invariant, want rank with recipe fp8_tensorwise and expert_model_parallel_size > 1: a "
-             "scale is "
-             "the maximum of the experts of a rank");
         const bool known = p.flow.empty() || base_of_flow(p.flow);
         rule(known, {"precision.flow"},
              fmt::format("got {}, want the name of a flow that the library of --plugin registers{}", p.flow,
@@ -229,76 +337,11 @@ private:
                          recipe_name(p)));
     }
 
-    void check_schedule() {
-        const ScheduleSpec& s = c_.schedule;
-        constexpr const char* kTurns = "schedule.overlap_moe_expert_parallel_comm";
-        const std::string text = fmt::format(
-            "got true, want false with {}: true: two micro-batches in turns "
-            "are each other's work beside the wire",
-            kTurns);
-        const auto alone = [&](bool other, const char* name) {
-            rule(!(s.overlap_moe_expert_parallel_comm && other), {name, kTurns}, text);
-        };
-        alone(s.moe_shared_expert_overlap, "schedule.moe_shared_expert_overlap");
-        alone(s.delay_wgrad_compute, "schedule.delay_wgrad_compute");
-        alone(c_.precision.moe_wgrad_pair_micro_batches, "precision.moe_wgrad_pair_micro_batches");
-        rule(!s.overlap_param_gather || c_.training.use_distributed_optimizer,
-             {"schedule.overlap_param_gather", "training.use_distributed_optimizer"},
-             "got true, want false with use_distributed_optimizer: false: every rank has its working copies");
-    }
-
-    void check_saved_rows() {
-        const RecomputeSpec& r = c_.recompute;
-        const PrecisionSpec& p = c_.precision;
-        if (r.saved_rows == SavedRows::sorted) return;
-        const char* const key = "recompute.saved_rows";
-        const std::string got =
-            fmt::format("got {}, want sorted ", r.saved_rows == SavedRows::none ? "none" : "received");
-        rule(r.moe_expert, {key, "recompute.recompute_modules"},
-             got + "unless recompute_modules has moe_expert");
-        rule(
-            p.recipe != Recipe::fp8_flow || (p.moe_quantize_before_dispatch && p.moe_permute_padding_for_fp8),
-            {key, "precision.moe_quantize_before_dispatch", "precision.moe_permute_padding_for_fp8"},
-            got + "with moe_quantize_before_dispatch: false or moe_permute_padding_for_fp8: false");
-    }
-
-    void check_recompute() {
-        const RecomputeSpec& r = c_.recompute;
-        const char* const modules = "recompute.recompute_modules";
-        check_saved_rows();
-        const bool any = r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts;
-        if (r.recompute_granularity != RecomputeGranularity::selective) {
-            const bool full = r.recompute_granularity == RecomputeGranularity::full;
-            rule(!any, {modules, "recompute.recompute_granularity"},
-                 full ? "got modules, want [] with recompute_granularity: full, which re-runs whole layers"
-                      : "got modules, want recompute_granularity: selective with them");
-            return;
-        }
-        rule(any, {modules, "recompute.recompute_granularity"},
-             "got [], want at least one module with recompute_granularity: selective");
-        rule(!r.core_attn || c_.model.attention, {modules, "model.attention"},
-             "got core_attn, want it left out with attention: false");
-        rule(!r.shared_experts || c_.moe.moe_shared_expert_intermediate_size > 0,
-             {modules, "moe.moe_shared_expert_intermediate_size"},
-             "got shared_experts, want it left out with moe_shared_expert_intermediate_size = 0");
-        rule(has_moe_layer() || !(r.moe_act || r.moe_expert || r.moe || r.shared_experts),
-             {modules, "model.moe_layer_freq"},
-             "got MoE modules, want them left out: moe_layer_freq has no MoE layer");
-        rule(!(r.moe_expert && r.moe), {modules},
-             "got moe_expert and moe, want one: moe re-runs the experts too");
-        rule(!(r.moe_expert && r.moe_act), {modules},
-             "got moe_expert and moe_act, want one: moe_expert re-runs the activation too");
-        rule(!(r.moe && r.moe_act), {modules},
-             "got moe and moe_act, want one: moe re-runs the activation too");
-        rule(!(r.moe && r.shared_experts), {modules},
-             "got moe and shared_experts, want one: moe re-runs the shared expert too");
-    }
-
     void check_parallel() {
         const int64_t ep = c_.parallel.expert_model_parallel_size;
         const int64_t experts = c_.moe.num_experts;
         const auto names = {"parallel.expert_model_parallel_size", "moe.num_experts"};
-        if (has_moe_layer()) {
+        if (has_moe_layer(c_)) {
             rule(experts % ep == 0, names,
                  fmt::format(
                      "got {}, want a divisor of num_experts = {}; nearest {}", ep, experts,
@@ -344,9 +387,6 @@ private:
         };
         countable("training.train_iters", t.train_iters);
         countable("training.eval_iters", t.eval_iters);
-        rule(t.on_divergence != OnDivergence::rollback || c_.checkpoint.save_interval > 0,
-             {"training.on_divergence", "checkpoint.save_interval"},
-             "rollback goes back to a checkpoint: set checkpoint.save_interval above 0");
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
              {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
         rule(t.lr_decay_iters == 0 || t.lr_decay_iters >= t.lr_warmup_iters,
@@ -357,11 +397,6 @@ private:
 
     void check_data() {
         const DataSpec& d = c_.data;
-        const bool needs_path = d.data_kind != DataKind::synthetic;
-        rule(!needs_path || !d.data_path.empty(), {"data.data_path", "data.data_kind"},
-             "got no path, want files, folders or globs, e.g. --set data.data_path=/my/texts");
-        rule(needs_path || d.data_path.empty(), {"data.data_path", "data.data_kind"},
-             "got a path, want data_kind: text, shards or megatron with it (synthetic data has none)");
         rule(d.data_kind != DataKind::text || c_.model.vocab_size >= kByteVocabulary,
              {"model.vocab_size", "data.data_kind"},
              fmt::format("got {}, want at least {} for data_kind: text", c_.model.vocab_size,
@@ -376,6 +411,10 @@ private:
              {"data.held_out_fraction", "training.eval_iters"},
              fmt::format("got 0, want more than 0 with eval_iters = {} (or eval_iters: 0)",
                          c_.training.eval_iters));
+        rule(c_.profile.profile_step_end > c_.profile.profile_step_start,
+             {"profile.profile_step_end", "profile.profile_step_start"},
+             fmt::format("got {}, want more than profile_step_start = {}", c_.profile.profile_step_end,
+                         c_.profile.profile_step_start));
     }
 
     // The chain's table has one row for every context of k tokens.
@@ -390,29 +429,6 @@ private:
              fmt::format(
                  "got {}, want synthetic_vocab_size^(synthetic_order + 1) at most {:.0f}; {} ^ {} = {:.3g}",
                  d.synthetic_order, kMaxEntries, d.synthetic_vocab_size, d.synthetic_order + 1, entries));
-    }
-
-    void check_profile() {
-        const ProfileSpec& p = c_.profile;
-        rule(p.profile_step_end > p.profile_step_start,
-             {"profile.profile_step_end", "profile.profile_step_start"},
-             fmt::format("got {}, want more than profile_step_start = {}", p.profile_step_end,
-                         p.profile_step_start));
-    }
-
-    void check_checkpoint() {
-        const CheckpointSpec& c = c_.checkpoint;
-        rule(!c.finetune || !c.load.empty(), {"checkpoint.finetune", "checkpoint.load"},
-             "got true, want checkpoint.load with it: the checkpoint to take weights from");
-        rule(!c.finetune || c.load != "auto", {"checkpoint.finetune", "checkpoint.load"},
-             "got true with load: auto, want the folder of a checkpoint: auto goes on with this run's own");
-    }
-
-    void check_validate() {
-        const ValidateSpec& v = c_.validate;
-        rule(std::find(v.recipes.begin(), v.recipes.end(), Recipe::bf16) != v.recipes.end(),
-             {"validate.recipes"},
-             "got a list without bf16, want bf16 in it: it is the baseline of every comparison");
     }
 
     const Config& c_;

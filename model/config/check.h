@@ -5,8 +5,8 @@
 
 #include "model/config/config.h"
 
-#include <initializer_list>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -20,7 +20,7 @@ public:
     // It has the value of an imported model, which is rarely what is to be changed.
     void mark_imported(const std::string& name) { imported_.insert(name); }
     bool imported(const std::string& name) const { return imported_.contains(name); }
-    bool usable(std::initializer_list<const char*> names) const;
+    bool usable(std::span<const char* const> names) const;
     bool empty() const { return lines_.empty(); }
     void throw_if_any() const;  // one Error(usage), a line per problem
 

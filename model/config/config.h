@@ -69,10 +69,7 @@ struct TrainingSpec {
     // A step past one of these, or with a NaN, is not applied (model/train/divergence.h).
     double loss_spike_factor = 0.0;  // times the median of recent losses; 0: no limit
     double grad_norm_limit = 0.0;    // before clipping; 0: no limit
-    int64_t zero_grad_iters = 0;     // steps in a row without any gradient; 0: no limit
     OnDivergence on_divergence = OnDivergence::stop;
-    int64_t max_skipped_iters = 10;  // skip: in a row
-    int64_t max_rollbacks = 3;
     int64_t eval_interval = 0;  // steps between held-out evaluations; 0: only after the last step
     int64_t eval_iters = 10;    // global batches of one evaluation; 0: no evaluation
 };

@@ -32,12 +32,11 @@ struct ConfigField {
     std::string key;
     std::string type;  // with range: "integer >= 1", "bf16 | fp8_flow | ..."
     std::string doc;
-    // The value as YAML; for a fixed key (one that has one legal value and stores nothing) that value.
-    std::function<std::string(const Config&)> get;
-    std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set;
-    bool fixed = false;           // accepted so that Megatron files load; not dumped
-    std::vector<Recipe> recipes;  // the recipes that have this option; empty: all
-    bool is_text = false;         // --set and options of the command line give it literally
+    std::function<std::string(const Config&)> get = nullptr;  // the value as YAML
+    std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set = nullptr;
+    std::vector<Recipe> recipes = {};  // the recipes that have this option; empty: all
+    std::string off = {};              // a value that all recipes have, as they have the default
+    bool is_text = false;              // --set and options of the command line give it literally
 
     std::string name() const { return section + "." + key; }
 };
@@ -49,13 +48,16 @@ const ConfigField* find_leaf(std::string_view key);  // leaf keys are unique ove
 
 // For an unknown key: "did you mean 'hidden_size'", the reason why a known feature is refused, or empty.
 std::string explain_unknown_key(std::string_view key);
-// A key of an earlier version with this value: ignored with a note, or refused; nothing: it never was a key.
-// An empty section: any.
-struct RemovedKey {
+// A key of Megatron's that has one legal value here, or a key of an earlier version: with this value it is
+// ignored (text: a note, or empty), or it is refused. Nothing: it never was a key. An empty section: any.
+struct KeyWithoutSetting {
     bool ignored = false;
     std::string text;
 };
-std::optional<RemovedKey> removed_key(std::string_view section, std::string_view key, std::string_view value);
+std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, std::string_view key,
+                                                     std::string_view value);
+// A dump of an earlier version without the keys that are gone, whatever their values.
+std::string without_old_keys(std::string_view dump);
 // The candidate nearest to `word`, or empty when none is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
 // "did you mean 'fp8_flow'": every candidate of which `word` is a whole part, as fp8 and flow are, else the

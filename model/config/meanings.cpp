@@ -14,7 +14,8 @@ namespace fp8flow {
 namespace {
 
 struct Meaning {
-    const char *key, *before, *rules;  // its value for the old rule, and both rules
+    const char *key, *before;  // its value for the old rule
+    const char* rules;         // both rules, for a warning; null: the run prints what it decides
     bool (*matters)(const Config&);
 };
 constexpr Meaning kMeanings[] = {
@@ -29,6 +30,8 @@ constexpr Meaning kMeanings[] = {
          const auto& types = c.moe.moe_router_load_balancing_type;
          return std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end();
      }},
+    {"precision.moe_wgrad_pair_micro_batches", "false", nullptr,
+     [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };
 
 const ConfigField& field_of(const Meaning& meaning) {
@@ -43,7 +46,7 @@ const ConfigField& field_of(const Meaning& meaning) {
 std::vector<std::string> warnings_of_meanings(const Config& config) {
     std::vector<std::string> warnings;
     for (const Meaning& meaning : kMeanings)
-        if (meaning.matters(config) && !config.origin.contains(meaning.key))
+        if (meaning.rules != nullptr && meaning.matters(config) && !config.origin.contains(meaning.key))
             warnings.push_back(fmt::format("{} is not set: {}", meaning.key, meaning.rules));
     return warnings;
 }
@@ -55,8 +58,9 @@ std::vector<std::string> keep_meanings(Config& saved, Config& config) {
         if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
         const std::string then = field.get(saved);
         if (config.origin.contains(meaning.key) || field.get(config) == then) continue;
+        const bool undecided = field.get(config) == "auto";  // then nothing changes for the user
         field.set(config, {false, {then}});
-        if (meaning.matters(config)) kept.push_back(fmt::format("{}: {}", meaning.key, then));
+        if (meaning.matters(config) && !undecided) kept.push_back(fmt::format("{}: {}", meaning.key, then));
     }
     return kept;
 }

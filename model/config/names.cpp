@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The answer to a key that the field table does not have: the nearest key, what other trainers call it,
 // or why its feature is refused.
+#include "model/config/builders.h"
 #include "model/config/fields.h"
 
 #include "model/safetensors/header.h"
@@ -100,21 +101,43 @@ constexpr Known kForeign[] = {
     {"resume", "load"},
 };
 
-// Keys of earlier versions. Where the value is one of those that changed nothing, the key is ignored with a
-// note.
-struct Removed {
+// Keys that hold no setting: Megatron's that have one legal value here, and those of earlier versions. With
+// a value of `ignored` they change nothing.
+struct NoSetting {
     std::string_view name;
     std::array<std::string_view, 2> ignored;
     std::string_view answer;
+    bool removed = true;  // ignored with a note; false: of Megatron's, ignored silently
 };
-constexpr Removed kRemovedKeys[] = {
+constexpr std::string_view kOnlyDataAndExperts = "only data and expert parallelism are implemented";
+constexpr NoSetting kNoSettings[] = {
+    {"model.normalization", {"RMSNorm"}, "no other norm is implemented", false},
+    {"model.position_embedding_type", {"rope"}, "no other position embedding is implemented", false},
+    {"model.swiglu", {"true"}, "no other activation is implemented", false},
+    {"model.disable_bias_linear", {"true"}, "linear layers have no bias", false},
+    {"model.multi_latent_attention", {"false"}, kNoMla, false},
+    {"moe.moe_router_dtype", {"fp32"}, "scores are always FP32", false},
+    {"moe.moe_grouped_gemm", {"true"}, "experts always run as one grouped GEMM", false},
+    {"parallel.tensor_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},
+    {"parallel.pipeline_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},
+    {"parallel.context_parallel_size", {"1"}, kOnlyDataAndExperts, false},
+    {"parallel.expert_tensor_parallel_size", {"1"}, kOnlyDataAndExperts, false},
+    {"training.deterministic_mode", {"true"}, "same seed gives the same bits, always", false},
+    {"training.optimizer", {"adam"}, "AdamW with FP32 masters is the one optimizer", false},
+    {"training.main_params_dtype", {"fp32"}, "master weights are FP32", false},
     {"kernels.gemm_backend",
      {"auto", "native"},
      "grouped GEMMs run on this project's kernels; docs/performance/kernels.md compares them with "
      "cuBLASLt's"},
     {"parallel.wire_self_test",
-     {"false", "false"},
+     {"false"},
      "nccl-tests measures the bandwidth between ranks, and the profile command the exchange"},
+    {"precision.fault_wrong_scale_index",
+     {"false"},
+     "the environment variable FP8FLOW_FAULT=wrong_scale_index plants the fault"},
+    {"training.max_skipped_iters", {"10"}, "with training.on_divergence: skip the limit is 10 in a row"},
+    {"training.max_rollbacks", {"3"}, "with training.on_divergence: rollback the limit is 3"},
+    {"training.zero_grad_iters", {"0"}, "training.grad_norm_limit bounds gradients; grad_norm is logged"},
 };
 
 constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {
@@ -194,22 +217,43 @@ std::string nearest_name(std::string_view word, const std::vector<std::string>& 
     return best;
 }
 
-std::optional<RemovedKey> removed_key(std::string_view section, std::string_view key,
-                                      std::string_view value) {
-    for (const Removed& removed : kRemovedKeys) {
-        const size_t dot = removed.name.find('.');
-        if (removed.name.substr(dot + 1) != key ||
-            (!section.empty() && removed.name.substr(0, dot) != section))
+std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, std::string_view key,
+                                                     std::string_view value) {
+    std::string lower(value);
+    if (builders::read_truth(value)) lower = *builders::read_truth(value) ? "true" : "false";
+    for (const NoSetting& known : kNoSettings) {
+        const size_t dot = known.name.find('.');
+        if (known.name.substr(dot + 1) != key || (!section.empty() && known.name.substr(0, dot) != section))
             continue;
-        const bool ignored =
-            std::find(removed.ignored.begin(), removed.ignored.end(), value) != removed.ignored.end();
-        return RemovedKey{
-            ignored,
-            ignored ? fmt::format("{} is no key any more and is ignored: {}", removed.name, removed.answer)
-                    : fmt::format("{}: got {}, which is no longer there: {}; remove the key", removed.name,
-                                  printable(std::string(value)), removed.answer)};
+        const std::string got = printable(std::string(value));
+        if (std::find(known.ignored.begin(), known.ignored.end(), lower) != known.ignored.end())
+            return KeyWithoutSetting{true, !known.removed
+                                               ? ""
+                                               : fmt::format("{} is no key any more and is ignored: {}",
+                                                             known.name, known.answer)};
+        return KeyWithoutSetting{
+            false, known.removed ? fmt::format("{}: got {}, which is no longer there: {}; remove the key",
+                                               known.name, got, known.answer)
+                                 : fmt::format("{}: got {}, want {} ({})", known.name, got, known.ignored[0],
+                                               known.answer)};
     }
     return std::nullopt;
+}
+
+std::string without_old_keys(std::string_view dump) {
+    std::string kept, section;
+    for (size_t begin = 0, end = 0; begin < dump.size(); begin = end + 1) {
+        end = std::min(dump.find('\n', begin), dump.size());
+        const std::string_view line = dump.substr(begin, end - begin);
+        const size_t colon = line.find(": ");
+        if (!line.starts_with("  ")) section = line.substr(0, line.find(':'));
+        const auto old =
+            colon == std::string_view::npos || !line.starts_with("  ")
+                ? std::nullopt
+                : key_without_setting(section, line.substr(2, colon - 2), line.substr(colon + 2));
+        if (!old) kept += std::string(line) + "\n";
+    }
+    return kept;
 }
 
 std::string explain_unknown_key(std::string_view key) {

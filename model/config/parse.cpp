@@ -72,7 +72,7 @@ public:
         const ConfigField* field = find_leaf(key);
         if (!field || (dot != std::string::npos && field->section != name.substr(0, dot))) {
             const std::string section = dot == std::string::npos ? "" : name.substr(0, dot);
-            if (!take_removed(section, key, text.substr(equals + 1), where))
+            if (!take_without_setting(section, key, text.substr(equals + 1), where))
                 problems_.add(where, unknown_key(section, key));
             return;
         }
@@ -121,15 +121,15 @@ private:
                            hint.empty() ? "" : "; ", hint);
     }
 
-    // Whether it is a key of an earlier version.
-    bool take_removed(const std::string& section, const std::string& key, const std::string& value,
-                      const std::string& where) {
-        const auto removed = removed_key(section, key, value);
-        if (!removed) return false;
-        if (removed->ignored)
-            config_.warnings.push_back(fmt::format("{}: {}", where, removed->text));
-        else
-            problems_.add(where, removed->text);
+    // Whether it is a key that holds no setting.
+    bool take_without_setting(const std::string& section, const std::string& key, const std::string& value,
+                              const std::string& where) {
+        const auto known = key_without_setting(section, key, value);
+        if (!known) return false;
+        if (!known->ignored)
+            problems_.add(where, known->text);
+        else if (!known->text.empty())
+            config_.warnings.push_back(fmt::format("{}: {}", where, known->text));
         return true;
     }
 
@@ -167,14 +167,15 @@ private:
             if (!seen.insert(key).second) {
                 problems_.add(key_place, fmt::format("{}.{}: got this key twice, want it once", section,
                                                      printable(key)));
-            } else if (!field) {
-                if (!take_removed(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "",
-                                  key_place))
-                    problems_.add(key_place, unknown_key(section, key));
-            } else {
-                const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
-                read_field(*field, entry.second, has_place ? place(name, entry.second.Mark()) : key_place);
+                continue;
             }
+            const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
+            const std::string value_place = has_place ? place(name, entry.second.Mark()) : key_place;
+            if (field)
+                read_field(*field, entry.second, value_place);
+            else if (!take_without_setting(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "",
+                                           value_place))
+                problems_.add(key_place, unknown_key(section, key));
         }
     }
 
@@ -190,7 +191,7 @@ private:
         if (const auto value = written(node)) {
             refusal = field.set(config_, *value);
             if (value->is_list) got = printable(value->text());
-            if (!refusal && !field.fixed) config_.origin[field.name()] = where;
+            if (!refusal) config_.origin[field.name()] = where;
         } else {
             refusal = Refusal{field.type, ""};
         }

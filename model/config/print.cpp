@@ -14,8 +14,7 @@ std::string dump_config(const Config& config) {
     for (const auto& section : config_sections()) {
         yaml += section + ":\n";
         for (const auto& field : config_fields()) {
-            if (field.section == section && !field.fixed)
-                yaml += fmt::format("  {}: {}\n", field.key, field.get(config));
+            if (field.section == section) yaml += fmt::format("  {}: {}\n", field.key, field.get(config));
         }
     }
     return yaml;
@@ -30,10 +29,8 @@ std::string help_config() {
         help += "\n" + section + ":\n";
         for (const auto& field : config_fields()) {
             if (field.section != section) continue;
-            help += field.fixed
-                        ? fmt::format("  {}: {}\n", field.key, field.type)
-                        : fmt::format("  {}: {}; default {}\n", field.key, field.type, field.get(defaults));
-            help += fmt::format("      {}\n", field.doc);
+            help += fmt::format("  {}: {}; default {}\n      {}\n", field.key, field.type,
+                                field.get(defaults), field.doc);
             if (!field.recipes.empty()) {
                 std::vector<std::string_view> names;
                 for (const Recipe recipe : field.recipes) names.push_back(recipe_name(recipe));

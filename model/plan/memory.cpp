@@ -151,7 +151,7 @@ double delayed_row_bytes(const Config& config) {
         const PrecisionSpec precision =
             precision_of_layer(config.model, config.precision, static_cast<int>(layer));
         if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
-            !precision.moe_wgrad_pair_micro_batches)
+            precision.moe_wgrad_pair_micro_batches != AutoSwitch::on)
             continue;
         // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
         const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;

@@ -39,6 +39,7 @@ bool better(const Choice& a, const Choice& b) {
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
     plan::check_countable(choice.config);
+    decide_pairs(choice.config, gpus, usable_bytes(gpu.sheet));
     choice.time = predict_step(choice.config, gpus, gpu, {.crossing = crossing_of(choice.config)});
     if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host)
         choice.per_host = predict_step(choice.config, gpus, gpu, {.crossing = Crossing::per_host});
@@ -48,8 +49,8 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
 
 std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu) {
     Config single = config, paired = config;
-    single.precision.moe_wgrad_pair_micro_batches = false;
-    paired.precision.moe_wgrad_pair_micro_batches = true;
+    single.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;
+    paired.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
     const TrainingSpec& training = config.training;
     const auto moe_layers =
         f64(std::count(config.model.moe_layer_freq.begin(), config.model.moe_layer_freq.end(), 1));
@@ -60,7 +61,7 @@ std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu&
     const std::vector<plan::MemoryItem> items = plan::memory_items(single, gpus);
     const double saved = plan::bytes_of(items, "saved activations") / f64(config.model.num_layers);
     const double waiting = plan::sum_of(plan::memory_items(paired, gpus)) - plan::sum_of(items);
-    return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches,
+    return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on,
                    .layer_single = predict_step(single, gpus, gpu, options).layer,
                    .layer_paired = predict_step(paired, gpus, gpu, options).layer,
                    .bytes_single = saved,

@@ -2,9 +2,12 @@
 // Memory against a GPU's, and a search over the keys that lower it.
 #include "model/predict/fit.h"
 
+#include "model/report/table.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 
 namespace fp8flow::predict {
@@ -69,7 +72,7 @@ std::string key_for(const std::string& category, const Config& config) {
 }  // namespace
 
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet) {
-    return fit_of(config, gpus, (1 - kOutsideShare) * sheet.memory_bytes);
+    return fit_of(config, gpus, usable_bytes(sheet));
 }
 
 Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
@@ -133,6 +136,36 @@ std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
                            consumer.item.bytes / 0x1p30, consumer.key);
     return out + (fit.settings.empty() ? std::string("No key above makes it fit on so many GPUs.\n")
                                        : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ",\n  ")));
+}
+
+std::string decide_pairs(Config& config, int64_t ranks, double usable) {
+    AutoSwitch& pairs = config.precision.moe_wgrad_pair_micro_batches;
+    if (pairs != AutoSwitch::automatic) return "";
+    pairs = AutoSwitch::off;
+    config.origin.erase("precision.moe_wgrad_pair_micro_batches");  // no choice of the user's
+    const TrainingSpec& training = config.training;
+    const auto moe_layers = std::ranges::count(config.model.moe_layer_freq, 1);
+    // A flow of the user's need not know pairs.
+    if (training.global_batch_size < 2 * training.micro_batch_size * ranks || moe_layers == 0 ||
+        !config.precision.flow.empty())
+        return "";
+    Config with = config;
+    with.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
+    if (!plan::legal(with, ranks)) return "";
+    const double needed = fit_of(with, ranks, std::numeric_limits<double>::infinity()).needed;
+    const double cost = needed - fit_of(config, ranks, std::numeric_limits<double>::infinity()).needed;
+    if (cost <= 0) return "";  // all MoE layers are in BF16
+    const std::string costs =
+        fmt::format("+{} per layer, {} in all", report::format_bytes(cost / static_cast<double>(moe_layers)),
+                    report::format_bytes(cost));
+    if (needed > usable)
+        return fmt::format(
+            "does not pair micro-batches for weight gradients (precision.moe_wgrad_pair_micro_batches: "
+            "auto): {} make {}, {} are usable",
+            costs, report::format_bytes(needed), report::format_bytes(usable));
+    pairs = AutoSwitch::on;
+    return fmt::format(
+        "pairs micro-batches for weight gradients (precision.moe_wgrad_pair_micro_batches: auto): {}", costs);
 }
 
 }  // namespace fp8flow::predict

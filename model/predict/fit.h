@@ -30,10 +30,17 @@ struct Fit {
 // host: the rank uses its host's memory, which holds the tokens of its steps too (the reference backend).
 enum class Where : uint8_t { gpu, host };
 Fit fit_of(const Config& config, int64_t gpus, double usable, Where where = Where::gpu);
-// Of a GPU's memory, less kOutsideShare.
+inline double usable_bytes(const Datasheet& sheet) { return (1 - kOutsideShare) * sheet.memory_bytes; }
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
 // "fits", "with a, b", or "no".
 std::string fit_text(const Fit& fit);
 std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty if it fits
+
+// Decides precision.moe_wgrad_pair_micro_batches: auto. Pairs need a step with at least two micro-batches on
+// a rank, a MoE layer, a recipe and a schedule that allow them, and memory. The decision depends on the
+// configuration, the number of ranks and `usable` only: the bytes of the smallest GPU, not what is free
+// there, so that a run has the same bits again. Returns a line with the decision and its cost; empty where
+// the key was set, or where there is nothing to pair.
+std::string decide_pairs(Config& config, int64_t ranks, double usable);
 
 }  // namespace fp8flow::predict

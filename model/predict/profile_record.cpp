@@ -31,8 +31,7 @@ std::string known_lines(const std::string& dump) {
         if (line.front() != ' ') {
             section = line.substr(0, colon);
             result += line + "\n";
-        } else if (const ConfigField* field = find_field(section, line.substr(2, colon - 2));
-                   field != nullptr && !field->fixed) {
+        } else if (find_field(section, line.substr(2, colon - 2)) != nullptr) {
             result += line + "\n";
         }
     }

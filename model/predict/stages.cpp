@@ -48,7 +48,9 @@ struct Sizes {
           first(1 - accumulates),
           // routed experts only
           gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4),
-          wgrads(fp8 && precision.moe_wgrad_pair_micro_batches ? std::ceil(0.5 / first - 1e-9) * first : 1) {
+          wgrads(fp8 && precision.moe_wgrad_pair_micro_batches == AutoSwitch::on
+                     ? std::ceil(0.5 / first - 1e-9) * first
+                     : 1) {
         const double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
         operand = fp8 ? vector : kPlain;
         weight = fp8 ? tile : kPlain;

@@ -123,7 +123,7 @@ void report_config(RunLog& log, const Config& config) {
     for (const std::string& section : config_sections()) {
         std::string changed;
         for (const ConfigField& field : config_fields()) {
-            if (field.section != section || field.fixed) continue;
+            if (field.section != section) continue;
             const std::string value = field.get(config);
             if (value != field.get(defaults))
                 changed += fmt::format("{}{}: {}", changed.empty() ? "" : ", ", field.key, value);

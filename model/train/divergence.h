@@ -13,19 +13,22 @@
 
 namespace fp8flow {
 
+// A run that skips steps ends after so many in a row; one that goes back to checkpoints after so many times.
+inline constexpr int64_t kMostSkippedInARow = 10, kMostRollbacks = 3;
+
 class DivergenceLimits {
 public:
     explicit DivergenceLimits(const TrainingSpec& training) : training_(training) {}
 
-    // Losses a step needs behind it before a spike can be told from the first steps of a run.
+    // Losses that a step needs before it, to distinguish a spike from the first steps of a run.
     static constexpr size_t kWindow = 32;
 
     // Largest mean loss of a step: loss_spike_factor x the median of the last kWindow accepted losses, those
     // of the two steps before it left out, which may be under way; 0: none, or fewer losses. A resumed run
-    // begins to count anew.
+    // begins to count again.
     double loss_of(int64_t step) const;
     void accept(int64_t step, double loss);
-    // What a step did wrong that was given this limit of the loss, for people.
+    // What a step that was given this limit of the loss did wrong, as text.
     std::string reason(double loss, double loss_limit, double grad_norm) const;
 
 private:

@@ -64,8 +64,10 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
     add(" + shared + wgrad", {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true});
     if (ranks > 1) add(" + reduce", {.overlap_grad_reduce = true});
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
-    if (several_micro_batches && !config.precision.moe_wgrad_pair_micro_batches)
+    if (several_micro_batches) {
         add(" + turns", {.overlap_moe_expert_parallel_comm = true});
+        arms.back().config.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;  // it excludes pairs
+    }
     add(" + graph", {.cuda_graph_impl = CudaGraphImpl::full_iteration});
 }
 

@@ -68,8 +68,9 @@ TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
         EXPECT_LT(sound.arms.at("bf16 control").at("max relative error"), 0.001);
         EXPECT_GT(sound.arms.at("bf16 control").at("max relative error"), 0.0);
 
-        const Outcome faulted =
-            outcome_of(ranks, folder.path("faulted"), {"precision.fault_wrong_scale_index=true"});
+        ::setenv("FP8FLOW_FAULT", "wrong_scale_index", 1);
+        const Outcome faulted = outcome_of(ranks, folder.path("faulted"), {});
+        ::unsetenv("FP8FLOW_FAULT");
         EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
         EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
         EXPECT_EQ(faulted.arms.at("fp8_flow").at("verdict"), "miss");

@@ -107,4 +107,10 @@ double max_clock_hertz(int device) {
     return 0;
 }
 
+int64_t memory_bytes(int device) {
+    cudaDeviceProp properties;
+    check_cuda(cudaGetDeviceProperties(&properties, device), "reading the GPU's memory size");
+    return static_cast<int64_t>(properties.totalGlobalMem);
+}
+
 }  // namespace fp8flow::hopper

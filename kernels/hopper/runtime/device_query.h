@@ -27,6 +27,7 @@ std::string unavailable_reason();
 // What the runtime says of one device; empty and 0 where it says nothing.
 std::string device_name(int device);  // "NVIDIA H200"
 double max_clock_hertz(int device);   // highest SM clock
+int64_t memory_bytes(int device);     // all of it, used or not
 
 // What the device has used since the driver was loaded; nothing where it does not count. The counter moves
 // about ten times a second.

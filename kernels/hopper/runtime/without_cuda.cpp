@@ -15,6 +15,7 @@ std::string driver_version() { return {}; }
 std::string runtime_version() { return {}; }
 std::string device_name(int) { return {}; }
 double max_clock_hertz(int) { return 0; }
+int64_t memory_bytes(int) { return 0; }
 std::optional<double> energy_joules(int) { return {}; }
 
 std::string unavailable_reason() {

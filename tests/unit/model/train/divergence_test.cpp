@@ -136,7 +136,8 @@ TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
         Bf16& copy = weight.plain.as<Bf16>()[0];
         const Bf16 whole = copy;
         copy = to_bf16(std::numeric_limits<float>::quiet_NaN());
-        for (int i = 0; i < 2; ++i) expect_contains(trainer.run_step().skipped, "not finite");
+        for (int64_t i = 0; i < kMostSkippedInARow; ++i)
+            expect_contains(trainer.run_step().skipped, "not finite");
         copy = whole;
         const std::vector<float> before(weight.master.as<float>(),
                                         weight.master.as<float>() + weight.numel());
@@ -161,8 +162,9 @@ TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
 
 // NaN, without any limit; and not more often in a row than allowed.
 TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
-    const Config config =
-        test_config(Recipe::bf16, {"training.on_divergence=skip", "training.max_skipped_iters=2"});
+    const Config config = test_config(
+        Recipe::bf16,
+        {"training.on_divergence=skip", fmt::format("training.train_iters={}", kMostSkippedInARow + 2)});
     run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
         Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
                         open_data(config));
@@ -170,16 +172,17 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
         Parameter& weight = trainer.transformer().parameters().all().front();
         weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
         weight.master.as<float>()[0] = std::numeric_limits<float>::quiet_NaN();
-        for (int i = 0; i < 2; ++i) expect_contains(trainer.run_step().skipped, "not finite");
+        for (int64_t i = 0; i < kMostSkippedInARow; ++i)
+            expect_contains(trainer.run_step().skipped, "not finite");
         try {
             trainer.run_step();
-            ADD_FAILURE() << "a third step is skipped";
+            ADD_FAILURE() << "one more step is skipped";
         } catch (const Diverged& problem) {
-            EXPECT_EQ(problem.step, 3);
+            EXPECT_EQ(problem.step, kMostSkippedInARow + 1);
             EXPECT_EQ(problem.code(), ExitCode::numeric);
             expect_contains(problem.what(), weight.spec.name);
         }
-        EXPECT_EQ(trainer.steps_done(), 3);
+        EXPECT_EQ(trainer.steps_done(), kMostSkippedInARow + 1);
     });
 }
 
