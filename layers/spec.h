@@ -92,7 +92,7 @@ struct PrecisionSpec {
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
     // expert weight gradients of two consecutive micro-batches in one GEMM; layers read automatic as off
-    AutoSwitch moe_wgrad_pair_micro_batches = AutoSwitch::off;
+    AutoSwitch moe_wgrad_pair_micro_batches = AutoSwitch::automatic;
     ProbsIn moe_apply_probs_in = ProbsIn::swiglu;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
