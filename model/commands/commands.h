@@ -20,11 +20,11 @@ namespace fp8flow {
 struct RunOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
-    std::string hf_config;     // a Hugging Face config.json, read before the configuration; empty: none
-    std::string plugin;        // library with recipes of the caller's (fp8flow/recipe.h); empty: none
-    std::string weights;       // replay: safetensors with Hugging Face names; empty: those of the input
+    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string plugin;         // library with recipes of the caller's (fp8flow/recipe.h); empty: none
+    std::string weights;        // replay: safetensors with Hugging Face names; empty: those of the input
     bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
-    int64_t dump_samples = 0;  // train: write so many token windows and train nothing; 0: train
+    int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
     BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
