@@ -45,7 +45,7 @@ template <class Spec> auto recompute_flags(Spec& recompute) {
 ConfigField recompute_modules() {
     const std::string want = "a list of " + joined(kRecomputeModules);
     ConfigField field{"recompute", "recompute_modules", want,
-                      "what selective recompute re-runs in the backward instead of saving"};
+                      "what selective recompute runs again in the backward pass instead of saving"};
     field.get = [](const Config& config) {
         Names names;
         const auto flags = recompute_flags(config.recompute);
@@ -71,7 +71,7 @@ ConfigField recompute_modules() {
 // Kept as written until num_layers is known (resolve_config).
 ConfigField layer_frequency() {
     const std::string want = "N (every N-th layer is MoE), a list of 0 and 1, or ([0]*3+[1]*58)";
-    ConfigField field{"model", "moe_layer_freq", want, "which layers are MoE; the others have a dense FFN"};
+    ConfigField field{"model", "moe_layer_freq", want, "layers with MoE; the others have a dense FFN"};
     field.get = [](const Config& config) { return quoted(config.moe_layer_freq); };
     field.set = [want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
         const std::string pattern =
@@ -135,35 +135,36 @@ std::vector<ConfigField> moe_fields() {
         boolean(KEY(moe, moe_router_pre_softmax),
                 "softmax over all experts, then top-k without renormalising"),
         boolean(KEY(moe, moe_router_norm_topk_prob),
-                "sigmoid: the weights of a token's experts are divided by their sum"),
+                "sigmoid: divide the weights of a token's experts by their sum"),
         integer(KEY(moe, moe_router_num_groups), {.min = 0, .max = 4096},
                 "groups of experts for group-limited routing; 0: off"),
-        integer(KEY(moe, moe_router_group_topk), {.min = 0, .max = 4096}, "groups a token may use; 0: off"),
+        integer(KEY(moe, moe_router_group_topk), {.min = 0, .max = 4096},
+                "groups of experts that a token may use; 0: off"),
         number(KEY(moe, moe_router_topk_scaling_factor), {.min = 0, .above_min = true},
                "factor on the weights after normalisation"),
         boolean(KEY(moe, moe_router_enable_expert_bias),
-                "balance without a loss: a bias on the selection only"),
+                "balances without a loss: a bias that changes the selection only"),
         number(KEY(moe, moe_router_bias_update_rate), {.min = 0, .max = 1},
                "step of the expert bias, once per global batch"),
         choices(KEY(moe, moe_router_load_balancing_type), {"aux_loss", "seq_aux_loss", "global_aux_loss"},
                 "balancing losses; none or []: off"),
         numbers(KEY(moe, moe_aux_loss_coeff), {.min = 0}, "one coefficient per balancing loss"),
         choice(KEY(moe, moe_global_aux_loss_gradient), {"mean", "sum"},
-               "of global_aux_loss on several ranks: the mean of the ranks' gradients, as in "
-               "Megatron-LM; or their sum, the gradient of the whole loss"),
+               "gradient of global_aux_loss on several ranks. mean: averaged over ranks, as in Megatron-LM; "
+               "sum: the gradient of the whole loss"),
         number(KEY(moe, moe_z_loss_coeff), {.min = 0}, "coefficient of mean(logsumexp(logits)^2)"),
         boolean(KEY(moe, moe_router_force_load_balancing),
-                "benchmarks: ignore the router, spread tokens evenly over the experts"),
+                "benchmarks: ignore the router and spread tokens evenly over the experts"),
         number(KEY(moe, moe_router_force_biased), {.min = 0},
-               "benchmarks: force this max/mean load of experts; 0: off"),
+               "benchmarks: force this ratio of largest to mean expert load; 0: off"),
         number(KEY(moe, moe_expert_rank_capacity_factor), {.min = 0},
-               "room for rows of a rank at the start over its balanced share T*K; a step that "
-               "needs more is done again with more; 0: room for the worst case"),
+               "size of a rank's row buffers at the start over its balanced share T*K; a step that needs "
+               "more is redone with larger buffers; 0: the worst case"),
         integer(KEY(moe, moe_row_alignment), {.min = 1, .max = 128},
                 "rows of every expert are padded to a multiple of 1, 16, 32 or 128, as the recipe allows"),
         choice(KEY(moe, moe_combine_order), {"rank", "invariant"},
-               "rank: fast; invariant: a number of ranks trains to the same bits with every "
-               "expert_model_parallel_size, at a cost in memory and time; not in fp8_tensorwise"),
+               "rank: fast; invariant: the same bits for every expert_model_parallel_size on the same number "
+               "of ranks; needs more memory and time; not for fp8_tensorwise"),
     };
 }
 
@@ -175,8 +176,8 @@ std::vector<ConfigField> precision_fields() {
         choice(KEY(precision, recipe), kNamesOfRecipes,
                "the precision recipe of MoE, shared-expert and FFN layers"),
         optional_text(KEY(precision, flow),
-                      "a recipe of your own instead, by the name that the library of --plugin gives it "
-                      "(docs/usage/new_recipe.md); of one library with one recipe that one; \"\": none"),
+                      "your own recipe, by its name in the library of --plugin (docs/usage/new_recipe.md); "
+                      "\"\": none, or the only recipe of the library"),
         only(fp8, choice(KEY(precision, fp8_format), {"e4m3", "hybrid"}, "hybrid: gradients in E5M2")),
         only(fp8, boolean(KEY(precision, fp8_wgrad), "false: weight gradients from BF16 operands")),
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
@@ -186,23 +187,25 @@ std::vector<ConfigField> precision_fields() {
                  "where a step has two micro-batches on a rank and the GPUs have the memory, which is "
                  "printed")),
         choice(KEY(precision, moe_apply_probs_in), {"swiglu", "combine"},
-               "where the routing probability multiplies: in SwiGLU, before fc2; or in combine, where the "
-               "backward makes SwiGLU's output again instead of keeping it"),
+               "where the routing probability multiplies. swiglu: before fc2; combine: after fc2, and the "
+               "backward pass recomputes SwiGLU's output"),
         only({Recipe::fp8_tensorwise, Recipe::fp8_blockwise, Recipe::fp8_flow, Recipe::fp8_rowwise},
              choice(KEY(precision, scale_format), {"pow2", "fp32"},
-                    "scales as powers of two, or free FP32 scales")),
+                    "pow2: scales are powers of two; fp32: any FP32 scale")),
         only({Recipe::mxfp8},
              choice(KEY(precision, mx_rounding), {"floor", "rceil"}, "rounding of MXFP8's scales")),
         only(flow, boolean(KEY(precision, moe_quantize_before_dispatch),
-                           "flow: FP8 on the wire; false: BF16, quantised after")),
+                           "fp8_flow: FP8 on the wire; false: BF16, quantised after dispatch")),
+        only(
+            flow,
+            boolean(KEY(precision, moe_scaling_aware_transpose),
+                    "fp8_flow: transpose the saved FP8 rows directly; false: dequantise and quantise again")),
         only(flow,
-             boolean(KEY(precision, moe_scaling_aware_transpose),
-                     "flow: transpose the saved FP8 rows directly; false: dequantise and quantise again")),
-        only(flow, boolean(KEY(precision, moe_permute_padding_for_fp8), "flow: permute and pad in one step")),
+             boolean(KEY(precision, moe_permute_padding_for_fp8), "fp8_flow: permute and pad in one step")),
         only(flow, boolean(KEY(precision, moe_act_quantize_fusion),
-                           "flow: SwiGLU x prob and quantise in one step, forward and backward")),
+                           "fp8_flow: SwiGLU and quantisation in one step, forward and backward")),
         only(flow, boolean(KEY(precision, moe_norm_quantize_fusion),
-                           "flow: the norm writes FP8 rows; false: one more cast, as the paper counts")),
+                           "fp8_flow: the norm writes FP8 rows; false: one more cast, as the paper counts")),
         only({Recipe::fp8_tensorwise}, integer(KEY(precision, fp8_amax_history_len), {.min = 1, .max = 1024},
                                                "length of delayed scaling's amax history, in steps")),
     };
@@ -215,33 +218,34 @@ std::vector<ConfigField> recompute_fields() {
         recompute_modules(),
         only({Recipe::fp8_flow},
              choice(KEY(recompute, saved_rows), {"sorted", "received", "none"},
-                    "what moe_expert keeps of received rows: sorted by expert; each once, as it came "
-                    "over the wire; or none, and the backward dispatches again")),
+                    "what moe_expert keeps of received rows. sorted: by expert; received: each once, as "
+                    "received; none: the backward pass dispatches again")),
     };
 }
 
 std::vector<ConfigField> schedule_fields() {
     return {
         boolean(KEY(schedule, moe_shared_expert_overlap),
-                "GPUs: the shared expert on a stream beside route, plan and dispatch"),
+                "GPUs: run the shared expert in parallel with route, plan and dispatch"),
         boolean(KEY(schedule, delay_wgrad_compute),
-                "GPUs: expert weight gradients, with their transposes, on a stream beside data "
-                "gradients and the combine of dX"),
+                "GPUs: run expert weight gradients and their transposes in parallel with data gradients and "
+                "the combine of dX"),
         boolean(KEY(schedule, overlap_moe_expert_parallel_comm),
-                "the forward of a micro-batch beside the backward of the one before: the wire of "
-                "one beside the GEMMs of the other; twice the activations"),
+                "interleave micro-batches: the forward pass of one runs in parallel with the backward pass "
+                "of the one before, so that the exchange of one hides under the GEMMs of the other; twice "
+                "the activations"),
         boolean(KEY(schedule, overlap_grad_reduce),
-                "GPUs: gradients of a layer are reduced over ranks beside the backward of the "
+                "GPUs: reduce a layer's gradients over ranks in parallel with the backward pass of the "
                 "layers below"),
         boolean(KEY(schedule, overlap_param_gather),
-                "GPUs, with training.use_distributed_optimizer: the working copies of a layer are "
-                "gathered beside the forward of the layer before, in the step after the update"),
+                "GPUs, with training.use_distributed_optimizer: gather a layer's working copies in parallel "
+                "with the forward pass of the layer before, in the next step"),
         integer(KEY(schedule, wire_sms), {.min = 0, .max = 132},
-                "SMs of calls of the exchange beside another micro-batch or in gradient "
-                "reduction beside the backward, with several ranks; 0: all"),
+                "SMs for exchange calls that run in parallel with another micro-batch or, in gradient "
+                "reduction, with the backward pass; 0: all"),
         choice(KEY(schedule, cuda_graph_impl), {"none", "full_iteration"},
-               "full_iteration: a step is captured in a CUDA graph and launched as a whole; over "
-               "NCCL messages then have a fixed size. none: for debuggers and profilers"),
+               "full_iteration: capture a step in a CUDA graph and launch it as a whole (NCCL messages then "
+               "have a fixed size); none: for debuggers and profilers"),
     };
 }
 
@@ -250,7 +254,7 @@ ConfigField hosts_field() {
     const std::string want = "hosts x ranks on each, e.g. 2x4, or \"\"";
     ConfigField field{
         "parallel", "hosts", want,
-        "as if ranks ran on so many hosts, to try on one what crosses hosts; \"\": as launched"};
+        "treat the ranks as if they ran on this many hosts, to test on one machine; \"\": as launched"};
     field.get = [](const Config& config) {
         const ParallelSpec& p = config.parallel;
         return quoted(p.hosts == 0 ? "" : fmt::format("{}x{}", p.hosts, p.ranks_per_host));
@@ -282,18 +286,17 @@ std::vector<ConfigField> parallel_fields() {
     return {
         integer(KEY(parallel, expert_model_parallel_size), {.min = 1, .max = 4096},
                 "ranks that share the experts of a layer; divides the world size"),
-        choice(
-            KEY(parallel, moe_token_dispatcher_type), {"alltoall", "flex", "hierarchical"},
-            "GPUs: NCCL send and receive; rows written directly to peer memory over NVLink; or two levels: "
-            "a row crosses to another host once and is fanned out there, over peer memory on GPUs"),
+        choice(KEY(parallel, moe_token_dispatcher_type), {"alltoall", "flex", "hierarchical"},
+               "alltoall: NCCL send and receive; flex: rows written to peer memory over NVLink; "
+               "hierarchical: a row crosses to another host once and is fanned out there"),
         choice(KEY(parallel, moe_flex_dispatcher_backend), {"nvlink", "cuda_ipc", "nccl_window"},
-               "how flex maps peers' memory; nvlink: the first of the others that works"),
+               "how flex maps the memory of other GPUs; nvlink: the first of the others that works"),
         choice(KEY(parallel, moe_message_sizes), {"routed", "fixed"},
-               "of NCCL's messages: as the routing makes them, and the host waits twice in each "
-               "dispatch and combine; or always for every token, and the host waits for nothing"),
+               "size of NCCL messages. routed: as the routing needs, and the host waits twice in each "
+               "dispatch and combine; fixed: for every token, and the host never waits"),
         hosts_field(),
         number(KEY(parallel, peer_deadline_seconds), {.min = 0, .max = 86400, .above_min = true},
-               "longest wait for another rank; then the job ends with a report"),
+               "longest wait for another rank, in seconds; then the job ends with a report"),
     };
 }
 
@@ -318,24 +321,24 @@ std::vector<ConfigField> training_fields() {
         number(KEY(training, adam_beta2), beta, "decay of the second moment"),
         number(KEY(training, adam_eps), {.min = kLeastEpsilon}, "added to the root of the second moment"),
         choice("training", "main_grads_dtype", AT(training.state.main_grads_dtype), {"fp32", "bf16"},
-               "gradients of the routed experts' weights, in which micro-batches add up; bf16: "
-               "sums of two or more are rounded stochastically. All other gradients are FP32"),
+               "gradients of routed experts, summed over micro-batches; bf16: sums of two or more are "
+               "rounded stochastically. Other gradients are FP32"),
         choice("training", "exp_avg_dtype", AT(training.state.exp_avg_dtype), {"fp32", "bf16"},
                "first moments; bf16: rounded stochastically when they are written"),
         choice("training", "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},
                "second moments; bf16: rounded stochastically when they are written"),
-        boolean(KEY(training, use_distributed_optimizer),
-                "masters and moments divided over the ranks that have the same parameters (all "
-                "ranks; of experts, their replicas): each updates its slice and the working "
-                "copies are gathered; the same bits"),
+        boolean(
+            KEY(training, use_distributed_optimizer),
+            "divide masters and moments over the ranks that have the same parameters (all ranks; for experts "
+            "their replicas). Each rank updates its slice, then working copies are gathered; same bits"),
         number(KEY(training, clip_grad), {.min = 0}, "global gradient norm; 0: no clipping"),
         number(KEY(training, loss_spike_factor), {.min = 0},
-               "a step whose loss is above this many times the median of the last 32 has diverged; 0: off"),
+               "a step has diverged if its loss is above this many times the median of the last 32; 0: off"),
         number(KEY(training, grad_norm_limit), {.min = 0},
-               "a step whose gradient norm, before clipping, is above this has diverged; 0: off"),
+               "a step has diverged if its gradient norm, before clipping, is above this; 0: off"),
         choice(KEY(training, on_divergence), {"stop", "skip", "rollback"},
-               "a step that diverged, or has a NaN, is not applied; then: stop with a checkpoint, skip "
-               "the step, or go back to the last checkpoint and on with the data after the step"),
+               "after a step with a NaN or past a limit, which is never applied. stop: write a checkpoint "
+               "and end; skip: go on; rollback: return to the last checkpoint and skip the data"),
         integer(KEY(training, eval_interval), {.min = 0},
                 "steps between held-out evaluations; 0: only at the end"),
         integer(KEY(training, eval_iters), {.min = 0}, "global batches of an evaluation; 0: none"),
@@ -345,14 +348,14 @@ std::vector<ConfigField> training_fields() {
 std::vector<ConfigField> data_fields() {
     return {
         choice(KEY(data, data_kind), {"text", "synthetic", "shards", "megatron"},
-               "bytes of files; seeded Markov chain; llm.c .bin token shards; Megatron's .bin "
-               "and .idx"),
+               "text: bytes of files; synthetic: a seeded Markov chain; shards: llm.c .bin files; megatron: "
+               ".bin and .idx files"),
         texts(KEY(data, data_path), "files, folders and globs"),
         texts(KEY(data, file_extensions),
               "text: only these in folders, e.g. [.h, .txt]; \"\": names without one; []: every file"),
         number(KEY(data, held_out_fraction), {.min = 0, .max = 0.5},
-               "share held out for evaluation, never trained on; text: of the files; megatron: of the "
-               "documents of each file, the last ones"),
+               "share held out for evaluation. text: of the files; megatron: of each file's documents, the "
+               "last ones"),
         integer(KEY(data, max_bytes), {.min = 1}, "text: read at most this many bytes"),
         integer(KEY(data, synthetic_vocab_size), {.min = 2, .max = 65536}, "states of the Markov chain"),
         integer(KEY(data, synthetic_order), {.min = 1, .max = 16}, "tokens of context of the chain"),
@@ -373,7 +376,7 @@ std::vector<ConfigField> output_fields() {
                       "name of a folder below output.out for TensorBoard's event files; \"\": none"),
         integer(KEY(output, tensorboard_log_interval), {.min = 1}, "steps between TensorBoard scalars"),
         boolean(KEY(output, moe_per_layer_logging),
-                "TensorBoard: balancing losses and z-loss of each layer, too"),
+                "TensorBoard: balancing losses and z-loss also per layer"),
         boolean(KEY(output, time_stages),
                 "seconds per stage of every step in metrics.jsonl, from device clocks"),
         boolean(KEY(output, tensor_stats),
@@ -381,8 +384,8 @@ std::vector<ConfigField> output_fields() {
                 "transposed copies lose"),
         integer(KEY(output, tensor_stats_interval), {.min = 1}, "steps between tensor statistics"),
         choice(KEY(output, export_format), {"none", "bf16", "f32", "fp8"},
-               "in the end, train writes the weights with Hugging Face names to hf below "
-               "output.out; --export sets it"),
+               "at the end, train writes the weights with Hugging Face names to hf below output.out; "
+               "--export sets it"),
     };
 }
 
@@ -394,7 +397,8 @@ std::vector<ConfigField> validate_fields() {
         number(KEY(validate, ema_decay), {.min = 0, .max = 1, .below_max = true},
                "smoothing of the loss curves that are compared"),
         integer(KEY(validate, warmup_iters), {.min = 0}, "steps left out of the verdict"),
-        boolean(KEY(validate, control_arm), "run bf16 again with another summation order: the noise floor"),
+        boolean(KEY(validate, control_arm),
+                "run bf16 again with another order of summation, which gives the noise floor"),
     };
 }
 
@@ -406,9 +410,10 @@ std::vector<ConfigField> profile_fields() {
         choices(KEY(profile, profile_recipes), kNamesOfRecipes,
                 "recipes to compare; speed-ups are over the first"),
         choice(KEY(profile, routing), {"balanced", "skewed_1.25", "skewed_2.0", "data"},
-               "loads of experts: equal, or forced to that max/mean; data: as the router chooses"),
+               "expert loads. balanced: equal; skewed: forced to this ratio of largest to mean; data: as the "
+               "router chooses"),
         number(KEY(profile, energy_seconds), {.min = 0, .max = 3600},
-               "GPUs: seconds of steps over which energy is measured, for each recipe; 0: not"),
+               "GPUs: seconds of steps for the energy measurement of each recipe; 0: off"),
     };
 }
 
@@ -426,18 +431,19 @@ std::vector<ConfigField> checkpoint_fields() {
         integer(KEY(checkpoint, save_interval), {.min = 0},
                 "steps between checkpoints, and one after the last step; 0: none"),
         optional_text(KEY(checkpoint, pretrained_checkpoint),
-                      "a Hugging Face model that train begins with: a .safetensors file, an "
-                      "index, or a folder; --weights sets it"),
+                      "a Hugging Face model to start from: a .safetensors file, an index, or a folder; "
+                      "--weights sets it"),
         optional_text(KEY(checkpoint, load),
                       "resume from: auto (the newest complete checkpoint of this run, if any), a run's "
                       "folder, a folder of checkpoints, or one checkpoint; --resume sets it"),
         integer(KEY(checkpoint, most_recent_k), {.min = 0, .max = 1 << 20},
-                "newest checkpoints that are kept; 0: all"),
+                "number of newest checkpoints to keep; 0: all"),
         boolean(KEY(checkpoint, async_save),
                 "write in the background; training pauses only for the copy to host memory"),
-        boolean(KEY(checkpoint, finetune), "load weights only; moments, step and data position start afresh"),
+        boolean(KEY(checkpoint, finetune),
+                "load weights only; moments, step and data position start from scratch"),
         choice(KEY(checkpoint, on_error), {"stop", "warn"},
-               "where a checkpoint cannot be written: stop, or warn and try again at the next interval"),
+               "if a checkpoint cannot be written. stop: end the run; warn: try again at the next interval"),
     };
 }
 
