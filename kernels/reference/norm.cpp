@@ -106,7 +106,7 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
 #pragma omp parallel
     {
         std::vector<float> values(static_cast<std::size_t>(width));
-        std::vector<uint8_t> column_codes(transposed_tensor ? static_cast<std::size_t>(width) : 0);
+        std::vector<uint8_t> column_fp8(transposed_tensor ? static_cast<std::size_t>(width) : 0);
         float part = 0.0f;
 #pragma omp for schedule(static) nowait
         for (int64_t row = 0; row < tokens; ++row) {
@@ -117,10 +117,10 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
                 encode(values.data(), width, row_multiplier, args.rows.data.dtype,
                        args.rows.data.bytes_ptr() + row * width);
             if (transposed_tensor) {
-                const TensorView& codes = args.transposed.data;
-                encode(values.data(), width, column_multiplier, codes.dtype, column_codes.data());
+                const TensorView& fp8 = args.transposed.data;
+                encode(values.data(), width, column_multiplier, fp8.dtype, column_fp8.data());
                 for (int64_t i = 0; i < width; ++i)
-                    codes.bytes_ptr()[i * codes.cols() + row] = column_codes[static_cast<std::size_t>(i)];
+                    fp8.bytes_ptr()[i * fp8.cols() + row] = column_fp8[static_cast<std::size_t>(i)];
             }
             if (args.y) store_row(args.y, row, values.data());
             if (!blocks) continue;
@@ -132,10 +132,10 @@ void ReferenceOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const L
     }
     if (args.amax) *args.amax.as<float>() = max_ignore_nan(*args.amax.as<float>(), amax);
     if (transposed_tensor) {
-        const TensorView& codes = args.transposed.data;
+        const TensorView& fp8 = args.transposed.data;
         for (int64_t i = 0; i < width; ++i)
-            std::fill(codes.bytes_ptr() + i * codes.cols() + tokens,
-                      codes.bytes_ptr() + (i + 1) * codes.cols(), uint8_t{0});
+            std::fill(fp8.bytes_ptr() + i * fp8.cols() + tokens, fp8.bytes_ptr() + (i + 1) * fp8.cols(),
+                      uint8_t{0});
     }
     if (args.transposed.layout == ScaleLayout::tile128) {
         const std::vector<float> scales = scales_by_block(args.rows);

@@ -76,14 +76,14 @@ void ReferenceOps::do_quantize_tensor(const op::QuantizeTensor& args, const Laun
     if (args.transposed) *args.transposed.scales.as<float>() = scale.dequant;
 
     const LoadSegment load = segments_of(args.src);
-    auto store = [&](const std::vector<GroupRange>& rows, const TensorView& row_codes,
-                     const TensorView& transposed_codes) {
+    auto store = [&](const std::vector<GroupRange>& rows, const TensorView& row_fp8,
+                     const TensorView& transposed_fp8) {
         const std::vector<Tile> tiles = tiles_of(rows, args.src.cols());
 #pragma omp parallel for schedule(static)
         for (std::size_t i = 0; i < tiles.size(); ++i) {
             float values[kBlock * kBlock];
             load_tile(load, tiles[i], values);
-            store_tile(values, tiles[i], scale.multiplier, row_codes, transposed_codes);
+            store_tile(values, tiles[i], scale.multiplier, row_fp8, transposed_fp8);
         }
     };
     // Without groups the transposed copy alone may have pads.

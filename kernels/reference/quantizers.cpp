@@ -59,12 +59,12 @@ int64_t row_scale_index(const ScaledTensor& t, int64_t row, int64_t block) {
     return block * t.data.rows() + row;
 }
 
-// codes[r][c] = to_fp8(values[r][c] * multipliers[c]) for rows of kColumns.
+// fp8[r][c] = to_fp8(values[r][c] * multipliers[c]) for rows of kColumns.
 template <class To>
-void encode_columns(const float* values, int64_t rows, const float* multipliers, uint8_t* codes, To to) {
+void encode_columns(const float* values, int64_t rows, const float* multipliers, uint8_t* fp8, To to) {
     for (int64_t r = 0; r < rows; ++r)
         for (int64_t c = 0; c < kColumns; ++c)
-            codes[r * kColumns + c] = to(values[r * kColumns + c] * multipliers[c]).bits;
+            fp8[r * kColumns + c] = to(values[r * kColumns + c] * multipliers[c]).bits;
 }
 
 // A block of rows that share one scale per column; scale_row is its row in the scale table.
@@ -100,7 +100,7 @@ void load_chunk(const LoadSegment& load, int64_t row, int64_t rows, int64_t col,
 void quantize_column_block(const LoadSegment& load, const ColumnBlock& block, int64_t col, int64_t cols,
                            const QuantizeRule& rule, const ScaledTensor& dst) {
     float values[kBlock * kColumns];
-    uint8_t codes[kBlock * kColumns];
+    uint8_t fp8[kBlock * kColumns];
     uint32_t amax[kColumns] = {};
     float multipliers[kColumns] = {};
     for (int64_t row = 0; row < block.count; row += kBlock) {
@@ -122,12 +122,12 @@ void quantize_column_block(const LoadSegment& load, const ColumnBlock& block, in
         const int64_t rows = std::min(kBlock, block.count - row);
         if (block.count > kBlock) load_chunk(load, block.first + row, rows, col, cols, values);
         if (dst.data.dtype == DType::e5m2) {
-            encode_columns(values, rows, multipliers, codes, [](float x) { return to_e5m2(x); });
+            encode_columns(values, rows, multipliers, fp8, [](float x) { return to_e5m2(x); });
         } else {
-            encode_columns(values, rows, multipliers, codes, [](float x) { return to_e4m3(x); });
+            encode_columns(values, rows, multipliers, fp8, [](float x) { return to_e4m3(x); });
         }
         for (int64_t c = 0; c < cols; ++c)
-            for (int64_t r = 0; r < rows; ++r) out[c * stride + row + r] = codes[r * kColumns + c];
+            for (int64_t r = 0; r < rows; ++r) out[c * stride + row + r] = fp8[r * kColumns + c];
     }
     const std::size_t pads = static_cast<std::size_t>(block.end - block.first - block.count);
     for (int64_t c = 0; c < cols && pads > 0; ++c) std::memset(out + c * stride + block.count, 0, pads);
@@ -146,21 +146,21 @@ float amax_of(const float* values, int64_t count) {
     return bits_float(*std::max_element(lanes, lanes + kLanes));
 }
 
-void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* codes) {
+void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* fp8) {
     if (dtype == DType::e5m2) {
-        for (int64_t i = 0; i < count; ++i) codes[i] = to_e5m2(values[i] * multiplier).bits;
+        for (int64_t i = 0; i < count; ++i) fp8[i] = to_e5m2(values[i] * multiplier).bits;
     } else {
-        for (int64_t i = 0; i < count; ++i) codes[i] = to_e4m3(values[i] * multiplier).bits;
+        for (int64_t i = 0; i < count; ++i) fp8[i] = to_e4m3(values[i] * multiplier).bits;
     }
 }
 
 void quantize_row(const float* values, const ScaledTensor& dst, int64_t row, const QuantizeRule& rule) {
     const int64_t cols = dst.data.cols(), length = block_length(dst.layout, cols);
-    uint8_t* codes = dst.data.bytes_ptr() + row * cols;
+    uint8_t* fp8 = dst.data.bytes_ptr() + row * cols;
     for (int64_t col = 0; col < cols; col += length) {
         const int64_t count = std::min(length, cols - col);
         const BlockScale scale = block_scale(amax_of(values + col, count), dst.data.dtype, dst.layout, rule);
-        encode(values + col, count, scale.multiplier, dst.data.dtype, codes + col);
+        encode(values + col, count, scale.multiplier, dst.data.dtype, fp8 + col);
         store_scale(dst.scales, row_scale_index(dst, row, col / length), scale);
     }
 }
@@ -216,21 +216,21 @@ void load_tile(const LoadSegment& load, const Tile& tile, float* values) {
 
 void store_tile(const float* values, const Tile& tile, float multiplier, const TensorView& rows,
                 const TensorView& transposed) {
-    uint8_t codes[kBlock * kBlock];
+    uint8_t fp8[kBlock * kBlock];
     const DType dtype = rows ? rows.dtype : transposed.dtype;
-    encode(values, tile.count * tile.cols, multiplier, dtype, codes);
-    std::memset(codes + tile.count * tile.cols, 0,
+    encode(values, tile.count * tile.cols, multiplier, dtype, fp8);
+    std::memset(fp8 + tile.count * tile.cols, 0,
                 static_cast<std::size_t>((tile.end - tile.row - tile.count) * tile.cols));
     if (rows) {
         uint8_t* out = rows.bytes_ptr() + (base_of(rows) + tile.row) * rows.cols() + tile.col;
         for (int64_t r = 0; r < tile.end - tile.row; ++r)
-            std::memcpy(out + r * rows.cols(), codes + r * tile.cols, static_cast<std::size_t>(tile.cols));
+            std::memcpy(out + r * rows.cols(), fp8 + r * tile.cols, static_cast<std::size_t>(tile.cols));
     }
     if (transposed) {
         const int64_t stride = transposed.cols();
         uint8_t* out = transposed.bytes_ptr() + tile.col * stride + base_of(transposed) + tile.row;
         for (int64_t c = 0; c < tile.cols; ++c)
-            for (int64_t r = 0; r < tile.end - tile.row; ++r) out[c * stride + r] = codes[r * tile.cols + c];
+            for (int64_t r = 0; r < tile.end - tile.row; ++r) out[c * stride + r] = fp8[r * tile.cols + c];
     }
 }
 

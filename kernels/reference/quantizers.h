@@ -22,8 +22,8 @@ struct QuantizeRule {
 
 // max|x| ignoring NaN; 0 for no values.
 float amax_of(const float* values, int64_t count);
-// codes[i] = to_fp8(values[i] * multiplier).
-void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* codes);
+// fp8[i] = to_fp8(values[i] * multiplier).
+void encode(const float* values, int64_t count, float multiplier, DType dtype, uint8_t* fp8);
 
 // One row of dst (absolute, row_base included) in layout vec128_wire, vec128, row or mx32: scales along the
 // row.

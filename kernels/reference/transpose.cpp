@@ -48,7 +48,7 @@ void check_powers_of_two(const ScaledRows& src, const std::vector<GroupRange>& r
 
 int exponent_of(float scale) { return static_cast<int>(float_bits(scale) >> 23); }
 
-// Rows of one tile, at most 128 x 128. codes: first value of the tile in dst, row stride dst_stride. Returns
+// Rows of one tile, at most 128 x 128. fp8: first value of the tile in dst, row stride dst_stride. Returns
 // the tile's scale.
 float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile& tile, uint8_t* dst,
                      int64_t dst_stride) {
@@ -56,20 +56,20 @@ float transpose_tile(const ScaledRows& src, const ShiftTable& shifts, const Tile
     float target = 0.0f;
     for (int64_t r = 0; r < tile.count; ++r) target = max_ignore_nan(target, scales[r]);
 
-    uint8_t codes[kBlock][kBlock];  // [column][row]
+    uint8_t fp8[kBlock][kBlock];  // [column][row]
     const int64_t rows = tile.end - tile.row;
     for (int64_t r = 0; r < rows; ++r) {
         if (r >= tile.count || !(scales[r] > 0.0f)) {
-            for (int64_t c = 0; c < tile.cols; ++c) codes[c][r] = 0;
+            for (int64_t c = 0; c < tile.cols; ++c) fp8[c][r] = 0;
             continue;
         }
         const int k = std::min(exponent_of(target) - exponent_of(scales[r]), kMaxShift);
         const auto& shift = shifts[static_cast<std::size_t>(k)];
         const uint8_t* in = src.data + (tile.row + r) * src.dim + tile.col;
-        for (int64_t c = 0; c < tile.cols; ++c) codes[c][r] = shift[in[c]];
+        for (int64_t c = 0; c < tile.cols; ++c) fp8[c][r] = shift[in[c]];
     }
     for (int64_t c = 0; c < tile.cols; ++c)
-        std::memcpy(dst + c * dst_stride, codes[c], static_cast<std::size_t>(rows));
+        std::memcpy(dst + c * dst_stride, fp8[c], static_cast<std::size_t>(rows));
     return target;
 }
 
@@ -94,21 +94,21 @@ void transpose_tiles(const ScaledRows& src, DType dtype, const std::vector<Group
 using namespace reference;
 
 void ReferenceOps::do_transpose_fp8(const op::TransposeFp8& args, const Launch&) {
-    const TensorView& codes = args.src.data;
-    const int64_t base = base_of(codes);
-    const ScaledRows rows = {codes.bytes_ptr() + base * codes.cols(), args.src.scales.as<float>() + base,
-                             codes.cols(), codes.dim(0)};
-    const std::vector<GroupRange> ranges = column_ranges(args.groups, codes.dim(0), args.dst.data);
+    const TensorView& fp8 = args.src.data;
+    const int64_t base = base_of(fp8);
+    const ScaledRows rows = {fp8.bytes_ptr() + base * fp8.cols(), args.src.scales.as<float>() + base,
+                             fp8.cols(), fp8.dim(0)};
+    const std::vector<GroupRange> ranges = column_ranges(args.groups, fp8.dim(0), args.dst.data);
     check_powers_of_two(rows, ranges);
-    transpose_tiles(rows, codes.dtype, ranges, args.dst);
+    transpose_tiles(rows, fp8.dtype, ranges, args.dst);
 }
 
 void ReferenceOps::do_transpose_requantize(const op::TransposeRequantize& args, const Launch&) {
-    const TensorView& codes = args.src.data;
+    const TensorView& fp8 = args.src.data;
     const float* scales = args.src.scales.as<float>();
-    const int64_t base = base_of(codes), capacity = codes.dim(0), dim = codes.cols();
+    const int64_t base = base_of(fp8), capacity = fp8.dim(0), dim = fp8.cols();
     const LoadSegment dequantized = [&](int64_t row, int64_t col, int64_t count, float* out) {
-        load_floats(codes, (base + row) * dim + col, count, out);
+        load_floats(fp8, (base + row) * dim + col, count, out);
         for (int64_t i = 0; i < count; ++i) out[i] *= scales[(col + i) / kBlock * capacity + base + row];
     };
     quantize_by_columns(dequantized, dim, column_ranges(args.groups, capacity, args.dst.data),

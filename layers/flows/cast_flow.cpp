@@ -189,7 +189,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
 CastFlow::Operands CastFlow::gradient_operands(Context& ctx, const char* name, const TensorView& plain,
                                                const ExpertsSaved& saved) const {
     Operands out;
-    const DType code = gradient_code(precision_);
+    const DType code = gradient_dtype(precision_);
     out.rows = fp8_rows(ctx, saved, Life::call, code, plain.cols(), row_layout(), "cast");
     if (precision_.fp8_wgrad)
         out.columns = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), code, plain.cols(),

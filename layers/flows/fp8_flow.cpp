@@ -59,7 +59,7 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");  // [M] f32
     {
         const HalfScope fc2_alone(ctx, saved);
-        const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_code(precision_), hidden,
+        const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_dtype(precision_), hidden,
                                           ScaleLayout::vec128, "dispatch",
                                           precision_.scale_format);  // [M, H]
         receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
@@ -117,7 +117,7 @@ void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& s
 }
 
 ScaledTensor Fp8Flow::gradient_of_h(Context& ctx, const ExpertWeights& w, const ExpertsSaved& saved) const {
-    return fp8_rows(ctx, saved, Life::call, gradient_code(precision_), 2 * w.w2->spec.shape[2],
+    return fp8_rows(ctx, saved, Life::call, gradient_dtype(precision_), 2 * w.w2->spec.shape[2],
                     ScaleLayout::vec128, "swiglu", precision_.scale_format);
 }
 
@@ -200,7 +200,7 @@ double Fp8Flow::saved_bytes_local(int64_t, int64_t width) const {
 // The one explicit cast: dY, quantised once for the wire, fc2's data gradient and its weight gradient.
 void Fp8Flow::prepare_gradient(Context& ctx, TokenRows& dy) const {
     auto timed = ctx.stage("cast");
-    dy.quantized = wire_rows(ctx.scratch, gradient_code(precision_), dy.plain.rows(), dy.plain.cols(),
+    dy.quantized = wire_rows(ctx.scratch, gradient_dtype(precision_), dy.plain.rows(), dy.plain.cols(),
                              precision_.scale_format, "cast");
     ctx.ops.quantize_rows({.src = dy.plain, .scale_format = precision_.scale_format, .dst = dy.quantized},
                           ctx.launch);

@@ -44,7 +44,7 @@ protected:
     ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
                             const ExpertsSaved& saved) const override {
         if (precision_.moe_quantize_before_dispatch) return Fp8Flow::local_rows(ctx, what, tokens, saved);
-        const DType code = what == Received::x ? DType::e4m3 : gradient_code(precision_);
+        const DType code = what == Received::x ? DType::e4m3 : gradient_dtype(precision_);
         ScaledTensor dst = ctx.scratch.fp8(code, {tokens.plain.rows(), tokens.plain.cols()},
                                            ScaleLayout::vec128, "dispatch");
         dst.format = precision_.scale_format;

@@ -89,7 +89,7 @@ void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, co
 void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);
 
-inline DType gradient_code(const PrecisionSpec& precision) {
+inline DType gradient_dtype(const PrecisionSpec& precision) {
     return precision.fp8_format == Fp8Format::hybrid ? DType::e5m2 : DType::e4m3;
 }
 

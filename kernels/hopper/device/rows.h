@@ -49,22 +49,22 @@ __device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d,
         low = pack_e4m3(a, b);
         high = pack_e4m3(c, d);
     }
-    uint32_t codes;  // ptxas merges both conversions into one register: no shift and no OR
-    asm("mov.b32 %0, {%1, %2};" : "=r"(codes) : "h"(low), "h"(high));
-    return codes;
+    uint32_t fp8;  // ptxas merges both conversions into one register: no shift and no OR
+    asm("mov.b32 %0, {%1, %2};" : "=r"(fp8) : "h"(low), "h"(high));
+    return fp8;
 }
 __device__ __forceinline__ float2 unpack_half2(uint32_t word) {
     __half2 half;
     memcpy(&half, &word, sizeof(half));
     return __half22float2(half);
 }
-__device__ __forceinline__ float2 unpack_fp8x2(uint16_t codes,
+__device__ __forceinline__ float2 unpack_fp8x2(uint16_t fp8,
                                                DType dtype) {  // exact: FP8 is a subset of FP16
     uint32_t word;
     if (dtype == DType::e5m2)
-        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(word) : "h"(codes));
+        asm("cvt.rn.f16x2.e5m2x2 %0, %1;" : "=r"(word) : "h"(fp8));
     else
-        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(codes));
+        asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(word) : "h"(fp8));
     return unpack_half2(word);
 }
 
@@ -99,8 +99,8 @@ __device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col
             v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
             v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
         } else {
-            const uint2 codes = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(t.data) + first);
-            const uint32_t w[2] = {codes.x, codes.y};
+            const uint2 fp8 = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(t.data) + first);
+            const uint32_t w[2] = {fp8.x, fp8.y};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 const float2 pair = unpack_fp8x2(static_cast<uint16_t>(w[i / 2] >> (16 * (i % 2))), t.dtype);
@@ -149,15 +149,15 @@ __device__ __forceinline__ uint2 encode_unit(const float (&v)[kUnit], float m, D
     return {pack_fp8(v[0] * m, v[1] * m, v[2] * m, v[3] * m, dtype),
             pack_fp8(v[4] * m, v[5] * m, v[6] * m, v[7] * m, dtype)};
 }
-__device__ __forceinline__ void store_codes(const RowView& t, int64_t row, int col, uint2 codes) {
+__device__ __forceinline__ void store_fp8(const RowView& t, int64_t row, int col, uint2 fp8) {
     uint8_t* out = static_cast<uint8_t*>(t.data) + row * t.cols + col;
     if (t.vector && col + kUnit <= t.cols) {
-        *reinterpret_cast<uint2*>(out) = codes;
+        *reinterpret_cast<uint2*>(out) = fp8;
         return;
     }
 #pragma unroll
     for (int i = 0; i < kUnit; ++i)
-        if (col + i < t.cols) out[i] = static_cast<uint8_t>((i < 4 ? codes.x : codes.y) >> (8 * (i % 4)));
+        if (col + i < t.cols) out[i] = static_cast<uint8_t>((i < 4 ? fp8.x : fp8.y) >> (8 * (i % 4)));
 }
 
 // ---- maxima

@@ -21,13 +21,13 @@ struct BlockScale {
     float dequant;  // stored in f32 scales
     uint8_t e8m0;   // stored in e8m0 scales
 };
-__device__ __forceinline__ BlockScale block_scale(uint32_t amax, DType codes, bool mx,
+__device__ __forceinline__ BlockScale block_scale(uint32_t amax, DType fp8, bool mx,
                                                   const QuantizeRule& rule) {
     if (mx) {
-        const MxScale scale = mx_scale(__uint_as_float(amax), codes, rule.mx_rounding);
+        const MxScale scale = mx_scale(__uint_as_float(amax), fp8, rule.mx_rounding);
         return {scale.multiplier, 0.0f, scale.code};
     }
-    const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(codes), rule.scale_format);
+    const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(fp8), rule.scale_format);
     return {scale.multiplier, scale.dequant, float_to_e8m0(scale.dequant)};
 }
 
@@ -72,7 +72,7 @@ inline RowScales row_scales(const ScaledTensor& t) {
 // Quantises a unit of a row in blocks of 32 or 128 columns: amax over the block's threads, FP8 values and
 // scale. Pads: value 0, scale 0. All threads of the 128 columns must call it; those past the row's end hold
 // zeros.
-__device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& codes,
+__device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool valid, const RowView& fp8,
                                               const RowScales& scales, int64_t row, int col,
                                               const QuantizeRule& rule) {
     const bool mx = scales.block == kMxBlock;
@@ -80,11 +80,11 @@ __device__ __forceinline__ void quantize_unit(const float (&v)[kUnit], bool vali
     BlockScale scale = {0.0f, 0.0f, 0};
     uint2 unit = {0, 0};
     if (valid) {
-        scale = block_scale(amax, codes.dtype, mx, rule);
-        unit = encode_unit(v, scale.multiplier, codes.dtype);
+        scale = block_scale(amax, fp8.dtype, mx, rule);
+        unit = encode_unit(v, scale.multiplier, fp8.dtype);
     }
-    if (col >= codes.cols) return;
-    store_codes(codes, row, col, unit);
+    if (col >= fp8.cols) return;
+    store_fp8(fp8, row, col, unit);
     if (col % scales.block == 0) scales.store(row, col / scales.block, scale);
 }
 

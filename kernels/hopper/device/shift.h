@@ -27,11 +27,11 @@ __device__ __forceinline__ uint32_t half2_power(int k) {  // 2^-k, 0 <= k <= 24
 
 // target >= scale, both by their exponents; a scale that is not positive clears its row. E4M3 is 0 from k =
 // 19 on, E5M2 from k = 33 on, past the smallest FP16: its power comes in two factors.
-template <DType kCodes> __device__ __forceinline__ RowShift row_shift(float target, float scale) {
+template <DType kFp8> __device__ __forceinline__ RowShift row_shift(float target, float scale) {
     const int k =
         static_cast<int>(__float_as_uint(target) >> 23) - static_cast<int>(__float_as_uint(scale) >> 23);
     const uint32_t keep = scale > 0.0f ? 0xFFFFFFFFu : 0u;
-    if constexpr (kCodes == DType::e5m2) {
+    if constexpr (kFp8 == DType::e5m2) {
         const int first = max(0, min(k, 16)), second = max(0, min(k - 16, 24));
         return {half2_power(first), half2_power(second), keep};
     }
@@ -39,10 +39,9 @@ template <DType kCodes> __device__ __forceinline__ RowShift row_shift(float targ
 }
 
 // Both halves of a word in one piece of assembly: ptxas then reads and writes them in place.
-template <DType kCodes>
-__device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& shift) {
+template <DType kFp8> __device__ __forceinline__ uint32_t shift_words(uint32_t fp8, const RowShift& shift) {
     uint32_t shifted;
-    if constexpr (kCodes == DType::e5m2) {
+    if constexpr (kFp8 == DType::e5m2) {
         asm("{\n"
             ".reg .b16 low, high;\n"
             ".reg .b32 v, w;\n"
@@ -58,7 +57,7 @@ __device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& 
             "mov.b32 %0, {low, high};\n"
             "}"
             : "=r"(shifted)
-            : "r"(codes), "r"(shift.factor), "r"(shift.second));
+            : "r"(fp8), "r"(shift.factor), "r"(shift.second));
     } else {
         asm("{\n"
             ".reg .b16 low, high;\n"
@@ -73,23 +72,22 @@ __device__ __forceinline__ uint32_t shift_words(uint32_t codes, const RowShift& 
             "mov.b32 %0, {low, high};\n"
             "}"
             : "=r"(shifted)
-            : "r"(codes), "r"(shift.factor));
+            : "r"(fp8), "r"(shift.factor));
     }
     return shifted;
 }
 
 // Four FP8 values of one row. E4M3: a NaN is converted to 0x7F, so only its sign has to be restored. E5M2:
 // infinity and NaN (0x7C and above) are restored.
-template <DType kCodes>
-__device__ __forceinline__ uint32_t shift_four(uint32_t codes, const RowShift& shift) {
+template <DType kFp8> __device__ __forceinline__ uint32_t shift_four(uint32_t fp8, const RowShift& shift) {
     constexpr uint32_t kSigns = 0x80808080u;
-    codes &= shift.keep;
-    const uint32_t shifted = shift_words<kCodes>(codes, shift);
-    if constexpr (kCodes == DType::e5m2) {
-        const uint32_t special = ((codes & ~kSigns) + 0x04040404u) & kSigns, bytes = (special >> 7) * 0xFFu;
-        return (shifted & ~bytes) | (codes & bytes);
+    fp8 &= shift.keep;
+    const uint32_t shifted = shift_words<kFp8>(fp8, shift);
+    if constexpr (kFp8 == DType::e5m2) {
+        const uint32_t special = ((fp8 & ~kSigns) + 0x04040404u) & kSigns, bytes = (special >> 7) * 0xFFu;
+        return (shifted & ~bytes) | (fp8 & bytes);
     }
-    return shifted | (codes & kSigns);
+    return shifted | (fp8 & kSigns);
 }
 
 }  // namespace fp8flow::hopper

@@ -142,14 +142,14 @@ __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint
 }
 
 // Rows [first, last) of a piece of 16 of one column; `aligned`: the piece itself is.
-__device__ __forceinline__ void store_piece(uint8_t* out, uint4 codes, int first, int last, bool aligned) {
+__device__ __forceinline__ void store_piece(uint8_t* out, uint4 fp8, int first, int last, bool aligned) {
     constexpr int kPiece = 16;
     if (aligned && first <= 0 && last >= kPiece) {
-        *reinterpret_cast<uint4*>(out) = codes;
+        *reinterpret_cast<uint4*>(out) = fp8;
         return;
     }
     if (first >= kPiece || last <= 0) return;
-    const uint32_t words[4] = {codes.x, codes.y, codes.z, codes.w};
+    const uint32_t words[4] = {fp8.x, fp8.y, fp8.z, fp8.w};
 #pragma unroll
     for (int r = 0; r < kPiece; ++r)
         if (r >= first && r < last) out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));

@@ -169,10 +169,10 @@ __device__ __forceinline__ float4 load_quad(const void* data, DType dtype, int64
             return {bits_float(bits.x << 16), bits_float(bits.x & 0xFFFF0000u), bits_float(bits.y << 16),
                     bits_float(bits.y & 0xFFFF0000u)};
         }
-        const uint32_t codes = *reinterpret_cast<const uint32_t*>(at);
+        const uint32_t fp8 = *reinterpret_cast<const uint32_t*>(at);
         const __nv_fp8_interpretation_t kind = dtype == DType::e5m2 ? __NV_E5M2 : __NV_E4M3;
-        const auto low = static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu);
-        const auto high = static_cast<__nv_fp8x2_storage_t>(codes >> 16);
+        const auto low = static_cast<__nv_fp8x2_storage_t>(fp8 & 0xFFFFu);
+        const auto high = static_cast<__nv_fp8x2_storage_t>(fp8 >> 16);
         const float2 x = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(low, kind)));
         const float2 y = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(high, kind)));
         return {x.x, x.y, y.x, y.y};

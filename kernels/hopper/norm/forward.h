@@ -23,11 +23,11 @@ namespace fp8flow::hopper::norm {
 // With an FP8 output, y is BF16.
 enum class NormForm { values, blocks, tensor, any, odd };
 inline NormForm form_of(const NormForward& args) {
-    if (args.codes.data == nullptr)
+    if (args.fp8.data == nullptr)
         return args.y.data != nullptr && args.y.dtype == args.x.dtype && args.amax == nullptr
                    ? NormForm::values
                    : NormForm::any;
-    if (args.codes.dtype != DType::e4m3 || !args.codes.vector) return NormForm::any;
+    if (args.fp8.dtype != DType::e4m3 || !args.fp8.vector) return NormForm::any;
     if (args.scales.data == nullptr) return NormForm::tensor;
     const bool whole_blocks = args.scales.block == kBlock && args.x.cols % kBlock == 0;
     return whole_blocks && args.amax == nullptr && args.rule.scale_format == ScaleFormat::pow2
@@ -104,7 +104,7 @@ __device__ __forceinline__ uint2 encode_pairs(const uint4& unit, uint32_t multip
 // one unit of its block and broadcasts it; values are encoded from BF16 pairs.
 template <int kUnits, int kStride>
 __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t row, const RowPart& part,
-                                             int thread, const uint4 (&units)[kUnits], uint2* codes) {
+                                             int thread, const uint4 (&units)[kUnits], uint2* fp8) {
     constexpr int kWords = kUnits / 2;
     static_assert(kUnits == 2 * kWords && kWords <= kBlockThreads / 2);
     uint32_t words[kWords];
@@ -136,7 +136,7 @@ __device__ __forceinline__ void write_blocks(const NormForward& args, int64_t ro
 #pragma unroll
     for (int j = 0; j < kUnits; ++j) {
         const uint32_t of_unit = __shfl_sync(kFullMask, both, j / 2 * kLanesOfWord + j % 2, kBlockThreads);
-        if (thread + j * kStride < part.units) codes[j * kStride] = encode_pairs(units[j], of_unit);
+        if (thread + j * kStride < part.units) fp8[j * kStride] = encode_pairs(units[j], of_unit);
     }
     const int unit = lane / kLanesOfWord * 2 + lane % 2,
               block = thread / kBlockThreads + unit * (kStride / kBlockThreads);
@@ -155,7 +155,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
     const int padded = (part.units + kBlockThreads - 1) / kBlockThreads * kBlockThreads;
     const int64_t first = row * args.x.cols + part.first + thread * kUnit;
     uint4* y = reinterpret_cast<uint4*>(static_cast<uint16_t*>(args.y.data) + first);
-    uint2* codes = reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.codes.data) + first);
+    uint2* fp8 = reinterpret_cast<uint2*>(static_cast<uint8_t*>(args.fp8.data) + first);
     const bool with_y = args.y.data != nullptr;
     float peaks[2] = {};
 #pragma unroll
@@ -172,7 +172,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
             y[j * kStride] = pack_unit<kType>(v);
         } else if constexpr (kForm == NormForm::tensor) {
             if (with_y) y[j * kStride] = pack_unit<DType::bf16>(v);
-            codes[j * kStride] = encode_unit(v, multiplier, DType::e4m3);
+            fp8[j * kStride] = encode_unit(v, multiplier, DType::e4m3);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) peaks[i % 2] = fmaxf(peaks[i % 2], fabsf(v[i]));  // NaN ignored
         } else if constexpr (kForm == NormForm::blocks) {
@@ -184,8 +184,7 @@ __device__ __forceinline__ void write_row(const NormForward& args, int64_t row, 
             write_unit(args, row, (first_unit + unit) * kUnit, multiplier, v, largest);
         }
     }
-    if constexpr (kForm == NormForm::blocks)
-        write_blocks<kUnits, kStride>(args, row, part, thread, raw, codes);
+    if constexpr (kForm == NormForm::blocks) write_blocks<kUnits, kStride>(args, row, part, thread, raw, fp8);
     if constexpr (kForm == NormForm::tensor)
         largest = max(largest, __float_as_uint(fmaxf(peaks[0], peaks[1])));
 }

@@ -247,7 +247,7 @@ void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
                  .eps = args.eps,
                  .gamma_offset = offset_of(args.gamma_form),
                  .rstd = args.rstd.as<float>(),
-                 .codes = {},
+                 .fp8 = {},
                  .scales = {},
                  .tensor_scale = nullptr,
                  .amax = nullptr,
@@ -266,7 +266,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .eps = args.eps,
                  .gamma_offset = offset_of(args.gamma_form),
                  .rstd = args.rstd.as<float>(),
-                 .codes = row_view(args.rows.data),
+                 .fp8 = row_view(args.rows.data),
                  .scales = row_tensor ? RowScales{} : row_scales(args.rows),
                  .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
                  .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
@@ -275,16 +275,16 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
                  .segment_cols = segment_cols(args.x.cols())},
                 launch);
     // delayed scaling with one scale for both copies: the transposed FP8 values are those of the rows
-    const bool same_codes = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
-                            args.transposed.scales.data == args.rows.scales.data &&
-                            args.transposed.data.dtype == args.rows.data.dtype;
-    if (same_codes) {
-        const TensorView& codes = args.transposed.data;
-        const int64_t tiles = ceil_div(codes.dim(0), kBlock) * ceil_div(codes.dim(1), kBlock);
+    const bool same_fp8 = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
+                          args.transposed.scales.data == args.rows.scales.data &&
+                          args.transposed.data.dtype == args.rows.data.dtype;
+    if (same_fp8) {
+        const TensorView& fp8 = args.transposed.data;
+        const int64_t tiles = ceil_div(fp8.dim(0), kBlock) * ceil_div(fp8.dim(1), kBlock);
         // every tile has the scale of the rows: the table of tile scales is written, but not read
         ScaledTensor tiled = args.transposed;
         tiled.scales = make_view(workspace(launch).partials_for<float>(tiles), DType::f32,
-                                 {ceil_div(codes.dim(1), kBlock), ceil_div(codes.dim(0), kBlock)});
+                                 {ceil_div(fp8.dim(1), kBlock), ceil_div(fp8.dim(0), kBlock)});
         launch_transpose_tiles(args.rows, {}, tiled, launch);
     } else if (args.transposed.layout == ScaleLayout::tile128) {
         launch_transpose_tiles(args.rows, {}, args.transposed, launch);

@@ -20,7 +20,7 @@ struct NormForward {
     int64_t rows;
     float eps, gamma_offset;
     float* rstd;
-    RowView codes;              // optional
+    RowView fp8;                // optional
     RowScales scales;           // data == nullptr: one scale for the tensor
     const float* tensor_scale;  // layout tensor
     int32_t* amax;              // optional: bits of a float that is not NaN
@@ -68,9 +68,9 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
     const int width = args.x.cols;
     if (args.amax != nullptr) amax = max(amax, unit_magnitude(v));
     if (args.y && col < width) store_unit(args.y, row, col, v);
-    if (!args.codes) return;
+    if (!args.fp8) return;
     if (args.scales.data == nullptr) {
-        if (col < width) store_codes(args.codes, row, col, encode_unit(v, multiplier, args.codes.dtype));
+        if (col < width) store_fp8(args.fp8, row, col, encode_unit(v, multiplier, args.fp8.dtype));
         return;
     }
 #pragma unroll
@@ -79,7 +79,7 @@ __device__ __forceinline__ void write_unit(const NormForward& args, int64_t row,
         v[i] = __uint_as_float(pair << 16);
         v[i + 1] = __uint_as_float(pair & 0xFFFF0000u);
     }
-    quantize_unit(v, true, args.codes, args.scales, row, col, args.rule);
+    quantize_unit(v, true, args.fp8, args.scales, row, col, args.rule);
 }
 // The maximum of the CTA into the global word: one atomic per CTA, since all address the same word.
 // `largest`: shared, set to 0 before an earlier barrier; all threads call it. Magnitudes compare like their

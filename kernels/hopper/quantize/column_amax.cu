@@ -5,7 +5,7 @@
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
-#include "kernels/hopper/quantize/column_codes.h"
+#include "kernels/hopper/quantize/column_fp8.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -189,7 +189,7 @@ __device__ __forceinline__ void publisher_warp(const ColumnTilesJob& job, Shared
 
 // Subscriber warp: waits until all tiles of the column block have published, then computes the multipliers of
 // two columns a lane.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void subscriber_warp(const ColumnTilesJob& job, Shared& shared, int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (TileCursor<kSubscribers> cursor(warp);; cursor.advance()) {
@@ -207,8 +207,8 @@ __device__ __forceinline__ void subscriber_warp(const ColumnTilesJob& job, Share
         const int group = task.item / job.column_blocks, col = task.col + 2 * lane;
         BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
         if (job.groups.count(group) > 0) {
-            low = block_scale(even, kCodes, false, job.rule);
-            high = block_scale(odd, kCodes, false, job.rule);
+            low = block_scale(even, kFp8, false, job.rule);
+            high = block_scale(odd, kFp8, false, job.rule);
         }
         shared.multipliers[cursor.index][lane] = float2{low.multiplier, high.multiplier};
         __syncwarp();
@@ -228,7 +228,7 @@ __device__ __forceinline__ void subscriber_warp(const ColumnTilesJob& job, Share
 
 // Encoder warp: transposes 8 columns of a tile, a thread 16 rows of two of them, so that 8 threads store a
 // line.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& shared, const uint8_t* slots,
                                              int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32, unit = warp % kUnits, word = lane / kPieces,
@@ -258,8 +258,8 @@ __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& 
         if (!task.encodes || col >= job.src.cols) continue;
         uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + piece * kPiece;
         const int begin = task.begin - piece * kPiece, end = task.end - piece * kPiece;
-        store_piece(out, encoder.encode<kCodes, false>(words, m.x), begin, end, aligned);
-        store_piece(out + stride, encoder.encode<kCodes, true>(words, m.y), begin, end, aligned);
+        store_piece(out, encoder.encode<kFp8, false>(words, m.x), begin, end, aligned);
+        store_piece(out + stride, encoder.encode<kFp8, true>(words, m.y), begin, end, aligned);
     }
 }
 
@@ -283,7 +283,7 @@ __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& 
 //              memory
 // empty        the encoder warps arrive; all values are in registers
 // Deterministic: only maxima are reduced.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     quantize_column_tiles_kernel(const __grid_constant__ ColumnTilesJob job,
                                  const __grid_constant__ ColumnMaps maps) {
@@ -301,22 +301,22 @@ __global__ void __launch_bounds__(kThreads, 1)
     __syncthreads();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp < kFirstAmaxWarp)
-        encoder_warp<kCodes>(job, shared, slots, warp);
+        encoder_warp<kFp8>(job, shared, slots, warp);
     else if (warp < kFirstPublisher)
         amax_warp(shared, slots, warp - kFirstAmaxWarp);
     else if (warp < kFirstSubscriber)
         publisher_warp(job, shared, warp - kFirstPublisher);
     else if (warp < kProducer)
-        subscriber_warp<kCodes>(job, shared, warp - kFirstSubscriber);
+        subscriber_warp<kFp8>(job, shared, warp - kFirstSubscriber);
     else
         Producer(job, maps, shared, slots).run();
 }
 
-template <DType kCodes>
+template <DType kFp8>
 void launch(const ColumnTilesJob& job, const ColumnMaps& maps, unsigned ctas, const Launch& launch) {
     constexpr const char* kWhat = "quantize_column_tiles";
     constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = quantize_column_tiles_kernel<kCodes>;
+    const auto kernel = quantize_column_tiles_kernel<kFp8>;
     allow_shared_memory(kernel, kBytes, kWhat);
     cudaLaunchAttribute together{};  // all CTAs are resident, or the launch fails
     together.id = cudaLaunchAttributeCooperative;

@@ -6,7 +6,7 @@
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/quantize/column_codes.h"
+#include "kernels/hopper/quantize/column_fp8.h"
 
 namespace fp8flow::hopper::quantize {
 

@@ -11,7 +11,7 @@ namespace fp8flow::hopper::quantize {
 namespace {
 
 struct Dequantizer {
-    RowView codes, dst;
+    RowView fp8, dst;
     const void* scales;
     DType scale_dtype;
     ScaleLayout layout;
@@ -51,29 +51,27 @@ constexpr int kChunkCtas = 5;  // per SM: 40 KB in flight
 // A warp takes 1024 columns of a row, a CTA those of eight neighbouring rows; there are as many CTAs as
 // tasks. All four loads of a thread are issued before the first is used: with one load and its scale at a
 // time a thread waited for memory most of its time. No barriers. Nothing is reduced: deterministic.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     dequantize_blocks_kernel(const Dequantizer args, int chunks) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
-    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base();
+    const int64_t total = args.groups.total(), src_base = args.fp8.base(), dst_base = args.dst.base();
     const bool wire = args.layout == ScaleLayout::vec128_wire;
     const int64_t row_stride = wire ? args.scale_cols : 1, block_stride = wire ? 1 : args.scale_cols;
-    const int width = args.codes.cols,
-              tasks = static_cast<int>((total + kChunkRows - 1) / kChunkRows) * chunks;
+    const int width = args.fp8.cols, tasks = static_cast<int>((total + kChunkRows - 1) / kChunkRows) * chunks;
     for (int task = static_cast<int>(blockIdx.x); task < tasks; task += static_cast<int>(gridDim.x)) {
         const int64_t row = static_cast<int64_t>(task / chunks) * kChunkRows + warp;
         if (row >= total) continue;
         const int first_col = task % chunks * kChunkCols + lane * kUnit;
-        const uint8_t* in =
-            static_cast<const uint8_t*>(args.codes.data) + (src_base + row) * width + first_col;
+        const uint8_t* in = static_cast<const uint8_t*>(args.fp8.data) + (src_base + row) * width + first_col;
         const int64_t scale_at =
             (src_base + row) * row_stride + first_col / static_cast<int>(kBlock) * block_stride;
-        uint2 codes[kChunkUnits];
+        uint2 fp8[kChunkUnits];
         float scales[kChunkUnits];
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             if (first_col + u * kChunkStep >= width) continue;
-            codes[u] = *reinterpret_cast<const uint2*>(in + u * kChunkStep);
+            fp8[u] = *reinterpret_cast<const uint2*>(in + u * kChunkStep);
             const int64_t at = scale_at + u * (kChunkStep / static_cast<int>(kBlock)) * block_stride;
             scales[u] = args.scale_dtype == DType::e8m0
                             ? e8m0_to_float(static_cast<const uint8_t*>(args.scales)[at])
@@ -83,12 +81,11 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             if (first_col + u * kChunkStep >= width) continue;
-            const uint32_t words[2] = {codes[u].x, codes[u].y};
+            const uint32_t words[2] = {fp8[u].x, fp8[u].y};
             uint32_t pairs[4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
-                const float2 pair =
-                    unpack_fp8x2(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))), kCodes);
+                const float2 pair = unpack_fp8x2(static_cast<uint16_t>(words[i / 2] >> (16 * (i % 2))), kFp8);
                 pairs[i] = pack_bf16(pair.x * scales[u], pair.y * scales[u]);
             }
             *reinterpret_cast<uint4*>(out + u * kChunkStep) = uint4{pairs[0], pairs[1], pairs[2], pairs[3]};
@@ -99,15 +96,15 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 // Every other row layout. A CTA takes blockDim.y rows at a time, grid-stride; a thread eight columns, which
 // share a scale. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequantizer args) {
-    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
+    const int64_t total = args.groups.total(), src_base = args.fp8.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;
     const int64_t stride = static_cast<int64_t>(gridDim.x) * blockDim.y, first_row = batch * args.rows;
     for (int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y; row < total;
          row += stride)
-        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < args.codes.cols;
+        for (int col = static_cast<int>(threadIdx.x) * kUnit; col < args.fp8.cols;
              col += static_cast<int>(blockDim.x) * kUnit) {
             float v[kUnit];
-            load_unit(args.codes, first_row + src_base + row, col, v);
+            load_unit(args.fp8, first_row + src_base + row, col, v);
             const float scale = scale_of(args, batch, src_base + row, col, 0);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) v[i] *= scale;
@@ -118,13 +115,13 @@ __global__ void __launch_bounds__(kRowThreads) dequantize_rows_kernel(const Dequ
 // The layouts with the routed rows as columns (tile128, group_row): one element a thread, since groups and
 // bases need no alignment there. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads) dequantize_columns_kernel(const Dequantizer args) {
-    const int64_t total = args.groups.total(), src_base = args.codes.base(), dst_base = args.dst.base(),
+    const int64_t total = args.groups.total(), src_base = args.fp8.base(), dst_base = args.dst.base(),
                   batch = blockIdx.y;
     for (int64_t row = blockIdx.x; row < args.rows; row += gridDim.x)
         for (int64_t col = threadIdx.x; col < total; col += blockDim.x) {
             const int64_t group = args.layout == ScaleLayout::group_row ? args.groups.group_of(col) : 0;
-            const float code = load_float(args.codes.data, args.codes.dtype,
-                                          (batch * args.rows + row) * args.codes.cols + src_base + col);
+            const float code = load_float(args.fp8.data, args.fp8.dtype,
+                                          (batch * args.rows + row) * args.fp8.cols + src_base + col);
             store_float(args.dst.data, args.dst.dtype,
                         (batch * args.rows + row) * args.dst.cols + dst_base + col,
                         code * scale_of(args, batch, row, src_base + col, group));
@@ -141,16 +138,16 @@ using namespace hopper;
 using namespace hopper::quantize;
 
 void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
-    const TensorView& codes = args.src.data;
+    const TensorView& fp8 = args.src.data;
     const TensorView& scales = args.src.scales;
-    const bool batched = codes.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 ||
-                                                       args.src.layout == ScaleLayout::group_row;
-    const int64_t batches = batched ? codes.dim(0) : 1, rows = codes.dim(-2);
-    if (batches == 0 || rows == 0 || codes.cols() == 0) return;
+    const bool batched = fp8.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 ||
+                                                     args.src.layout == ScaleLayout::group_row;
+    const int64_t batches = batched ? fp8.dim(0) : 1, rows = fp8.dim(-2);
+    if (batches == 0 || rows == 0 || fp8.cols() == 0) return;
     int64_t scale_batch_stride = 0;
     if (batched && args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
         scale_batch_stride = scales.numel() / scales.dim(0);
-    const Dequantizer job = {.codes = row_view(codes),
+    const Dequantizer job = {.fp8 = row_view(fp8),
                              .dst = row_view(args.dst),
                              .scales = scales.data,
                              .scale_dtype = scales.dtype,
@@ -158,7 +155,7 @@ void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) 
                              .scale_cols = static_cast<int>(scales.cols()),
                              .scale_batch_stride = scale_batch_stride,
                              .rows = rows,
-                             .groups = device_groups(args.groups, by_columns ? codes.cols() : rows)};
+                             .groups = device_groups(args.groups, by_columns ? fp8.cols() : rows)};
     if (by_columns) {
         const dim3 grid(grid_for(rows, launch), static_cast<unsigned>(batches));
         dequantize_columns_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);
@@ -167,19 +164,19 @@ void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) 
     }
     const int64_t capacity = args.groups.num_groups > 0 ? args.groups.row_capacity : rows;
     const bool blocks = args.src.layout == ScaleLayout::vec128 || args.src.layout == ScaleLayout::vec128_wire;
-    const bool fp8 = codes.dtype == DType::e4m3 || codes.dtype == DType::e5m2;
-    if (blocks && fp8 && batches == 1 && args.dst.dtype == DType::bf16 && job.codes.vector &&
+    const bool source_fp8 = fp8.dtype == DType::e4m3 || fp8.dtype == DType::e5m2;
+    if (blocks && source_fp8 && batches == 1 && args.dst.dtype == DType::bf16 && job.fp8.vector &&
         job.dst.vector) {
-        const int64_t chunks = ceil_div(codes.cols(), kChunkCols),
+        const int64_t chunks = ceil_div(fp8.cols(), kChunkCols),
                       tasks = ceil_div(capacity, kChunkRows) * chunks;
         const unsigned grid =
             launch.sm_limit > 0 ? grid_for(tasks, launch, kChunkCtas) : static_cast<unsigned>(tasks);
         if (tasks == 0) return;
-        const auto kernel = codes.dtype == DType::e5m2 ? dequantize_blocks_kernel<DType::e5m2>
-                                                       : dequantize_blocks_kernel<DType::e4m3>;
+        const auto kernel = fp8.dtype == DType::e5m2 ? dequantize_blocks_kernel<DType::e5m2>
+                                                     : dequantize_blocks_kernel<DType::e4m3>;
         kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job, static_cast<int>(chunks));
     } else {
-        const dim3 block = row_block(codes.cols());
+        const dim3 block = row_block(fp8.cols());
         const dim3 grid(grid_for(ceil_div(capacity, block.y), launch), static_cast<unsigned>(batches));
         dequantize_rows_kernel<<<grid, block, 0, stream_of(launch)>>>(job);
     }

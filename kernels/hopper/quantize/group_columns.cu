@@ -226,7 +226,7 @@ __device__ __forceinline__ void amax_warp(GroupShared& shared, const uint8_t* sl
 
 // Encoder warp: transposes two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a
 // line.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupShared& shared,
                                              const uint8_t* slots, int warp) {
     constexpr int kOwn = 4;  // columns of a thread
@@ -267,8 +267,8 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
             const uint32_t pair = (piece & 2) != 0 ? pairs.y : pairs.x;
             const BlockScale scale =
                 task.empty ? BlockScale{0.0f, 0.0f, 0}
-                           : block_scale((piece & 1) != 0 ? high_magnitude(pair) : low_magnitude(pair),
-                                         kCodes, false, job.rule);
+                           : block_scale((piece & 1) != 0 ? high_magnitude(pair) : low_magnitude(pair), kFp8,
+                                         false, job.rule);
 #pragma unroll
             for (int i = 0; i < kOwn; ++i)
                 multipliers[i] = __shfl_sync(kFullMask, scale.multiplier, lane / kPieces * kPieces + i);
@@ -296,9 +296,8 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
         uint8_t* out = static_cast<uint8_t*>(job.dst.data) + col * stride + task.row + first_row;
 #pragma unroll
         for (int i = 0; i < 2; ++i, out += 2 * stride) {
-            store_piece(out, encoder.encode<kCodes, false>(words[i], multipliers[2 * i]), begin, end,
-                        aligned);
-            store_piece(out + stride, encoder.encode<kCodes, true>(words[i], multipliers[2 * i + 1]), begin,
+            store_piece(out, encoder.encode<kFp8, false>(words[i], multipliers[2 * i]), begin, end, aligned);
+            store_piece(out + stride, encoder.encode<kFp8, true>(words[i], multipliers[2 * i + 1]), begin,
                         end, aligned);
         }
     }
@@ -321,7 +320,7 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
 // Measured, 32768 x 7168, ragged: 181.6 us; with the next column block claimed two ahead instead of with the
 // last load, 194.7 us (alone, 20 calls back to back, three sets of buffers, medians of 7). SMs end together
 // (active 97 % of the time instead of 95 %), and 477 MB come from memory instead of 506.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     quantize_group_columns_kernel(const __grid_constant__ GroupColumnsJob job,
                                   const __grid_constant__ ColumnBlockMaps maps) {
@@ -336,18 +335,18 @@ __global__ void __launch_bounds__(kThreads, 1)
     pdl_wait();
     const int warp = static_cast<int>(threadIdx.x) / 32;
     if (warp < kFirstAmaxWarp)
-        encoder_warp<kCodes>(job, shared, slots, warp);
+        encoder_warp<kFp8>(job, shared, slots, warp);
     else if (warp < kProducer)
         amax_warp(shared, slots, warp - kFirstAmaxWarp);
     else
         GroupProducer(job, maps, shared, slots).run();
 }
 
-template <DType kCodes>
+template <DType kFp8>
 void launch(const GroupColumnsJob& job, const ColumnBlockMaps& maps, unsigned ctas, const Launch& launch) {
     constexpr const char* kWhat = "quantize_group_columns";
     constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = quantize_group_columns_kernel<kCodes>;
+    const auto kernel = quantize_group_columns_kernel<kFp8>;
     allow_shared_memory(kernel, kBytes, kWhat);
     launch_pdl(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
 }

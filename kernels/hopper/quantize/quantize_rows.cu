@@ -18,7 +18,7 @@ namespace fp8flow::hopper::quantize {
 namespace {
 
 struct RowQuantizer {
-    RowView src, codes;
+    RowView src, fp8;
     RowScales scales;
     DeviceGroups groups;
     QuantizeRule rule;
@@ -65,16 +65,15 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
 // As many CTAs as tasks, so that the last wave is short; the scales of the eight rows of a CTA share a sector
 // of the table. A half-warp owns a 1x128 block; its maximum takes shuffles: no barriers.
 // Deterministic: only maxima are reduced.
-template <DType kSource, DType kCodes, ScaleFormat kFormat>
+template <DType kSource, DType kFp8, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_blocks_kernel(const RowQuantizer args, int chunks) {
     pdl_wait();
-    const int64_t dst_base = args.codes.base();
+    const int64_t dst_base = args.fp8.base();
     each_chunk(args.src, args.groups, chunks,
                [&](int64_t row, bool valid, int first_col, const uint4(&words)[kChunkUnits]) {
                    const int width = args.src.cols;
-                   uint8_t* out =
-                       static_cast<uint8_t*>(args.codes.data) + (dst_base + row) * width + first_col;
+                   uint8_t* out = static_cast<uint8_t*>(args.fp8.data) + (dst_base + row) * width + first_col;
                    int64_t scale_at = args.scales.index(dst_base + row, first_col / kTile);
 #pragma unroll
                    for (int u = 0; u < kChunkUnits; ++u) {
@@ -84,11 +83,11 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 #pragma unroll
                        for (int step = kBlockThreads / 2; step > 0; step /= 2)
                            amax = max(amax, __shfl_xor_sync(kFullMask, amax, step));
-                       const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kCodes), kFormat);
+                       const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kFp8), kFormat);
                        const float dequant = valid ? scale.dequant : 0.0f;  // pads hold 0, and 0 encodes to 0
                        if (first_col + u * kChunkStep < width) {
                            *reinterpret_cast<uint2*>(out + u * kChunkStep) =
-                               encode_unit(v, scale.multiplier, kCodes);
+                               encode_unit(v, scale.multiplier, kFp8);
                            if (first_col % kTile == 0) {
                                if (args.scales.dtype == DType::e8m0)
                                    static_cast<uint8_t*>(args.scales.data)[scale_at] = float_to_e8m0(dequant);
@@ -121,20 +120,20 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 
 // 16-bit rows -> FP8 with one multiplier for the tensor. Lower bound: 2 bytes per value in, 1 out. Nothing is
 // reduced: deterministic.
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
-    scaled_codes_kernel(const RowView src, const RowView codes, const DeviceGroups groups, int chunks,
-                        const float* multiplier) {
+    scaled_fp8_kernel(const RowView src, const RowView fp8, const DeviceGroups groups, int chunks,
+                      const float* multiplier) {
     const float m = *multiplier;
-    const int64_t dst_base = codes.base();
+    const int64_t dst_base = fp8.base();
     each_chunk(src, groups, chunks, [&](int64_t row, bool, int first_col, const uint4(&words)[kChunkUnits]) {
-        uint8_t* out = static_cast<uint8_t*>(codes.data) + (dst_base + row) * codes.cols + first_col;
+        uint8_t* out = static_cast<uint8_t*>(fp8.data) + (dst_base + row) * fp8.cols + first_col;
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             float v[kUnit];
             unpack_unit(words[u], kSource, v);
-            if (first_col + u * kChunkStep < codes.cols)
-                *reinterpret_cast<uint2*>(out + u * kChunkStep) = encode_unit(v, m, kCodes);
+            if (first_col + u * kChunkStep < fp8.cols)
+                *reinterpret_cast<uint2*>(out + u * kChunkStep) = encode_unit(v, m, kFp8);
         }
     });
 }
@@ -146,13 +145,13 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 // Deterministic: only maxima are reduced.
 constexpr int kWholeRowStep = kRowThreads * kUnit, kWholeRowLeast = 1024,
               kWholeRowMost = kChunkUnits * kWholeRowStep;
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     quantize_whole_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t warp_max[2][kRowThreads / 32];
     pdl_wait();
     const int thread = static_cast<int>(threadIdx.x), width = args.src.cols, first_col = thread * kUnit;
-    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
+    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.fp8.base();
     int place = 0;
     for (int64_t row = blockIdx.x; row < total; row += gridDim.x, place ^= 1) {
         const int64_t group = warp_group_of(args.groups, row);
@@ -179,13 +178,13 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 #pragma unroll
         for (int i = 0; i < kRowThreads / 32; ++i) amax = max(amax, warp_max[place][i]);
         BlockScale scale = {0.0f, 0.0f, 0};
-        if (valid) scale = block_scale(amax, kCodes, false, args.rule);
-        uint8_t* out = static_cast<uint8_t*>(args.codes.data) + (dst_base + row) * width + first_col;
+        if (valid) scale = block_scale(amax, kFp8, false, args.rule);
+        uint8_t* out = static_cast<uint8_t*>(args.fp8.data) + (dst_base + row) * width + first_col;
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             unpack_unit(words[u], kSource, v);
             if (first_col + u * kWholeRowStep < width)  // pads hold 0, and 0 encodes to 0
-                *reinterpret_cast<uint2*>(out + u * kWholeRowStep) = encode_unit(v, scale.multiplier, kCodes);
+                *reinterpret_cast<uint2*>(out + u * kWholeRowStep) = encode_unit(v, scale.multiplier, kFp8);
         }
         if (thread == 0) args.scales.store(dst_base + row, 0, scale);
     }
@@ -197,7 +196,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 // read again, from L2, to be encoded. Deterministic: only maxima are reduced.
 __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
-    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.codes.base();
+    const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.fp8.base();
     const int width = args.src.cols, step = static_cast<int>(blockDim.x) * kUnit;
     const int row_blocks = static_cast<int>(blockDim.x) / kBlockThreads,
               first_block = static_cast<int>(threadIdx.y) * row_blocks;
@@ -210,7 +209,7 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
             for (int col0 = 0; col0 < width && inside; col0 += step) {
                 const int col = col0 + static_cast<int>(threadIdx.x) * kUnit;
                 if (valid) load_unit(args.src, src_base + row, col, v);
-                quantize_unit(v, valid, args.codes, args.scales, dst_base + row, col, args.rule);
+                quantize_unit(v, valid, args.fp8, args.scales, dst_base + row, col, args.rule);
             }
             continue;
         }
@@ -225,11 +224,11 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
         for (int i = 0; i < row_blocks; ++i) amax = max(amax, block_amax[first_block + i]);
         __syncthreads();
         BlockScale scale = {0.0f, 0.0f, 0};
-        if (valid) scale = block_scale(amax, args.codes.dtype, false, args.rule);
+        if (valid) scale = block_scale(amax, args.fp8.dtype, false, args.rule);
         for (int col = static_cast<int>(threadIdx.x) * kUnit; col < width && inside; col += step) {
             if (valid) load_unit(args.src, src_base + row, col, v);
-            store_codes(args.codes, dst_base + row, col,
-                        valid ? encode_unit(v, scale.multiplier, args.codes.dtype) : uint2{0, 0});
+            store_fp8(args.fp8, dst_base + row, col,
+                      valid ? encode_unit(v, scale.multiplier, args.fp8.dtype) : uint2{0, 0});
         }
         if (inside && threadIdx.x == 0 && width > 0) args.scales.store(dst_base + row, 0, scale);
     }
@@ -256,14 +255,13 @@ ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch
             static_cast<int>(chunks)};
 }
 
-template <DType kSource, DType kCodes> auto blocks_kernel(const QuantizeRule& rule) {
-    return rule.scale_format == ScaleFormat::pow2
-               ? quantize_blocks_kernel<kSource, kCodes, ScaleFormat::pow2>
-               : quantize_blocks_kernel<kSource, kCodes, ScaleFormat::fp32>;
+template <DType kSource, DType kFp8> auto blocks_kernel(const QuantizeRule& rule) {
+    return rule.scale_format == ScaleFormat::pow2 ? quantize_blocks_kernel<kSource, kFp8, ScaleFormat::pow2>
+                                                  : quantize_blocks_kernel<kSource, kFp8, ScaleFormat::fp32>;
 }
 
 void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch) {
-    const bool e5m2 = args.codes.dtype == DType::e5m2;
+    const bool e5m2 = args.fp8.dtype == DType::e5m2;
     const auto kernel = args.src.dtype == DType::f16
                             ? (e5m2 ? blocks_kernel<DType::f16, DType::e5m2>(args.rule)
                                     : blocks_kernel<DType::f16, DType::e4m3>(args.rule))
@@ -274,7 +272,7 @@ void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch)
 }
 
 void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& launch) {
-    const bool e5m2 = args.codes.dtype == DType::e5m2;
+    const bool e5m2 = args.fp8.dtype == DType::e5m2;
     const auto kernel = args.src.dtype == DType::f16
                             ? (e5m2 ? quantize_whole_rows_kernel<DType::f16, DType::e5m2>
                                     : quantize_whole_rows_kernel<DType::f16, DType::e4m3>)
@@ -291,9 +289,9 @@ void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const 
     if (rows == 0 || src.cols() == 0) return;
     const RowQuantizer args = {row_view(src), row_view(dst.data), row_scales(dst),
                                device_groups(groups, rows), rule};
-    if (is_wide(args.src) && args.codes.vector && args.scales.block == kBlock && src.cols() % kBlock == 0) {
+    if (is_wide(args.src) && args.fp8.vector && args.scales.block == kBlock && src.cols() % kBlock == 0) {
         launch_blocks(args, rows, launch);
-    } else if (is_wide(args.src) && args.codes.vector && args.scales.block == 0 &&
+    } else if (is_wide(args.src) && args.fp8.vector && args.scales.block == 0 &&
                src.cols() >= kWholeRowLeast && src.cols() <= kWholeRowMost) {
         launch_whole_rows(args, rows, launch);
     } else {
@@ -317,16 +315,17 @@ bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t ro
 namespace {
 
 // False where the rows do not suit chunks: nothing is launched.
-bool launch_scaled_codes(const RowView& src, const RowView& codes, const DeviceGroups& groups, int64_t rows,
-                         const float* multiplier, const Launch& launch) {
-    if (!is_wide(src) || !codes.vector) return false;
+bool launch_scaled_fp8(const RowView& src, const RowView& fp8, const DeviceGroups& groups, int64_t rows,
+                       const float* multiplier, const Launch& launch) {
+    if (!is_wide(src) || !fp8.vector) return false;
     const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::once, launch);
-    const bool e5m2 = codes.dtype == DType::e5m2;
-    const auto kernel = src.dtype == DType::f16 ? (e5m2 ? scaled_codes_kernel<DType::f16, DType::e5m2>
-                                                        : scaled_codes_kernel<DType::f16, DType::e4m3>)
-                                                : (e5m2 ? scaled_codes_kernel<DType::bf16, DType::e5m2>
-                                                        : scaled_codes_kernel<DType::bf16, DType::e4m3>);
-    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, codes, groups, grid.chunks, multiplier);
+    const bool e5m2 = fp8.dtype == DType::e5m2;
+    const auto kernel =
+        src.dtype == DType::f16
+            ? (e5m2 ? scaled_fp8_kernel<DType::f16, DType::e5m2> : scaled_fp8_kernel<DType::f16, DType::e4m3>)
+            : (e5m2 ? scaled_fp8_kernel<DType::bf16, DType::e5m2>
+                    : scaled_fp8_kernel<DType::bf16, DType::e4m3>);
+    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, fp8, groups, grid.chunks, multiplier);
     check_launch("quantize_tensor");
     return true;
 }
@@ -361,8 +360,8 @@ void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch&
     launch_tensor_scale(source, shape, amax, dtype, {.scale_format = args.scale_format}, args.rows,
                         args.transposed, launch);
     if (shape.capacity > 0 && shape.cols > 0 && args.rows && !args.transposed &&
-        launch_scaled_codes(source.values, row_view(args.rows.data), shape.groups, shape.capacity,
-                            reinterpret_cast<const float*>(amax), launch))
+        launch_scaled_fp8(source.values, row_view(args.rows.data), shape.groups, shape.capacity,
+                          reinterpret_cast<const float*>(amax), launch))
         return;
     TileOutput rows = tile_rows(args.rows, Share::word), columns = tile_columns(args.transposed, Share::word);
     rows.multipliers = columns.multipliers = reinterpret_cast<const float*>(amax);

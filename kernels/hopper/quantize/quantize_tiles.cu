@@ -177,13 +177,13 @@ __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& ti
                                            const TileThread& at, const float (&v)[kRows][kUnit],
                                            float multiplier) {
     const TileOutput& rows = job.rows;
-    RowView codes = rows.data;
+    RowView fp8 = rows.data;
     RowScales scales = rows.scales;
-    codes.data = static_cast<uint8_t*>(codes.data) + tile.batch * rows.batch_stride;
+    fp8.data = static_cast<uint8_t*>(fp8.data) + tile.batch * rows.batch_stride;
     const int64_t scale_shift = tile.batch * rows.scale_batch_stride;
     scales.data = static_cast<uint8_t*>(scales.data) + scale_shift * size_of(scales.dtype);
     const int col = static_cast<int>(col0) + at.col;
-    const int64_t base = codes.base() + tile.row + at.first_row;
+    const int64_t base = fp8.base() + tile.row + at.first_row;
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
         const int r = at.first_row + k;
@@ -192,10 +192,9 @@ __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& ti
                    valid = r < tile.count;
         if (is_per_block(rows.share)) {
             // a half-warp owns the row: all of it is inside or none
-            if (inside) quantize_unit(v[k], valid, codes, scales, base + k, col, job.rule);
+            if (inside) quantize_unit(v[k], valid, fp8, scales, base + k, col, job.rule);
         } else if (inside && col < job.shape.cols) {
-            store_codes(codes, base + k, col,
-                        valid ? encode_unit(v[k], multiplier, codes.dtype) : uint2{0, 0});
+            store_fp8(fp8, base + k, col, valid ? encode_unit(v[k], multiplier, fp8.dtype) : uint2{0, 0});
         }
     }
 }

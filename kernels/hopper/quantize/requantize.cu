@@ -38,9 +38,9 @@ struct RequantizeJob {
 };
 
 // Four neighbouring values of a row.
-template <DType kSource> __device__ __forceinline__ void decode(uint32_t codes, float scale, float (&v)[4]) {
-    const float2 low = unpack_fp8x2(static_cast<uint16_t>(codes), kSource),
-                 high = unpack_fp8x2(static_cast<uint16_t>(codes >> 16), kSource);
+template <DType kSource> __device__ __forceinline__ void decode(uint32_t fp8, float scale, float (&v)[4]) {
+    const float2 low = unpack_fp8x2(static_cast<uint16_t>(fp8), kSource),
+                 high = unpack_fp8x2(static_cast<uint16_t>(fp8 >> 16), kSource);
     v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
 }
 
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store_maxima(const uint4 (&words)[kRows], const 
 }
 
 // The new FP8 values of this thread's values in the transposed tile.
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float (&scales)[kRows],
                                                  const float4* multipliers, uint32_t* transposed) {
     const int octet = static_cast<int>(threadIdx.x) / kPieces, part = static_cast<int>(threadIdx.x) % kPieces;
@@ -105,10 +105,10 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 #pragma unroll
             for (int k = 0; k < 4; ++k)
                 decode<kSource>(word_of(words[4 * q + k], j), scales[4 * q + k], v[k]);
-            squares[q][0] = pack_fp8(v[0][0] * m.x, v[1][0] * m.x, v[2][0] * m.x, v[3][0] * m.x, kCodes);
-            squares[q][1] = pack_fp8(v[0][1] * m.y, v[1][1] * m.y, v[2][1] * m.y, v[3][1] * m.y, kCodes);
-            squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kCodes);
-            squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kCodes);
+            squares[q][0] = pack_fp8(v[0][0] * m.x, v[1][0] * m.x, v[2][0] * m.x, v[3][0] * m.x, kFp8);
+            squares[q][1] = pack_fp8(v[0][1] * m.y, v[1][1] * m.y, v[2][1] * m.y, v[3][1] * m.y, kFp8);
+            squares[q][2] = pack_fp8(v[0][2] * m.z, v[1][2] * m.z, v[2][2] * m.z, v[3][2] * m.z, kFp8);
+            squares[q][3] = pack_fp8(v[0][3] * m.w, v[1][3] * m.w, v[2][3] * m.w, v[3][3] * m.w, kFp8);
         }
         uint32_t* out = transposed + transposed_index<kPiece>(part * kPiece, octet / 2) + octet % 2 * 2 +
                         j * 4 * kColumnWords;
@@ -132,7 +132,7 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 // 3  the transposed tile is complete, and is stored in 16-byte pieces of columns
 // 4  only where a CTA has another tile: this one has been stored
 // Deterministic: only maxima are reduced.
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const RequantizeJob job) {
     __shared__ uint4 pieces[kTile * kPieces];  // first the maxima of every 8 rows, then the transposed tile
     __shared__ float4 multiplier_pieces[kTile / 4];
@@ -158,12 +158,12 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
 #pragma unroll
         for (int i = 0; i < kOctets; ++i) amax = max(amax, transposed[i * kTile + thread]);
         BlockScale scale = {0.0f, 0.0f, 0};
-        if (rows.count > 0) scale = block_scale(amax, kCodes, false, job.rule);
+        if (rows.count > 0) scale = block_scale(amax, kFp8, false, job.rule);
         reinterpret_cast<float*>(multiplier_pieces)[thread] = scale.multiplier;
         job.column_scales[(dst_base + row) / kTile * job.cols + place.first_col() + column_at(thread)] =
             scale.dequant;
         __syncthreads();
-        transpose_values<kSource, kCodes>(words, scales, multiplier_pieces, transposed);
+        transpose_values<kSource, kFp8>(words, scales, multiplier_pieces, transposed);
         __syncthreads();
         store_tile_columns<kThreads, kPiece>(job.columns, transposed, dst_base + row, rows.rows,
                                              place.col_tile);

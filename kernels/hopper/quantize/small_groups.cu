@@ -9,7 +9,7 @@
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/quantize/column_codes.h"
+#include "kernels/hopper/quantize/column_fp8.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -76,7 +76,7 @@ __device__ __forceinline__ void load_rows(const ColumnBlock& block, int first, i
 }
 
 // 16 rows of two neighbouring columns; `swap`: 1 where odd rows are stored before even ones.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, float2 m, uint4& low,
                                              uint4& high) {
     uint32_t first[4], second[4];
@@ -89,8 +89,8 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
             a[k] = __uint_as_float(pair << 16) * m.x;
             b[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
         }
-        first[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-        second[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
+        first[q] = pack_fp8(a[0], a[1], a[2], a[3], kFp8);
+        second[q] = pack_fp8(b[0], b[1], b[2], b[3], kFp8);
     }
     low = uint4{first[0], first[1], first[2], first[3]};
     high = uint4{second[0], second[1], second[2], second[3]};
@@ -109,7 +109,7 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
 // a thread reads what it loaded itself.
 // Deterministic: only maxima are reduced.
 // Measured, 16640 x 5120 in 64 groups: 79 us; group_columns.cu takes 92 us.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(const SmallGroupsJob job) {
     extern __shared__ uint4 chunk[];
     __shared__ uint4 parts[kWarps * kUnits];
@@ -155,8 +155,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(
         if (thread < kPairs) {
             BlockScale low = {0.0f, 0.0f, 0}, high = {0.0f, 0.0f, 0};
             if (count > 0) {
-                low = block_scale(low_magnitude(pair), kCodes, false, job.rule);
-                high = block_scale(high_magnitude(pair), kCodes, false, job.rule);
+                low = block_scale(low_magnitude(pair), kFp8, false, job.rule);
+                high = block_scale(high_magnitude(pair), kFp8, false, job.rule);
             }
             multipliers[thread] = float2{low.multiplier, high.multiplier};
             float* scales = job.scales + static_cast<int64_t>(group) * job.src.cols + col0 + 2 * thread;
@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(
                 const uint32_t* words = reinterpret_cast<const uint32_t*>(chunk) + row * kPairs +
                                         (unit ^ (piece >> 1)) * 4 + word;
                 uint4 low, high;
-                encode_piece<kCodes>(words, piece & 1, multipliers[unit * 4 + word], low, high);
+                encode_piece<kFp8>(words, piece & 1, multipliers[unit * 4 + word], low, high);
                 const int begin = block.lead - first - row;
                 uint8_t* out = static_cast<uint8_t*>(job.dst.data) +
                                (col0 + unit * kUnit + word * 2) * stride + dst_base + row0 + first + row;
@@ -190,10 +190,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(
     }
 }
 
-template <DType kCodes> void launch(const SmallGroupsJob& job, const Launch& launch) {
+template <DType kFp8> void launch(const SmallGroupsJob& job, const Launch& launch) {
     constexpr int kBytes = kRows * kBlockCols * 2;
     constexpr const char* kWhat = "quantize_small_groups";
-    const auto kernel = quantize_small_groups_kernel<kCodes>;
+    const auto kernel = quantize_small_groups_kernel<kFp8>;
     allow_shared_memory(kernel, kBytes, kWhat);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),

@@ -54,10 +54,10 @@ __device__ __forceinline__ void load_tile(const Transposer& args, int64_t src_ba
     if (args.wide && col + kPiece <= dim) {
 #pragma unroll
         for (int k = 0; k < kRows; ++k, in += dim) {
-            uint4 codes = {0, 0, 0, 0};
-            if (first + k < count) codes = load_and_neighbour(in);
-            fragment.words[k][0] = codes.x, fragment.words[k][1] = codes.y;
-            fragment.words[k][2] = codes.z, fragment.words[k][3] = codes.w;
+            uint4 fp8 = {0, 0, 0, 0};
+            if (first + k < count) fp8 = load_and_neighbour(in);
+            fragment.words[k][0] = fp8.x, fragment.words[k][1] = fp8.y;
+            fragment.words[k][2] = fp8.z, fragment.words[k][3] = fp8.w;
         }
     } else {
 #pragma unroll
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_tile(const Transposer& args, int64_t src_ba
 // Transposes a tile from the registers of all threads to shared memory. Every warp computes the target scale
 // itself; FP8 values are shifted to it four at a time, and 4x4 squares of bytes transposed in registers.
 // Returns the target scale.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* transposed) {
     const int thread = static_cast<int>(threadIdx.x), part = thread % kPieces, octet = thread / kPieces,
               warp = thread / kWarpRows;
@@ -107,7 +107,7 @@ __device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* tr
         if (i == warp) own = scale;
     }
     const float target = __uint_as_float(__reduce_max_sync(kFullMask, largest));
-    const RowShift shift = row_shift<kCodes>(target, own);
+    const RowShift shift = row_shift<kFp8>(target, own);
     const int first = octet * kRows % kWarpRows;  // first row of this thread within the warp
     const uint32_t kept = __ballot_sync(kFullMask, shift.keep != 0);
     if (kept != kFullMask) {  // rows with scale 0, and pads
@@ -119,11 +119,11 @@ __device__ __forceinline__ float transpose_tile(Fragment& fragment, uint32_t* tr
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
         const RowShift row = {__shfl_sync(kFullMask, shift.factor, first + k),
-                              kCodes == DType::e5m2 ? __shfl_sync(kFullMask, shift.second, first + k) : 0,
+                              kFp8 == DType::e5m2 ? __shfl_sync(kFullMask, shift.second, first + k) : 0,
                               kFullMask};
 #pragma unroll
         for (int i = 0; i < kPieceWords; ++i)
-            fragment.words[k][i] = shift_four<kCodes>(fragment.words[k][i], row);
+            fragment.words[k][i] = shift_four<kFp8>(fragment.words[k][i], row);
     }
 #pragma unroll
     for (int i = 0; i < kPieceWords; ++i) {  // bytes of 4 columns x 8 rows
@@ -165,12 +165,12 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 #pragma unroll 1
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
-            const uint4 codes =
+            const uint4 fp8 =
                 *reinterpret_cast<const uint4*>(transposed + transposed_index<kPiece>(col, piece));
             if (first + kPiece <= rows && aligned) {
-                *reinterpret_cast<uint4*>(out) = codes;
+                *reinterpret_cast<uint4*>(out) = fp8;
             } else {
-                const uint32_t words[kPieceWords] = {codes.x, codes.y, codes.z, codes.w};
+                const uint32_t words[kPieceWords] = {fp8.x, fp8.y, fp8.z, fp8.w};
 #pragma unroll
                 for (int r = 0; r < kPiece; ++r)
                     if (first + r < rows) out[r] = static_cast<uint8_t>(words[r / 4] >> (8 * (r % 4)));
@@ -195,7 +195,7 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 // Deterministic: only maxima are reduced; every warp computes the target scale of the tile itself.
 // Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s.
 // Evict-first loads (L1 or L2): 4 % slower. Columns by TMA: as fast, and slower where a kernel is short.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 transposed_pieces[kTile * kPieces];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
@@ -213,7 +213,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
         const AlignedTile rows = aligned_tile(args.groups, end, place.row);
         Fragment fragment;
         load_tile(args, src_base, place, rows.count, fragment);
-        const float target = transpose_tile<kCodes>(fragment, transposed);
+        const float target = transpose_tile<kFp8>(fragment, transposed);
         if (threadIdx.x == 0)
             args.tile_scales[(dst_base + place.row) / kTile * args.scale_stride + place.col_tile] = target;
         __syncthreads();

@@ -27,7 +27,7 @@ template <DType kSource> constexpr int kTileCols = kUnits* kUnitCols<kSource>;
 
 struct MxJob {
     const uint8_t* src;
-    uint8_t *codes, *scales;
+    uint8_t *fp8, *scales;
     int64_t scale_batch_stride, scale_stride;  // from one block of rows to the next
     int row_tiles, col_tiles, tiles;
     MxRounding rounding;
@@ -65,38 +65,38 @@ __device__ __forceinline__ void block_maxima(const uint4 (&words)[kRows], uint32
 
 // The scales of the quarter of its columns that this thread computes, from the maximum `own` of their word,
 // and the FP8 values of all its values in the transposed tile.
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_t own, MxRounding rounding,
                                             uint8_t* scales, uint32_t* transposed) {
     constexpr int kCols = kUnitCols<kSource>;
     const int octet = static_cast<int>(threadIdx.x) / kUnits, unit = static_cast<int>(threadIdx.x) % kUnits,
               quarter = octet % 4;
     if constexpr (kSource == DType::f32) {
-        const MxScale scale = mx_scale(__uint_as_float(own), kCodes, rounding);
+        const MxScale scale = mx_scale(__uint_as_float(own), kFp8, rounding);
         scales[quarter] = scale.code;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float m = __shfl_sync(kFullMask, scale.multiplier, j * kUnits + unit);
-            uint32_t codes[2];
+            uint32_t fp8[2];
 #pragma unroll
             for (int q = 0; q < 2; ++q)
-                codes[q] = pack_fp8(__uint_as_float(word_of(words[4 * q], j)) * m,
-                                    __uint_as_float(word_of(words[4 * q + 1], j)) * m,
-                                    __uint_as_float(word_of(words[4 * q + 2], j)) * m,
-                                    __uint_as_float(word_of(words[4 * q + 3], j)) * m, kCodes);
+                fp8[q] = pack_fp8(__uint_as_float(word_of(words[4 * q], j)) * m,
+                                  __uint_as_float(word_of(words[4 * q + 1], j)) * m,
+                                  __uint_as_float(word_of(words[4 * q + 2], j)) * m,
+                                  __uint_as_float(word_of(words[4 * q + 3], j)) * m, kFp8);
             *reinterpret_cast<uint2*>(transposed + transposed_index<kCols>(unit * kCols + j, octet / 2) +
-                                      octet % 2 * 2) = uint2{codes[0], codes[1]};
+                                      octet % 2 * 2) = uint2{fp8[0], fp8[1]};
         }
     } else {
-        const MxScale low = mx_scale(__uint_as_float(low_magnitude(own)), kCodes, rounding),
-                      high = mx_scale(__uint_as_float(high_magnitude(own)), kCodes, rounding);
+        const MxScale low = mx_scale(__uint_as_float(low_magnitude(own)), kFp8, rounding),
+                      high = mx_scale(__uint_as_float(high_magnitude(own)), kFp8, rounding);
         *reinterpret_cast<uint16_t*>(scales + 2 * quarter) =
             static_cast<uint16_t>(low.code | uint32_t{high.code} << 8);
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
             const float m_low = __shfl_sync(kFullMask, low.multiplier, j * kUnits + unit),
                         m_high = __shfl_sync(kFullMask, high.multiplier, j * kUnits + unit);
-            uint32_t codes_low[2], codes_high[2];
+            uint32_t fp8_low[2], fp8_high[2];
 #pragma unroll
             for (int q = 0; q < 2; ++q) {
                 float a[4], b[4];
@@ -106,13 +106,13 @@ __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_
                     a[k] = __uint_as_float(pair << 16) * m_low;
                     b[k] = __uint_as_float(pair & 0xFFFF0000u) * m_high;
                 }
-                codes_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kCodes);
-                codes_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kCodes);
+                fp8_low[q] = pack_fp8(a[0], a[1], a[2], a[3], kFp8);
+                fp8_high[q] = pack_fp8(b[0], b[1], b[2], b[3], kFp8);
             }
             uint32_t* out =
                 transposed + transposed_index<kCols>(unit * kCols + 2 * j, octet / 2) + octet % 2 * 2;
-            *reinterpret_cast<uint2*>(out) = uint2{codes_low[0], codes_low[1]};
-            *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{codes_high[0], codes_high[1]};
+            *reinterpret_cast<uint2*>(out) = uint2{fp8_low[0], fp8_low[1]};
+            *reinterpret_cast<uint2*>(out + kColumnWords) = uint2{fp8_high[0], fp8_high[1]};
         }
     }
 }
@@ -128,7 +128,7 @@ __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_
 // the launch may not use all SMs, a CTA takes every gridDim.x-th tile, and a second barrier follows the
 // stores.
 // Deterministic: only maxima are reduced.
-template <DType kSource, DType kCodes>
+template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob job) {
     constexpr int kCols = kUnitCols<kSource>, kWidth = kTileCols<kSource>;
     __shared__ uint4 transposed_pieces[kWidth * kPieces];
@@ -152,12 +152,12 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
         uint8_t* const scales = job.scales + batch * job.scale_batch_stride +
                                 (int64_t{row_tile} * (kTileRows / 32) + warp) * job.scale_stride + col0 +
                                 unit * kCols;
-        encode_tile<kSource, kCodes>(words, pick(largest, octet % 4), job.rounding, scales, transposed);
+        encode_tile<kSource, kFp8>(words, pick(largest, octet % 4), job.rounding, scales, transposed);
         __syncthreads();
         const int piece = thread % kPieces;
         int col = thread / kPieces;
         uint8_t* out =
-            job.codes + (batch * cols + col0 + col) * rows + int64_t{row_tile} * kTileRows + piece * kPiece;
+            job.fp8 + (batch * cols + col0 + col) * rows + int64_t{row_tile} * kTileRows + piece * kPiece;
 #pragma unroll
         for (int i = 0; i < kWidth * kPieces / kThreads; ++i, col += kThreads / kPieces) {
             *reinterpret_cast<uint4*>(out) =
@@ -183,7 +183,7 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Sc
     if (tiles == 0 || tiles > INT32_MAX / 2) return false;
     const MxJob job = {
         .src = static_cast<const uint8_t*>(src.data),
-        .codes = static_cast<uint8_t*>(dgrad.data.data),
+        .fp8 = static_cast<uint8_t*>(dgrad.data.data),
         .scales = static_cast<uint8_t*>(dgrad.scales.data),
         .scale_batch_stride = dgrad.scales.rank == 3 ? dgrad.scales.dim(1) * dgrad.scales.dim(2) : 0,
         .scale_stride = cols,

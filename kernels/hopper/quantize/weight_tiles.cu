@@ -48,7 +48,7 @@ __device__ __forceinline__ Place place_of(const WeightJob& job, int tile) {
 }
 
 // The scale of a tile from the maxima of the warps, four in a word; after a barrier.
-template <DType kCodes, int kWords>
+template <DType kFp8, int kWords>
 __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uint4 (&warp_max)[kWords]) {
     uint32_t amax = 0;
 #pragma unroll
@@ -56,7 +56,7 @@ __device__ __forceinline__ BlockScale tile_scale(const WeightJob& job, const uin
         const uint4 four = warp_max[i];
         amax = max(amax, max(max(four.x, four.y), max(four.z, four.w)));
     }
-    return block_scale(amax, kCodes, false, job.rule);
+    return block_scale(amax, kFp8, false, job.rule);
 }
 // Stores the scale of a tile; the last tile of a row also clears the pads of the row. `tiles`: tiles per row.
 // One thread calls it.
@@ -124,7 +124,7 @@ __device__ __forceinline__ void load_rows(const WeightJob& job, int64_t at, floa
 // Deterministic: element-wise but for maxima.
 // Tried: persistent CTAs that load their next tile ahead ended apart, 0 to 26 % before the last. Evict-first
 // loads or stores: 8 % slower.
-template <DType kCodes>
+template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
     __shared__ uint4 warp_max[kThreads / 128];
     __shared__ uint4 transposed_pieces[kTile * kPieces];
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         amax = __reduce_max_sync(kFullMask, amax);
         if (thread % 32 == 0) reinterpret_cast<uint32_t*>(warp_max)[thread / 32] = amax;
         __syncthreads();
-        const BlockScale scale = tile_scale<kCodes>(job, warp_max);
+        const BlockScale scale = tile_scale<kFp8>(job, warp_max);
         const float multiplier = scale.multiplier;
         if (job.fprop.data != nullptr) {
             if (thread == 0)
@@ -156,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
 #pragma unroll
             for (int k = 0; k < kRows; ++k)
                 *reinterpret_cast<uint2*>(job.fprop.data + at + static_cast<int64_t>(k) * cols) =
-                    encode_unit(v[k], multiplier, kCodes);
+                    encode_unit(v[k], multiplier, kFp8);
         }
         if (job.dgrad.data == nullptr) continue;
         if (thread == 0)
@@ -165,7 +165,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const Wei
         for (int i = 0; i < kUnit; ++i) {  // 8 rows of a column: half a piece
             const auto four = [&](int k) {
                 return pack_fp8(v[k][i] * multiplier, v[k + 1][i] * multiplier, v[k + 2][i] * multiplier,
-                                v[k + 3][i] * multiplier, kCodes);
+                                v[k + 3][i] * multiplier, kFp8);
             };
             *reinterpret_cast<uint2*>(transposed + transposed_index<kUnit>(part * kUnit + i, octet / 2) +
                                       octet % 2 * 2) = uint2{four(0), four(4)};
@@ -197,7 +197,7 @@ struct StepShared {
 // 2  the transposed tile is complete, and is stored
 // Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
 // with *status != 0 writes no parameter; the copies are then those of the unchanged masters.
-template <class Types, DType kCodes>
+template <class Types, DType kFp8>
 __global__ void __launch_bounds__(kStepThreads, kCtas)
     step_tiles_kernel(const WeightJob job, PdlOrder order) {
     extern __shared__ uint4 step_memory[];
@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kStepThreads, kCtas)
         const uint32_t amax = __reduce_max_sync(kFullMask, __float_as_uint(largest));
         if (lane == 0) reinterpret_cast<uint32_t*>(shared.warp_max)[warp] = amax;
         __syncthreads();
-        const BlockScale scale = tile_scale<kCodes>(job, shared.warp_max);
+        const BlockScale scale = tile_scale<kFp8>(job, shared.warp_max);
         const Place place = place_of(job, tile);
         if (thread == 0) {
             if (job.fprop.data != nullptr)
@@ -247,17 +247,17 @@ __global__ void __launch_bounds__(kStepThreads, kCtas)
         uint32_t squares[kStepRows / 4][kStepCols];  // a word: four rows of a column
 #pragma unroll
         for (int square = 0; square < kStepRows / 4; ++square) {
-            uint32_t codes[4];
+            uint32_t fp8[4];
 #pragma unroll
             for (int k = 0; k < 4; ++k) {
                 const float4 v = shared.masters[(square * 4 + k) * kStepThreads + thread];
-                codes[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
-                                    v.w * scale.multiplier, kCodes);
+                fp8[k] = pack_fp8(v.x * scale.multiplier, v.y * scale.multiplier, v.z * scale.multiplier,
+                                  v.w * scale.multiplier, kFp8);
                 if (job.fprop.data != nullptr)
                     *reinterpret_cast<uint32_t*>(job.fprop.data + start(tile) +
-                                                 static_cast<int64_t>(square * 4 + k) * cols) = codes[k];
+                                                 static_cast<int64_t>(square * 4 + k) * cols) = fp8[k];
             }
-            transpose_4x4(codes, squares[square]);
+            transpose_4x4(fp8, squares[square]);
         }
         if (job.dgrad.data != nullptr) {
 #pragma unroll
@@ -284,15 +284,15 @@ CopyTiles copy_tiles(const ScaledTensor& copy) {
 unsigned grid_of(const WeightJob& job, const Launch& launch) {
     return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
 }
-void launch(const WeightJob& job, DType codes, const Launch& launch) {
+void launch(const WeightJob& job, DType fp8, const Launch& launch) {
     const auto kernel =
-        codes == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
+        fp8 == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
     launch_pdl(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
 }
-void launch_step(const WeightJob& job, const op::AdamW& step, DType codes, const Launch& launch) {
+void launch_step(const WeightJob& job, const op::AdamW& step, DType fp8, const Launch& launch) {
     with_types(step, [&]<class Types>() {
-        const auto kernel = codes == DType::e5m2 ? step_tiles_kernel<Types, DType::e5m2>
-                                                 : step_tiles_kernel<Types, DType::e4m3>;
+        const auto kernel = fp8 == DType::e5m2 ? step_tiles_kernel<Types, DType::e5m2>
+                                               : step_tiles_kernel<Types, DType::e4m3>;
         allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
         launch_pdl(kernel, grid_of(job, launch), kStepThreads, sizeof(StepShared), launch, "step_tiles", job,
                    pdl_order(launch));
@@ -326,11 +326,11 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
         if (step->first_element % 4 != 0) return false;
         job.step = adamw_args(*step);
     }
-    const DType codes = fprop ? fprop.data.dtype : dgrad.data.dtype;
+    const DType fp8 = fprop ? fprop.data.dtype : dgrad.data.dtype;
     if (step != nullptr)
-        launch_step(job, *step, codes, launch_args);
+        launch_step(job, *step, fp8, launch_args);
     else
-        launch(job, codes, launch_args);
+        launch(job, fp8, launch_args);
     return true;
 }
 

@@ -11,7 +11,7 @@
 
 namespace fp8flow::hopper::quantize {
 
-// src [N, K] or [E, N, K] f32 | bf16 -> fprop codes and their transpose, layout block128; either may be
+// src [N, K] or [E, N, K] f32 | bf16 -> FP8 values and their transpose, layout block128; either may be
 // absent. With `step`, src is its master, which is updated first. Pads of the scale tables, up to a multiple
 // of 4 columns, become 0. False, and nothing is launched, unless N and K are multiples of 128 and all
 // addresses of 16.

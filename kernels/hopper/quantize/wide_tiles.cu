@@ -58,7 +58,7 @@ __device__ __forceinline__ int pair_index(int pair) { return pair % 4 * kBlockTh
 // The row copy of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step
 // halves what a thread still has to send, so that each of four neighbours ends with the maximum of one row,
 // computes its scale, and broadcasts it.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
                                            const RowTile& tile, int col_tile) {
     static_assert(kRows == 4 && kBlockThreads == 16);
@@ -85,7 +85,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
     const int own = part % 2 * 2 + part / 2 % 2;
     BlockScale scale = {0.0f, 0.0f, 0};
     if (quad * kRows + own < tile.count)
-        scale = block_scale(max(low_magnitude(pair), high_magnitude(pair)), kCodes, false, job.rule);
+        scale = block_scale(max(low_magnitude(pair), high_magnitude(pair)), kFp8, false, job.rule);
     if (part < kRows && quad * kRows + own < inside) job.row_scales.store(row + own, col_tile, scale);
 #pragma unroll
     for (int k = 0; k < kRows; ++k, out += job.cols) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
         float v[kUnit];
         unpack_unit(words[k], DType::bf16, v);
         if (quad * kRows + k < inside)  // pads hold 0, and 0 encodes to 0
-            *reinterpret_cast<uint2*>(out) = encode_unit(v, multiplier, kCodes);
+            *reinterpret_cast<uint2*>(out) = encode_unit(v, multiplier, kFp8);
     }
 }
 
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_maxima(const uint4 (&words)[kRows], uint4*
 }
 
 // From the maxima of all warps: multipliers and scales of a pair of columns, by one thread each.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void scale_columns(const WideJob& job, const RowTile& tile, int col_tile,
                                               int64_t dst_base, const uint4* part_pieces,
                                               float* multipliers) {
@@ -130,15 +130,15 @@ __device__ __forceinline__ void scale_columns(const WideJob& job, const RowTile&
     for (int i = 0; i < 2; ++i) {
         BlockScale scale = {0.0f, 0.0f, 0};
         if (tile.count > 0)
-            scale = block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kCodes, false,
-                                job.rule);
+            scale =
+                block_scale(i == 0 ? low_magnitude(largest) : high_magnitude(largest), kFp8, false, job.rule);
         multipliers[pair_index(thread) * 2 + i] = scale.multiplier;
         scales[i] = scale.dequant;
     }
 }
 
 // The FP8 values of this thread's values in the transposed tile, a word for four rows of a column.
-template <DType kCodes>
+template <DType kFp8>
 __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], const float* multipliers,
                                                  uint32_t* transposed) {
     const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
@@ -155,8 +155,8 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
             high[k] = __uint_as_float(pair & 0xFFFF0000u) * m.y;
         }
         uint32_t* out = transposed + transposed_index<kUnit>(part * kUnit + 2 * j, quad / 4) + quad % 4;
-        out[0] = pack_fp8(low[0], low[1], low[2], low[3], kCodes);
-        out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kCodes);
+        out[0] = pack_fp8(low[0], low[1], low[2], low[3], kFp8);
+        out[kColumnWords] = pack_fp8(high[0], high[1], high[2], high[3], kFp8);
     }
 }
 
@@ -175,7 +175,7 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 // 3  the transposed tile is complete (a word: the FP8 values of four rows), and is stored in 16-byte
 //    pieces of columns
 // Deterministic: only maxima are reduced.
-template <DType kCodes, bool kBoth>
+template <DType kFp8, bool kBoth>
 __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(const WideJob job) {
     __shared__ uint4 part_pieces[kParts * kPartWords / 4];
     __shared__ float4 multiplier_pieces[kTile / 4];
@@ -201,16 +201,16 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
             store_maxima(words, part_pieces);
         }
         if constexpr (kBoth) {
-            write_rows<kCodes>(job, words, tile, col_tile);
+            write_rows<kFp8>(job, words, tile, col_tile);
 #pragma unroll
             for (int k = 0; k < kRows; ++k) opaque(words[k]);
         }
         __syncthreads();
         if (!known) {
-            scale_columns<kCodes>(job, tile, col_tile, dst_base, part_pieces, multipliers);
+            scale_columns<kFp8>(job, tile, col_tile, dst_base, part_pieces, multipliers);
             __syncthreads();
         }
-        transpose_values<kCodes>(words, multipliers, transposed);
+        transpose_values<kFp8>(words, multipliers, transposed);
 
         const RowTile done = tile;
         const int done_col = col_tile;

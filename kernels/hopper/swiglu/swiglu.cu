@@ -42,9 +42,8 @@ struct WideBf16 {
         out[1] = {pack_bf16(v[8], v[9]), pack_bf16(v[10], v[11]), pack_bf16(v[12], v[13]),
                   pack_bf16(v[14], v[15])};
     }
-    static __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, int,
-                                                       const uint4& codes) {
-        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(t.data) + at) = codes;
+    static __device__ __forceinline__ void store_fp8(const RowView& t, int64_t at, int, const uint4& fp8) {
+        *reinterpret_cast<uint4*>(static_cast<uint8_t*>(t.data) + at) = fp8;
     }
 };
 // AnyValues: everything else, as FP32.
@@ -73,9 +72,9 @@ struct AnyValues {
             rotate(v);
         }
     }
-    static __device__ __forceinline__ void store_codes(const RowView& t, int64_t at, int left,
-                                                       const uint4& codes) {
-        const uint32_t words[kCols / 4] = {codes.x, codes.y, codes.z, codes.w};
+    static __device__ __forceinline__ void store_fp8(const RowView& t, int64_t at, int left,
+                                                     const uint4& fp8) {
+        const uint32_t words[kCols / 4] = {fp8.x, fp8.y, fp8.z, fp8.w};
         uint8_t* out = static_cast<uint8_t*>(t.data) + at;
 #pragma unroll
         for (int i = 0; i < kCols; ++i)
@@ -85,23 +84,23 @@ struct AnyValues {
 
 // FP8 values and the scale of a 1x128 block, which eight lanes hold. All lanes must call it; those with
 // nothing `left` hold zeros. Pads: zeros and scale 0.
-template <class Source, DType kCodes>
+template <class Source, DType kFp8>
 __device__ __forceinline__ void store_block(const float (&v)[kCols], bool valid, ScaleFormat format,
-                                            const RowView& codes, int64_t at, int left, float* scale_at) {
+                                            const RowView& fp8, int64_t at, int left, float* scale_at) {
     float amax = 0.0f;
 #pragma unroll
     for (int i = 0; i < kCols; ++i) amax = fmaxf(amax, fabsf(v[i]));  // NaN ignored
 #pragma unroll
     for (int step = kBlockLanes / 2; step > 0; step /= 2)
         amax = fmaxf(amax, __shfl_xor_sync(kFullMask, amax, step));
-    const QuantScale scale = quant_scale(amax, fp8_max(kCodes), format);
+    const QuantScale scale = quant_scale(amax, fp8_max(kFp8), format);
     if (left <= 0) return;
     const float m = scale.multiplier;
     uint32_t words[kCols / 4];
 #pragma unroll
     for (int i = 0; i < kCols / 4; ++i)
-        words[i] = pack_fp8(v[4 * i] * m, v[4 * i + 1] * m, v[4 * i + 2] * m, v[4 * i + 3] * m, kCodes);
-    Source::store_codes(codes, at, left, {words[0], words[1], words[2], words[3]});
+        words[i] = pack_fp8(v[4 * i] * m, v[4 * i + 1] * m, v[4 * i + 2] * m, v[4 * i + 3] * m, kFp8);
+    Source::store_fp8(fp8, at, left, {words[0], words[1], words[2], words[3]});
     if (threadIdx.x % kBlockLanes == 0) *scale_at = valid ? scale.dequant : 0.0f;
 }
 
@@ -173,8 +172,8 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kFor
             if constexpr (kOutput == Output::values)
                 Source::store(args.a, a_at + step, left, a);
             else
-                store_block<Source, codes_of(kOutput)>(a, valid, args.scales.format, args.a, a_at + step,
-                                                       left, args.scales.at(a_base + row, col));
+                store_block<Source, fp8_of(kOutput)>(a, valid, args.scales.format, args.a, a_at + step, left,
+                                                     args.scales.at(a_base + row, col));
         }
         h_at += 2 * width;
         a_at += width;
@@ -251,11 +250,11 @@ __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBa
                 Source::store(args.dh, dh_at + step, left, dgate);
                 Source::store(args.dh, dh_at + step + width, left, dup);
             } else {  // width is a multiple of 128: no block has both halves
-                constexpr DType kCodes = codes_of(kOutput);
-                store_block<Source, kCodes>(dgate, valid, args.scales.format, args.dh, dh_at + step, left,
-                                            args.scales.at(dh_base + row, col));
-                store_block<Source, kCodes>(dup, valid, args.scales.format, args.dh, dh_at + step + width,
-                                            left, args.scales.at(dh_base + row, width + col));
+                constexpr DType kFp8 = fp8_of(kOutput);
+                store_block<Source, kFp8>(dgate, valid, args.scales.format, args.dh, dh_at + step, left,
+                                          args.scales.at(dh_base + row, col));
+                store_block<Source, kFp8>(dup, valid, args.scales.format, args.dh, dh_at + step + width, left,
+                                          args.scales.at(dh_base + row, width + col));
             }
             if (!args.dprob) continue;
             const float block = sum_over_block(sums[0], sums[1]);

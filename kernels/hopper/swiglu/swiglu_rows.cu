@@ -223,8 +223,8 @@ private:
     int row_ = -1, col_ = 0, end_ = 0;  // what is loaded next; col_ == end_: another row
 };
 
-// Clears columns [first, end) of a row, codes or values, and their scales if there are any. `first` is a
-// multiple of a block.
+// Clears columns [first, end) of a row, FP8 values or plain values, and their scales if there are any.
+// `first` is a multiple of a block.
 __device__ __forceinline__ void clear_row(const RowView& t, int64_t row, int first, int end,
                                           const BlockScales& scales) {
     const int lane = static_cast<int>(threadIdx.x), size = scales.data != nullptr ? 1 : 2;
@@ -265,13 +265,13 @@ __device__ __forceinline__ void store_values(const RowView& t, int64_t at, int l
             out[u * (kUnitStep / kUnit)] = {pack_bf16(v[u][0], v[u][1]), pack_bf16(v[u][2], v[u][3]),
                                             pack_bf16(v[u][4], v[u][5]), pack_bf16(v[u][6], v[u][7])};
 }
-// Stores codes of whole blocks.
-template <DType kCodes>
-__device__ __forceinline__ void store_codes(const RowView& t, int64_t at, const float (&v)[kUnits][kUnit],
-                                            float multiplier) {
+// Stores FP8 values of whole blocks.
+template <DType kFp8>
+__device__ __forceinline__ void store_fp8(const RowView& t, int64_t at, const float (&v)[kUnits][kUnit],
+                                          float multiplier) {
     uint2* const out = reinterpret_cast<uint2*>(static_cast<uint8_t*>(t.data) + at);
 #pragma unroll
-    for (int u = 0; u < kUnits; ++u) out[u * (kUnitStep / kUnit)] = encode_unit(v[u], multiplier, kCodes);
+    for (int u = 0; u < kUnits; ++u) out[u * (kUnitStep / kUnit)] = encode_unit(v[u], multiplier, kFp8);
 }
 
 // h [M, 2F] BF16 (gate, up), prob -> a [M, F] = silu(gate) * up * prob, BF16 or FP8 with 1x128 scales.
@@ -321,11 +321,11 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
         if constexpr (kOutput == Output::values) {
             store_values(args.a, at, left, a);
         } else {
-            constexpr DType kCodes = codes_of(kOutput);
+            constexpr DType kFp8 = fp8_of(kOutput);
             const float amax = max_with(max_with(max_with(magnitude_of(a), 4), 2), 1);
-            const QuantScale scale = quant_scale(amax, fp8_max(kCodes), args.scales.format);
+            const QuantScale scale = quant_scale(amax, fp8_max(kFp8), args.scales.format);
             if (left > 0) {
-                store_codes<kCodes>(args.a, at, a, scale.multiplier);
+                store_fp8<kFp8>(args.a, at, a, scale.multiplier);
                 if (lane % kBlockLanes == 0) *args.scales.at(row, col) = scale.dequant;
             }
         }
@@ -346,9 +346,9 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 }
 
 // da [M, F], h [M, 2F] BF16, prob -> dh [M, 2F], BF16 or FP8 with 1x128 scales, and dprob [M].
-// Floor: 3F values in and 2F values (or codes and scales) out a row: 8.06 bytes a column, 0.132 ms at 32768 x
-// 2048 and 4.1 TB/s.
-// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB an SM. The maxima of gate and up
+// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
+// ms at 32768 x 2048 and 4.1 TB/s.
+// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB per SM. The maxima of gate and up
 // are reduced together: even lanes end with the one of gate and odd lanes with that of up, compute its scale,
 // and exchange multipliers. Pads: zeros.
 // Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
@@ -403,15 +403,15 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
             store_values(args.dh, at, left, dgate);
             store_values(args.dh, at + width, left, dup);
         } else {  // width is a multiple of 128: no block has both halves
-            constexpr DType kCodes = codes_of(kOutput);
+            constexpr DType kFp8 = fp8_of(kOutput);
             const float of_gate = magnitude_of(dgate), of_up = magnitude_of(dup);
             float amax = fmaxf(odd ? of_up : of_gate, __shfl_xor_sync(kFullMask, odd ? of_gate : of_up, 1));
             amax = max_with(max_with(amax, 2), 4);
-            const QuantScale scale = quant_scale(amax, fp8_max(kCodes), args.scales.format);
+            const QuantScale scale = quant_scale(amax, fp8_max(kFp8), args.scales.format);
             const float other = __shfl_xor_sync(kFullMask, scale.multiplier, 1);
             if (left > 0) {
-                store_codes<kCodes>(args.dh, at, dgate, odd ? other : scale.multiplier);
-                store_codes<kCodes>(args.dh, at + width, dup, odd ? scale.multiplier : other);
+                store_fp8<kFp8>(args.dh, at, dgate, odd ? other : scale.multiplier);
+                store_fp8<kFp8>(args.dh, at + width, dup, odd ? scale.multiplier : other);
                 if (lane % kBlockLanes < 2) *args.scales.at(row, (odd ? width : 0) + col) = scale.dequant;
             }
         }

@@ -20,7 +20,7 @@ struct BlockScales {
     }
 };
 enum class Output { values, e4m3, e5m2 };
-constexpr DType codes_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
+constexpr DType fp8_of(Output output) { return output == Output::e5m2 ? DType::e5m2 : DType::e4m3; }
 
 // Tickets of the rows that one warp of every CTA works on: how many rounds are taken, and how many of these
 // warps have finished. 0 between launches: the last warp resets it. A line of L2 each.

@@ -42,8 +42,8 @@ __device__ __forceinline__ uint4 load_raw(const void* data, int width, int64_t o
     const uint8_t* at = static_cast<const uint8_t*>(data) + offset * width;
     if (count >= 8 && reinterpret_cast<uintptr_t>(at) % static_cast<uintptr_t>(8 * width) == 0) {
         if (width == 2) return *reinterpret_cast<const uint4*>(at);
-        const uint2 codes = *reinterpret_cast<const uint2*>(at);
-        return {codes.x, codes.y, 0, 0};
+        const uint2 fp8 = *reinterpret_cast<const uint2*>(at);
+        return {fp8.x, fp8.y, 0, 0};
     }
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -57,8 +57,8 @@ __device__ __forceinline__ uint4 load_raw(const void* data, int width, int64_t o
 }
 
 // Two FP8 values as two BF16 values; every finite FP8 value of either format is a BF16 number.
-__device__ __forceinline__ uint32_t decode_pair(uint32_t codes, __nv_fp8_interpretation_t kind) {
-    const auto pair = static_cast<__nv_fp8x2_storage_t>(codes & 0xFFFFu);
+__device__ __forceinline__ uint32_t decode_pair(uint32_t fp8, __nv_fp8_interpretation_t kind) {
+    const auto pair = static_cast<__nv_fp8x2_storage_t>(fp8 & 0xFFFFu);
     const float2 x = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(pair, kind)));
     return (float_bits(x.x) >> 16) | (float_bits(x.y) & 0xFFFF0000u);
 }

@@ -81,9 +81,9 @@ public:
         for (int i = 0; i < 4; ++i) order_ |= static_cast<uint32_t>(i ^ (piece & 3)) << (4 * i);
     }
     // 16 rows of a column: the lower halves of the words, or the upper ones.
-    template <DType kCodes, bool kUpper>
+    template <DType kFp8, bool kUpper>
     __device__ __forceinline__ uint4 encode(const uint32_t (&words)[16], float multiplier) const {
-        uint32_t codes[4];
+        uint32_t fp8[4];
 #pragma unroll
         for (int q = 0; q < 4; ++q) {
             float v[4];
@@ -92,10 +92,9 @@ public:
                 const uint32_t word = words[4 * q + k];
                 v[k] = __uint_as_float(kUpper ? word & 0xFFFF0000u : word << 16) * multiplier;
             }
-            codes[q] = __byte_perm(pack_fp8(v[0], v[1], v[2], v[3], kCodes), 0, order_);
+            fp8[q] = __byte_perm(pack_fp8(v[0], v[1], v[2], v[3], kFp8), 0, order_);
         }
-        return swaps_ ? uint4{codes[1], codes[0], codes[3], codes[2]}
-                      : uint4{codes[0], codes[1], codes[2], codes[3]};
+        return swaps_ ? uint4{fp8[1], fp8[0], fp8[3], fp8[2]} : uint4{fp8[0], fp8[1], fp8[2], fp8[3]};
     }
 
 private:
