@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // What the kernels of the exchange over peer memory share: a group of ranks as the device sees it, its
-// receive buffers, and the group barrier. Read next: exchange.h (the protocol), then dispatch.cu, combine.cu,
-// reduce.cu or routing.cu.
+// receive buffers, and the group barrier. Read next: peer_exchange.h (the protocol), then dispatch.cu,
+// combine.cu, reduce.cu or routing.cu.
 #pragma once
 
 #include "kernels/hopper/device/peer.h"
 #include "kernels/hopper/device/warp.h"
-#include "kernels/hopper/exchange/peer/memory.h"
+#include "kernels/hopper/exchange/peer/peer_memory.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The bandwidth between GPUs of one host: all ranks load from, or store to, the memory of all others at the
 // same time. It is the ceiling of the exchange.
-#include "kernels/hopper/exchange/peer/memory.h"
+#include "kernels/hopper/exchange/peer/peer_memory.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
 

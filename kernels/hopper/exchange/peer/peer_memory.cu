@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Maps the regions of all ranks of a host, and proves at start-up that stores and loads between them work.
-#include "kernels/hopper/exchange/peer/memory.h"
+#include "kernels/hopper/exchange/peer/peer_memory.h"
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/peer.h"

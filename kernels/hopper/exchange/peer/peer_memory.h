@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // PeerMemory: one region of GPU memory per rank of the job, mapped by all ranks of the host, so that a kernel
 // reads and writes another GPU's memory through plain pointers (NVLink, or the same GPU); how it is mapped:
-// regions.h. Read next: exchange.h.
+// regions.h. Read next: peer_exchange.h.
 #pragma once
 
 #include "kernels/hopper/exchange/peer/regions.h"
