@@ -11,12 +11,11 @@ namespace fp8flow {
 SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype,
                              const std::string& name)
     : model_(model),
-      qkv_(store.add(
-          {.name = name + ".linear_qkv.weight",
-           .shape = {(model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels,
-                     model.hidden_size, 0},
-           .init_std = model.init_method_std,
-           .plain_dtype = plain_dtype})),
+      qkv_(store.add({.name = name + ".linear_qkv.weight",
+                      .shape = {(model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels,
+                                model.hidden_size, 0},
+                      .init_std = model.init_method_std,
+                      .plain_dtype = plain_dtype})),
       proj_(store.add(
           {.name = name + ".linear_proj.weight",
            .shape = {model.hidden_size, model.num_attention_heads * model.kv_channels, 0},

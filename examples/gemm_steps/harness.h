@@ -47,11 +47,11 @@ __host__ __device__ inline float unit(uint64_t i) {
 }
 
 // About normal, as quantised rows are: the largest of a block near 448.
-__global__ void fill_codes(uint8_t* codes, int64_t count, uint64_t seed) {
+__global__ void fill_fp8(uint8_t* fp8, int64_t count, uint64_t seed) {
     for (int64_t i = blockIdx.x * 256ll + threadIdx.x; i < count; i += gridDim.x * 256ll) {
         float sum = -2;
         for (uint64_t j = 0; j < 4; ++j) sum += unit(seed + 4 * static_cast<uint64_t>(i) + j);
-        codes[i] = __nv_fp8_e4m3(sum * 224).__x;
+        fp8[i] = __nv_fp8_e4m3(sum * 224).__x;
     }
 }
 __global__ void fill_scales(float* scales, int64_t count, uint64_t seed) {
@@ -117,8 +117,8 @@ template <class Launch> int run(const char* name, int argc, char** argv, const L
     uint8_t *a = on_gpu<uint8_t>(of_a), *b = on_gpu<uint8_t>(of_b);
     float *a_scales = on_gpu<float>(of_a / 128), *b_scales = on_gpu<float>(of_b / 128 / 128);
     p.d = on_gpu<__nv_bfloat16>(m * p.n);
-    fill_codes<<<2048, 256>>>(a, of_a, 1);
-    fill_codes<<<2048, 256>>>(b, of_b, 2);
+    fill_fp8<<<2048, 256>>>(a, of_a, 1);
+    fill_fp8<<<2048, 256>>>(b, of_b, 2);
     fill_scales<<<2048, 256>>>(a_scales, of_a / 128, 3);
     fill_scales<<<2048, 256>>>(b_scales, of_b / 128 / 128, 4);
     check(cudaMemset(p.d, 0xff, static_cast<size_t>(m * p.n) * 2),

@@ -73,10 +73,10 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
     for (int64_t r = 0; r < sizes.ranks; ++r) {
         const int32_t* tokens = plan.send_tokens.as<int32_t>() + r * sizes.slots;
         const int64_t count = sent[static_cast<std::size_t>(r)];
-        uint8_t* codes = outbox.bytes_ptr() + send_parts[static_cast<std::size_t>(r)].offset;
-        uint8_t* scales = codes + count * shape.row_bytes;
+        uint8_t* fp8 = outbox.bytes_ptr() + send_parts[static_cast<std::size_t>(r)].offset;
+        uint8_t* scales = fp8 + count * shape.row_bytes;
         for (int64_t i = 0; i < count; ++i) {
-            copy_bytes(codes + i * shape.row_bytes, rows.data.bytes_ptr() + tokens[i] * shape.row_bytes,
+            copy_bytes(fp8 + i * shape.row_bytes, rows.data.bytes_ptr() + tokens[i] * shape.row_bytes,
                        shape.row_bytes);
             copy_bytes(scales + i * shape.scale_bytes,
                        rows.scales.bytes_ptr() + tokens[i] * shape.scale_bytes, shape.scale_bytes);

@@ -63,9 +63,9 @@ TensorView Buffers::values(const void* host, DType dtype, int64_t count) {
     return view;
 }
 
-ScaledTensor Buffers::scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
-    ScaledTensor tensor{codes, {}, layout, scale};
-    ScaleShape s = scale_shape(layout, codes, groups);
+ScaledTensor Buffers::scaled(const TensorView& fp8, ScaleLayout layout, int64_t groups, ScaleFormat scale) {
+    ScaledTensor tensor{fp8, {}, layout, scale};
+    ScaleShape s = scale_shape(layout, fp8, groups);
     if (layout == ScaleLayout::vec128_wire && scale == ScaleFormat::fp32) s.dtype = DType::f32;
     if (s.rank == 1) tensor.scales = allocate(s.dtype, {s.dims[0]});
     if (s.rank == 2) tensor.scales = allocate(s.dtype, {s.dims[0], s.dims[1]});
@@ -95,7 +95,7 @@ ScaledTensor Buffers::transposed_input(Ops& ops, DType dtype, int64_t dim, Scale
         device_.copy(tensor.data.data, first_->inputs_.at(at).data,
                      static_cast<std::size_t>(tensor.data.bytes()));
     } else {
-        // scales of 1 leave the codes as they were drawn
+        // scales of 1 leave the FP8 values as they were drawn
         Arena scratch(device_, "bench rows");
         ScaledTensor source = scratch.fp8(dtype, {rows, dim}, ScaleLayout::vec128, "rows");
         source.format = ScaleFormat::pow2;

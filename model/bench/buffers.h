@@ -67,7 +67,7 @@ private:
     TensorView allocate(DType dtype, Dims shape);
     TensorView filled(const TensorView& view, const struct Filler& filler);
     TensorView values(const void* host, DType dtype, int64_t count);
-    ScaledTensor scaled(const TensorView& codes, ScaleLayout layout, int64_t groups, ScaleFormat scale);
+    ScaledTensor scaled(const TensorView& fp8, ScaleLayout layout, int64_t groups, ScaleFormat scale);
 
     Device& device_;
     Arena& arena_;

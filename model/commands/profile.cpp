@@ -99,7 +99,7 @@ public:
                                     .saved_reserved = done.saved_reserved,
                                     .saved_used = done.saved_used,
                                     .workspace = done.workspace,
-                                    .room = done.room,
+                                    .capacity = done.capacity,
                                     .most_wanted = done.most_wanted,
                                     .activations = done.activation_bytes}));
         }

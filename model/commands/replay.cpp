@@ -25,8 +25,8 @@ namespace {
 constexpr const char* kHidden = "hidden_states";
 constexpr const char* kGradient = "grad_output";
 
-// The configuration's MoE layer alone: routing by the weights and nothing else, room for every row, no step
-// around it.
+// The configuration's MoE layer alone: routing by the weights and nothing else, a capacity for every row, no
+// step around it.
 Config replay_config(const RunOptions& options, int world_size) {
     std::vector<std::string> overrides = {"training.micro_batch_size=1",
                                           fmt::format("training.global_batch_size={}", world_size)};
@@ -172,13 +172,13 @@ private:
     // Every rank's rows in the order of the tokens.
     void add(const std::string& name, HostValues mine) {
         const int64_t width = mine.shape.back();
-        const auto room = static_cast<size_t>(slots_ * width),
-                   all = room * static_cast<size_t>(world_.size());
+        const auto elements = static_cast<size_t>(slots_ * width),
+                   all = elements * static_cast<size_t>(world_.size());
         const auto gather = [&](auto& values) {
             auto gathered = values;
-            values.resize(room);
+            values.resize(elements);
             gathered.resize(all);
-            world_.all_gather(values.data(), room * sizeof(values[0]), gathered.data());
+            world_.all_gather(values.data(), elements * sizeof(values[0]), gathered.data());
             gathered.resize(static_cast<size_t>(tokens_ * width));
             return gathered;
         };

@@ -352,9 +352,9 @@ private:
     }
 
     void export_model() {
-        Arena room(trainer_->ops().device(), "export");
+        Arena scratch(trainer_->ops().device(), "export");
         const std::vector<WeightTarget> targets =
-            whole_targets_of(trainer_->transformer(), trainer_->exchange(), room);
+            whole_targets_of(trainer_->transformer(), trainer_->exchange(), scratch);
         trainer_->ops().device().synchronize();
         trainer_->exchange().check_peers();
         // the first ranks that share the experts hold everything
@@ -383,7 +383,7 @@ private:
         }
         report_graphs();
         redone_.add(result);
-        if (result.redone > 0) log_.line(room_text(config_, result, trainer_->room()));
+        if (result.redone > 0) log_.line(capacity_text(config_, result, trainer_->row_capacity()));
         if (iteration == first_step_ + RedoneSteps::kObserved)
             log_.line(" iterations done again: " + redone_text(redone_));
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters ||
@@ -413,7 +413,7 @@ private:
                    .saved_reserved = saved.reserved,
                    .saved_used = saved.used,
                    .workspace = trainer_->workspace_memory(),
-                   .room = trainer_->room(),
+                   .capacity = trainer_->row_capacity(),
                    .most_wanted = trainer_->most_wanted(),
                    .activations = result.peak_bytes};
     }
@@ -460,7 +460,7 @@ private:
                                   counted(skipped_, "iteration"), counted(rollbacks_, "time"),
                                   counted(failed_saves_, "checkpoint")));
         if (trainer_->evaluations_redone() > 0)
-            log_.line(fmt::format("  evaluations    done again {}, with room for more routed rows",
+            log_.line(fmt::format("  evaluations    done again {}, with a larger row capacity",
                                   counted(trainer_->evaluations_redone(), "time")));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",

@@ -93,7 +93,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"saved bytes used", arm.saved_used},
             {"workspace bytes reserved", arm.workspace.reserved},
             {"workspace bytes used", arm.workspace.used},
-            {"routed rows of a layer reserved", arm.room.layer},
+            {"routed rows of a layer reserved", arm.capacity.layer},
             {"routed rows of a layer used", arm.most_wanted.layer},
             {"steps redone", arm.redone},
             {"parameter bytes", arm.parameters},

@@ -123,8 +123,8 @@ struct ArmProfile {
     std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
     int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
     Trainer::MemorySums workspace;
-    Trainer::Rows room, most_wanted;  // routed rows
-    int64_t redone = 0;               // steps of the warm-up and of those timed by stage
+    Trainer::Rows capacity, most_wanted;  // routed rows
+    int64_t redone = 0;                   // steps of the warm-up and of those timed by stage
     int64_t activation_bytes = 0;
     std::vector<StageSpan> trace;  // this rank's last step
 

@@ -80,7 +80,7 @@ public:
         result_.saved_reserved = memory.reserved;
         result_.saved_used = memory.used;
         result_.workspace = trainer_->workspace_memory();
-        result_.room = trainer_->room();
+        result_.capacity = trainer_->row_capacity();
         result_.most_wanted = trainer_->most_wanted();
         result_.parameters = trainer_->parameter_bytes();
     }

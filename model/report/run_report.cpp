@@ -161,11 +161,11 @@ std::string memory_table(const MemoryUse& memory) {
     table.add_row({"saved, used", format_bytes(static_cast<double>(memory.saved_used))});
     table.add_row({"workspace, reserved", format_bytes(static_cast<double>(memory.workspace.reserved))});
     table.add_row({"workspace, used", format_bytes(static_cast<double>(memory.workspace.used))});
-    if (memory.room.layer > 0) {
+    if (memory.capacity.layer > 0) {
         const auto rows = [](int64_t of_layer, int64_t together) {
             return fmt::format("{}, of all layers {}", of_layer, together);
         };
-        table.add_row({"rows of a layer, reserved", rows(memory.room.layer, memory.room.together)});
+        table.add_row({"rows of a layer, reserved", rows(memory.capacity.layer, memory.capacity.together)});
         table.add_row(
             {"rows of a layer, most used", rows(memory.most_wanted.layer, memory.most_wanted.together)});
     }
@@ -183,9 +183,9 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"saved for backward, used", memory.saved_used},
             {"workspace, reserved", memory.workspace.reserved},
             {"workspace, used", memory.workspace.used},
-            {"routed rows of a layer, reserved", memory.room.layer},
+            {"routed rows of a layer, reserved", memory.capacity.layer},
             {"routed rows of a layer, most used", memory.most_wanted.layer},
-            {"routed rows of all layers, reserved", memory.room.together},
+            {"routed rows of all layers, reserved", memory.capacity.together},
             {"routed rows of all layers, most used", memory.most_wanted.together},
             {"activations, peak", memory.activations}};
 }
@@ -214,14 +214,14 @@ nlohmann::json redone_json(const RedoneSteps& steps) {
             {"seconds lost", steps.lost_seconds}};
 }
 
-std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room) {
+std::string capacity_text(const Config& config, const StepResult& result, const Trainer::Rows& capacity) {
     const double mean = static_cast<double>(config.training.micro_batch_size * config.model.seq_length *
                                             config.moe.moe_router_topk);
     return fmt::format(
         " iteration {} is repeated ({}, {:.3g} s lost): routed rows did not fit; the capacity is now {} "
         "rows per layer ({:.2f} x an even share) and {} for all layers",
-        result.step + 1, counted(result.redone, "time"), result.redo_seconds, room.layer,
-        static_cast<double>(room.layer) / mean, room.together);
+        result.step + 1, counted(result.redone, "time"), result.redo_seconds, capacity.layer,
+        static_cast<double>(capacity.layer) / mean, capacity.together);
 }
 
 std::string shell_word(const std::string& argument) {

@@ -61,8 +61,8 @@ struct MemoryUse {
     std::map<std::string, int64_t> saved;
     int64_t saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
     Trainer::MemorySums workspace;
-    Trainer::Rows room, most_wanted;  // routed rows
-    int64_t activations = 0;          // saved + workspace
+    Trainer::Rows capacity, most_wanted;  // routed rows
+    int64_t activations = 0;              // saved + workspace
 };
 std::string memory_table(const MemoryUse& memory);  // the largest categories
 nlohmann::json memory_json(const MemoryUse& memory);
@@ -78,7 +78,7 @@ struct RedoneSteps {
 std::string redone_text(const RedoneSteps& steps);
 nlohmann::json redone_json(const RedoneSteps& steps);
 // The new capacity for rows after a step that was repeated.
-std::string room_text(const Config& config, const StepResult& result, const Trainer::Rows& room);
+std::string capacity_text(const Config& config, const StepResult& result, const Trainer::Rows& capacity);
 
 // An argument as a shell takes it.
 std::string shell_word(const std::string& argument);

@@ -168,8 +168,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
     const int64_t ranks = groups_.expert_parallel->size();
-    room_ = rows_of_layers(MoeLayer::row_capacity(config.moe, slots, ranks));
-    worst_room_ = rows_of_layers(MoeLayer::worst_rows(config.moe, slots, ranks));
+    capacity_ = rows_of_layers(MoeLayer::row_capacity(config.moe, slots, ranks));
+    worst_capacity_ = rows_of_layers(MoeLayer::worst_rows(config.moe, slots, ranks));
 }
 
 // Copies may be under way to page-locked memory that dies now.
@@ -195,7 +195,7 @@ void Trainer::time_stages(TimerDetail detail) {
 Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
     if (!memory.rows)
-        memory.rows = std::make_unique<RowArena>(ops_->device(), room_.together,
+        memory.rows = std::make_unique<RowArena>(ops_->device(), capacity_.together,
                                                  std::max<int64_t>(1, transformer_->num_moe_layers()) + 1);
     Context ctx{.ops = *ops_,
                 .exchange = *exchange_,
@@ -212,7 +212,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.num_micro_batches = batcher_.num_micro_batches();
     ctx.micro_batch = micro_batch;
     ctx.data_parallel_size = world_.size();
-    ctx.layer_row_capacity = room_.layer;
+    ctx.layer_row_capacity = capacity_.layer;
     ctx.known_rows = known_rows_.empty() ? nullptr : &known_rows_;
     ctx.grad_mode = micro_batch == 0 ? Gradient::overwrite : Gradient::accumulate;
     ctx.delayed = delayed_.get();

@@ -6,9 +6,9 @@
 // A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0;
 // a step that runs out of rows or produces a NaN on any rank sets it on all of them, and it stays set, so
 // that the step launched after a bad one changes nothing either. The host sees it one step late, waits for
-// what is in flight, makes more room, clears the word and launches the same steps again, in order. Everything
-// a step depends on is the state it leaves and its index, so the run equals one that had the room from the
-// start, bit for bit.
+// what is in flight, raises the row capacity, clears the word and launches the same steps again, in order.
+// Everything a step depends on is the state it leaves and its index, so the run equals one that had the
+// capacity from the start, bit for bit.
 #pragma once
 
 #include "layers/tensor_stats.h"
@@ -65,8 +65,8 @@ struct StepResult {
     double host_seconds = 0;  // the host was busy launching it
     int64_t host_stops = 0;   // meanwhile it waited for the device so often (Device::num_synchronisations)
     int64_t tokens = 0;       // of the global batch
-    int64_t redone =
-        0;  // how often it ran out of rows and was redone with more room, as was the step in flight after it
+    int64_t redone = 0;  // how often it ran out of rows and was redone with a larger capacity, as was the
+                         // step in flight after it
     double redo_seconds =
         0;  // lost by that: from the begin of each attempt that did not count to the next one
     std::vector<LayerLoad> load;
@@ -79,7 +79,7 @@ struct StepResult {
     std::string skipped;      // why the step was not applied (training.on_divergence: skip); empty: it was
 };
 
-// Routed rows did not fit, and the room for more does not fit into memory on some rank. The model is that
+// Routed rows did not fit, and a larger capacity does not fit into memory on some rank. The model is that
 // before the step, which was not applied.
 class OutOfRoom : public Error {
 public:
@@ -130,20 +130,20 @@ public:
     void time_stages(TimerDetail detail);
     // Of the last step with a result, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
-    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the rows there is room
-    // for).
+    // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the row
+    // capacity).
     void set_known_rows(std::vector<int64_t> rows) { known_rows_ = std::move(rows); }
     Transformer& transformer() { return *transformer_; }
     Ops& ops() { return *ops_; }
     ProcessGroup& expert_parallel_group() { return *groups_.expert_parallel; }
     Exchange& exchange() { return *exchange_; }
     const std::string& exchange_note() const { return exchange_note_; }  // one line; empty for one rank
-    // Routed rows that there is room for, and those that plans have needed at most since it last grew: of
+    // The capacity for routed rows, and the most that plans have needed since it last grew: of
     // one layer, and of all that are saved together.
     using Rows = RowArena::Wanted;
-    Rows room() const { return room_; }
+    Rows row_capacity() const { return capacity_; }
     Rows most_wanted() const;  // stops the host; nothing is in flight
-    // Evaluations that were run again with more room.
+    // Evaluations that were run again with a larger capacity.
     int64_t evaluations_redone() const { return evaluations_redone_; }
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per
     // category as capacity.
@@ -153,7 +153,7 @@ public:
         int64_t reserved = 0, used = 0;
     };
     MemorySums saved_memory() const;
-    // Workspace of layers, sized by the room for rows: taken from the device, and the peak of the last step.
+    // Workspace of layers, sized by the row capacity: taken from the device, and the peak of the last step.
     MemorySums workspace_memory() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
     int64_t allocations() const;  // must not rise once warm
@@ -233,10 +233,10 @@ private:
     void launch_evaluation(int64_t index);
     void give_evaluation(int64_t micro_batch, int64_t slot);
     std::vector<Arena*> arenas() const;     // of activations and workspace
-    std::vector<Arena*> workspace() const;  // those among them that follow the room for rows
+    std::vector<Arena*> workspace() const;  // those among them that grow with the row capacity
     Rows rows_of_layers(int64_t layer_rows) const;
     void grow_rows();
-    void require_memory(const Rows& room);
+    void require_memory(const Rows& capacity);
     std::string reason_of(const Flight& flight);
     [[noreturn]] void report_non_finite(int64_t step);
     std::string largest_gradient();
@@ -273,7 +273,7 @@ private:
     std::unique_ptr<PinnedBuffer> held_out_;
     std::unique_ptr<HostEvent> held_out_events_[kStepsInFlight];
     std::function<bool()> stop_asked_;
-    Rows room_, worst_room_;
+    Rows capacity_, worst_capacity_;
     int64_t evaluations_redone_ = 0;
     std::unique_ptr<StepRecord> records_[kStepsInFlight];
     std::deque<Flight> flights_;  // oldest first

@@ -13,9 +13,9 @@ namespace {
 
 // Room for `wanted` rows and a tenth more, so that routing that goes on to drift does not redo every step.
 // What is there stays where it is enough.
-int64_t grown(int64_t room, int64_t wanted, int64_t worst) {
+int64_t grown(int64_t capacity, int64_t wanted, int64_t worst) {
     constexpr double kHeadroom = 1.1;
-    if (wanted <= room) return room;
+    if (wanted <= capacity) return capacity;
     const auto rows = static_cast<int64_t>(std::ceil(kHeadroom * static_cast<double>(wanted)));
     return std::min(worst, round_up(rows, kBlock));
 }
@@ -52,18 +52,19 @@ Trainer::Rows Trainer::most_wanted() const {
 
 // Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step
 // would leave the others waiting for it. Row buffers and workspace are given back first and grow as the rows.
-void Trainer::require_memory(const Rows& room) {
+void Trainer::require_memory(const Rows& capacity) {
     double needed = 0;
     for (const auto& memory : memory_) {
-        if (memory->rows) needed += bytes_more(memory->rows->reserved_bytes(), room.together, room_.together);
+        if (memory->rows)
+            needed += bytes_more(memory->rows->reserved_bytes(), capacity.together, capacity_.together);
         // the unpadded plans of a layer
         const std::map<std::string, int64_t> saved = memory->saved.peak_by_category();
         if (const auto plans = saved.find("plan");
             plans != saved.end() && !config_.precision.moe_permute_padding_for_fp8)
-            needed += bytes_more(plans->second, room.layer, room_.layer);
+            needed += bytes_more(plans->second, capacity.layer, capacity_.layer);
     }
     for (const Arena* arena : workspace())
-        needed += static_cast<double>(bytes_of(arena->deepest_bytes(), room.layer, room_.layer) -
+        needed += static_cast<double>(bytes_of(arena->deepest_bytes(), capacity.layer, capacity_.layer) -
                                       arena->reserved_bytes());
     const double free = static_cast<double>(ops_->device().free_bytes());
     std::vector<float> missing = {static_cast<float>(needed - free)};
@@ -74,11 +75,11 @@ void Trainer::require_memory(const Rows& room) {
     ops_->zero({.y = status_});
     constexpr double kGiB = 1 << 30;
     throw OutOfRoom(fmt::format(
-        "step {}: routed rows exceed the {} rows a layer there is room for ({} of all layers); room for {} "
+        "step {}: routed rows exceed the capacity of {} rows per layer ({} of all layers); a capacity of {} "
         "({}) takes {:.2f} GiB more on this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
         "training.micro_batch_size, or set recompute.recompute_modules: [moe_expert]",
-        next_step_ + 1, room_.layer, room_.together, room.layer, room.together, needed / kGiB, free / kGiB,
-        static_cast<double>(missing[0]) / kGiB));
+        next_step_ + 1, capacity_.layer, capacity_.together, capacity.layer, capacity.together, needed / kGiB,
+        free / kGiB, static_cast<double>(missing[0]) / kGiB));
 }
 
 // Enlarges the row buffers to what the steps in flight need on the rank that needs most, equally on every
@@ -92,21 +93,22 @@ void Trainer::grow_rows() {
         wanted.layer = std::max(wanted.layer, rows.layer);
         wanted.together = std::max(wanted.together, rows.together);
     }
-    Rows room{.layer = grown(room_.layer, wanted.layer, worst_room_.layer),
-              .together = grown(room_.together, wanted.together, worst_room_.together)};
-    room.together = std::max(room.together, room.layer);
-    require(
-        room.layer > room_.layer || room.together > room_.together, ExitCode::internal,
-        "routed rows do not fit: {} of a layer and {} of all are wanted, with room for {} and {}, at worst "
-        "{} and {}",
-        wanted.layer, wanted.together, room_.layer, room_.together, worst_room_.layer, worst_room_.together);
-    require_memory(room);
+    Rows capacity{.layer = grown(capacity_.layer, wanted.layer, worst_capacity_.layer),
+                  .together = grown(capacity_.together, wanted.together, worst_capacity_.together)};
+    capacity.together = std::max(capacity.together, capacity.layer);
+    require(capacity.layer > capacity_.layer || capacity.together > capacity_.together, ExitCode::internal,
+            "routed rows do not fit: {} of a layer and {} of all are wanted, with a capacity of {} and {}, "
+            "at worst "
+            "{} and {}",
+            wanted.layer, wanted.together, capacity_.layer, capacity_.together, worst_capacity_.layer,
+            worst_capacity_.together);
+    require_memory(capacity);
     for (const auto& memory : memory_) memory->rows.reset();
     if (delayed_) delayed_->forget();
     // the next use takes one chunk, as large as has been looked for
     for (Arena* arena : workspace())
-        arena->release(bytes_of(arena->deepest_bytes(), room.layer, room_.layer));
-    room_ = room;
+        arena->release(bytes_of(arena->deepest_bytes(), capacity.layer, capacity_.layer));
+    capacity_ = capacity;
     for (CapturedSteps* graphs : {captured_.get(), captured_evaluations_.get()})
         if (graphs != nullptr) graphs->forget();
 }

@@ -175,13 +175,13 @@ std::vector<WeightTarget> targets_of(Transformer& model) {
     return targets;
 }
 
-std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& room) {
+std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& scratch) {
     std::vector<WeightTarget> targets = targets_of(model);
     for (WeightTarget& target : targets) {
         const Parameter* p = target.parameter;
         if (p == nullptr || !p->is_sharded()) continue;
-        target.values =
-            p->main_grad.dtype == DType::f32 ? p->main_grad : room.tensor(DType::f32, {p->numel()}, "export");
+        target.values = p->main_grad.dtype == DType::f32 ? p->main_grad
+                                                         : scratch.tensor(DType::f32, {p->numel()}, "export");
         target.first = 0;
         model.parameters().gather_master(exchange, *p, target.values);
     }

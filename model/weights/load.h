@@ -25,8 +25,8 @@ struct WeightTarget {
 // Of all parameters of the store, and the given expert bias of layer `bias_layer` where there is one.
 std::vector<WeightTarget> targets_of(Transformer& model);
 // The same with whole tensors where the model has slices of them, by all ranks together. They are gathered in
-// the main gradients, which the next step overwrites, or in `room` where those are BF16.
-std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& room);
+// the main gradients, which the next step overwrites, or in `scratch` where those are BF16.
+std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchange, Arena& scratch);
 WeightTarget target_of(Parameter& parameter);
 WeightTarget bias_target(int64_t layer, const TensorView& bias);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The FP8 formats and the quantisation rules once more, in double precision and by searching the table of
-// codes: what kernels/core/scalar_math.h and the quantisers are compared with. Shares no code with them.
+// FP8 values: what kernels/core/scalar_math.h and the quantisers are compared with. Shares no code with them.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -26,7 +26,7 @@ inline double code_value(uint8_t code, DType dtype) {
     return sign * std::ldexp((1 << mantissa_bits) + mantissa, exponent - bias - mantissa_bits);
 }
 
-inline int num_finite(DType dtype) { return dtype == DType::e5m2 ? 0x7C : 0x7F; }  // codes 0 .. this - 1
+inline int num_finite(DType dtype) { return dtype == DType::e5m2 ? 0x7C : 0x7F; }  // FP8 values 0 .. this - 1
 inline double max_value(DType dtype) { return dtype == DType::e5m2 ? 57344.0 : 448.0; }
 
 // Nearest code, ties to the even code, saturating; NaN gives 0x7F with the sign.
@@ -92,7 +92,7 @@ inline double reference_amax(const std::vector<float>& values) {
     return amax;
 }
 
-// One block of values as codes with its scale: f32 and, where the layout stores bytes, the e8m0 byte.
+// One block in FP8 with its scale: f32 and, where the layout stores bytes, the e8m0 byte.
 struct ReferenceBlock {
     std::vector<uint8_t> data;
     float scale = 0.0f;

@@ -25,14 +25,14 @@ inline double bound_of(DType dtype, std::size_t elements) {
 // (output i, contraction k).
 struct Matrix {
     int64_t rows = 0, depth = 0, block = 0;  // block: contraction elements per scale, 0 where constant
-    std::vector<float> codes, scales;        // [rows, depth]
-    const float* code_row(int64_t i) const { return codes.data() + i * depth; }
+    std::vector<float> fp8, scales;          // [rows, depth]
+    const float* code_row(int64_t i) const { return fp8.data() + i * depth; }
     const float* scale_row(int64_t i) const { return scales.data() + i * depth; }
 };
 
 // Where the product's entries stand in the stored tensor.
 struct Window {
-    int64_t expert = 0;     // leading index of rank-3 codes
+    int64_t expert = 0;     // leading index of rank-3 FP8 values
     int64_t group = 0;      // for group_row
     int64_t first_row = 0;  // output index 0
     int64_t first_k = 0;    // contraction index 0
@@ -79,7 +79,7 @@ inline Matrix read(const ScaledTensor& t, const Window& w) {
         for (int64_t k = 0; k < w.depth; ++k) {
             const int64_t r = w.stored == Window::along ? w.first_row + i : w.first_k + k;
             const int64_t c = w.stored == Window::along ? w.first_k + k : w.first_row + i;
-            matrix.codes.push_back(static_cast<float>(get(t.data, (w.expert * R + r) * C + c)));
+            matrix.fp8.push_back(static_cast<float>(get(t.data, (w.expert * R + r) * C + c)));
             matrix.scales.push_back(static_cast<float>(scale_at(t, w.expert, w.group, r, c)));
         }
     }
@@ -148,8 +148,9 @@ inline void expect_product(const std::vector<double>& actual, DType dtype, const
 // Codes and scales that make every entry matter; free (not power-of-two) fp32 scales, so that a wrong order
 // of rounding shows.
 inline void fill_operand(const HostScaled& t, uint64_t seed) {
-    fill_normal(t.data, seed,
-                is_fp8(t.data.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of codes are not exact
+    fill_normal(
+        t.data, seed,
+        is_fp8(t.data.view().dtype) ? 8.0 : 1.0);  // wide enough that sums of FP8 values are not exact
     if (t.scales.view().dtype == DType::e8m0)
         fill_pow2(t.scales, seed + 1, -3, 3);
     else if (t.scales.view())

@@ -112,7 +112,7 @@ private:
     std::unique_ptr<int64_t> row_base_;
 };
 
-// FP8 codes with scales of the layout's shape; converts to ScaledTensor. With layout none: a plain tensor of
+// FP8 values with scales of the layout's shape; converts to ScaledTensor. With layout none: a plain tensor of
 // any dtype.
 struct HostScaled {
     HostTensor data;

@@ -11,9 +11,9 @@ namespace fp8flow::hopper {
 
 // Whether a kernel's work comes after all of the kernel before it, or runs in parallel with it
 // (Launch::independent).
-enum class PdlOrder : bool { after, beside };
+enum class PdlOrder : bool { after, parallel };
 inline PdlOrder pdl_order(const Launch& launch) {
-    return launch.independent ? PdlOrder::beside : PdlOrder::after;
+    return launch.independent ? PdlOrder::parallel : PdlOrder::after;
 }
 
 #ifdef __CUDACC__
@@ -29,7 +29,7 @@ __device__ __forceinline__ void pdl_begin(PdlOrder order) {
     pdl_launch_dependents();
 }
 __device__ __forceinline__ void pdl_end(PdlOrder order) {
-    if (order == PdlOrder::beside) pdl_wait();
+    if (order == PdlOrder::parallel) pdl_wait();
 }
 #endif
 

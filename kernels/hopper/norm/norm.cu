@@ -333,7 +333,7 @@ void HopperOps::do_rms_norm_backward(const op::RmsNormBackward& args, const Laun
         launch_narrow_gamma({&gamma, 1}, width, args.dgamma_mode,
                             workspace(launch).partials_for<float>(gamma_partials(width, 1)),
                             workspace(launch).zeros_for<uint32_t>(gamma_tickets(width, 1)), launch);
-        launch_dx(args.dx.data == args.dy.data ? PdlOrder::after : PdlOrder::beside);
+        launch_dx(args.dx.data == args.dy.data ? PdlOrder::after : PdlOrder::parallel);
         return;
     }
     if (rows > 0 && !launch_norm_backward_front(job, launch) && !launch_norm_backward_rows(job, launch)) {

@@ -58,8 +58,7 @@ Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize
 
 Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t rows = shape.number("T"), columns = shape.positive("H");
-    const DType dtype = shape.dtype("dtype", kPlain),
-                codes = shape.dtype("codes", {DType::e4m3, DType::e5m2});
+    const DType dtype = shape.dtype("dtype", kPlain), fp8 = shape.dtype("codes", {DType::e4m3, DType::e5m2});
     const ScaleFormat scale = shape.scale_format();
     const ScaleLayout row_layout = shape.layout(
         "fp8", {ScaleLayout::none, ScaleLayout::vec128_wire, ScaleLayout::vec128, ScaleLayout::tensor});
@@ -91,11 +90,11 @@ Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
         }
     };
     if (row_layout != ScaleLayout::none) {
-        args.rows = buffers.fp8_output(codes, {rows, columns}, row_layout, 0, scale);
+        args.rows = buffers.fp8_output(fp8, {rows, columns}, row_layout, 0, scale);
         account(args.rows);
     }
     if (other != ScaleLayout::none) {
-        args.transposed = buffers.fp8_output(codes, {columns, round_up(rows, kBlock)}, other);
+        args.transposed = buffers.fp8_output(fp8, {columns, round_up(rows, kBlock)}, other);
         account(args.transposed);
     }
     if (shape.yes("amax")) {

@@ -196,7 +196,7 @@ Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     return two_calls(machine, &Ops::dequantize, plain, &Ops::quantize_columns, again, work);
 }
 
-const Keys kCodes = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
+const Keys kFp8 = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};
 
 }  // namespace
 
@@ -254,10 +254,10 @@ std::vector<Case> quantize_cases() {
          "the scale of the next step from a history of magnitudes",
          {{"N", "1024", "16", "steps remembered"}, {"scale", "pow2", "pow2", "pow2 | fp32"}},
          delayed},
-        {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call",
-         group_keys() + kCodes, transpose},
+        {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call", group_keys() + kFp8,
+         transpose},
         {"transpose_requantize", "the naive transpose: dequantise and quantise again",
-         group_keys() + kCodes +
+         group_keys() + kFp8 +
              Keys{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},
                   {"fused", "yes", "yes", "yes | no: BF16 rows in memory between two passes"}},
          requantize}};

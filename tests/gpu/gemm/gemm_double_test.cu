@@ -226,9 +226,9 @@ TEST_F(GemmDouble, GroupedWgrad) {
             fill_fast(t.data, seed);
             if (t.scales.view()) fill_pow2(t.scales, seed, -6, 2);
             // FP8 copies have zeros in their pads (kernels/ops/gemm.h)
-            uint8_t* codes = t.data.view().bytes_ptr();
+            uint8_t* fp8 = t.data.view().bytes_ptr();
             for (int64_t row = 0; !plain && row < groups.total(); ++row)
-                for (int64_t i = 0; groups.is_pad(row) && i < width; ++i) codes[i * rows + row] = 0;
+                for (int64_t i = 0; groups.is_pad(row) && i < width; ++i) fp8[i * rows + row] = 0;
             return on_gpu(t);
         };
         const ScaledTensor dy = make(n, 5), x = make(k, 6);

@@ -101,11 +101,11 @@ struct WgradGemm {
     // FP8 copies have zeros in their pads.
     void zero_pads() {
         for (const HostScaled* t : {&dy, &x}) {
-            const TensorView& codes = t->data.view();
-            if (!is_fp8(codes.dtype)) continue;
+            const TensorView& fp8 = t->data.view();
+            if (!is_fp8(fp8.dtype)) continue;
             for (int64_t row = 0; row < groups.total(); ++row)
-                for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
-                    codes.bytes_ptr()[i * codes.dim(1) + row] = 0;
+                for (int64_t i = 0; groups.is_pad(row) && i < fp8.dim(0); ++i)
+                    fp8.bytes_ptr()[i * fp8.dim(1) + row] = 0;
         }
     }
     HostTensor run(Gradient mode = Gradient::overwrite, const Launch& launch = {}) {
@@ -220,13 +220,13 @@ TEST(GemmInvariance, WeightGradientsDoNotDependOnOtherGroups) {
             const int64_t from = first.groups.first(1), to = other.groups.first(1);
             for (const auto& [source, target, width] :
                  {std::tuple{&first.dy, &other.dy, kN}, std::tuple{&first.x, &other.x, kK}}) {
-                const TensorView &codes = source->data.view(), &copy = target->data.view();
+                const TensorView &fp8 = source->data.view(), &copy = target->data.view();
                 if (columns.layout == L::none) {
-                    copy_values(codes, from * width, copy, to * width, kKept * width);
+                    copy_values(fp8, from * width, copy, to * width, kKept * width);
                     continue;
                 }
                 for (int64_t i = 0; i < width; ++i)
-                    copy_values(codes, i * codes.dim(1) + from, copy, i * copy.dim(1) + to, kKept);
+                    copy_values(fp8, i * fp8.dim(1) + from, copy, i * copy.dim(1) + to, kKept);
                 // blocks of the contraction by their place; scales of a group and of a tensor are where they
                 // were
                 const int64_t per_block = columns.layout == L::tile128  ? ceil_div(width, kBlock)

@@ -303,10 +303,10 @@ TEST(GroupedGemmParity, ScalesOfWholeRowsAndTensors) {
 
 // Pads of a transposed copy [dim, M].
 void zero_pads(const HostScaled& t, const GroupsFixture& groups, int64_t base) {
-    const TensorView& codes = t.data.view();
+    const TensorView& fp8 = t.data.view();
     for (int64_t row = 0; row < groups.total(); ++row)
-        for (int64_t i = 0; groups.is_pad(row) && i < codes.dim(0); ++i)
-            codes.bytes_ptr()[i * codes.dim(1) + base + row] = 0;
+        for (int64_t i = 0; groups.is_pad(row) && i < fp8.dim(0); ++i)
+            fp8.bytes_ptr()[i * fp8.dim(1) + base + row] = 0;
 }
 
 // parts: calls on the GPU, each for its share of the groups.

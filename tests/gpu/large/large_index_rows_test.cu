@@ -250,9 +250,9 @@ TEST_F(LargeIndex, GroupedGemms) {
     // FP8 values, used repeatedly: these operands are too large to draw
     const HostTensor pool(DType::e4m3, {kPool});
     fill_normal(pool, 1, 8.0);
-    const auto fill_codes = [&](const TensorView& codes) {
-        for (int64_t at = 0; at < codes.numel(); at += kPool)
-            put(codes, at, pool.view().slice(0, std::min(kPool, codes.numel() - at)));
+    const auto fill_fp8 = [&](const TensorView& fp8) {
+        for (int64_t at = 0; at < fp8.numel(); at += kPool)
+            put(fp8, at, pool.view().slice(0, std::min(kPool, fp8.numel() - at)));
     };
     const auto copy_of = [&](const TensorView& device) {
         HostTensor host(device.dtype, device.dims, device.rank);
@@ -275,7 +275,7 @@ TEST_F(LargeIndex, GroupedGemms) {
                                     ScaleLayout::block128},
                                large = large_rows(kCols),
                                small = {upload(a.data), upload(a.scales), a.layout};
-            fill_codes(b.data);
+            fill_fp8(b.data);
             put_rows(large.data, a.data, kBase);
             put_stretches(large.scales, a.scales);
             const TensorView large_d = routed(DType::bf16, {kCapacity, kCols}),
@@ -297,7 +297,7 @@ TEST_F(LargeIndex, GroupedGemms) {
                 large[i] = turned(dims[i], kCapacity);
                 large[i].data.row_base = base_;
                 small[i] = turned(dims[i], kTotal);
-                fill_codes(small[i].data);
+                fill_fp8(small[i].data);
                 put_stretches(large[i].data, copy_of(small[i].data));
                 const HostTensor scales(DType::f32, {kTotal / kBlock, dims[i] / kBlock});
                 fill_pow2(scales, 4, -6, 0);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // One poisoned value in a weight, on the GPU: NaN and Inf stop the step, and the error names the tensor and
-// the index; a huge number stops it or does no harm. FP8 codes clip Inf to the largest value (docs/numerics),
-// so Inf in an expert's weight stops the recipes without FP8 and mxfp8 only. No weight and no moment moves
-// where the step is refused.
+// the index; a huge number stops it or does no harm. FP8 values clip Inf to the largest value
+// (docs/numerics), so Inf in an expert's weight stops the recipes without FP8 and mxfp8 only. No weight and
+// no moment moves where the step is refused.
 #include "model/train/trainer.h"
 
 #include <gtest/gtest.h>

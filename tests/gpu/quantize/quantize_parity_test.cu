@@ -312,7 +312,7 @@ TEST(QuantizeParity, Weight) {
                 }
 }
 
-// Random finite codes and scales; the routed dimension is the columns for tile128 and group_row.
+// Random finite FP8 values and scales; the routed dimension is the columns for tile128 and group_row.
 TEST(QuantizeParity, Dequantize) {
     for (const Case& c : cases_here())
         for (const DType to : {DType::f32, DType::bf16, DType::f16})

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// SwiGLU on the GPU against the reference, bit by bit: values, codes, scales, dprob; groups with pads, empty
-// groups and row bases.
+// SwiGLU on the GPU against the reference, bit by bit: values, FP8 values, scales, dprob; groups with pads,
+// empty groups and row bases.
 #include "kernels/hopper/device/view.h"
 #include "tests/support/parity.h"
 
@@ -76,7 +76,7 @@ struct Tensors {
         based(t, c);
         return t;
     }
-    HostScaled codes_like(const Case& c, DType dtype, int64_t cols) const {
+    HostScaled fp8_like(const Case& c, DType dtype, int64_t cols) const {
         HostScaled t(dtype, {h.view().dim(0), cols}, ScaleLayout::vec128);
         if (!c.counts.empty()) t.set_row_base(c.base);
         return t;
@@ -152,8 +152,7 @@ TEST(SwigluParity, Quantized) {
                 if (too_large_here(c.rows * c.width)) continue;
                 Parity p;
                 const Tensors t(c);
-                const HostScaled a = t.codes_like(c, dtype, c.width),
-                                 dh = t.codes_like(c, dtype, 2 * c.width);
+                const HostScaled a = t.fp8_like(c, dtype, c.width), dh = t.fp8_like(c, dtype, 2 * c.width);
                 HostTensor dprob(DType::f32, {t.h.view().dim(0)});
                 Tensors::based(dprob, c);
                 const TensorView prob = t.prob_of(c);

@@ -427,8 +427,8 @@ TEST(Flows, HybridChangesTheBackwardOnly) {
     }
 }
 
-// Weight gradients against those from the same codes without a second quantisation (fp8_wgrad: false reads
-// them dequantised).
+// Weight gradients against those from the same FP8 values without a second quantisation (fp8_wgrad: false
+// reads them dequantised).
 TEST(Flows, TransposeAddsAnErrorOnlyWithFreeScales) {
     auto w1_gradient = [](bool aware, ScaleFormat scales, bool fp8_wgrad) {
         LayerCase c = LayerCase::of(Recipe::fp8_flow);

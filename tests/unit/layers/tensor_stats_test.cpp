@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// --tensor-stats: counts and errors against sums made here from the codes themselves, and what a layer
+// --tensor-stats: counts and errors against sums made here from the FP8 values themselves, and what a layer
 // reports.
 #include "layers/tensor_stats.h"
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Matrix products of the reference backend: against a double-precision product of the same codes and scales,
-// and bit by bit against a plain triple loop in the order that kernels/ops/gemm.h states. Weight gradients:
-// gemm_wgrad_test.cpp.
+// Matrix products of the reference backend: against a double-precision product of the same FP8 values and
+// scales, and bit by bit against a plain triple loop in the order that kernels/ops/gemm.h states. Weight
+// gradients: gemm_wgrad_test.cpp.
 #include "kernels/ops/gemm.h"
 
 #include "kernels/reference/reference_ops.h"

@@ -181,7 +181,7 @@ TEST(HostProbe, WritesWhatItReadAndNothingElse) {
 
 TEST(RandomFill, DrawsWhatItSays) {
     HostDevice device;
-    test::HostTensor values(DType::f32, {3, 400000}), codes(DType::e4m3, {1000, 40}),
+    test::HostTensor values(DType::f32, {3, 400000}), fp8(DType::e4m3, {1000, 40}),
         scales(DType::f32, {5000}), ids(DType::i32, {5000}), none(DType::f32, {0});
     fill_random(device, none);
     fill_random(device, values, {.spread = 2.0});
@@ -195,13 +195,13 @@ TEST(RandomFill, DrawsWhatItSays) {
     EXPECT_NEAR(squares / count, 4.0, 0.05);
     EXPECT_TRUE(values.guards_intact());
 
-    fill_random(device, codes);
+    fill_random(device, fp8);
     std::set<int> exponents;
     bool negative = false;
-    for (int64_t i = 0; i < codes.numel(); ++i) {
-        EXPECT_FALSE(std::isnan(codes(i)));
-        exponents.insert((codes.view().bytes_ptr()[i] >> 3) & 15);
-        negative = negative || codes(i) < 0;
+    for (int64_t i = 0; i < fp8.numel(); ++i) {
+        EXPECT_FALSE(std::isnan(fp8(i)));
+        exponents.insert((fp8.view().bytes_ptr()[i] >> 3) & 15);
+        negative = negative || fp8(i) < 0;
     }
     EXPECT_GE(exponents.size(), 14u);
     EXPECT_TRUE(negative);

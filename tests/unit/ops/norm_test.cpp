@@ -329,7 +329,7 @@ void expect_same(const HostScaled& got, const HostScaled& want) {
     EXPECT_TRUE(got.guards_intact());
 }
 
-// y as the codes see it: rounded to bf16 whatever x is.
+// y as the FP8 values see it: rounded to bf16 whatever x is.
 HostTensor composed_y(ReferenceOps& ops, const Inputs& in, GammaForm form) {
     HostTensor y(DType::bf16, {in.x.view().dim(0), in.x.view().dim(1)});
     ops.rms_norm({.x = in.x, .gamma = in.gamma, .eps = kEps, .gamma_form = form, .y = y, .rstd = in.rstd});
@@ -380,7 +380,7 @@ TEST(RmsNormQuantize, BlocksEqualTheComposedOps) {
                         ops.transpose_fp8({.src = vec, .groups = {}, .dst = want_transposed});
                         expect_same(transposed, want_transposed);
                     }
-                    // y is optional: the same codes without it
+                    // y is optional: the same FP8 values without it
                     rows.data.poison();
                     rows.scales.poison();
                     args.y = {};

@@ -198,7 +198,7 @@ TEST(QuantizeWeight, OneScaleForAllExperts) {
 }
 
 // ---- dequantize
-// Index of the scale of (e, r, c) by the layout's definition; R x C are the codes' last two dimensions.
+// Index of the scale of (e, r, c) by the layout's definition; R x C are the FP8 values' last two dimensions.
 int64_t scale_index(ScaleLayout layout, int64_t e, int64_t r, int64_t c, int64_t rows, int64_t cols) {
     switch (layout) {
         case ScaleLayout::row: return e * rows + r;

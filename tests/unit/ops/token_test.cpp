@@ -437,7 +437,7 @@ Found count_non_finite(const TensorView& x, Found before = {0, -1}) {
     return {count.as<int64_t>()[0], first.as<int64_t>()[0]};
 }
 
-// All codes of every narrow format: how many are no number, and which comes first.
+// All FP8 values of every narrow format: how many are no number, and which comes first.
 TEST(CountNonFinite, KnowsEveryFormat) {
     struct Case {
         DType dtype;
@@ -445,9 +445,9 @@ TEST(CountNonFinite, KnowsEveryFormat) {
     };
     for (const Case& c :
          {Case{DType::e4m3, 2, 0x7F}, Case{DType::e5m2, 8, 0x7C}, Case{DType::e8m0, 1, 0xFF}}) {
-        HostTensor codes(c.dtype, {256});
-        for (int i = 0; i < 256; ++i) codes.view().bytes_ptr()[i] = static_cast<uint8_t>(i);
-        const Found found = count_non_finite(codes);
+        HostTensor fp8(c.dtype, {256});
+        for (int i = 0; i < 256; ++i) fp8.view().bytes_ptr()[i] = static_cast<uint8_t>(i);
+        const Found found = count_non_finite(fp8);
         EXPECT_EQ(found.count, c.count) << name_of(c.dtype);
         EXPECT_EQ(found.first, c.first) << name_of(c.dtype);
     }

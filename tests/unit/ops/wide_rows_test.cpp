@@ -25,7 +25,7 @@ protected:
     ReferenceOps ops;
 };
 
-// ---- rows: code * 2^exponent, so that the quantiser must find exactly these codes and scales
+// ---- rows: code * 2^exponent, so that the quantiser must find exactly these FP8 values and scales
 // -------------------------------------------------
 
 TEST_P(WideRows, QuantizeRows) {
@@ -129,7 +129,7 @@ TEST_P(WideRows, QuantizeDual) {
     }
 }
 
-// ---- transposes: codes of exponent field 15 lose k <= 12 of it, exactly
+// ---- transposes: FP8 values of exponent field 15 lose k <= 12 of it, exactly
 // ----------------------------------------------------------------------
 
 TEST_P(WideRows, ScalingAwareTranspose) {
@@ -162,7 +162,7 @@ TEST_P(WideRows, ScalingAwareTranspose) {
     EXPECT_TRUE(dst.guards_intact());
 }
 
-// All codes are +-448, so that a column's largest value is 448 times its largest scale.
+// All FP8 values are +-448, so that a column's largest value is 448 times its largest scale.
 TEST_P(WideRows, TransposeByRequantising) {
     const WideGroups g;
     HostScaled src = scaled_rows(g, width());

@@ -42,9 +42,9 @@ std::vector<Grown> grown_by(const Config& config, int ranks) {
     std::vector<Grown> all(static_cast<size_t>(ranks));
     const auto look = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
         Grown& grown = all[static_cast<size_t>(world.rank())];
-        if (step == 0) grown.before = trainer.room();
+        if (step == 0) grown.before = trainer.row_capacity();
         if (step != 3) return;
-        grown.after = trainer.room();
+        grown.after = trainer.row_capacity();
         grown.wanted = trainer.most_wanted();
     };
     const TrainingRun run = train(config, ranks, {.steps = 3, .before_step = look});
@@ -152,10 +152,10 @@ TEST(RowRoom, OldBuffersAreGivenBack) {
         const Trainer::MemorySums after = trainer.workspace_memory();
         Config direct = config;
         direct.moe.moe_expert_rank_capacity_factor =
-            static_cast<double>(trainer.room().layer - 127) / kTokens;
+            static_cast<double>(trainer.row_capacity().layer - 127) / kTokens;
         Trainer other(direct, world, choose_backend(BackendKind::reference), Arithmetic::stated,
                       open_data(direct));
-        EXPECT_EQ(other.room().layer, trainer.room().layer);
+        EXPECT_EQ(other.row_capacity().layer, trainer.row_capacity().layer);
         EXPECT_EQ(other.run_step().redone, 0);
         EXPECT_EQ(other.workspace_memory().reserved, after.reserved);
         EXPECT_EQ(other.workspace_memory().used, after.used);
