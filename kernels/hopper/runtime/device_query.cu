@@ -3,6 +3,8 @@
 // called, so a machine without a driver answers with an error code here and not with a crash at start-up.
 #include "kernels/hopper/runtime/device_query.h"
 
+#include "kernels/hopper/runtime/cuda_check.h"
+
 #include <cuda_runtime.h>
 #include <fmt/format.h>
 
