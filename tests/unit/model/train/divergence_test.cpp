@@ -136,8 +136,7 @@ TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
         Bf16& copy = weight.plain.as<Bf16>()[0];
         const Bf16 whole = copy;
         copy = to_bf16(std::numeric_limits<float>::quiet_NaN());
-        for (int64_t i = 0; i < kMostSkippedInARow; ++i)
-            expect_contains(trainer.run_step().skipped, "not finite");
+        for (int i = 0; i < 2; ++i) expect_contains(trainer.run_step().skipped, "not finite");
         copy = whole;
         const std::vector<float> before(weight.master.as<float>(),
                                         weight.master.as<float>() + weight.numel());
