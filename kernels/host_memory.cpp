@@ -5,6 +5,7 @@
 
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
@@ -75,6 +76,13 @@ void each_cgroup(const HostMemoryFiles& files, const std::string& controller,
             if (path.empty()) break;
         }
     }
+}
+
+HostName host_name() {
+    HostName name;
+    if (::gethostname(name.text, sizeof name.text - 1) != 0) return {};
+    name.text[sizeof name.text - 1] = 0;  // one that was cut
+    return name;
 }
 
 HostMemory host_memory(const HostMemoryFiles& files) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// How much host memory this process may still take, and which limit says so.
+// The host of this process: its name, how much of its memory may still be taken, and which limit says so.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,12 @@
 #include <string>
 
 namespace fp8flow {
+
+// "?" where it is not known. No memory from the heap, which may be what is lacking.
+struct HostName {
+    char text[65] = "?";
+};
+HostName host_name();
 
 struct HostMemory {
     int64_t free_bytes = INT64_MAX;

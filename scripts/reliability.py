@@ -4,7 +4,7 @@
 
   faults  loses a rank at every stage, in several ways. A case holds if mpirun ends within the deadline and ten seconds, one line reports an error,
           it names the lost rank (or what was thrown), and no process and no shared memory are left. Afterwards a run must work, and the
-          GPUs' memory must be free. The stage is read from the notes that the ranks of a host share (kernels/comm/watchdog.cpp); a
+          GPUs' memory must be free. The stage is read from the notes that the ranks of a host share (model/job/watchdog.cpp); a
           library preloaded into the rank (tests/cli/faults) hits it in MPI_Init and MPI_Finalize, which are short, and throws exceptions.
   resume  kills runs with SIGKILL, between checkpoints and while one is written, and resumes them, also on another number of ranks. Every loss,
           norm and byte of the last checkpoint must be that of a run that was not killed.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The choice of backend and exchange. Programs that link the library call make_backend and make_exchange.
-// fp8flow itself calls choose_exchange with its configuration (model/base/backend.h).
+// fp8flow itself calls choose_exchange with its configuration (model/job/backend.h).
 #pragma once
 
 #include "kernels/backends/dispatcher.h"

@@ -3,7 +3,7 @@
 // passes, so that a dead or stalled peer is named instead of waited for. Groups are lists of ranks with a tag
 // of their own on one communicator; no MPI call blocks but that of hosts().
 #include "kernels/comm/process_group.h"
-#include "kernels/comm/watchdog.h"
+#include "kernels/comm/progress.h"
 #include "kernels/core/error.h"
 
 #include <fmt/ranges.h>

@@ -3,7 +3,7 @@
 // writes a result JSON fills it here and adds it with add_provenance, so that the keys are the same in all.
 #pragma once
 
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 
 #include <nlohmann/json_fwd.hpp>
 

@@ -2,8 +2,8 @@
 // Which folder a run gets, and what is left of it where the run does not start.
 #include "model/base/run_folder.h"
 
-#include "kernels/comm/stop_signals.h"
 #include "kernels/core/error.h"
+#include "model/job/stop_signals.h"
 
 #include <unistd.h>
 

@@ -6,8 +6,8 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "model/base/folder_lock.h"
 #include "model/base/output.h"
+#include "model/job/folder_lock.h"
 
 #include <memory>
 #include <optional>

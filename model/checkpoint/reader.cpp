@@ -2,10 +2,10 @@
 // Sizes before contents, headers before tensors: no allocation trusts a number of the file.
 #include "model/checkpoint/reader.h"
 
-#include "kernels/comm/watchdog.h"
 #include "model/base/crc32c.h"
 #include "model/checkpoint/rank_file.h"
 #include "model/checkpoint/state.h"
+#include "model/job/watchdog.h"
 
 #include <algorithm>
 #include <charconv>

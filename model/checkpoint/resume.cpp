@@ -2,13 +2,13 @@
 // Choice, verification, fit, and the copy to the device.
 #include "model/checkpoint/resume.h"
 
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/scalar_math.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/reader.h"
 #include "model/checkpoint/state.h"
 #include "model/config/fields.h"
 #include "model/config/meanings.h"
+#include "model/job/watchdog.h"
 #include "model/safetensors/tensor_set.h"
 
 #include <fmt/format.h>

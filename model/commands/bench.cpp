@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow bench`: single operations at given shapes, compared with the ceilings of the machine.
-#include "model/base/host_cores.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
 #include "model/bench/row_pattern.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
+#include "model/job/host_cores.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"

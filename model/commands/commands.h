@@ -4,9 +4,9 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "model/base/backend.h"
 #include "model/base/run_folder.h"
 #include "model/config/config.h"
+#include "model/job/backend.h"
 #include "model/predict/require_fit.h"
 #include "model/report/terminal.h"
 #include "model/validate/arms.h"

@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: MIT
 // The program: reads the command line, starts the ranks, reports errors once. It and launcher.cpp are all
 // that reads the environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
-#include "kernels/comm/mpi_session.h"
-#include "kernels/comm/stop_signals.h"
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 #include "kernels/host_memory.h"
-#include "model/base/host_cores.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
-#include "model/commands/launcher.h"
 #include "model/commands/option_types.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
+#include "model/job/host_cores.h"
+#include "model/job/launcher.h"
+#include "model/job/mpi_session.h"
+#include "model/job/stop_signals.h"
+#include "model/job/watchdog.h"
 #include "model/profile/compare.h"
 #include "model/report/run_report.h"
 #include "model/safetensors/header.h"

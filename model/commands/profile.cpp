@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow profile`: every recipe through the same steps. Prints the answer; the tables go to profile.log.
-#include "model/base/host_cores.h"
 #include "model/commands/commands.h"
+#include "model/job/host_cores.h"
 #include "model/predict/require_fit.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow train`: steps with progress, held-out evaluation, metrics, a report and a summary.
-#include "kernels/comm/stop_signals.h"
-#include "kernels/comm/watchdog.h"
 #include "model/base/provenance.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/resume.h"
@@ -9,6 +7,8 @@
 #include "model/commands/commands.h"
 #include "model/commands/train_records.h"
 #include "model/config/hf_config.h"
+#include "model/job/stop_signals.h"
+#include "model/job/watchdog.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"

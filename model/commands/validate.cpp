@@ -2,9 +2,9 @@
 // `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
 // a control arm.
 #include "model/validate/validate.h"
-#include "model/base/host_cores.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
+#include "model/job/host_cores.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "model/base/backend.h"
 #include "model/config/config.h"
+#include "model/job/backend.h"
 #include "model/predict/fit.h"
 #include "model/report/run_report.h"
 

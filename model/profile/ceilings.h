@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/ceilings.h"
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 #include "model/profile/profile.h"
 
 #include <memory>

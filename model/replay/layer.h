@@ -5,7 +5,7 @@
 #pragma once
 
 #include "layers/lone/lone_layer.h"
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 #include "model/weights/load.h"
 
 #include <map>

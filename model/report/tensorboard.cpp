@@ -2,6 +2,7 @@
 // Framing, encoding, and which numbers of a step have which tag.
 #include "model/report/tensorboard.h"
 
+#include "kernels/host_memory.h"
 #include "model/base/crc32c.h"
 #include "model/base/run_folder.h"
 #include "model/report/run_report.h"
@@ -62,8 +63,7 @@ double now() {
 
 // One that is not there: a run that goes back to a checkpoint begins another one.
 std::string new_file_name(const OutputFolder& folder) {
-    char host[256] = {};
-    std::string name = ::gethostname(host, sizeof host - 1) == 0 ? host : "host";
+    std::string name = host_name().text;
     for (char& c : name)
         if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-')
             c = '_';

@@ -2,7 +2,6 @@
 // One training step as a list: batch, forward, backward, reductions, update, statistics.
 #include "model/train/trainer.h"
 
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/random.h"
 #include "kernels/core/stochastic_rounding.h"
 #include "layers/schedule/wire_stream.h"
@@ -10,6 +9,7 @@
 #include "model/data/shards.h"
 #include "model/data/synthetic.h"
 #include "model/data/text.h"
+#include "model/job/watchdog.h"
 
 #include <algorithm>
 #include <array>

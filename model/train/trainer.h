@@ -12,10 +12,10 @@
 #pragma once
 
 #include "layers/tensor_stats.h"
-#include "model/base/backend.h"
 #include "model/config/config.h"
 #include "model/data/batch_feed.h"
 #include "model/data/data.h"
+#include "model/job/backend.h"
 #include "model/train/captured_steps.h"
 #include "model/train/divergence.h"
 #include "model/train/optimizer.h"

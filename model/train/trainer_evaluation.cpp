@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The evaluation: forward passes over held-out data, two micro-batches in flight.
-#include "kernels/comm/watchdog.h"
+#include "model/job/watchdog.h"
 #include "model/train/trainer.h"
 
 #include <cmath>

@@ -3,8 +3,8 @@
 // off at a time, and validate's control arm.
 #pragma once
 
-#include "model/base/backend.h"
 #include "model/config/config.h"
+#include "model/job/backend.h"
 
 #include <string>
 #include <vector>

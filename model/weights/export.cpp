@@ -3,9 +3,9 @@
 // configuration, so nothing is exchanged for the index.
 #include "model/weights/export.h"
 
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/scalar_math.h"
 #include "model/base/run_folder.h"
+#include "model/job/watchdog.h"
 #include "model/safetensors/writer.h"
 
 #include <algorithm>

@@ -3,9 +3,9 @@
 // is in memory twice.
 #include "model/weights/load.h"
 
-#include "kernels/comm/watchdog.h"
 #include "model/config/fields.h"
 #include "model/config/hf_config.h"
+#include "model/job/watchdog.h"
 
 #include <fmt/format.h>
 

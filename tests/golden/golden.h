@@ -7,7 +7,7 @@
 // exp, log, sin, cos and pow alike (glibc 2.36 was used).
 #pragma once
 
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 #include "tests/golden/cases.h"
 
 #include <map>

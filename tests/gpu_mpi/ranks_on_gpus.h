@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/hopper/runtime/device_query.h"
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 
 #include <algorithm>
 #include <cstdlib>

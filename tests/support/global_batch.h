@@ -3,7 +3,7 @@
 // output, input gradient and every weight gradient of the whole, to compare between layouts.
 #pragma once
 
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 #include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
 

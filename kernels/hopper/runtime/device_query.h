@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Which GPUs of this process the CUDA backend can use, and one line for the user when it can use none. The
 // same header serves builds without CUDA (without_cuda.cpp), so callers do not depend on the build. Read
-// next: model/base/backend.cpp.
+// next: model/job/backend.cpp.
 #pragma once
 
 #include <optional>

@@ -7,10 +7,10 @@
 #include "kernels/comm/process_group.h"
 #include "kernels/measure.h"
 #include "kernels/ops.h"
-#include "model/base/backend.h"
 #include "model/bench/buffers.h"
 #include "model/bench/plugin.h"
 #include "model/bench/shape.h"
+#include "model/job/backend.h"
 
 #include <functional>
 #include <string>

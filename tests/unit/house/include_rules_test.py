@@ -29,7 +29,7 @@ HOPPER_FOLDERS = {
     "exchange/nccl": f"{FAMILY} exchange/peer/regions.h exchange/merging_weights.h",
     "exchange/local": f"{FAMILY} permute",
 }
-TRUNK = "safetensors config base data train"  # each sees those before it
+TRUNK = "safetensors config job base data train"  # each sees those before it
 BRANCHES = "plan weights checkpoint validate"  # see the trunk, not each other
 MODEL_FOLDERS = {
     **{name: " ".join(TRUNK.split()[:i]) for i, name in enumerate(TRUNK.split())},
@@ -56,8 +56,8 @@ LAYERS = [
     (r"kernels/hopper/device/", r"(?!kernels/(core|ops|hopper)/)", r"", "device includes only kernels/core and kernels/ops"),
     (r"layers/", r"model/", r"", "layers/ is below model/"),
     (r"layers/", r"kernels/(comm|backends)/", r"", "layers/ sees Ops, Exchange and core only"),
-    (r"(?!tests/)", r"kernels/reference/", r"kernels/(reference|backends)/|model/base/backend\.cpp$", "only backends name a concrete backend"),
-    (r"(?!tests/)", r"kernels/hopper/", r"kernels/(hopper|backends)/|model/base/backend\.cpp$", "only backends name a concrete backend"),
+    (r"(?!tests/)", r"kernels/reference/", r"kernels/(reference|backends)/|model/job/backend\.cpp$", "only backends name a concrete backend"),
+    (r"(?!tests/)", r"kernels/hopper/", r"kernels/(hopper|backends)/|model/job/backend\.cpp$", "only backends name a concrete backend"),
     (r"kernels/(ops/|[^/]+$)", r"kernels/comm/", r"", "the operations are below kernels/comm"),
 ]
 
@@ -160,7 +160,7 @@ PLANTED = [
     (pair("kernels/exchange.h", "kernels/comm/b.h"), "below kernels/comm"),
     (pair("kernels/backends/a.cpp", "kernels/hopper/b.h"), ""),
     (pair("model/train/trainer.cpp", "kernels/hopper/b.h"), "concrete backend"),
-    (pair("model/base/backend.cpp", "kernels/hopper/b.h"), ""),
+    (pair("model/job/backend.cpp", "kernels/hopper/b.h"), ""),
     (pair("kernels/reference/a.h", "kernels/hopper/b.h"), "concrete backend"),
     (pair("tests/unit/a_test.cpp", "kernels/reference/b.h"), ""),
     (pair("model/base/a.h", "tests/support/b.h"), "only tests"),

@@ -4,6 +4,7 @@
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/runtime/cuda_check.h"
+#include "kernels/host_memory.h"
 
 #include <unistd.h>
 
@@ -16,12 +17,10 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-std::string host_name() {
-    char name[64] = {};
-    gethostname(name, sizeof name - 1);
+std::string host_and_boot() {
     std::string boot;
     std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    return fmt::format("{}/{}", name, boot);
+    return fmt::format("{}/{}", host_name().text, boot);
 }
 
 uint64_t process_number() {
@@ -51,7 +50,7 @@ public:
 
     std::string check_reach() override {
         Identity own{};
-        host_name().copy(own.host, sizeof own.host - 1);
+        host_and_boot().copy(own.host, sizeof own.host - 1);
         own.process = process_number();
         int device = 0;
         cudaDeviceProp properties{};

@@ -2,7 +2,7 @@
 // `plan` says what a layer saves before anything runs; here one block runs under every recipe and recompute
 // mode, and its arenas are compared with the plan.
 #include "layers/transformer_block.h"
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 #include "model/plan/plan.h"
 
 #include "kernels/reference/reference_ops.h"

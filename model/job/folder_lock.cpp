@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The lock file: opened, locked, found in its place, and written. A lease is what releases before the lock
 // left.
-#include "model/base/folder_lock.h"
+#include "model/job/folder_lock.h"
 
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "kernels/host_memory.h"
+#include "model/job/watchdog.h"
 #include "model/safetensors/header.h"
 
 #include <fcntl.h>
@@ -33,11 +34,6 @@ constexpr int64_t kLeaseSeconds = 60;  // an owner renewed its lease every 5 s
 constexpr mode_t kMode = 0666;         // and the umask
 constexpr size_t kLargest = 4096;      // what we write has some hundred bytes
 constexpr std::chrono::seconds kBetweenChecks{5};
-
-std::string host_name() {
-    char name[256] = "";
-    return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
-}
 
 // Of a file in the folder, which is opened for it: that asks the server of a network file system for the file
 // as it is now. Empty where there is none.
@@ -90,7 +86,7 @@ FolderLock::FolderLock(int folder, std::string folder_path, const std::string& c
     std::random_device random;
     id_ = fmt::format("{:08x}{:08x}", random(), random());
     const nlohmann::json record = {{"id", id_},
-                                   {"host", host_name()},
+                                   {"host", host_name().text},
                                    {"pid", ::getpid()},
                                    {"command", command.substr(0, kLargest / 4)}};
     text_ = record.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace) + "\n";

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The memory of a host's ranks after a job that ended without removing its name. Ranks are processes. The
 // rest: tests/cli/watchdog_test.cpp.
-#include "kernels/comm/watchdog.h"
+#include "model/job/watchdog.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -2,7 +2,7 @@
 // What the launcher (mpirun, srun, ...) says in the environment of the ranks that it starts.
 #pragma once
 
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 
 #include <cstdint>
 #include <string>

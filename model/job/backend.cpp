@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The only place that names a concrete backend: choosing it, and making its operations, exchanges and rank
 // groups.
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 
 #include "kernels/core/error.h"
 #include "kernels/hopper/factory.h"

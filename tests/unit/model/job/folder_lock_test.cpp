@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: MIT
 // The lock of a folder: one owner, which the kernel forgets when it dies; taking over; file systems without
 // locks; leases of earlier releases. Here flock fails with `flock_error` where that is not 0.
-#include "model/base/folder_lock.h"
+#include "model/job/folder_lock.h"
 
-#include "kernels/comm/stop_signals.h"
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
 #include "model/base/output.h"
 #include "model/base/run_folder.h"
+#include "model/job/stop_signals.h"
+#include "model/job/watchdog.h"
 #include "tests/support/files.h"
 
 #include <fcntl.h>

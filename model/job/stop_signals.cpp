@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // What one of the stop signals does: noted, an end at once, or the end of a rank that its launcher
 // terminates.
-#include "kernels/comm/stop_signals.h"
+#include "model/job/stop_signals.h"
 
-#include "kernels/comm/watchdog.h"
+#include "model/job/watchdog.h"
 
 #include <unistd.h>
 

@@ -5,6 +5,8 @@
 // silence, not duration.
 #pragma once
 
+#include "kernels/comm/progress.h"
+
 #include <cstdint>
 #include <string>
 
@@ -24,21 +26,8 @@ enum class Stage : int32_t {
     mpi_finalize
 };
 
-// This rank is alive and makes progress; a stage with the step it belongs to (0: none).
-void note_progress();
+// A stage with the step it belongs to (0: none); that is progress, too.
 void note_stage(Stage stage, int64_t step = 0);
-
-// While one exists, this rank waits for others: its silence is theirs.
-class Waiting {
-public:
-    Waiting();
-    ~Waiting();
-    Waiting(const Waiting&) = delete;
-    Waiting& operator=(const Waiting&) = delete;
-};
-
-// Nanoseconds of the monotonic clock: the newest progress of any rank of this host.
-int64_t newest_progress();
 
 class Watchdog {
 public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Reads /proc and the cgroup file system (both versions); what is not there does not limit.
-#include "model/base/host_cores.h"
+#include "model/job/host_cores.h"
 
 #include <fmt/format.h>
 

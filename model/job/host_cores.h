@@ -4,7 +4,7 @@
 
 #include "kernels/comm/process_group.h"
 #include "kernels/host_memory.h"
-#include "model/base/backend.h"
+#include "model/job/backend.h"
 
 #include <chrono>
 #include <optional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Cores that a CPU quota leaves, and how busy a host says it is.
-#include "model/base/host_cores.h"
+#include "model/job/host_cores.h"
 
 #include "tests/support/files.h"
 

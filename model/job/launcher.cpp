@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The table of launchers and their variables.
-#include "model/commands/launcher.h"
+#include "model/job/launcher.h"
 
 #include "kernels/core/error.h"
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // MPI of this process: initialise, finalise, abort.
-#include "kernels/comm/mpi_session.h"
+#include "model/job/mpi_session.h"
 
-#include "kernels/comm/watchdog.h"
 #include "kernels/core/error.h"
+#include "model/job/watchdog.h"
 
 #include <mpi.h>
 #include <unistd.h>

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The shared notes of a host's ranks and the thread that looks at them.
-#include "kernels/comm/watchdog.h"
+#include "model/job/watchdog.h"
 
-#include "kernels/comm/stop_signals.h"
 #include "kernels/core/error.h"
+#include "kernels/host_memory.h"
+#include "model/job/stop_signals.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -40,11 +41,11 @@ constexpr int64_t kForLateRanks = kSecond / 2;   // less than the second that Op
 enum class State : int32_t { not_started, running, ended };
 
 // Zero bytes are a rank that has not started.
-struct alignas(64) RankNotes {
+struct alignas(64) RankNotes : ProgressNotes {
     std::atomic<State> state;
-    std::atomic<int32_t> pid, rank, waits, signal;
+    std::atomic<int32_t> pid, rank, signal;
     std::atomic<Stage> stage;
-    std::atomic<int64_t> step, progress;
+    std::atomic<int64_t> step;
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<State>::is_always_lock_free);
 
@@ -125,7 +126,7 @@ char process_state(int32_t pid) {
     return at == std::string_view::npos || at + 2 >= stat.size() ? '?' : stat[at + 2];
 }
 
-bool is_gone(const RankNotes& notes) {
+bool is_lost(const RankNotes& notes) {
     if (notes.state != State::running) return false;
     const char state = process_state(notes.pid);
     // It may have ended well since the first look.
@@ -152,9 +153,7 @@ void describe_gone(Line& line, const RankNotes& notes) {
 
 // Begins a report with this rank's number and host.
 void begin(Line& line) {
-    char name[65] = "?";
-    ::gethostname(name, sizeof name - 1);
-    line << "fp8flow: error: rank " << int64_t{own->rank} << " on " << name << ": ";
+    line << "fp8flow: error: rank " << int64_t{own->rank} << " on " << host_name().text << ": ";
 }
 
 constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -175,10 +174,18 @@ bool is_left_over(const HostNotes& notes, std::span<const RankNotes> all, int ra
     return all[static_cast<size_t>(rank_on_host)].state != State::not_started ||
            (notes.reported != 0 && notes.reported < ended) ||
            std::any_of(all.begin(), all.end(),
-                       [&](const RankNotes& rank) { return rank.progress < ended && is_gone(rank); });
+                       [&](const RankNotes& rank) { return rank.progress < ended && is_lost(rank); });
+}
+
+int64_t newest_of_host() {
+    int64_t newest = 0;
+    for (int r = 0; r < num_ranks; ++r)
+        newest = std::max(newest, ranks[r].progress.load(std::memory_order_relaxed));
+    return newest;
 }
 
 void note_start(int rank) {
+    share_progress(*own, newest_of_host);
     own->pid = ::getpid();
     own->rank = rank;
     note_stage(Stage::start_up);
@@ -281,7 +288,7 @@ private:
 
     void look_for_gone() {
         for (int r = 0; r < num_ranks; ++r) {
-            if (!is_gone(ranks[r])) continue;
+            if (!is_lost(ranks[r])) continue;
             Line line;
             begin(line);
             describe_gone(line, ranks[r]);
@@ -372,28 +379,10 @@ Thread* thread = nullptr;
 
 }  // namespace
 
-void note_progress() { own->progress.store(now(), std::memory_order_relaxed); }
-
 void note_stage(Stage stage, int64_t step) {
     own->stage.store(stage, std::memory_order_relaxed);
     own->step.store(step, std::memory_order_relaxed);
     note_progress();
-}
-
-Waiting::Waiting() {
-    note_progress();
-    own->waits.fetch_add(1, std::memory_order_relaxed);
-}
-Waiting::~Waiting() {
-    note_progress();
-    own->waits.fetch_sub(1, std::memory_order_relaxed);
-}
-
-int64_t newest_progress() {
-    int64_t newest = 0;
-    for (int r = 0; r < num_ranks; ++r)
-        newest = std::max(newest, ranks[r].progress.load(std::memory_order_relaxed));
-    return newest;
 }
 
 Watchdog::Watchdog(const Job& job, double deadline_seconds) {
@@ -441,7 +430,7 @@ bool is_one_of_several() { return job_size > 1; }
 
 bool is_ended_by_launcher(int sender) {
     const Stage stage = own->stage;
-    if (num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_gone))) return true;
+    if (num_ranks > 1 && (host->reported != 0 || std::any_of(ranks, ranks + num_ranks, is_lost))) return true;
     return is_one_of_several() &&
            (stage == Stage::mpi_finalize || (stage <= Stage::mpi_init && sender == ::getppid()));
 }
@@ -462,7 +451,7 @@ void note_failure() { own->state = State::ended; }
 void end_terminated() {
     note_failure();
     const RankNotes* const end = ranks + num_ranks;
-    const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_gone);
+    const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_lost);
     // A rank that exits first with a status other than 0 ends the others, and has reported why.
     const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
     if (!leaving && claim_report()) {
