@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
 """Writes the tables of docs/performance.md and docs/performance/ from the files in docs/results, and the picture
-docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables.
+docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables.py.
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/
 and README.md may have such marks. With --check nothing is written: the exit status is 1 where a page or the picture differs from what the
@@ -17,14 +17,10 @@ import shlex
 import subprocess
 import sys
 
-from performance_tables import kernels, layers, loss
-from performance_tables.common import RESULTS, ROOT
+from performance_tables import PICTURE, RESULTS, ROOT, TABLES, picture
 
 NEEDED = [ROOT / "docs" / "performance.md", *sorted((ROOT / "docs" / "performance").glob("*.md"))]  # pages that must have tables
 PAGES = NEEDED + sorted({ROOT / "README.md", *(ROOT / "docs").rglob("*.md")} - set(NEEDED))
-
-
-TABLES = {**layers.TABLES, **kernels.TABLES, **loss.TABLES}
 PLAN = re.compile(r"(<!-- plan\n(.*?)-->\n)(.*?)(<!-- plan ends -->)", re.DOTALL)
 MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)
 
@@ -88,7 +84,7 @@ def main():
         page.write_text(wanted)
         return
     wanted = {page: filled(page.read_text(), page.relative_to(ROOT)) for page in PAGES}
-    wanted[layers.PICTURE] = layers.picture()
+    wanted[PICTURE] = picture()
     used = "".join(page.read_text() for page in PAGES)
     for page in NEEDED:
         if "<!-- table " not in page.read_text():
