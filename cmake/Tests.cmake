@@ -234,7 +234,7 @@ endif()
 # Published figures: docs/results says where each comes from, and the documents say what docs/results says.
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_Interpreter_FOUND)
-    add_test(NAME results_provenance COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/check_results.py)
+    add_test(NAME results_provenance COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/results.py check)
     add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py --check)
     # Mistakes that the tests must catch: here only that each can still be planted.
     add_test(NAME planted_bugs_apply COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/planted_bugs.py --check)

@@ -1,0 +1,235 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Results of measurements: checks those that are kept in docs/results, and makes them small, a page, or screenshots.
+
+  scripts/results.py check [--history]                                   docs/results says where its files come from, and stays small
+  scripts/results.py compact runs/a/profile.json docs/results/profile_a.json [--keep stages|arms|times]
+  scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
+  scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
+
+check: every file is cited by a page. A .json is an object, a list of objects, or an object whose `runs` are objects that inherit what they
+lack. Each has
+  commit   seven hexadecimal digits or more
+  command  the command line
+  date     begins with YYYY-MM-DD
+  machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
+A .txt names a commit and a date; a .txt that prints a .json has the same name as that .json. A result without a control arm has no noise
+floor: null, never 0. --history also asks git whether each commit exists (needs the whole history). Exit status 1 if a file breaks a rule.
+
+compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
+everything of an arm but the times of layer and step, which is what `plan --check` compares. Medians, spread, conditions, commit and command
+stay, and so does the form: whatever reads profile.json reads the compact file.
+
+screenshots: reports as wide as a phone (390 pixels) and a desktop (1280), in light and dark colours, into OUT (default: FOLDER/screenshots).
+Needs Chromium; exit status 77 where there is none.
+"""
+import argparse
+import html
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "docs" / "results"
+
+
+# ---- check
+MOST_FILES, MOST_BYTES = 70, 1_500_000
+COMMIT = re.compile(r"[0-9a-f]{7,40}$")
+DATE = re.compile(r"20\d\d-[01]\d-[0-3]\d")
+
+
+def machine_of(item):
+    machine = item.get("gpu") or item.get("machine")
+    if not isinstance(machine, dict):
+        return machine
+    if machine.get("gpus"):  # as commands write it
+        return machine["gpu"] if machine["gpus"] == 1 else f"{machine['gpus']} x {machine['gpu']}"
+    return machine.get("device") or machine.get("cpu")
+
+
+def problems_of_item(item):
+    values = {"commit": item.get("commit"), "command": item.get("command"), "date": item.get("date"), "machine": machine_of(item)}
+    forms = {"commit": COMMIT, "date": DATE}
+    return [f"no {name}" for name, value in values.items()
+            if not (isinstance(value, str) and value.strip() and (name not in forms or forms[name].match(value)))]
+
+
+def items_of(data):
+    if isinstance(data, list):
+        return data
+    if "runs" in data:
+        return [{**{key: value for key, value in data.items() if key != "runs"}, **run} for run in data["runs"]]
+    return [data]
+
+
+def problems_of_json(path):
+    try:
+        items = items_of(json.loads(path.read_text()))
+    except ValueError as error:
+        return [f"not JSON: {error}"]
+    problems = [] if items else ["empty"]
+    for i, item in enumerate(items):
+        where = f"entry {i}: " if len(items) > 1 else ""
+        problems += [where + problem for problem in problems_of_item(item)]
+        if item.get("noise floor") is not None and not any(arm.get("verdict") == "noise floor" for arm in item.get("arms", [])):
+            problems.append(where + "a noise floor without a control arm")
+    return problems
+
+
+def problems_of(path):
+    if path.suffix == ".json":
+        return problems_of_json(path)
+    if path.suffix == ".jsonl":
+        return sorted({p for line in path.read_text().splitlines() for p in problems_of_item(json.loads(line))})
+    if path.suffix != ".txt":
+        return ["neither .json, .jsonl nor .txt"]
+    if path.with_suffix(".json").exists() and path.stem.startswith("bench_"):
+        return []
+    text, patterns = path.read_text(), {"commit": r"\bcommits?:? [0-9a-f]{7}\b", "date": DATE}
+    return [f"no {name}" for name, pattern in patterns.items() if not re.search(pattern, text)]
+
+
+def unknown_commits():
+    commits = {(path.name, item.get("commit")) for path in RESULTS.glob("*.json") for item in items_of(json.loads(path.read_text()))}
+    for name, commit in sorted(commits):
+        if subprocess.run(["git", "-C", ROOT, "cat-file", "-e", f"{commit}^{{commit}}"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
+            yield f"/{name}: commit {commit} is not in this repository"
+
+
+def check(options):
+    files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
+    problems += [f"/{path.name}: no page cites it" for path in files if path.name not in pages]
+    size = sum(path.stat().st_size for path in files)
+    if len(files) > MOST_FILES or size > MOST_BYTES:
+        problems.append(f": {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/results.py compact")
+    if options.history:
+        problems += unknown_commits()
+    for problem in problems:
+        print(f"docs/results{problem}", file=sys.stderr)
+    print(f"{len(files)} files in docs/results, {len(problems)} problem{'s' if len(problems) != 1 else ''}")
+    return 1 if problems else 0
+
+
+# ---- compact
+TIMES = ["name", "recipe", "layer seconds", "layer clock hertz", "step seconds"]
+DROPPED = ["share", "bytes per second", "flops per second", "ceiling share", "flops", "casts", "memory in use"]  # of a stage row
+
+
+def rounded(value):
+    if isinstance(value, dict):
+        return {key: rounded(item) for key, item in value.items() if not key.endswith("by step")}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    if isinstance(value, float):
+        short = float(f"{value:.6g}")
+        return int(short) if short.is_integer() and abs(short) < 2**53 else short
+    return value
+
+
+def compacted(result, keep):
+    """The text of a compact profile.json or bench.json."""
+    profile = rounded(result)
+    line = lambda value: json.dumps(value, separators=(",", ":"))
+    if isinstance(profile, list):  # of bench: null, and 0 FLOPs or bytes, say nothing
+        rows = [{key: value for key, value in row.items() if value is not None and (value != 0 or value is False)} for row in profile]
+        return "[\n " + ",\n ".join(map(line, rows)) + "]\n"
+    arms = []
+    for arm in profile.pop("recipes"):
+        rows = arm.pop("rows")
+        rows = [{key: value for key, value in row.items() if key not in DROPPED} for row in rows] if keep == "stages" else []
+        if keep == "times":
+            arm = {key: arm[key] for key in TIMES if key in arm}
+        arms.append(line(arm)[:-1] + ',"rows":[' + ",\n  ".join(map(line, rows)) + "]}")
+    return line(profile)[:-1] + ',\n"recipes":[\n ' + ",\n ".join(arms) + "]}\n"
+
+
+def compact(options):
+    options.result.write_text(compacted(json.loads(options.source.read_text()), options.keep))
+
+
+# ---- page
+def page(options):
+    name, result = options.result.stem, json.loads(options.result.read_text())
+    kind = "bench" if isinstance(result, list) else "profile" if "recipes" in result else "plan"
+    machine = {"bench": lambda: result[0]["gpu"], "profile": lambda: result["machine"]["device"],
+               "plan": lambda: "predicted for the " + result["prediction"]["gpu"]}[kind]()
+    data = {"format": 2, "title": name, "subtitle": machine, kind: result}
+    text = json.dumps(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    parts = (ROOT / "model" / "report" / "page" / "page.html").read_text().split("{{DATA}}")
+    options.out.write_text(text.join(part.replace("{{TITLE}}", html.escape(name)) for part in parts))
+
+
+# ---- screenshots
+FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><body style="margin:0">
+<iframe src="file://{}" style="border:0;width:{}px;height:{}px"></iframe>
+"""
+
+
+def screenshots(options):
+    if not options.folder.is_dir():
+        print(f"error: {options.folder} is not a folder", file=sys.stderr)
+        return 2
+    out = (options.out or options.folder / "screenshots").resolve()
+    out.mkdir(parents=True, exist_ok=True)
+    browser = next(filter(shutil.which, ("chromium", "chromium-browser", "google-chrome")), None)
+    if browser is None:
+        print("error: no Chromium here", file=sys.stderr)
+        return 77
+    with tempfile.TemporaryDirectory() as work:
+        def shoot(file, width, height, words):
+            """A frame has the size that is asked for; a window may be wider, and its page is lower than itself."""
+            picture, frame = out / ".".join([file.stem, *words, "png"]), pathlib.Path(work, "frame.html")
+            frame.write_text(FRAME.format(file.resolve(), width, height))
+            done = subprocess.run([browser, "--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--allow-file-access-from-files",
+                                   f"--user-data-dir={work}/profile", f"--blink-settings=preferredColorScheme={int(words[-1] == 'light')}",
+                                   "--virtual-time-budget=4000", f"--window-size={max(500, width)},{height + 160}", f"--screenshot={picture}",
+                                   f"file://{frame}"], capture_output=True, text=True)
+            if done.returncode != 0:
+                sys.exit(f"{done.stderr}error: {browser} took no picture of {file}")
+            print(picture)
+
+        for file in sorted(options.folder.glob("*.svg")):
+            size = [int(re.search(rf' {side}="(\d+)"', file.read_text())[1]) for side in ("width", "height")]
+            for scheme in ("light", "dark"):
+                shoot(file, *size, [scheme])
+        for file in sorted(options.folder.glob("*.html")):
+            for width, height in ((390, 5200), (1280, 3600)):
+                for scheme in ("light", "dark"):
+                    shoot(file, width, options.height or height, [str(width), scheme])
+    return 0
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(action):
+        command = commands.add_parser(action.__name__)
+        command.set_defaults(action=action)
+        return command.add_argument
+
+    add(check)("--history", action="store_true", help="every commit is in this repository")
+    argument = add(compact)
+    argument("source", type=pathlib.Path)
+    argument("result", type=pathlib.Path)
+    argument("--keep", choices=["stages", "arms", "times"], default="stages")
+    argument = add(page)
+    argument("result", type=pathlib.Path)
+    argument("out", type=pathlib.Path, nargs="?", default="report.html", help="default: report.html")
+    argument = add(screenshots)
+    argument("folder", type=pathlib.Path)
+    argument("out", type=pathlib.Path, nargs="?", help="default: FOLDER/screenshots")
+    argument("--height", type=int, help="of reports, in pixels")
+    options = parser.parse_args()
+    return options.action(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
