@@ -3,7 +3,7 @@
 # Writes docs/configuration.md from what the program says of its keys (fp8flow --help-config).
 # Usage: make_configuration_doc.sh [--check] [PROGRAM [FILE]]
 #   --check   writes nothing; exit status 1, and the difference, where FILE is not what PROGRAM says
-#   PROGRAM   default: build/cuda-release/fp8flow, else build/cpu/fp8flow
+#   PROGRAM   default: the newest of build/{cuda-release,cuda-check,cpu}/fp8flow
 #   FILE      default: docs/configuration.md
 set -euo pipefail
 # shellcheck source=scripts/common.sh
@@ -15,8 +15,8 @@ if [[ ${1:-} == --check ]]; then check=yes && shift; fi
 if [[ ${1:-} == -* ]]; then no_arguments "$@"; fi
 no_arguments "${@:3}"
 program=${1:-}
-for built in "$root/build/cuda-release/fp8flow" "$root/build/cpu/fp8flow"; do
-    if [[ -z $program && -x $built ]]; then program=$built; fi
+for built in "$root"/build/{cuda-release,cuda-check,cpu}/fp8flow; do
+    if [[ -z ${1:-} && -x $built && (-z $program || $built -nt $program) ]]; then program=$built; fi
 done
 [[ -x $program ]] || die 2 "no program: build it, or name it"
 file=${2:-$root/docs/configuration.md}
