@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A recipe of one's own from existing parts, for `fp8flow train|validate|profile CONFIG --plugin FILE`:
-// forward and data gradients read rows with a scale per 128 values, weight gradients read columns with one
-// scale per expert's group. Step by step: docs/usage/new_recipe.md.
+// forward and data gradients read rows with one scale per 128 values, weight gradients read columns with one
+// scale per expert and column. Step by step: docs/usage/new_recipe.md.
 #include <fp8flow/recipe.h>
 
 using namespace fp8flow;
