@@ -16,9 +16,9 @@
 
 namespace fp8flow {
 
-// What a flow and the program hand each other, by its sizes: a library that was built with other headers is
-// refused where one of them has changed, or where a member has come without changing a size (the first
-// number: 1 since ScaledTensor::format).
+// A hash of the sizes of all types that a flow and the program exchange. The program rejects a library with
+// another hash, since it was built with other headers. A new member may leave every size as it was; then the
+// first number is increased (1: ScaledTensor::format).
 inline constexpr uint64_t kRecipeHeaders = [] {
     uint64_t hash = 1;
     for (const uint64_t size :

@@ -80,9 +80,9 @@ public:
     // The calling thread may use this device from now on. The thread that made it may without.
     virtual void enter_thread() {}
 
-    // Calls so far that block the host until the device has caught up, or may (allocate, free, copy_in,
-    // copy_out, synchronize, and others that the backend counts), and waits for events. Tests of the warm
-    // step read them.
+    // Number of calls so far that block the host until the device has caught up, or may block it: allocate,
+    // free, copy_in, copy_out, synchronize, and others that the backend counts. num_waits() counts waits for
+    // events. Tests of the warm step read both.
     int64_t num_synchronisations() const { return num_synchronisations_; }
     // The host was blocked by another call than those above.
     void count_synchronisation() { ++num_synchronisations_; }

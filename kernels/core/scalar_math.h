@@ -201,9 +201,10 @@ FP8FLOW_HD MxScale mx_scale(float amax, DType dtype, MxRounding rounding) {
     return {static_cast<uint8_t>(exponent), bits_float(static_cast<uint32_t>(254 - exponent) << 23)};
 }
 
-// ---- scaling-aware shift (FP8-Flow-MoE; recipe.md 2.5 variant C)
-// -------------------------------------------------------------- code * 2^-k rounded to nearest even, in the
-// exponent field. k = 0 is the identity; NaN (and E5M2 infinity) pass.
+// ---- scaling-aware shift (FP8-Flow-MoE; docs/numerics.md)
+//
+// FP8 value * 2^-k, rounded to nearest even, by arithmetic on the exponent field. k = 0 is the identity; NaN
+// and E5M2's infinity pass.
 FP8FLOW_HD uint8_t fp8_shift_down(uint8_t code, int k, DType dtype) {
     const int mantissa_bits = dtype == DType::e5m2 ? 2 : 3;
     const uint32_t magnitude = code & 0x7Fu;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The router: logits, top-k with Megatron's options, balancing losses, their gradients, load statistics.
-// Sources: Megatron-LM's moe_utils/router semantics (recipe.md section 5); DeepSeek-V3 (aux-loss-free bias);
-// ST-MoE (z-loss).
+// Sources: Megatron-LM's moe_utils and router; DeepSeek-V3 (aux-loss-free bias); ST-MoE (z-loss). Formulas:
+// docs/numerics.md.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // The transpose that weight gradients need: FP8 rows [M, dim] -> FP8 [dim, M]. Scaling-aware (exponent
 // arithmetic on FP8 values, no dequantisation) or, for the ablation, the naive dequantise + requantise.
-// Source: FP8-Flow-MoE, NVIDIA/TransformerEngine#2544; corner cases: recipe.md 2.5 variant C (RNE into
-// subnormals, k = 0 identity, NaN passes).
+// Source: FP8-Flow-MoE, NVIDIA/TransformerEngine#2544. Corner cases: docs/numerics.md (round to nearest even
+// into subnormals, k = 0 is the identity, NaN passes).
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"

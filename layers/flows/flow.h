@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Flow: how one recipe takes tokens through their experts and back. One implementation file a recipe:
+// Flow: how one recipe takes tokens through their experts and back. One implementation file per recipe:
 // bf16.cpp, fp8_flow.cpp, fp8_blockwise.cpp, ...; each shows its forward and its backward as a list of steps.
 // Shared steps: steps.h.
 #pragma once
@@ -76,7 +76,7 @@ public:
     virtual double operand_bytes() const = 0;
     // Bytes that one row keeps from the forward to the backward, scales included, for experts [2F, H] and
     // [H, F]. Routed: in addition to the plan. Local (dense_forward): in addition to the norm's output. BF16
-    // activations.
+    // activations. Flows of local rows are made without ExpertsRecompute.
     virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
     virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
     // Bytes that one received row keeps in addition, once for all experts of this rank.

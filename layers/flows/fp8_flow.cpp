@@ -58,7 +58,7 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     const ScaledTensor dh = gradient_of_h(ctx, io.weights, saved);              // [M, 2F]
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");  // [M] f32
     {
-        const HalfScope fc2_alone(ctx, saved);
+        const HalfScope fc2_alone(ctx, saved);  // fc1's half reads dh, so dh is older than this scope
         const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_dtype(precision_), hidden,
                                           ScaleLayout::vec128, "dispatch",
                                           precision_.scale_format);  // [M, H]
@@ -131,7 +131,7 @@ void Fp8Flow::receive_again(Context& ctx, const Backward& io, const ExpertsSaved
 }
 
 // Rebuilds from the received rows what the forward did not keep (recompute moe_act, moe_expert; merging
-// weights).
+// weights). Only SwiGLU reports to --tensor-stats, so only it needs the RecomputeScope.
 void Fp8Flow::rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const {
     const int64_t ffn = w.w2->spec.shape[2];
     if (!saved.h) {  // moe_expert
@@ -223,7 +223,6 @@ ScaledTensor Fp8Flow::local_rows(Context& ctx, Received, const TokenRows& tokens
             .format = tokens.quantized.format};
 }
 
-// An observer reads h from memory.
 bool Fp8Flow::fuses_fc1(const Context& ctx) const {
     return ctx.gemms == nullptr && ctx.tensor_stats == nullptr;
 }

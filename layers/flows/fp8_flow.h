@@ -34,7 +34,8 @@ protected:
     // The same for rows that stay on this rank (shared expert, dense FFN): [T, H] FP8, as the GEMM reads it.
     virtual ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
                                     const ExpertsSaved& saved) const;
-    // Whether fc1 and SwiGLU may run as one kernel that keeps h [M, 2F] in registers.
+    // Whether fc1 and SwiGLU may run as one kernel that keeps h [M, 2F] in registers. Not while `replay
+    // --intermediates` or --tensor-stats reads h from memory.
     virtual bool fuses_fc1(const Context& ctx) const;
     virtual void fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved) const;
     // saved.h [M, 2F] bf16 -> saved.a [M, F] FP8, times the row's probability.
@@ -42,7 +43,7 @@ protected:
     // da [M, F] bf16 -> dh [M, 2F] FP8 and the probabilities' gradient [M] f32.
     virtual void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
                                  const ScaledTensor& dh, const TensorView& drow_prob) const;
-    // The stage of a weight gradient, and its operands' names for --tensor-stats.
+    // stage: "fc1 wgrad" or "fc2 wgrad". dy, x: its operands' names for --tensor-stats.
     struct WgradNames {
         const char *stage, *dy, *x;
     };

@@ -63,8 +63,8 @@ bool is_ended_by_launcher(int sender);
 // Reports the lost rank, or that none is known, if no rank has reported yet, and exits with ExitCode::peer.
 [[noreturn]] void end_terminated();
 
-// When a process began, in ticks since the boot; 0 where it has ended or there is no /proc. A process id is
-// used again, this pair is not.
+// Start time of a process, in clock ticks since boot; 0 if it has ended or there is no /proc. The operating
+// system reuses a process id, but never the pair of id and start time.
 int64_t process_start(int64_t process);
 
 }  // namespace fp8flow

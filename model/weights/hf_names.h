@@ -35,8 +35,8 @@ struct HfNames {
     std::string ffn(int64_t our_layer) const;  // "model.layers.3.mlp."
 };
 
-// Finds out how the tensors of a MoE layer are named, by the place of its router. `layer`: its number in the
-// files. Throws Error(set.code()) with the reason for layouts that we do not know.
+// Finds out how the tensors of a MoE layer are named, from the name of its router's weight. `layer`: its
+// number in the files. Throws Error(set.code()) with the reason for layouts that are not supported.
 HfNames find_names(const TensorSet& set, int64_t layer);
 
 // Rows [file_row, file_row + rows) of a tensor in a file are rows [row, row + rows) of a parameter; both are

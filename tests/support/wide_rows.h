@@ -37,12 +37,12 @@ struct WideGroups {
     }
 };
 
-// FP8 rows in the layout vec128 with the FP8 values and scales above; what stands in pads must not be read.
+// FP8 rows in the layout vec128 with the FP8 values and scales above. Values in pads must not be read.
 inline HostScaled scaled_rows(const WideGroups& g, int64_t width, DType dtype = DType::e4m3) {
     HostScaled rows = HostScaled(dtype, {g.rows, width}, ScaleLayout::vec128).declared(ScaleFormat::pow2);
     rows.set_row_base(g.base);
     g.for_rows([&](int64_t row, bool pad) {
-        // in E5M2 two of the FP8 values would be an infinity and a NaN: 8 below all are finite
+        // In E5M2 two of the FP8 values would be infinity and NaN. With bytes smaller by 8 all are finite.
         const int below = dtype == DType::e5m2 ? 8 : 0;
         for (int64_t c = 0; c < width; ++c)
             rows.data.view().bytes_ptr()[row * width + c] = static_cast<uint8_t>(code_of(row, c) - below);

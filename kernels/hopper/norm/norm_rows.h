@@ -249,7 +249,7 @@ inline bool is_fetchable(const RowView& rows) {
     return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
            op::norm_segments(rows.cols) <= kMostSegments;
 }
-// The same for all rows of a backward pass.
+// The same for x, dy, dx and dresidual of a backward pass.
 inline bool is_backward_wide(const NormBackward& args) {
     const DType type = args.x.dtype;
     return args.gamma.vector && is_wide(args.x, type) && is_wide(args.dy, type) && is_wide(args.dx, type) &&

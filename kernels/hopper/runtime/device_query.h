@@ -24,13 +24,13 @@ std::string runtime_version();  // CUDA version this program was built with
 // GPU yields "no device"; every other text names the obstacle (driver, toolkit at build time, kind of GPU).
 std::string unavailable_reason();
 
-// What the runtime says of one device; empty and 0 where it says nothing.
+// Properties of one device; empty or 0 if the CUDA runtime does not report them.
 std::string device_name(int device);  // "NVIDIA H200"
 double max_clock_hertz(int device);   // highest SM clock
 int64_t memory_bytes(int device);     // all of it, used or not
 
-// What the device has used since the driver was loaded; nothing where it does not count. The counter moves
-// about ten times a second.
+// Energy that the device has used since the driver was loaded; absent if it has no counter. The counter is
+// updated about ten times per second.
 std::optional<double> energy_joules(int device);
 
 // True when the operating system shows an NVIDIA GPU to this process, whether or not a driver or CUDA can use

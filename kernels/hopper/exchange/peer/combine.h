@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of combine over peer memory share: combine.cu has the call and the kernels for any rows
-// and order, combine_sums.cu the one kernel of BF16 rows in order `rank`.
+// What the kernels of combine over peer memory share. combine.cu has the launcher and the
+// kernels for every row dtype and combine order. combine_sums.cu has the kernel for BF16 rows and order
+// `rank`.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -50,7 +51,7 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
 
 // The whole of a combine except dprob, its group barrier included. Order rank; src, residual and y BF16 in
 // whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `progress`:
-// offset in a region of kCombineProgress bytes a member, zeros before the first call.
+// offset in a region of kCombineProgress bytes per member, zeros before the first call.
 constexpr int kMostCombineSenders = 32;  // CTAs of a rank
 constexpr int64_t kCombineProgress = kMostCombineSenders * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {

@@ -5,8 +5,11 @@
 //
 //   fp8_overlapped_kernel   row scales of A per 128, tile scales of B, D in BF16: the default
 //   fp8_swiglu_kernel       the same mainloop with the SwiGLU epilogue
-//   fp8_kernel              alternating mainloop (fp8_mainloop.h): FP32 D, tile scales, column scales, scales
-//                           that are constant along the contraction; the latter also for weight gradients
+//   fp8_kernel              alternating mainloop (fp8_mainloop.h): FP32 D, tile scales of A, column scales of
+//                           B, scales that are constant along the contraction. With constant scales it also
+//                           computes weight gradients.
+//
+// Terms (chain, step, slot, staging, pads): ../README.md.
 //
 // Lower bound: 2 m n k FLOPs at the FP8 rate of the tensor cores. Each operand is read once, D is written
 // once.
@@ -27,8 +30,9 @@
 // Deterministic: one thread computes an element of D as a sum over ascending k, whatever the other groups
 // hold. An amax is a maximum over a quad of lanes.
 //
-// Measured (H200, burst), 32 groups x 1024 rows, F 2048, K 7168: 1.341 ms plain, 1.336 ms with SwiGLU; 16 x
-// 2048, 1536, 4096: 0.566 and 0.578 ms. Ideas that did not help: docs/design_notes.md.
+// Measured (H200, burst), fc1 (N = 2F) of 32 groups x 1024 rows, F 2048, K 7168: 1.341 ms (1435 TFLOP/s)
+// plain, 1.336 ms with SwiGLU. 16 groups x 2048 rows, F 1536, K 4096: 0.566 ms (1457 TFLOP/s) and 0.578 ms.
+// Ideas that did not help: docs/design_notes.md.
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/gemm/sm90/fp8_mainloop.h"
@@ -46,17 +50,18 @@ namespace {
 // only the 64 promotions of a thread remain, so the two warpgroups need no offset (the alternating mainloop
 // does).
 //
-// A tile's slot in the tile ring is released after its epilogue. The very last stage is never released,
-// because no producer waits for it. There is no deadlock: the producer publishes a tile after it has issued
-// all stages of the previous tile, and a slot has been free since the first step of that tile. The
-// contraction is not empty (launch_wgmma).
+// A tile's slot in the tile ring is released after its epilogue, which is in the first step of the next tile.
+// The very last stage is never released, because no producer waits for it. There is no deadlock: the producer
+// publishes a tile after it has issued all stages of the previous tile. The ring has a second slot, which the
+// consumers release in the first step of that previous tile. The contraction is not empty (launch_wgmma).
 //
 // Epilogue: kOwned, and
 //   begin(tile, sums)              during the last batch of a tile: the first chain is final
 //   overlap<i>(tile, sums, rows)   during batch i of the next tile, before it overwrites the sums; or at the
 //   end end()                          after everything
-// A thread's rows are row0 and row0 + 8. kHoldsStage: `rows` are this warp's rows of A in the tile's last
-// stage. They are staging memory for TMA stores. Nobody else reads them: a warp of a wgmma reads its own 16
+// A thread's rows are row0 and row0 + 8. kOwned: whether a warpgroup owns 64 rows or 128 columns of the tile.
+// kHoldsStage: `rows` are this warp's rows of A in the tile's last stage. They are staging memory for TMA
+// stores. Nobody else reads them: a warp of a wgmma reads its own 16
 // rows of A. That stage is released one step later, after wait_read(), so a contraction has at least
 // kMinStepsHoldingStage steps.
 constexpr int kMinStepsHoldingStage = 3;
@@ -377,7 +382,8 @@ private:
         wgmma_fence_operand(up);
         wgmma_fence_operand(largest_);
     }
-    // Padding rows become zeros: their probability is 1 and every multiplier is finite and positive.
+    // Padding rows become zeros: zero_pads() clears their values, begin() has set their probability to 1, and
+    // every multiplier is finite and positive.
     __device__ __forceinline__ void quantise(const WorkTile& tile, float (&values)[64], uint8_t* rows) {
         const int lane = static_cast<int>(threadIdx.x) % 32, quad = lane % 4;
         const int64_t col0 = tile.b_output / 2, row = tile.d_row + act_offset_ + row0_;
