@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes the tables of docs/performance.md and docs/performance/ from the files in docs/results, and the picture
+"""Writes the tables of docs/performance.md, docs/performance/ and docs/results/README.md from the files in docs/results, and the picture
 docs/pictures/deepseek_v3_layer.svg. Python's standard library only. The tables themselves: performance_tables.py.
 
 A page marks a table's place by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is replaced. Any page of docs/

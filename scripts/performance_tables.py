@@ -3,9 +3,11 @@
 make_performance_tables.py."""
 import collections
 import functools
+import itertools
 import json
 import pathlib
 import re
+import shlex
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -22,22 +24,24 @@ def table(header, rows, align_from=1):
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in [header, rule, *rows])
 
 
-def source(*parts):
-    """The line under a table."""
-    return f"\n\nFrom {'; '.join(parts)}."
+def source(*parts, commands=True):
+    """The line under a table; commands: whether docs/results/README.md has the commands of the files."""
+    return f"\n\nFrom {'; '.join(parts)}." + (" [Commands](results/README.md#commands)." if commands else "")
 
 
 def link(name):
     return f"[{name}](results/{name})"  # `filled` makes it relative to the page
 
 
-def origin(name):
-    """Link, commit and date of a file whose rows or object carry one of each; the command is in the file."""
-    data = load(name)
-    rows = data if isinstance(data, list) else [data]
-    numbers = collections.Counter(row["commit"] for row in rows).most_common()
-    commit = numbers[0][0] + "".join(f", {count} of {len(rows)} rows {other}" for other, count in numbers[1:])
-    return f"{link(name)} ({commit}, {rows[0]['date'][:10]})"
+def origin(*names):
+    """Links of files whose rows or object carry one commit and date; neighbours with the same ones share a bracket."""
+    def made(name):
+        data = load(name)
+        rows = data if isinstance(data, list) else [data]
+        numbers = collections.Counter(row["commit"] for row in rows).most_common()
+        commit = numbers[0][0] + "".join(f", {count} of {len(rows)} rows from {other}" for other, count in numbers[1:])
+        return f"({commit}, {rows[0]['date'][:10]})"
+    return "; ".join(", ".join(map(link, group)) + " " + at for at, group in itertools.groupby(names, made))
 
 
 def recipe_of(profile, name):
@@ -93,7 +97,7 @@ def layers():
                      f"**{layer_ms(arms[0]) / layer_ms(flow):.2f}**", f"{flow['tokens per second per gpu'] / 1e3:.0f} k",
                      f"{flow['flops per second per gpu'] / 1e12:.0f}"])
     return table(["layer", "tokens per GPU", "GPUs", *(f"{r}, ms" for r in RECIPES), "MHz, bf16, flow", "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU"],
-                 rows) + source(*(origin(name) for _, name in LAYERS))
+                 rows) + source(origin(*(name for _, name in LAYERS)))
 
 
 def headline():
@@ -109,7 +113,7 @@ def headline():
     rows.append(["held-out loss of a 107 M model after 1000 iterations, 4 GPUs", f"{held['bf16']:.4f}", "", f"{held['fp8_flow']:.4f}",
                  f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"])
     return table(["", *(f"`{recipe}`" for recipe in RECIPES), "flow against bf16"], rows) + \
-        source(*(origin(name) for _, name in (LAYERS[0], LAYERS[2], LAYERS[3])), origin("validate_h200_100m.json"))
+        source(origin(LAYERS[0][1], LAYERS[2][1], LAYERS[3][1], "validate_h200_100m.json"))
 
 
 def baselines():
@@ -234,7 +238,7 @@ def by_arm(name):
         profile = load(file)
         for arm in profile["recipes"] if every else profile["recipes"][:1]:
             rows.append([value(label, arm, profile) for value in columns.values()])
-    return table(list(columns), rows, 2 if name in ("schedules", "graphs") else 1) + source(*(origin(file) for _, file in files))
+    return table(list(columns), rows, 2 if name in ("schedules", "graphs") else 1) + source(origin(*(file for _, file in files)))
 
 
 def whole_model():
@@ -323,8 +327,8 @@ def gemm():
     text = (RESULTS / "bench_products_h200.txt").read_text()
     commits = re.findall(r"commit ([0-9a-f]{7})", text)
     return (table(["32,768 rows in 32 groups, TFLOP/s burst / sustained", "FP8", "FP8, cuBLASLt", "BF16", "BF16, cuBLASLt"], rows) +
-            source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad); `$` lines are "
-                   "the commands", origin("bench_gemm_h200.json") + " (cuBLASLt, on another H200)"))
+            source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad); its `$` lines "
+                   "are the commands", "cuBLASLt, on another H200: " + origin("bench_gemm_h200.json")))
 
 
 def gemm_errors():
@@ -354,7 +358,7 @@ def fused_fc1():
         rows.append([label, f"{one:.0f} us", f"{gemm_us:.0f} us", f"{act:.0f} us", f"{gemm_us + act:.0f} us"])
     commit = re.search(r"commit ([0-9a-f]{7})", (RESULTS / "bench_products_h200.txt").read_text())[1]
     return (table(["shape", "fused, h not written", "grouped_gemm", "swiglu_quantize", "both"], rows) +
-            source(f"{link('bench_products_h200.txt')}, commit {commit}"))
+            source(f"{link('bench_products_h200.txt')}, commit {commit}; its `$` lines are the commands", commands=False))
 
 
 def deepgemm():
@@ -378,10 +382,10 @@ def deepgemm():
         wgrad.append([re.sub(" +", " ", found[1]), groups[0] + " us", groups[4]])
     assert len(wgrad) == 4, len(wgrad)
     commit = re.search(r"own kernels of commit ([0-9a-f]{7})", text)[1]
-    return (table(["rows grouped", "first machine", "DeepGEMM / ours", "second machine", "DeepGEMM / ours"], rows) + "\n\n" +
-            table(["FP8 wgrad, accumulated into FP32", "ours, three machines", "DeepGEMM / ours"], wgrad) +
+    return (table(["rows grouped", "ours, host 1", "DeepGEMM / ours", "ours, host 2", "DeepGEMM / ours"], rows) + "\n\n" +
+            table(["FP8 wgrad, accumulated into FP32", "ours, three hosts", "DeepGEMM / ours"], wgrad) +
             source(f"{link('bench_deepgemm_h200.txt')}, part I, commit {commit}, DeepGEMM 54e2261; a stand-alone program that the file "
-                   "describes, not in the repository"))
+                   "describes, not in the repository", commands=False))
 
 
 MEMORY = [
@@ -425,8 +429,8 @@ def memory_bound():
     rows = []
     for label, suite, op, words in MEMORY:
         row = the_row(files[suite], op, words)
-        rows.append([label, f"`{op}`", f"{row['us']:.0f}", f"{row['ceiling_share'] * 100:.0f} %", suite, row["commit"]])
-    return (table(["operation", "bench row", "us", "share of its ceiling", "suite", "commit"], rows, 2) +
+        rows.append([label, f"`{op}`", f"{row['us']:.0f}", f"{row['ceiling_share'] * 100:.0f} %", suite])
+    return (table(["operation", "bench row", "us", "share of its ceiling", "suite"], rows, 2) +
             source(origin("bench_upstream_h200.json"), origin("bench_layer_h200.json")))
 
 
@@ -456,7 +460,7 @@ def exchange():
                              f"{row['wire_bytes'] / row['us'] / 1e3:.0f}", f"{row['ceiling_share'] * 100:.0f} %",
                              f"{others[key]:.0f}" if (key := (op, row["shape"].replace(" peer=none", ""), gpus)) in others else ""])
     return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us"], rows) +
-            source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
+            source(origin(*(f"bench_exchange_h200_x{g}.json" for g in (8, 4, 2)))))
 
 
 def exchange_sms():
@@ -467,7 +471,7 @@ def exchange_sms():
         for op, words in (("dispatch", "wire=fp8"), ("combine", "part=whole dprob=no")):
             rows.append([f"{op}, {gpus} GPUs, us",
                          *(f"{the_row(data, op, f'T=4096 {words} sms={n} dispatcher=flex')['us']:.0f}" for n in sms)])
-    return (table(["SMs (4096 tokens)", *sms], rows) + source(*(origin(f"bench_exchange_h200_x{g}.json") for g in (8, 4, 2))))
+    return (table(["SMs (4096 tokens)", *sms], rows) + source(origin(*(f"bench_exchange_h200_x{g}.json" for g in (8, 4, 2)))))
 
 
 def slow_operations():
@@ -497,7 +501,7 @@ def loss():
         rows += [[label, a["arm"], f"{a['held out']:.4f}", percent(a.get("max relative error")), percent(a.get("mean relative error")),
                   a["casts per step"], f"{a['wire bytes per step'] / 2**20:.2f}", f"{a['saved bytes'] / 2**20:.1f}", a["verdict"]] for a in data["arms"]]
     return (table(["run", "recipe", "held-out loss", "largest error", "mean error", "casts per step", "wire, MiB per step", "saved, MiB", "verdict"], rows, 2) +
-            source(*(origin(name) for _, name in RUNS)))
+            source(origin(*(name for _, name in RUNS))))
 
 
 def family_errors():
@@ -510,7 +514,7 @@ def family_errors():
     rows = [[family] + [value for arm in ("torch bf16", "bf16", "fp8_flow") for value in arms[arm]] for family, arms in errors.items()]
     commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
     return (table(["layer", "torch bf16: tokens routed alike", "output", "d experts", "bf16: output", "d experts", "fp8_flow: output", "d experts"], rows, 1) +
-            source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16"))
+            source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16", commands=False))
 
 
 def training_with_transformers():
@@ -527,7 +531,7 @@ def training_with_transformers():
     return (table(["model", "balancing loss", "arm", "last loss, torch fp32", "last loss", "mean error", "max error", "last tenth", "d all",
                    "worst kind of d"], rows, 3) +
             f"\n\n{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}." +
-            source(origin("compare_training_cpu.json")))
+            source(origin("compare_training_cpu.json") + ", by `scripts/compare_training.py`", commands=False))
 
 
 TRANSPOSED = [  # run, file
@@ -555,7 +559,54 @@ def transposed():
                           *(f"{step['iteration']}: {flushed_at(step, tensor):.5%}".replace("%", " %") for step in (first, last)),
                           f"{most['flushed norm share']:.1e}", f"{most['weight'].removesuffix('.weight')}, {when}",
                           f"{max(row['nmse'] for row, _ in rows):.1e}"])
-    return table(header, lines, 2) + source(*(origin(name) for _, name in TRANSPOSED))
+    return table(header, lines, 2) + source(origin(*(name for _, name in TRANSPOSED)))
+
+
+# ---- docs/results/README.md: the command that measures each file of the program again
+OURS = re.compile(r"(mpirun -n \d+ )?fp8flow ")
+NO_VALUE, ONE_VALUE = {"--overwrite"}, {"--backend", "--out", "--peers"}  # do not change what is measured
+# Settings that were defaults when a file was made and are not today.
+FROM_FIRST_STEP = ["--set", "training.lr_warmup_style=from_first_step"]
+DEFAULTS_THEN = {
+    "exposed_deepseek_v3_4gpu_micro_batches.json": ["--set", "precision.moe_wgrad_pair_micro_batches=false"],
+    "profile_100m_1gpu.json": ["--set", "moe.moe_expert_rank_capacity_factor=0"],
+    **dict.fromkeys(["quickstart_recipes.json", "quickstart_recipes_h200.json", "transposed_quickstart_cpu.json", "validate_h200_100m.json",
+                     "validate_state_dtypes_h100_x2.json"], FROM_FIRST_STEP),
+}
+
+
+def command_today(name, command):
+    """A recorded command without what says only where it writes, with the defaults of its day."""
+    words, kept = shlex.split(command) + DEFAULTS_THEN.get(name, []), []
+    while words:
+        word = words.pop(0)
+        if word in ONE_VALUE:
+            words.pop(0)
+        elif word not in NO_VALUE:
+            kept.append(word)
+    return shlex.join(kept)
+
+
+def measured_on(item):
+    """GPUs of a result: "4 x H200", or "2 CPU ranks"."""
+    machine = item.get("machine") or {}
+    gpu = item.get("gpu") or machine.get("gpu")
+    count = item.get("gpus") or item.get("ranks") or machine.get("ranks")
+    if not gpu:
+        return f"{count} CPU ranks"
+    kind = re.search(r"H\d+", gpu)[0]
+    return f"{count} x {kind}" if count > 1 else kind
+
+
+def commands():
+    """One row per result of `fp8flow`."""
+    rows = []
+    for path in sorted(RESULTS.glob("*.json")):
+        data = load(path.name)
+        first = data[0] if isinstance(data, list) else data
+        if OURS.match(first.get("command", "")):
+            rows.append([link(path.name).replace("](results/", "]("), measured_on(first), f"`{command_today(path.name, first['command'])}`"])
+    return table(["file", "on", "command"], rows, 3)
 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg
@@ -619,5 +670,5 @@ def picture():
 
 TABLES = {**{f.__name__: f for f in (headline, layers, baselines, layer_stages, whole_model, gemm, gemm_errors, fused_fc1, deepgemm, memory_bound,
                                      upstream_counts, exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers,
-                                     transposed)},
+                                     transposed, commands)},
           **{name: functools.partial(by_arm, name) for name in BY_ARM}}

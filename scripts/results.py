@@ -103,7 +103,7 @@ def unknown_commits():
 
 def check(options):
     files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
-    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != RESULTS)  # it lists all
     problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
     problems += [f"/{path.name}: no page cites it" for path in files if path.name not in pages]
     size = sum(path.stat().st_size for path in files)
