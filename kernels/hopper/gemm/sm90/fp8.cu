@@ -57,8 +57,9 @@ namespace {
 //
 // Epilogue: kOwned, and
 //   begin(tile, sums)              during the last batch of a tile: the first chain is final
-//   overlap<i>(tile, sums, rows)   during batch i of the next tile, before it overwrites the sums; or at the
-//   end end()                          after everything
+//   overlap<i>(tile, sums, rows)   during batch i of the next tile, before it overwrites the sums;
+//                                  or after the last tile
+//   end()                          after everything
 // A thread's rows are row0 and row0 + 8. kOwned: whether a warpgroup owns 64 rows or 128 columns of the tile.
 // kHoldsStage: `rows` are this warp's rows of A in the tile's last stage. They are staging memory for TMA
 // stores. Nobody else reads them: a warp of a wgmma reads its own 16
