@@ -23,7 +23,7 @@ struct MeasureOptions {
     double idle_seconds = 0.8;        // pause before a burst
     double sustained_seconds = 0.8;   // 0: no sustained regime
 
-    // For devices that work while the caller waits: no regimes to tell apart, and long calls.
+    // For devices that work while the caller waits: no regimes to distinguish, and long calls.
     static MeasureOptions for_host() { return {1, 3, 1, 0.0, 0.0}; }
 };
 

@@ -14,7 +14,7 @@ struct Slice {
     bool operator==(const Slice&) const = default;
 };
 
-// Of every rank, ascending; no two slices, of whichever ranks, overlap. Empty slices are legal.
+// The slices of every rank, ascending. No two slices of any ranks overlap. Empty slices are legal.
 using Shares = std::vector<std::vector<Slice>>;
 
 int64_t elements_of(const std::vector<Slice>& share);

@@ -54,7 +54,7 @@ public:
 
     void set_direction(const char* direction) { at_.direction = direction; }
     void set_layer(int layer) { at_.layer = layer; }  // -1: none
-    // Where in the journey the host is. Two micro-batches in turns are at different places.
+    // Where in the journey the host is. Two interleaved micro-batches are at different places.
     struct Position {
         const char* direction = "forward";
         int layer = -1;

@@ -63,8 +63,8 @@ private:
 TensorView make_view(void* data, DType dtype, std::initializer_list<int64_t> shape);
 std::string describe(const TensorView& view);  // "bf16[128, 256]"
 
-// M routed rows in `num_groups` groups, one after the other: the local experts, or the local experts for each
-// source rank in turn (op::PlanDispatch::num_sources). Group g holds counts[g] valid rows followed by pads up
+// M routed rows in `num_groups` groups, one after the other: the local experts, or for each source rank the
+// local experts (op::PlanDispatch::num_sources). Group g holds counts[g] valid rows followed by pads up
 // to offsets[g+1]; offsets are multiples of `alignment`, offsets[num_groups] is the padded total. Rows are
 // relative to the row_base of the tensor at hand. A group of 0 rows has no pads. counts and offsets are
 // device data.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The CUDA backend for Hopper (sm_90a): every operation on one GPU, bit-equal to the reference where the
-// contract is bytes. A room (folder) an operation family; in a file, kernels above and launcher (the do_x
-// member) below. Read next: README.md, runtime/launch.h, then any family.
+// contract is bytes. One folder per operation family. In a file, kernels are above and the launcher (the
+// do_x member) below. Read next: README.md, runtime/launch.h, then any family.
 #pragma once
 
 #include "kernels/hopper/kernel_choice.h"

@@ -102,7 +102,7 @@ FP8FLOW_FIELDS(ClipFactor, norm_squared, clip, limit, status, norm, factor)
 #undef FP8FLOW_EXPAND
 #undef FP8FLOW_PARENTHESES
 
-// Arguments, and structs in them, whose members can be visited.
+// Arguments, and structs in them, with members that can be visited.
 struct NoVisit {
     template <class Member> void operator()(const char*, Member&) const {}
 };

@@ -56,7 +56,7 @@ struct RouterOptions {
 // What balancing needs of a micro-batch. Its tokens lie in sets of set_tokens (sequences; 0: one set), the
 // last one may be shorter. The plain choice is the K largest logits, without bias, groups or forced ids. Full
 // scores are the softmax over E, or sigmoids normalised over E. Scores are added in ascending t over pieces
-// of 2 tokens, then the pieces of a block of 32 in ascending order; blocks start anew with a set.
+// of 2 tokens, then the pieces of a block of 32 in ascending order; a set begins with a new block.
 constexpr int64_t kScorePiece = 2, kScoreBlock = 32;
 struct RouterBalance {
     int64_t set_tokens = 0;

@@ -45,7 +45,7 @@ struct ExpertsSaved {
     TensorView prob;  // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward)
     // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
     TensorView plain;
-    ScaledTensor received;  // [G*S, H] rows once a rank, as they came over the wire (saved_rows: received)
+    ScaledTensor received;  // [G*S, H] rows once per rank, as they came over the wire (saved_rows: received)
     ScaledTensor x;         // [M, H] fc1 input
     ScaledTensor x_t;       // [H, M] its copy for the weight gradient
     TensorView h;           // [M, 2F] fc1 output

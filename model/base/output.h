@@ -85,7 +85,7 @@ public:
     AtomicFile create_atomic(std::string_view name) const;
     void write_atomic(std::string_view name, std::string_view text) const;
 
-    // `append` keeps what whole lines the file has (a torn last line is cut off); `truncate` begins anew.
+    // `append` keeps what whole lines the file has (a torn last line is cut off); `truncate` empties it.
     LineFile open_lines(std::string_view name, LineFile::Start start) const;
 
     // A folder below this one, created where missing.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// A caller's kernels beside ours (`bench --plugin`): loads the library, hands it the arguments of an
+// A caller's kernels next to ours (`bench --plugin`): loads the library, hands it the arguments of an
 // operation as named tensors and numbers, and compares what both wrote. The library's side:
 // include/fp8flow/plugin.h.
 #pragma once

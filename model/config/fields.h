@@ -60,8 +60,8 @@ std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, s
 std::string without_old_keys(std::string_view dump);
 // The candidate nearest to `word`, or empty when none is near.
 std::string nearest_name(std::string_view word, const std::vector<std::string>& candidates);
-// "did you mean 'fp8_flow'": every candidate of which `word` is a whole part, as fp8 and flow are, else the
-// nearest one; empty when none is near.
+// "did you mean 'fp8_flow'": every candidate that has `word` as a whole part, as fp8_flow has fp8 and flow.
+// Otherwise the nearest one; empty when none is near.
 std::string did_you_mean(std::string_view word, const std::vector<std::string>& candidates);
 
 }  // namespace fp8flow

@@ -17,8 +17,8 @@ namespace fp8flow {
 class FolderLock {
 public:
     enum class Holder { keeps, is_replaced };  // what becomes of an owner that is there
-    // Of the folder with this descriptor, which must outlive the lock. Takes nothing yet. `command`: told to
-    // others that want the folder.
+    // Of the folder with this descriptor, which must outlive the lock. Takes nothing yet. `command`: shown
+    // to others that want the folder.
     FolderLock(int folder, std::string folder_path, const std::string& command,
                Holder holder = Holder::keeps);
     ~FolderLock();

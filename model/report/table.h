@@ -70,7 +70,7 @@ inline constexpr std::string_view kResolvedRule =
 inline bool resolved(double difference, double spread) { return !(std::abs(difference) <= spread); }
 bool resolved(const Spread& a, const Spread& b);
 
-// "1.42x" (`unit` behind it) of base over own; "+1.2 %" of own over base; "1.500" ms of a - b; or
+// "1.42x" (with `unit` after it) of base over own; "+1.2 %" of own over base; "1.500" ms of a - b; or
 // kNotResolved.
 std::string ratio_text(const Spread& base, const Spread& own, std::string_view unit = "x");
 std::string percent_text(const Spread& base, const Spread& own);

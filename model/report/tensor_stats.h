@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // What --tensor-stats found, as tables for people and as files: tensor_stats.json, a list of tensors summed
-// over the run ("saturations": values that were clipped, "at maximum": all codes of the largest magnitude),
+// over the run ("saturations": values that were clipped, "at maximum": all values of the largest magnitude),
 // and transposed_stats.json, the transposed copies of every observed iteration.
 #pragma once
 

@@ -199,7 +199,7 @@ private:
     [[noreturn]] void give_up();
 
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
-    // What a micro-batch keeps and takes while it is under way: one, or two that are used in turns
+    // What a micro-batch keeps and takes while it is under way: one, or two if micro-batches are interleaved
     // (overlap_moe_expert_parallel_comm).
     struct Memory {
         Memory(Device& device, int64_t seq_length, int64_t max_tokens, int64_t num_slots)

@@ -40,8 +40,8 @@ public:
         TensorView out;
         NormSaved norm;
     };
-    // Embedding to final norm. Where ctx.overlaps_param_gather the first micro-batch gathers the copies of
-    // each layer beside the layer before.
+    // Embedding to final norm. With ctx.overlaps_param_gather the first micro-batch gathers the copies of
+    // each layer in parallel with the layer before.
     void forward(Context& ctx, MicroBatch& batch);
     // Head and loss, then everything in the opposite order. Main gradients are overwritten or accumulated as
     // ctx.grad_mode says, and summed over ranks where ctx.reduces_gradients, which the end of the step

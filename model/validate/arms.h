@@ -20,13 +20,13 @@ struct Arm {
 
 inline constexpr const char* kControlArm = "bf16 control";
 
-// flow_switches: fp8_flow with one optimisation off at a time. schedules: every recipe serial, and with what
-// may run beside (ScheduleSpec): where there are several ranks with the reduction, where a step has several
-// micro-batches in turns; and as a graph. state_dtypes: every recipe with FP32 gradients and moments, with
-// BF16 gradients, and with all of them in BF16.
+// flow_switches: fp8_flow with one optimisation off at a time. schedules: every recipe serial, with work in
+// parallel (ScheduleSpec), and as a graph. Parallel work includes the gradient reduction if there are several
+// ranks, and interleaved micro-batches if a step has several. state_dtypes: every recipe with FP32 gradients
+// and moments, with BF16 gradients, and with all of them in BF16.
 enum class Ablation { none, flow_switches, schedules, state_dtypes };
 
-// One arm a recipe, in this order, then the configuration's own flow, if it has one, then those of the
+// One arm per recipe, in this order, then the configuration's own flow, if it has one, then those of the
 // ablation. Throws Error(usage) if two arms would differ in more than the recipe and its options.
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
                              int ranks);

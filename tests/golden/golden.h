@@ -16,7 +16,7 @@
 
 namespace fp8flow::golden {
 
-// What a case leaves behind, each as 16 hexadecimal digits.
+// The results of a case, each as 16 hexadecimal digits.
 struct Hashes {
     double last_loss = 0;  // for a reader: which way a change went
     std::string losses;    // of all steps: language model, balancing, z

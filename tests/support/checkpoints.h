@@ -11,7 +11,7 @@ namespace fp8flow::test {
 
 struct CheckpointedRun {
     std::string folder;  // of checkpoints; must exist
-    int64_t steps = 10;  // the run ends behind so many, counted from the first
+    int64_t steps = 10;  // the run ends after so many, counted from the first
     BackendKind backend = BackendKind::reference;
     Placement placement = {};
     uint64_t run = 1;  // CheckpointManifest::run

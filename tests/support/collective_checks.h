@@ -183,7 +183,7 @@ struct SharesCase {
     Shares shares;
 };
 
-// Slices of `unit` elements in turns, `gap` elements between them, as many as fit.
+// Slices of `unit` elements, alternating over the ranks, `gap` elements between them, as many as fit.
 inline Shares in_turns(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
     Shares shares(static_cast<std::size_t>(ranks));
     int64_t rank = 0;

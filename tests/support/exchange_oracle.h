@@ -470,7 +470,7 @@ private:
     int64_t rank_;
     Routing routing_;
     PlanFixture plan_;
-    std::vector<Row> rows_;  // what stands in this rank's M-rows
+    std::vector<Row> rows_;  // this rank's M-rows
 };
 
 // One rank's exchange with everything it needs.

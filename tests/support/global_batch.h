@@ -38,7 +38,7 @@ inline std::vector<float> read_floats(const TensorView& view) {
     return values;
 }
 
-// sizes[r] values of rank r, one behind the other.
+// sizes[r] values of rank r, one after the other.
 inline std::vector<float> gather_values(ProcessGroup& group, std::vector<float> mine,
                                         const std::vector<int64_t>& sizes) {
     const int64_t slots = *std::max_element(sizes.begin(), sizes.end());
@@ -52,8 +52,8 @@ inline std::vector<float> gather_values(ProcessGroup& group, std::vector<float> 
     return result;
 }
 
-// c.tokens: of every rank of the world, of which groups of `expert_ranks` share the experts. With `favourite`
-// >= 0 every token prefers that expert.
+// c.tokens: of every rank of the world. Groups of `expert_ranks` ranks share the experts. With `favourite` >=
+// 0 every token prefers that expert.
 inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, int expert_ranks,
                                      int64_t favourite) {
     const RankGroups groups = make_rank_groups(world, expert_ranks);

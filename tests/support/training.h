@@ -51,7 +51,7 @@ inline std::vector<float> joined_slices(const std::vector<float>& all, size_t st
     return joined;
 }
 
-// What a step leaves behind, of the whole model: "weight NAME", "gradient NAME" (reduced, before clipping),
+// The state of the whole model after a step: "weight NAME", "gradient NAME" (reduced, before clipping),
 // "m NAME", "v NAME", "bias LAYER". Called by all ranks; every rank gets the same. Fails the test where ranks
 // that hold the same parameter differ.
 inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {

@@ -47,8 +47,8 @@ struct LevelPlans {
 // Uninitialised. Neither plan has all_probs, which combine order `rank` does not read.
 LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, Arena& scratch);
 
-// Fills in the plans of two levels from that of one, whose row_source begins at its row base. `scratch`: for
-// what it needs meanwhile.
+// Fills in the plans of two levels from the plan of one level. That plan's row_source begins at its row base.
+// `scratch`: for temporary tensors.
 using DeriveLevelPlans = void(const DispatchPlan& plan, const LevelMap& map, const LevelPlans& levels,
                               Arena& scratch, const Launch& launch);
 // In host memory, by loops.

@@ -23,8 +23,8 @@ __device__ __forceinline__ void tma_load(const CUtensorMap* map, Mbarrier* barri
         "l"(reinterpret_cast<uint64_t>(map)), "r"(shared_address(barrier)), "r"(c0), "r"(c1)
         : "memory");
 }
-// The same box to the same place, and the same barrier, of every CTA of the cluster whose bit is set in
-// `ctas`.
+// The same box to the same place, and the same barrier, of several CTAs of the cluster: those with a bit set
+// in `ctas`.
 __device__ __forceinline__ void tma_load_multicast(uint16_t ctas, const CUtensorMap* map, Mbarrier* barrier,
                                                    void* to, int c0, int c1) {
     asm volatile(

@@ -63,7 +63,7 @@ struct SecondOperands {
 struct GemmProblem {
     Grouped grouped = Grouped::rows;
     DeviceGroups groups{};
-    int64_t num_weights = 1;  // Grouped::rows: entries of B, which the groups take in turn
+    int64_t num_weights = 1;  // Grouped::rows: entries of B; group g reads g % num_weights
     int64_t m = 0;  // rows of D of one group; Grouped::rows: upper bound of the padded rows of all groups
     int64_t n = 0;
     int64_t k = 0;  // Grouped::contraction: upper bound of the padded rows of all groups
@@ -215,7 +215,7 @@ bool wgmma_supports(const GemmCall& call);
 bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
 // problem.squares is written by weight gradients with writes_squares only.
 bool launch_wgmma(const GemmCall& call, const Launch& launch);
-// Weight gradients whose kernels sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
+// Weight gradients of kernels that sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
 bool writes_squares(const GemmProblem& problem);
 // A weight gradient with a second set of operands, in one pass over D.
 bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch);

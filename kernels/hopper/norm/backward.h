@@ -30,8 +30,8 @@ __device__ __forceinline__ float factor_of_x(const NormBackward& args, float r, 
     return r * r * div_float(sum, static_cast<float>(args.x.cols));
 }
 
-// Writes dx of a unit of the part of a row: r (dy g - x c), plus dresidual, whose part is in the slot
-// `residual`.
+// Writes dx of a unit of the part of a row: r (dy g - x c), plus this part of dresidual, which is in the
+// slot `residual`.
 template <DType kType, Rows kRows>
 __device__ __forceinline__ void write_dx_unit(const NormBackward& args, int row, const RowPart& part,
                                               int unit, const uint4& raw_dy, const uint4& raw_x,

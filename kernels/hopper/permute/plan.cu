@@ -214,7 +214,7 @@ __device__ __forceinline__ void place_groups(const PlanArgs& args, const PlaceSh
 // By one CTA: where the received rows of each rank begin, and how many rows go to each.
 __device__ __forceinline__ void count_ranks(const PlanArgs& args, const PlaceShared& shared) {
     const int thread = static_cast<int>(threadIdx.x), columns = args.columns();
-    for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // a warp a rank
+    for (int r = thread / 32; r <= args.ranks; r += kThreads / 32) {  // one warp per rank
         int received = 0;
         for (int block = thread % 32; block < r * args.blocks_per_rank; block += 32)
             received += args.block_counts[static_cast<int64_t>(block) * columns + args.received_column()];

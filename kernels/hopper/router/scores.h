@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the router's top-k kernels share: one warp works on one token, whose logits stay in its registers.
+// What the router's top-k kernels share: one warp works on one token and keeps its logits in registers.
 // Scores and sums follow kernels/reference/router.cpp operation by operation, so they have its bits.
 // Read next: choice.h, top_k.cu.
 #pragma once

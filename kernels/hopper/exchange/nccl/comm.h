@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// NcclComm: one NCCL communicator whose waits have deadlines. Calls queue transfers on a stream; wait()
+// NcclComm: one NCCL communicator with deadlines for its waits. Calls queue transfers on a stream; wait()
 // returns when they are complete, or throws. NCCL does not report which rank is late, so the error names all
 // others. A communicator that failed is aborted: NCCL's kernels end, and every later call throws the same
 // error. Only sends, receives and all-gathers are used: the order of arithmetic stays ours.

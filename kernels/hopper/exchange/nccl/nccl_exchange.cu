@@ -384,7 +384,7 @@ void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const 
         for (const Slice& slice : round[static_cast<std::size_t>(r)])
             sends.push_back({at(slice), slice.count * element, r});
     }
-    uint8_t* row = rows;  // of every slice one a rank
+    uint8_t* row = rows;  // for every slice one row per rank
     for (const Slice& slice : here) {
         const int64_t bytes = slice.count * element;
         for (int r = 0; r < ranks; ++r, row += bytes) {

@@ -21,7 +21,7 @@ namespace {
 // Longest wait for the other ranks in a collective call.
 constexpr double kDeadlineSeconds = 60;
 
-// One thread a rank: the address at which this GPU sees the rank's region.
+// One thread per rank: the address at which this GPU sees the rank's region.
 __global__ void window_addresses_kernel(ncclWindow_t window, int ranks, uint8_t** addresses) {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < ranks) addresses[peer] = static_cast<uint8_t*>(ncclGetPeerPointer(window, 0, peer));

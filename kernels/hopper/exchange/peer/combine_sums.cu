@@ -3,7 +3,7 @@
 // receive buffers of the tokens' owners and, in parallel, adds what has arrived for its own tokens. The bits
 // are those of the reference exchange.
 //
-// Floor, a layer of DeepSeek-V3 (T = 4096 tokens a rank, E = 256, K = 8, H = 7168), MB a GPU:
+// Lower bound, a layer of DeepSeek-V3 (T = 4096 tokens per rank, E = 256, K = 8, H = 7168), MB per GPU:
 //
 // | | 2 ranks | 4 ranks |
 // |---|---|---|

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// PeerRegions: how PeerMemory gets one region of GPU memory per rank that all ranks map. Two ways: CUDA IPC,
-// whose handles travel through the ProcessGroup (between threads of one process, in tests, the pointers
-// themselves), and windows of NCCL. Read next: peer_memory.h.
+// PeerRegions: how PeerMemory gets one region of GPU memory per rank that all ranks map. Two ways:
+// CUDA IPC and windows of NCCL. IPC handles travel through the ProcessGroup; between threads of one process,
+// in tests, the pointers themselves do. Read next: peer_memory.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"

@@ -42,7 +42,7 @@ constexpr int kWgradRasterRows = 32;  // rasterisation: row tiles of a band
 
 // ---- tiles
 //
-// A tile whose contraction runs over one set of operands, or two: then `steps` counts both, and a_k, b_k of
+// A tile with a contraction over one or two sets of operands. With two, `steps` counts both, and a_k, b_k of
 // WorkTile belong to the first set.
 template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
 template <Sets kSets> struct WgradTile : WorkTile {};
