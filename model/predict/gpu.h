@@ -49,7 +49,7 @@ struct Calibration {
     std::string launches_from;              // the small profile
     double launch_seconds = 0, exchange_seconds = 0;
     double host_seconds = 0;  // of the host, for each launch; 0: not known
-    double late_share = 0;    // by how much of its experts' time a rank waits for the others in a combine
+    double late_share = 0;    // waiting for slower ranks in combine, as a share of the experts' time
     std::map<std::string, RecipeShares> recipes = {};
     std::vector<CoreAttention> core_attention = {};
     std::optional<CheckSummary> check = {}, check_other_models = {};

@@ -68,8 +68,8 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
 // Plan, dispatch and combine of one MoE layer, both directions.
 double wire_seconds(const std::vector<ProfileRow>& rows);
 // Seconds of one MoE layer and micro-batch of a resolved step, and the device's clock meanwhile in Hz (0: not
-// known). passes: forward and backward of the whole step over the number of
-// those, whatever runs in parallel.
+// known). passes: time from the start of the step to the optimizer, divided by the number of MoE layer calls.
+// So it counts parallel work once.
 struct LayerSeconds {
     double forward = 0, backward = 0, clock = 0, passes = 0;
 };

@@ -51,7 +51,7 @@ LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::js
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size);
 // The data, the epochs of this run, and warnings.
 void report_data(RunLog& log, const Config& config, const data::TokenSource& data);
-// Of data that is not what the configuration names, too small for the run, or divided unevenly.
+// Warnings if the data is not what the configuration names, too small for the run, or divided unevenly.
 std::vector<std::string> data_warnings(const Config& config, const data::TokenSource& data);
 
 // Bytes of one rank by category, at the peak of a step.

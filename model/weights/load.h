@@ -14,7 +14,7 @@
 
 namespace fp8flow::weights {
 
-// Something of ours that a file holds values for.
+// A tensor of the model that a file holds values for.
 struct WeightTarget {
     ParameterSpec spec;  // name and shape; of state that is no parameter (the expert bias), only these
     TensorView values;   // f32 on the device, spec.shape, or [n] of a sharded parameter

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A Disk whose call number n fails, is cut short, or is the last thing the process does; and what a power cut
-// at that moment leaves: files without what was not synced, and names without what their folder did not sync.
+// A Disk with a fault at call number n: the call fails, is cut short, or is the last thing the process does.
+// Also what a power cut at that moment leaves: files without what was not synced, and folders without the
+// names that were not synced.
 #pragma once
 
 #include "model/checkpoint/disk.h"

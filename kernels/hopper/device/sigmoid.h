@@ -73,7 +73,7 @@ struct SigmoidTable {
         low = at(places & 0xFFFFu);
         high = at(places >> 16);
     }
-    // A unit of eight numbers.
+    // Eight numbers: one unit of 16 bytes.
     __device__ __forceinline__ void sigmoids(const uint4& words, float (&sigmoid)[8]) const {
         of_pair(words.x, sigmoid[0], sigmoid[1]);
         of_pair(words.y, sigmoid[2], sigmoid[3]);

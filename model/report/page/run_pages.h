@@ -12,7 +12,7 @@
 
 namespace fp8flow::report {
 
-// What a run knows of itself.
+// What the title of a run's page is made from.
 struct RunTitle {
     std::string name;  // run_name
     const Config& config;

@@ -74,8 +74,8 @@ struct DispatchArgs {
         return recv_rows != nullptr ? groups.total() : received.offsets[group().size];
     }
 
-    // Items: rows to or from other ranks, interleaved over ranks so that all links are busy at once. The n-th
-    // row to, or from, a rank; not every item exists.
+    // The n-th row to, or from, a rank. Items are interleaved over ranks, so that all links are busy at once.
+    // Ranks have different numbers of rows, so some items do not exist.
     struct Item {
         int rank;
         int64_t n;
