@@ -15,17 +15,15 @@ The report has one entry per check; it keeps those of other checks. The output o
 
 import argparse
 import concurrent.futures
-import datetime
 import glob
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 import time
 
-from jobs import ROOT, commit, machine
+from jobs import ROOT, origin, write_json
 
 PRESETS = {"asan": "asan", "tsan": "tsan", "coverage": "coverage", "repeats": "cpu"}
 LEFT_OUT = "slow|gpu|fuzz|sanitizer|bench|faults"
@@ -128,8 +126,7 @@ def run_check(check, options):
     else:
         more = ["--repeat", f"until-fail:{options.repeats}"] if check == "repeats" else []
         results = run_tests(folder, options, ["-LE", LEFT_OUT, *more], environment)
-    entry = {"check": check, "commit": commit(), "date": datetime.date.today().isoformat(), "machine": machine(),
-             "command": shlex.join(["scripts/host_checks.py", *sys.argv[1:]]), "build seconds": round(built - began),
+    entry = {"check": check, **origin(), "build seconds": round(built - began),
              "seconds": round(time.monotonic() - built), "repeats": options.repeats if check == "repeats" else 1, "tests": len(results),
              "failed": {name: what for name, what, _ in results if what not in ("Passed", "Skipped")},
              "skipped": [name for name, what, _ in results if what == "Skipped"], "seconds of tests": {name: float(s) for name, _, s in sorted(results)}}
@@ -156,9 +153,7 @@ def main():
         if os.path.exists(options.json):
             with open(options.json) as file:
                 others = [entry for entry in json.load(file)["runs"] if entry["check"] not in options.checks]
-        with open(options.json, "w") as file:
-            json.dump({"runs": sorted([*others, *entries], key=lambda entry: list(PRESETS).index(entry["check"]))}, file, indent=1)
-            file.write("\n")
+        write_json(options.json, {"runs": sorted([*others, *entries], key=lambda entry: list(PRESETS).index(entry["check"]))})
     return 1 if any(entry["failed"] or not entry["tests"] for entry in entries) else 0
 
 

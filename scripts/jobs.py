@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: MIT
-"""What the scripts that start runs share: where they run, how, and the processes below one. Imported, never run."""
+"""What the scripts that start runs share: where they run, how, the processes below one, and reports. Imported, never run."""
 
+import datetime
+import json
 import os
 import platform
+import shlex
 import shutil
 import signal
 import subprocess
+import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -20,6 +24,18 @@ def machine():
 
 def commit():
     return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+
+
+def origin(at_commit=None):
+    """What every result says of itself (scripts/results.py check)."""
+    return {"command": shlex.join([f"scripts/{os.path.basename(sys.argv[0])}", *sys.argv[1:]]), "date": datetime.date.today().isoformat(),
+            "commit": at_commit or commit(), "machine": machine()}
+
+
+def write_json(path, value):
+    with open(path, "w") as file:
+        json.dump(value, file, indent=1)
+        file.write("\n")
 
 
 def environment():

@@ -19,14 +19,14 @@ Exit status: ncu's, 1 if it recorded nothing.
 import argparse
 import csv
 import io
-import json
 import os
 import re
 import subprocess
 import sys
 import tempfile
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from jobs import ROOT, write_json
+
 STALL = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
 REASONS = {  # ncu's name: ours
     "long_scoreboard": "memory or L2", "short_scoreboard": "shared memory or special functions", "barrier": "barrier", "membar": "memory barrier",
@@ -134,9 +134,7 @@ def main():
     rows = kernels_of(*profile(options, arguments))
     print(text_of(rows), end="")
     if options.json:
-        with open(options.json, "w") as file:
-            json.dump(rows, file, indent=1)
-            file.write("\n")
+        write_json(options.json, rows)
 
 
 if __name__ == "__main__":

@@ -16,19 +16,17 @@ is caught, 1 if one is not, or a patch does not apply or build.
 """
 
 import argparse
-import datetime
 import glob
 import hashlib
 import json
 import os
 import re
-import shlex
 import shutil
 import subprocess
 import sys
 import time
 
-from jobs import ROOT, commit, machine
+from jobs import ROOT, commit, origin, write_json
 
 HEADER = re.compile(r"(plants|family|test): (.+)")
 
@@ -161,11 +159,7 @@ def main():
     caught, skipped = (sum(r["result"].startswith(word) for r in results) for word in ("caught", "skipped"))
     print(f"\n{caught} of {len(results) - skipped} caught, {skipped} need a GPU, {len(bugs) - len(results)} not run, {time.time() - began:.0f} s")
     if options.json:
-        report = {"command": shlex.join(["scripts/planted_bugs.py", *sys.argv[1:]]), "date": f"{datetime.date.today()}", "commit": copy.commit,
-                  "machine": machine(), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results}
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+        write_json(options.json, {**origin(copy.commit), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results})
     return 0 if caught + skipped == len(bugs) else 1
 
 

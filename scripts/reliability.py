@@ -19,7 +19,6 @@
 
 import argparse
 import concurrent.futures
-import datetime
 import glob
 import json
 import mmap
@@ -35,7 +34,7 @@ import sys
 import tempfile
 import time
 
-from jobs import ROOT, commit, descendants, environment, kill_ranks, machine, mpirun, stop
+from jobs import ROOT, descendants, environment, kill_ranks, mpirun, origin, stop, write_json
 
 KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT,
          "throwing": signal.SIGUSR2}
@@ -499,11 +498,7 @@ def main():
     held = sum(case["holds"] for case in cases)
     print(f"{held} of {len(cases)} hold, {time.time() - began:.0f} s")
     if options.json:
-        report = {"command": shlex.join(["scripts/reliability.py", *sys.argv[1:]]), "date": f"{datetime.date.today()}", "commit": commit(),
-                  "machine": machine(), **more, "held": held, "of": len(cases), "cases": cases}
-        with open(options.json, "w") as file:
-            json.dump(report, file, indent=1)
-            file.write("\n")
+        write_json(options.json, {**origin(), **more, "held": held, "of": len(cases), "cases": cases})
     return 0 if held == len(cases) and rest_holds else 1
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// scripts/compare_speed.py with two pretended programs. Their bench reports given times.
+// scripts/compare_builds.py speed with two pretended programs. Their bench reports given times.
 #include "tests/cli/command.h"
 #include "tests/support/files.h"
 
@@ -33,7 +33,7 @@ END
 
 CommandResult compare(const TemporaryFolder& folder, const std::vector<double>& before,
                       const std::vector<double>& after) {
-    return RunningCommand({"python3", FP8FLOW_SOURCE_DIR "/scripts/compare_speed.py",
+    return RunningCommand({"python3", FP8FLOW_SOURCE_DIR "/scripts/compare_builds.py", "speed",
                            program(folder, "old", before), program(folder, "new", after), "--json",
                            folder.path("report.json"), "--", "--suite", "small"},
                           folder.path())
