@@ -14,8 +14,21 @@ RESULTS = ROOT / "docs" / "results"
 RECIPES = ["bf16", "fp8_blockwise", "fp8_flow"]
 
 
+def text_of(name):
+    return (RESULTS / name).read_text()
+
+
 def load(name):
-    return json.loads((RESULTS / name).read_text())
+    return json.loads(text_of(name))
+
+
+def commits_in(text):
+    return re.findall(r"\bcommit ([0-9a-f]{7})", text)
+
+
+def sizes_of(shape):
+    """{"M": 32768, ...} of "M=32768 ..."."""
+    return {key: int(value) for key, value in re.findall(r"([A-Z])=(\d+)", shape)}
 
 
 def table(header, rows, align_from=1):
@@ -121,10 +134,7 @@ def baselines():
     data = load("peers_layers_h200.json")
     rows = []
     for p in data["peers"]:
-        cells = []
-        for layer in ("deepseek_v3", "qwen3"):
-            one = p[layer]
-            cells += [""] if one is None else [f"{one['burst ms']:.2f} / {one['sustained ms']:.2f}"]
+        cells = [f"{p[layer]['burst ms']:.2f} / {p[layer]['sustained ms']:.2f}" if p[layer] else "" for layer in ("deepseek_v3", "qwen3")]
         rows.append([p["peer"], p["recipe"], *cells])
     own = load(LAYERS[0][1]), load(LAYERS[1][1])
     rows += [["fp8flow", recipe, *(f"/ {layer_ms(recipe_of(profile, recipe)):.2f}" for profile in own)] for recipe in RECIPES]
@@ -261,8 +271,7 @@ def whole_model():
 # ---- kernels
 def parse_products():
     """Rows of the first sitting of bench_products_h200.txt: {(op, shape): (us, sustained us)}."""
-    text = (RESULTS / "bench_products_h200.txt").read_text()
-    head, second = text.split("\nSecond, ", 1)
+    head, second = text_of("bench_products_h200.txt").split("\nSecond, ", 1)
 
     def rows_of(part):
         rows, op = {}, None
@@ -289,26 +298,17 @@ GEMMS = [
 ]
 
 
-def gemm_flops(shape):
-    size = {k: int(v) for k, v in re.findall(r"([A-Z])=(\d+)", shape)}
-    return 2.0 * size["M"] * size["N"] * size["K"]
-
-
 def rates(us, sustained, flops):
     return f"{flops / us / 1e6:.0f} / {flops / sustained / 1e6:.0f}"
 
 
 def cublaslt(op, shape, kind):
     """The same shape in bench_gemm_h200.json on cuBLASLt."""
-    size = {k: int(v) for k, v in re.findall(r"([A-Z])=(\d+)", shape)}
-    mode = "accumulate" if "mode=accumulate" in shape else "overwrite"
+    wanted = {"rows=balanced", f"type={kind}", "gemm_backend=cublaslt", *(f"{key}={value}" for key, value in sizes_of(shape).items())}
+    if op == "grouped_gemm_wgrad":
+        wanted.add("mode=accumulate" if "mode=accumulate" in shape else "mode=overwrite")
     for row in load("bench_gemm_h200.json"):
-        words = row["shape"].split()
-        wanted = [f"M={size['M']}", f"G={size['G']}", "rows=balanced", f"N={size['N']}", f"K={size['K']}", f"type={kind}",
-                  "gemm_backend=cublaslt"]
-        if op == "grouped_gemm_wgrad":
-            wanted.append(f"mode={mode}")
-        if row["op"] == op and all(w in words for w in wanted) and row.get("us_sustained"):
+        if row["op"] == op and wanted <= set(row["shape"].split()) and row.get("us_sustained"):
             return rates(row["us"], row["us_sustained"], row["flops"])
     return ""
 
@@ -317,15 +317,15 @@ def gemm():
     first, second = parse_products()
     rows = []
     for label, op, shape in GEMMS:
-        flops = gemm_flops(shape)
+        size = sizes_of(shape)
+        flops = 2.0 * size["M"] * size["N"] * size["K"]
         bf16_shape = shape.replace(" micro_batches=1", "").replace(" mode=", " type=bf16 mode=")
         if "type=bf16" not in bf16_shape:
             bf16_shape += " type=bf16"
         bf16 = first.get((op, bf16_shape)) or second.get((op, bf16_shape))
         rows.append([label, rates(*first[op, shape], flops), cublaslt(op, shape, "fp8"), rates(*bf16, flops) if bf16 else "",
                      cublaslt(op, shape, "bf16")])
-    text = (RESULTS / "bench_products_h200.txt").read_text()
-    commits = re.findall(r"commit ([0-9a-f]{7})", text)
+    commits = commits_in(text_of("bench_products_h200.txt"))
     return (table(["32,768 rows in 32 groups, TFLOP/s burst / sustained", "FP8", "FP8, cuBLASLt", "BF16", "BF16, cuBLASLt"], rows) +
             source(f"{link('bench_products_h200.txt')}, commits {commits[0]} (FP8, BF16 forward) and {commits[1]} (BF16 wgrad); its `$` lines "
                    "are the commands", "cuBLASLt, on another H200: " + origin("bench_gemm_h200.json")))
@@ -356,13 +356,13 @@ def fused_fc1():
         one, gemm_us = first["grouped_gemm_swiglu_quantize", fused][0], first["grouped_gemm", plain][0]
         act = first["swiglu_quantize", activation][0]
         rows.append([label, f"{one:.0f} us", f"{gemm_us:.0f} us", f"{act:.0f} us", f"{gemm_us + act:.0f} us"])
-    commit = re.search(r"commit ([0-9a-f]{7})", (RESULTS / "bench_products_h200.txt").read_text())[1]
+    commit = commits_in(text_of("bench_products_h200.txt"))[0]
     return (table(["shape", "fused, h not written", "grouped_gemm", "swiglu_quantize", "both"], rows) +
             source(f"{link('bench_products_h200.txt')}, commit {commit}; its `$` lines are the commands", commands=False))
 
 
 def deepgemm():
-    text = (RESULTS / "bench_deepgemm_h200.txt").read_text()
+    text = text_of("bench_deepgemm_h200.txt")
     part = text[text.index("\nI. "):text.index("\nII. ")]
     rows = []
     for line in part.splitlines():
@@ -506,13 +506,13 @@ def loss():
 
 def family_errors():
     """Norm-wise errors of one layer of every family against transformers' blocks in float64: output and gradient of the experts."""
-    text = (RESULTS / "compare_torch_families.txt").read_text()
+    text = text_of("compare_torch_families.txt")
     errors = {}
-    for row in re.findall(r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +\S+ +(\S+) +\S+ +(\S+) +\S+$", text, re.M):
-        family, arm, alike, output, experts = row
+    for family, arm, alike, output, experts in re.findall(
+            r"^(\S+) +(torch bf16|bf16|fp8_flow) +(\d+/\d+) +\S+ +(\S+) +\S+ +(\S+) +\S+$", text, re.M):
         errors.setdefault(family, {})[arm] = [alike, output, experts] if arm == "torch bf16" else [output, experts]
     rows = [[family] + [value for arm in ("torch bf16", "bf16", "fp8_flow") for value in arms[arm]] for family, arms in errors.items()]
-    commit = re.search(r"commit ([0-9a-f]{7})", text)[1]
+    commit = commits_in(text)[0]
     return (table(["layer", "torch bf16: tokens routed alike", "output", "d experts", "bf16: output", "d experts", "fp8_flow: output", "d experts"], rows, 1) +
             source(f"{link('compare_torch_families.txt')}, commit {commit}; `torch bf16` is transformers' own block in BF16", commands=False))
 
