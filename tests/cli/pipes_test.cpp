@@ -23,7 +23,7 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
     ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
     std::filesystem::create_directory(folder.path("model"));
     ASSERT_EQ(::mkfifo(folder.path("model/model.safetensors.index.json").c_str(), 0600), 0);
-    const std::string profile = FP8FLOW_SOURCE_DIR "/docs/results/profile_deepseek_v3.json";
+    const std::string profile = FP8FLOW_SOURCE_DIR "/docs/results/profile_deepseek_v3_1gpu.json";
     const auto train = [&](const Texts& more) {
         Texts line = {"train", config, "--backend", "reference", "--out", folder.path("out")};
         line.insert(line.end(), more.begin(), more.end());
