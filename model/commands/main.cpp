@@ -325,12 +325,14 @@ struct CommandLine {
             ->add_flag(
                 "--schedules", schedules,
                 "every recipe serial, with the shared expert, the weight gradients, both and the gradient "
-                "overlapped reduction, interleaved micro-batches, and a step as one graph (section schedule)")
+                "reduction in parallel, interleaved micro-batches, and a step as one graph (section "
+                "schedule)")
             ->excludes("--ablate")
             ->excludes("--state-dtypes");
         profile
-            ->add_option("--compare", compared,
-                         "OLD NEW: print two profile.json next to each other, stage by stage, and run nothing")
+            ->add_option(
+                "--compare", compared,
+                "OLD NEW: print two profile.json next to each other, stage by stage, and run nothing")
             ->expected(2);
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
             ->delimiter(',')
