@@ -325,14 +325,12 @@ struct CommandLine {
             ->add_flag(
                 "--schedules", schedules,
                 "every recipe serial, with the shared expert, the weight gradients, both and the gradient "
-                "reduction in parallel, interleaved micro-batches, and a step as one graph (section "
-                "schedule)")
+                "reduction overlapped, interleaved micro-batches, a step as one graph (section schedule)")
             ->excludes("--ablate")
             ->excludes("--state-dtypes");
         profile
-            ->add_option(
-                "--compare", compared,
-                "OLD NEW: print two profile.json next to each other, stage by stage, and run nothing")
+            ->add_option("--compare", compared,
+                         "OLD NEW: print two profile.json side by side, stage by stage, and run nothing")
             ->expected(2);
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
             ->delimiter(',')
