@@ -264,11 +264,9 @@ struct CommandLine {
                      "print every configuration key with type, range, default and meaning");
         app.footer(
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
-            "data, 11 checkpoint, "
-            "12 memory, 13 a step diverged,\n14 another rank was lost, 15 output folder, 16 stopped by a "
-            "signal "
-            "after a "
-            "step, 70 a fault of fp8flow.\n"
+            "data, "
+            "11 checkpoint, 12 memory, 13 a step diverged,\n14 another rank was lost, 15 output folder, "
+            "16 stopped by a signal after a step, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).\n"
             "Colours on a terminal; NO_COLOR=1 turns them off, CLICOLOR_FORCE=1 on below mpirun.");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
@@ -321,6 +319,14 @@ struct CommandLine {
                            "in BF16")
                 ->excludes("--ablate");
         }
+        add_train_options();
+        add_profile_options();
+        add_replay_options();
+        add_bench_options();
+        add_plan_options();
+    }
+
+    void add_profile_options() {
         profile
             ->add_flag(
                 "--schedules", schedules,
@@ -339,10 +345,6 @@ struct CommandLine {
             ->add_option("--steps", steps,
                          "steps that are measured (default: profile_step_end - profile_step_start)")
             ->transform(integer_in({.min = 1, .max = 100000}));
-        add_train_options();
-        add_replay_options();
-        add_bench_options();
-        add_plan_options();
     }
 
     void add_train_options() {
