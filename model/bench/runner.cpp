@@ -33,7 +33,7 @@ Launch launch_of(const Shape& shape) {
 
 // The tensors of one case: as many sets as a cold cache needs.
 struct Runner::Sets {
-    Sets(Device& device) : arena(device, "bench") {}
+    explicit Sets(Device& device) : arena(device, "bench") {}
     Arena arena;
     std::vector<std::unique_ptr<Buffers>> buffers;
     std::vector<Call> calls;

@@ -29,7 +29,8 @@ struct Heads {
 
 // FLOPs of one GEMM over all visible (query, key) pairs of a head.
 double causal_gemm_flops(const Heads& in, int64_t sequence) {
-    const double pairs = static_cast<double>(in.tokens / sequence) * static_cast<double>(sequence) *
+    const int64_t sequences = in.tokens / sequence;
+    const double pairs = static_cast<double>(sequences) * static_cast<double>(sequence) *
                          static_cast<double>(sequence + 1) / 2;
     return 2.0 * pairs * static_cast<double>(in.heads * in.width);
 }
