@@ -192,6 +192,7 @@ private:
 
     void write(const std::string& file_name, const std::map<std::string, HostValues>& tensors) const {
         std::vector<TensorDeclaration> declarations;
+        declarations.reserve(tensors.size());
         for (const auto& [name, values] : tensors)
             declarations.push_back({name, stored_type(values), values.shape});
         AtomicFile file = folder_.create_atomic(file_name);
