@@ -57,6 +57,7 @@ std::vector<ProfileRecord> records_of(const std::vector<std::string>& paths) {
     }
     std::sort(files.begin(), files.end());
     std::vector<ProfileRecord> records;
+    records.reserve(files.size());
     for (const fs::path& file : files) records.push_back(read_profile(file));
     return records;
 }
