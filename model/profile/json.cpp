@@ -35,21 +35,21 @@ json json_of(const ProfileRow& row) {
     return result;
 }
 
+json machine_json(const MachineRates& machine) {
+    return {{"device", machine.device},
+            {"copy bytes per second", machine.bytes_per_second},
+            {"bf16 flops per second", machine.bf16_flops},
+            {"fp8 flops per second", machine.fp8_flops},
+            {"peer load bytes per second", machine.peer_load},
+            {"peer store bytes per second", machine.peer_store}};
+}
+
 }  // namespace
 
 std::string profile_json(const Profile& profile, const Config& config) {
-    json result = {{"ranks", profile.ranks},
-                   {"steps", profile.steps},
-                   {"routing", profile.routing},
-                   {"machine",
-                    {{"device", profile.machine.device},
-                     {"copy bytes per second", profile.machine.bytes_per_second},
-                     {"bf16 flops per second", profile.machine.bf16_flops},
-                     {"fp8 flops per second", profile.machine.fp8_flops},
-                     {"peer load bytes per second", profile.machine.peer_load},
-                     {"peer store bytes per second", profile.machine.peer_store}}},
-                   {"config", dump_config(config)},
-                   {"recipes", json::array()}};
+    json result = {{"ranks", profile.ranks},        {"steps", profile.steps},
+                   {"routing", profile.routing},    {"machine", machine_json(profile.machine)},
+                   {"config", dump_config(config)}, {"recipes", json::array()}};
     add_provenance(result, profile.provenance);
     if (!profile.busy.empty()) result["busy"] = profile.busy;
     if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice

@@ -140,6 +140,7 @@ std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {
                      [&](size_t a, size_t b) { return ranks[a].work.median > ranks[b].work.median; });
     const Spread &slowest = ranks[order.front()].work, &middle = ranks[order[order.size() / 2]].work;
     std::vector<double> work;
+    work.reserve(ranks.size());
     for (const RankSeconds& rank : ranks) work.push_back(rank.work.median);
     const double median = spread_of(work).median;
     return SlowestRank{.rank = static_cast<int>(order.front()),

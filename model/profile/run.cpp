@@ -215,7 +215,8 @@ private:
                 most, std::accumulate(counts.begin() + first, counts.begin() + first + local, int64_t{0}));
         result_.expert_load = static_cast<double>(*std::max_element(counts.begin(), counts.end())) *
                               static_cast<double>(experts) / total;
-        result_.rank_load = static_cast<double>(most) * static_cast<double>(experts / local) / total;
+        const int64_t holders = experts / local;
+        result_.rank_load = static_cast<double>(most) * static_cast<double>(holders) / total;
     }
 
     Config config_;
