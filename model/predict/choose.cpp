@@ -48,24 +48,19 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
 }
 
 std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu) {
-    Config single = config, paired = config;
-    single.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;
-    paired.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
-    const TrainingSpec& training = config.training;
-    const auto moe_layers =
-        f64(std::count(config.model.moe_layer_freq.begin(), config.model.moe_layer_freq.end(), 1));
-    if (training.global_batch_size <= training.micro_batch_size * gpus || moe_layers == 0 ||
-        !plan::legal(paired, gpus) || !plan::legal(single, gpus))
-        return std::nullopt;
-    const PredictOptions options{.crossing = crossing_of(config)};
-    const std::vector<plan::MemoryItem> items = plan::memory_items(single, gpus);
-    const double saved = plan::bytes_of(items, "saved activations") / f64(config.model.num_layers);
-    const double waiting = plan::sum_of(plan::memory_items(paired, gpus)) - plan::sum_of(items);
+    const auto memory = pair_memory(config, gpus);
+    if (!memory) return std::nullopt;
+    const auto layer_seconds = [&](AutoSwitch pairs) {
+        Config own = config;
+        own.precision.moe_wgrad_pair_micro_batches = pairs;
+        return predict_step(own, gpus, gpu, {.crossing = crossing_of(config)}).layer;
+    };
+    const double saved = plan::bytes_of(memory->single, "saved activations") / f64(config.model.num_layers);
     return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on,
-                   .layer_single = predict_step(single, gpus, gpu, options).layer,
-                   .layer_paired = predict_step(paired, gpus, gpu, options).layer,
+                   .layer_single = layer_seconds(AutoSwitch::off),
+                   .layer_paired = layer_seconds(AutoSwitch::on),
                    .bytes_single = saved,
-                   .bytes_paired = saved + waiting / moe_layers};
+                   .bytes_paired = saved + memory->cost_per_layer()};
 }
 
 const char* Choice::basis(const Gpu& gpu) const {

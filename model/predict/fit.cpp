@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 
 namespace fp8flow::predict {
@@ -138,26 +137,30 @@ std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
                                        : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ",\n  ")));
 }
 
+std::optional<PairMemory> pair_memory(const Config& config, int64_t ranks) {
+    const TrainingSpec& training = config.training;
+    const auto moe_layers = std::ranges::count(config.model.moe_layer_freq, 1);
+    if (training.global_batch_size < 2 * training.micro_batch_size * ranks || moe_layers == 0)
+        return std::nullopt;
+    Config single = config, paired = config;
+    single.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;
+    paired.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
+    if (!plan::legal(paired, ranks) || !plan::legal(single, ranks)) return std::nullopt;
+    return PairMemory{plan::memory_items(single, ranks), plan::memory_items(paired, ranks), moe_layers};
+}
+
 std::string decide_pairs(Config& config, int64_t ranks, double usable) {
     AutoSwitch& pairs = config.precision.moe_wgrad_pair_micro_batches;
     if (pairs != AutoSwitch::automatic) return "";
     pairs = AutoSwitch::off;
     config.origin.erase("precision.moe_wgrad_pair_micro_batches");  // no choice of the user's
-    const TrainingSpec& training = config.training;
-    const auto moe_layers = std::ranges::count(config.model.moe_layer_freq, 1);
-    // A flow of the user's need not know pairs.
-    if (training.global_batch_size < 2 * training.micro_batch_size * ranks || moe_layers == 0 ||
-        !config.precision.flow.empty())
-        return "";
-    Config with = config;
-    with.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
-    if (!plan::legal(with, ranks)) return "";
-    const double needed = fit_of(with, ranks, std::numeric_limits<double>::infinity()).needed;
-    const double cost = needed - fit_of(config, ranks, std::numeric_limits<double>::infinity()).needed;
-    if (cost <= 0) return "";  // all MoE layers are in BF16
+    const auto memory = pair_memory(config, ranks);
+    // Cost 0: all MoE layers are in BF16. A flow of the user's need not know pairs.
+    if (!memory || memory->cost() <= 0 || !config.precision.flow.empty()) return "";
     const std::string costs =
-        fmt::format("+{} per layer, {} in all", report::format_bytes(cost / static_cast<double>(moe_layers)),
-                    report::format_bytes(cost));
+        fmt::format("+{} per layer, {} in all", report::format_bytes(memory->cost_per_layer()),
+                    report::format_bytes(memory->cost()));
+    const double needed = plan::sum_of(memory->paired);
     if (needed > usable)
         return fmt::format(
             "does not pair micro-batches for weight gradients (precision.moe_wgrad_pair_micro_batches: "

@@ -5,6 +5,7 @@
 #include "model/plan/plan.h"
 #include "model/predict/gpu.h"
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,11 +31,23 @@ struct Fit {
 // host: the rank uses its host's memory, which holds the tokens of its steps too (the reference backend).
 enum class Where : uint8_t { gpu, host };
 Fit fit_of(const Config& config, int64_t gpus, double usable, Where where = Where::gpu);
-inline double usable_bytes(const Datasheet& sheet) { return (1 - kOutsideShare) * sheet.memory_bytes; }
+inline double usable_bytes(double memory_bytes) { return (1 - kOutsideShare) * memory_bytes; }
+inline double usable_bytes(const Datasheet& sheet) { return usable_bytes(sheet.memory_bytes); }
 Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
 // "fits", "with a, b", or "no".
 std::string fit_text(const Fit& fit);
 std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty if it fits
+
+// The memory of a rank without and with pairs of micro-batches (moe_wgrad_pair_micro_batches). Absent: a rank
+// has one micro-batch per step, there is no MoE layer, or the configuration is not legal with them or
+// without.
+struct PairMemory {
+    std::vector<plan::MemoryItem> single, paired;
+    int64_t moe_layers = 0;
+    double cost() const { return plan::sum_of(paired) - plan::sum_of(single); }  // operands that wait
+    double cost_per_layer() const { return cost() / static_cast<double>(moe_layers); }
+};
+std::optional<PairMemory> pair_memory(const Config& config, int64_t ranks);
 
 // Decides precision.moe_wgrad_pair_micro_batches: auto. Pairs need a step with at least two micro-batches on
 // a rank, a MoE layer, a recipe and a schedule that allow them, and memory. The decision depends on the

@@ -2,8 +2,9 @@
 // What a run needs by plan against what is free on the rank that has least.
 #include "model/predict/require_fit.h"
 
-#include <fmt/format.h>
 #include "kernels/host_memory.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <limits>
@@ -89,7 +90,7 @@ std::string decide_pairs(Config& config, const BackendChoice& backend, ProcessGr
     if (backend.kind == BackendKind::hopper) {
         int64_t least = -machine_facts(backend).gpu_memory_bytes;
         world.all_reduce_max(std::span<int64_t>(&least, 1));
-        usable = (1 - kOutsideShare) * static_cast<double>(-least);
+        usable = usable_bytes(static_cast<double>(-least));
     }
     return decide_pairs(config, world.size(), usable);
 }
