@@ -7,7 +7,6 @@
 
 #include <fmt/format.h>
 
-#include <span>
 #include <utility>
 
 namespace fp8flow {
@@ -65,16 +64,10 @@ public:
     }
 
 private:
-    // All ranks that share the experts; groups of a part, whose reductions stay inside the part.
+    // whole: all ranks that share the experts. part: some of them; reductions stay among these ranks.
     ExchangeGroups whole() const { return {world_, sharing_, replicas_, job_rank_, hosts_}; }
     ExchangeGroups part(ProcessGroup& group, ProcessGroup& alone, const HostLayout& hosts = {}) const {
         return {group, group, alone, job_rank_, hosts};
-    }
-    // True if it is true on every rank of the job.
-    bool on_all_ranks(bool here) {
-        int64_t without = here ? 0 : 1;
-        world_.all_reduce_max(std::span<int64_t>(&without, 1));
-        return without == 0;
     }
 
     std::unique_ptr<Exchange> peer_memory(const ExchangeGroups& ranks, const ExchangeLimits& limits,
@@ -127,7 +120,7 @@ private:
         parts.inside = sharing_.size() == 1
                            ? hopper::make_local_exchange(ops_, spec_.order)
                            : peer_memory(part(sharing_, alone), spec_.limits, spec_.order, way, why);
-        if (!on_all_ranks(parts.inside != nullptr)) return {};
+        if (!world_.all_true(parts.inside != nullptr)) return {};
         parts.flat = nccl({world_, alone, replicas_, job_rank_}, spec_.order, "reductions cross hosts");
         const std::string rows =
             sharing_.size() == 1
@@ -149,7 +142,7 @@ private:
                            ? hopper::make_local_exchange(ops_, CombineOrder::rank)
                            : peer_memory(part(inside, alone), limits, CombineOrder::rank, way, why);
         // Every rank is asked, because other groups of the job may be spread over their hosts differently.
-        const bool mapped = on_all_ranks(parts.inside != nullptr);
+        const bool mapped = world_.all_true(parts.inside != nullptr);
         if (inside.size() > 1 && mapped) note = fmt::format(" over peer memory ({})", way);
         if (inside.size() > 1 && !mapped) {
             if (why.empty()) why = "no peer memory on another host";

@@ -223,5 +223,10 @@ void ProcessGroup::all_reduce_max(std::span<float> values) {
 void ProcessGroup::all_reduce_max(std::span<int64_t> values) {
     all_reduce("all_reduce_max", values, [](int64_t a, int64_t b) { return std::max(a, b); });
 }
+bool ProcessGroup::all_true(bool here) {
+    int64_t without = here ? 0 : 1;
+    all_reduce_max(std::span<int64_t>(&without, 1));
+    return without == 0;
+}
 
 }  // namespace fp8flow

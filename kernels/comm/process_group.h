@@ -55,6 +55,7 @@ public:
     void all_reduce_sum(std::span<int64_t> values);
     void all_reduce_max(std::span<float> values);  // NaN only where every rank has NaN
     void all_reduce_max(std::span<int64_t> values);
+    bool all_true(bool here);  // on every rank of the group
     // This rank's share becomes the sum over the ranks, with the bits of all_reduce_sum; the rest stays.
     void reduce_scatter_sum(std::span<float> values, const Shares& shares);
     void reduce_scatter_sum(std::span<Bf16> values, const Shares& shares);

@@ -40,9 +40,8 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement) {
 
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world) {
     const BackendChoice own = choose_backend(wanted, placement);
-    int64_t without = own.kind == BackendKind::hopper ? 0 : 1;
-    world.all_reduce_max(std::span<int64_t>(&without, 1));
-    if (without == 0 || own.kind != BackendKind::hopper) return own;
+    const bool on_gpu = own.kind == BackendKind::hopper;
+    if (world.all_true(on_gpu) || !on_gpu) return own;
     require(wanted != BackendKind::hopper, ExitCode::usage,
             "--backend hopper: another rank has no GPU of its own");
     return {.note = "warning: backend: reference (another rank has no GPU of its own)"};
