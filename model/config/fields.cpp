@@ -3,6 +3,7 @@
 // Long because it is one table.
 #include "model/config/fields.h"
 
+#include "kernels/core/error.h"
 #include "model/config/builders.h"
 #include "model/config/layer_pattern.h"
 
@@ -483,6 +484,12 @@ const ConfigField* find_leaf(std::string_view key) {
     const auto found =
         std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.key == key; });
     return found == fields.end() ? nullptr : &*found;
+}
+
+const ConfigField& field_named(const std::string& name) {
+    const ConfigField* field = find_leaf(name.substr(name.find('.') + 1));
+    FP8FLOW_CHECK(field != nullptr && field->name() == name, "no key {}", name);
+    return *field;
 }
 
 std::vector<Recipe> default_validate_recipes() {

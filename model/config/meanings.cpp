@@ -2,7 +2,6 @@
 // The list of these keys, each with its old rule.
 #include "model/config/meanings.h"
 
-#include "kernels/core/error.h"
 #include "model/config/fields.h"
 
 #include <fmt/format.h>
@@ -34,13 +33,6 @@ constexpr Meaning kMeanings[] = {
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };
 
-const ConfigField& field_of(const Meaning& meaning) {
-    const std::string key = meaning.key;
-    const ConfigField* field = find_leaf(key.substr(key.find('.') + 1));
-    FP8FLOW_CHECK(field != nullptr && field->name() == key, "no key {}", key);
-    return *field;
-}
-
 }  // namespace
 
 std::vector<std::string> warnings_of_meanings(const Config& config) {
@@ -54,7 +46,7 @@ std::vector<std::string> warnings_of_meanings(const Config& config) {
 std::vector<std::string> keep_meanings(Config& saved, Config& config) {
     std::vector<std::string> kept;
     for (const Meaning& meaning : kMeanings) {
-        const ConfigField& field = field_of(meaning);
+        const ConfigField& field = field_named(meaning.key);
         if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
         const std::string then = field.get(saved);
         if (config.origin.contains(meaning.key) || field.get(config) == then) continue;

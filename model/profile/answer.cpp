@@ -120,8 +120,7 @@ private:
 
     bool accepts(const std::string& key, const std::string& value) const {
         Config changed = config_;
-        for (const auto& field : config_fields())
-            if (field.name() == key) field.set(changed, WrittenValue{false, {value}});
+        field_named(key).set(changed, WrittenValue{false, {value}});
         try {
             check_config(changed, static_cast<int64_t>(profile_.ranks));
         } catch (const Error&) {
