@@ -191,16 +191,6 @@ std::string ratio_text(const Spread& base, const Spread& own, std::string_view u
     return format_fixed(base.median / own.median, 2) + std::string(unit);
 }
 
-std::string percent_text(const Spread& base, const Spread& own) {
-    if (!resolved(base, own) || base.median <= 0) return std::string(kNotResolved);
-    return fmt::format("{:+.1f} %", 100 * (own.median / base.median - 1));
-}
-
-std::string milliseconds_text(const Spread& a, const Spread& b, std::string_view unit) {
-    if (!resolved(a, b)) return std::string(kNotResolved);
-    return milliseconds(a.median - b.median) + std::string(unit);
-}
-
 std::string milliseconds(double seconds) {
     const double ms = seconds * 1e3, size = std::abs(ms);
     return format_fixed(ms, size >= 100 ? 1 : size >= 10 ? 2 : 3);

@@ -70,11 +70,8 @@ inline constexpr std::string_view kResolvedRule =
 inline bool resolved(double difference, double spread) { return !(std::abs(difference) <= spread); }
 bool resolved(const Spread& a, const Spread& b);
 
-// "1.42x" (with `unit` after it) of base over own; "+1.2 %" of own over base; "1.500" ms of a - b; or
-// kNotResolved.
+// "1.42x" (with `unit` after it) of base over own, or kNotResolved.
 std::string ratio_text(const Spread& base, const Spread& own, std::string_view unit = "x");
-std::string percent_text(const Spread& base, const Spread& own);
-std::string milliseconds_text(const Spread& a, const Spread& b, std::string_view unit = "");
 std::string milliseconds(double seconds);  // "0.123", "12.34", "123.4"
 
 }  // namespace fp8flow::report

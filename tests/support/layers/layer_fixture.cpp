@@ -207,12 +207,4 @@ LayerResult ModelFixture::step(float offset, Gradient mode) {
     return result;
 }
 
-std::vector<LayerResult> run_model(const LayerCase& c) {
-    std::vector<LayerResult> results(c.tokens.size());
-    run_thread_ranks(c.ranks(), 60, [&](ProcessGroup& group) {
-        results[static_cast<std::size_t>(group.rank())] = ModelFixture(group, c).step();
-    });
-    return results;
-}
-
 }  // namespace fp8flow::test

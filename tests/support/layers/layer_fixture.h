@@ -158,6 +158,4 @@ private:
     TensorView tokens_, labels_, loss_;
 };
 
-std::vector<LayerResult> run_model(const LayerCase& c);
-
 }  // namespace fp8flow::test

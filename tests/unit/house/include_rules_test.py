@@ -46,7 +46,6 @@ FOLDERS = {f"{base}/{name}".rstrip("/"): [f"{base}/{entry}" for entry in entries
 
 
 # Rules between layers: (files, files that they may not include, exceptions, why). A rule is a pair of regular expressions.
-BACKENDS = r"kernels/(reference|hopper)/"
 LAYERS = [
     (r"(?!tests/)", r"tests/", r"", "only tests include tests/"),
     (r"(?!tests/|bindings/)", r"bindings/", r"", "bindings/ is the top of the library"),

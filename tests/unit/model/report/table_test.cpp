@@ -136,13 +136,8 @@ TEST(Spread, TextsSayNothingOfNoise) {
     const Spread base{10e-3, 9.9e-3, 10.1e-3, 3}, fast{4e-3, 3.9e-3, 4.1e-3, 3}, noisy{4e-3, 3e-3, 11e-3, 3};
     EXPECT_EQ(ratio_text(base, fast), "2.50x");
     EXPECT_EQ(ratio_text(base, fast, " x"), "2.50 x");
-    EXPECT_EQ(percent_text(base, fast), "-60.0 %");
-    EXPECT_EQ(milliseconds_text(base, fast, " ms"), "6.000 ms");
-    EXPECT_EQ(milliseconds_text(fast, base), "-6.000");
-    for (const std::string& text :
-         {ratio_text(base, noisy), percent_text(base, noisy), milliseconds_text(base, noisy, " ms"),
-          ratio_text({1, 1, 1, 3}, {0, 0, 0, 3}), percent_text({0, 0, 0, 3}, {1, 1, 1, 3})})
-        EXPECT_EQ(text, "not resolved");
+    EXPECT_EQ(ratio_text(base, noisy), "not resolved");
+    EXPECT_EQ(ratio_text({1, 1, 1, 3}, {0, 0, 0, 3}), "not resolved");
     EXPECT_EQ(milliseconds(-0.3318), "-331.8");
     EXPECT_EQ(milliseconds(0.01234), "12.34");
 }
