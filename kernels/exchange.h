@@ -5,18 +5,19 @@
 // layers/flows/.
 //
 // Ordering contract
-// Dispatch sends each token once to every rank that hosts one of its experts. There the row is copied to the
-// experts. No arithmetic.
-// Combine, order `rank`: (1) each rank sums its rows of a token in FP32, in ascending expert order, and
-// rounds the sum to the row dtype. (2) The token's owner adds these sums in FP32, in ascending rank order.
-// Combine, order `rank`, over two levels (parallel.moe_token_dispatcher_type: hierarchical): (1) as above.
-// (2) On each host these sums are added in FP32, in ascending rank order, and the host's sum is rounded to
-// the row dtype once, also on the owner's host. (3) The owner adds one sum per host in FP32, in ascending
-// order of the hosts' lowest ranks. With one rank per host the bits are those of one level. Combine, order
-// `invariant`: each (token, k) row is sent to the owner. The owner adds them in FP32, in ascending expert
-// order. The bits do not depend on the number of ranks. Merging weights: each row is multiplied by its weight
-// as it is added, in one FP32 fma. In order `rank` the rank that has the row does this. In order `invariant`
-// the owner does, with its own copy of the probability.
+// - Dispatch sends each token once to every rank that hosts one of its experts. There the row is copied to
+//   the experts. No arithmetic.
+// - Combine, order `rank`: (1) each rank sums its rows of a token in FP32, in ascending expert order, and
+//   rounds the sum to the row dtype. (2) The token's owner adds these sums in FP32, in ascending rank order.
+// - Combine, order `rank`, over two levels (parallel.moe_token_dispatcher_type: hierarchical): (1) as above.
+//   (2) On each host these sums are added in FP32, in ascending rank order, and the host's sum is rounded to
+//   the row dtype once, also on the owner's host. (3) The owner adds one sum per host in FP32, in ascending
+//   order of the hosts' lowest ranks. With one rank per host the bits are those of one level.
+// - Combine, order `invariant`: each (token, k) row is sent to the owner. The owner adds them in FP32, in
+//   ascending expert order. The bits do not depend on the number of ranks.
+// - Merging weights: each row is multiplied by its weight as it is added, in one FP32 fma. In order `rank`
+//   the rank that has the row does this. In order `invariant` the owner does, with its own copy of the
+//   probability.
 #pragma once
 
 #include "kernels/core/arena.h"

@@ -40,11 +40,12 @@ struct ExchangeChoice {
 // every rank. Throws Error(usage) if GPUs have neither peer memory nor NCCL. `ops` and the groups outlive the
 // exchange.
 //
-//   reference backend                         messages between ranks (GroupExchange), over two levels if
-//   asked one GPU                                   local flex, all ranks on one host               peer
-//   memory, otherwise NCCL flex, every expert-parallel group on one  peer memory for rows, NCCL for
-//   reductions, otherwise NCCL hierarchical, a group on several hosts    NCCL between hosts, inside them peer
-//   memory, otherwise NCCL otherwise                                 NCCL
+// - reference backend: messages between ranks (GroupExchange), over two levels if asked for
+// - one GPU: local
+// - flex, all ranks on one host: peer memory, otherwise NCCL
+// - flex, every expert-parallel group on one host: peer memory for rows, NCCL for reductions; otherwise NCCL
+// - hierarchical, a group on several hosts: NCCL between hosts; inside a host peer memory, otherwise NCCL
+// - all others: NCCL
 ExchangeChoice choose_exchange(BackendKind backend, Ops& ops, const ExchangeGroups& groups,
                                const ExchangeSpec& spec);
 // Whether any expert-parallel group of `ranks` neighbouring ranks is on several hosts.

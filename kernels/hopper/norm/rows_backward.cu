@@ -115,8 +115,8 @@ template <int kUnits, DType kType, Rows kRows> struct TeamRows {
 //
 //   barrier                 use
 //   full, full_residual     mbarriers of the slots (TMA bytes)
-//   named, one per team     the row is in registers, the warp sums (alternating between two places) are
-//   written join_barrier()          named: the teams have stored their dgamma sums
+//   named, one per team     the row is in registers; the warp sums (alternating places) are written
+//   join_barrier()          named: the teams have stored their dgamma sums
 //
 // Deterministic: one writer per byte, sums in the order of the contract. dx may alias dy or dresidual: the
 // CTA that read a row writes it afterwards.

@@ -188,26 +188,24 @@ Call unpad(Machine& machine, Buffers& buffers, const Shape& shape) {
 }  // namespace
 
 std::vector<Case> permute_cases() {
-    return {
-        {"plan_dispatch", "who receives what, from all ranks' routing",
-         routing_keys() + Keys{{"ranks", "1", "2", "ranks whose routing is planned (of E experts together)"}},
-         plan},
-        {"permute_pad", "tokens to their experts' padded rows, fused",
-         routing_keys() + kWidth +
-             Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
-                  {"scales", "yes", "yes", "FP8 codes with their 1x128 scales: yes | no"},
-                  kFused},
-         permute},
-        {"unpermute_unpad", "experts' rows summed for each token, fused",
-         routing_keys() + kWidth +
-             Keys{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
-         unpermute},
-        {"unpermute_probs_backward", "gradient of merging probabilities",
-         routing_keys() + kWidth + Keys{kReal}, probs_backward},
-        {"pad_rows", "second half of the unfused permute and pad",
-         group_keys() + kWidth + Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}}, pad},
-        {"unpad_rows", "first half of the unfused unpad and unpermute", group_keys() + kWidth + Keys{kReal},
-         unpad}};
+    return {{"plan_dispatch", "who receives what, from all ranks' routing",
+             routing_keys() + Keys{{"ranks", "1", "2", "ranks in the plan (E experts in all)"}}, plan},
+            {"permute_pad", "tokens to their experts' padded rows, fused",
+             routing_keys() + kWidth +
+                 Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"},
+                      {"scales", "yes", "yes", "FP8 values with 1x128 scales: yes | no"},
+                      kFused},
+             permute},
+            {"unpermute_unpad", "experts' rows summed for each token, fused",
+             routing_keys() + kWidth +
+                 Keys{kReal, {"prob", "no", "yes", "times merging probabilities: yes | no"}, kFused},
+             unpermute},
+            {"unpermute_probs_backward", "gradient of merging probabilities",
+             routing_keys() + kWidth + Keys{kReal}, probs_backward},
+            {"pad_rows", "second half of the unfused permute and pad",
+             group_keys() + kWidth + Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}}, pad},
+            {"unpad_rows", "first half of the unfused unpad and unpermute",
+             group_keys() + kWidth + Keys{kReal}, unpad}};
 }
 
 }  // namespace fp8flow::bench
