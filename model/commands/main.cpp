@@ -263,10 +263,9 @@ struct CommandLine {
         app.add_flag("--help-config", help_config,
                      "print every configuration key with type, range, default and meaning");
         app.footer(
-            "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, 10 "
-            "data, "
-            "11 checkpoint, 12 memory, 13 a step diverged,\n14 another rank was lost, 15 output folder, "
-            "16 stopped by a signal after a step, 70 a fault of fp8flow.\n"
+            "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, "
+            "10 data, 11 checkpoint, 12 memory, 13 a step diverged,\n14 another rank was lost, "
+            "15 output folder, 16 stopped by a signal after a step, 70 a fault of fp8flow.\n"
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).\n"
             "Colours on a terminal; NO_COLOR=1 turns them off, CLICOLOR_FORCE=1 on below mpirun.");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
