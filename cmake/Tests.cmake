@@ -235,7 +235,7 @@ endif()
 find_package(Python3 COMPONENTS Interpreter)
 if(Python3_Interpreter_FOUND)
     add_test(NAME results_provenance COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/results.py check)
-    add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py --check)
+    add_test(NAME results_tables COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_documents.py --check)
     # Mistakes that the tests must catch: here only that each can still be planted.
     add_test(NAME planted_bugs_apply COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/planted_bugs.py --check)
     # Rules of the sources and the documents.
@@ -244,9 +244,9 @@ if(Python3_Interpreter_FOUND)
     endforeach()
     set_tests_properties(results_provenance results_tables planted_bugs_apply include_rules_test documents_test PROPERTIES LABELS unit TIMEOUT 60)
     if(TARGET fp8flow)
-        add_test(NAME scaling_page COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_performance_tables.py
-                 --check --plan $<TARGET_FILE:fp8flow>)
-        set_tests_properties(scaling_page PROPERTIES LABELS cli TIMEOUT 60)
+        add_test(NAME program_documents COMMAND ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/scripts/make_documents.py
+                 --check --program $<TARGET_FILE:fp8flow>)
+        set_tests_properties(program_documents PROPERTIES LABELS cli TIMEOUT 60)
     endif()
 else()
     message(STATUS "python3 is not here: results, their tables, documents and include rules are not checked")
