@@ -18,12 +18,12 @@ import subprocess
 import sys
 import tempfile
 
+from jobs import ROOT, mpirun, write_json
+
 try:
     import numpy as np
 except ImportError:
     np = None
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 # ---- safetensors: 8 bytes of length, a JSON header, the bytes ------------------------------------------------------------------------
 
@@ -107,24 +107,17 @@ def config_of(family):
 
 
 def fp8_weight(name, values):
-    """Codes and 128x128 scales that are no powers of two, as DeepSeek-V3's; and their values."""
-    rows, cols = values.shape
-    scales = np.zeros((-(-rows // 128), -(-cols // 128)), np.float32)
-    codes, real = np.zeros(values.shape, np.uint8), np.zeros(values.shape)
-    values_of = e4m3_values()
-    finite = np.arange(256)[np.isfinite(values_of)]
-    finite = finite[np.argsort(values_of[finite], kind="stable")]
-    table = values_of[finite]
-    for i in range(scales.shape[0]):
-        for j in range(scales.shape[1]):
-            block = np.s_[i * 128:(i + 1) * 128, j * 128:(j + 1) * 128]
-            scales[i, j] = np.abs(values[block]).max() / 448
-            wanted = values[block] / scales[i, j]
-            right = np.clip(np.searchsorted(table, wanted), 1, len(table) - 1)
-            nearest = np.where(wanted - table[right - 1] < table[right] - wanted, right - 1, right)
-            codes[block] = finite[nearest]
-            real[block] = (table[nearest].astype(np.float32) * scales[i, j]).astype(np.float64)
-    return {name: ("F8_E4M3", codes), name + "_scale_inv": scales.astype(np.float64)}, real
+    """FP8 values and 128x128 scales that are no powers of two, as DeepSeek-V3's; and what they stand for."""
+    blocks = np.abs(values).reshape(values.shape[0] // 128, 128, values.shape[1] // 128, 128)
+    scales = (blocks.max((1, 3)) / 448).astype(np.float32)
+    scale = scales.repeat(128, 0).repeat(128, 1)
+    patterns = np.arange(256)[np.isfinite(e4m3_values())]
+    patterns = patterns[np.argsort(e4m3_values()[patterns], kind="stable")]
+    table, wanted = e4m3_values()[patterns], values / scale
+    right = np.clip(np.searchsorted(table, wanted), 1, len(table) - 1)
+    nearest = np.where(wanted - table[right - 1] < table[right] - wanted, right - 1, right)
+    real = (table[nearest].astype(np.float32) * scale).astype(np.float64)
+    return {name: ("F8_E4M3", patterns[nearest].astype(np.uint8)), name + "_scale_inv": scales.astype(np.float64)}, real
 
 
 def weights_of(family, rng):
@@ -245,24 +238,16 @@ def error(got, want):
 
 
 def write(family, stored, x, dy, folder):
-    os.makedirs(folder, exist_ok=True)
+    os.makedirs(folder)
     save(f"{folder}/layer.safetensors", dict(stored, hidden_states=x, grad_output=dy))
-    with open(f"{folder}/config.json", "w") as file:
-        json.dump(config_of(family), file)
+    write_json(f"{folder}/config.json", config_of(family))
 
 
 def replay(options, recipe, folder):
-    out = f"{folder}/{recipe}"
-    command = [options.fp8flow, "replay", "--hf-config", f"{folder}/config.json", "--input", f"{folder}/layer.safetensors", "--out", out, "--overwrite",
-               "--backend", options.backend, "--set", f"precision.recipe={recipe}"]
-    if options.norm:
-        command.append("--norm")
-    if options.stages:
-        command.append("--intermediates")
-    if options.ranks > 1:
-        root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-        command = ["mpirun", *root, "--oversubscribe", "--quiet", "-n", str(options.ranks), *command, "--set",
-                   f"parallel.expert_model_parallel_size={options.ranks}"]
+    command = [*(mpirun(options.ranks) if options.ranks > 1 else []), options.fp8flow, "replay", "--hf-config", f"{folder}/config.json",
+               "--input", f"{folder}/layer.safetensors", "--out", f"{folder}/{recipe}", "--backend", options.backend, "--set",
+               f"precision.recipe={recipe}", "--set", f"parallel.expert_model_parallel_size={options.ranks}"]
+    command += ["--norm"] * options.norm + ["--intermediates"] * options.stages
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")
@@ -306,27 +291,16 @@ def main():
     parser.add_argument("--stages", action="store_true")
     parser.add_argument("--backend", default="auto")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--folder", help="keep inputs and results here")
-    parser.add_argument("--only", choices=["write", "run", "compare"], help="this step alone, in --folder; run needs no numpy")
     options = parser.parse_args()
-    if options.folder is None:
-        if options.only:
-            parser.error("--only needs --folder")
-        with tempfile.TemporaryDirectory() as options.folder:
-            return compare(options)
-    return compare(options)
-
-
-def compare(options):
-    families, recipes = options.families.split(","), options.recipes.split(",")
-    if options.only == "run":
-        for family in families:
-            for recipe in recipes:
-                replay(options, recipe, f"{options.folder}/{family}")
-        return 0
     if np is None:
         print("skipped: numpy is not installed")
         return 77
+    with tempfile.TemporaryDirectory() as folder:
+        return compare(options, folder)
+
+
+def compare(options, work):
+    families, recipes = options.families.split(","), options.recipes.split(",")
     failed = False
     print(f"norm-wise errors against float64; {T} tokens, hidden {H}, {E} experts of width {F}, top-{K}, {options.ranks} rank(s)")
     print(f"{'family':<12} {'recipe':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
@@ -341,12 +315,10 @@ def compare(options):
             want, want_grads, want_stages = with_norm(layer, gamma.astype(np.float64), x.astype(np.float64), dy.astype(np.float64))
         else:
             want, want_grads, want_stages = layer(x.astype(np.float64), dy.astype(np.float64))
-        folder = f"{options.folder}/{family}"
-        if options.only != "compare":
-            write(family, stored, x, dy, folder)
-        for recipe in recipes if options.only != "write" else []:
-            if options.only != "compare":
-                replay(options, recipe, folder)
+        folder = f"{work}/{family}"
+        write(family, stored, x, dy, folder)
+        for recipe in recipes:
+            replay(options, recipe, folder)
             got, grads = results(f"{folder}/{recipe}")
             if set(grads) != set(want_grads):
                 sys.exit(f"{family}: gradients differ in names: {set(grads) ^ set(want_grads)}")

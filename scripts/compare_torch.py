@@ -1,34 +1,68 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Compares `fp8flow replay` with the MoE blocks of the transformers package: of every family that --hf-config reads, run in float64 with the
-same weights; output, routing, input gradient and every weight gradient. The files go through the safetensors package both ways, and
-config.json is the one that transformers writes. Needs torch, transformers and safetensors.
+"""Compares fp8flow with the transformers package, from the same weights. Needs torch, transformers and safetensors.
 
-  scripts/compare_torch.py                                       every family under bf16, fp8_blockwise and fp8_flow
-  scripts/compare_torch.py --families olmoe,minimax_m2           some of them
-  scripts/compare_torch.py --fp8flow build/cuda-release/fp8flow --device cuda --ranks 2
-The rows "torch bf16" are the same blocks in BF16 on --device: what PyTorch itself loses. (DeepSeek-V3's router works in float32 whatever the
-block's type, so its gradients have float32's error.)
-Exit status 0 if every error is below its bound, 1 if not, 77 where a package is missing.
+layer: `fp8flow replay` with the MoE block of every family that --hf-config reads, in float64 on the CPU: output,
+  routing, input gradient and every weight gradient. The rows "torch bf16" are the same blocks in BF16 on --device:
+  what PyTorch itself loses.
+training: `fp8flow train` with small Qwen3-MoE and Mixtral models trained in PyTorch on the same tokens
+  (--dump-samples): the loss of every step, and the gradients of the first. AdamW, schedule, weight decay (none on
+  norms) and clipping follow the same rules, with FP32 masters in both. What PyTorch's BF16 differs from its FP32 is
+  the noise floor. Each family trains without a balancing loss and with Megatron's, which PyTorch computes here as
+  fp8flow does; transformers' own loss with the nearest coefficient is one more arm, another function.
+
+  scripts/compare_torch.py layer                                 every family under bf16, fp8_blockwise and fp8_flow
+  scripts/compare_torch.py layer --families olmoe --ranks 2
+  scripts/compare_torch.py training --steps 20 --families mixtral
+Exit status: 0 if every error is below its bound (training: --bound times that of PyTorch's BF16), 1 if not, 77
+without a package.
 """
 
 import argparse
+import copy
 import importlib
 import json
+import math
 import os
+import re
+import shlex
+import subprocess
 import sys
 import tempfile
 
 import compare_layer as layer
+from jobs import ROOT, environment, origin, write_json
 
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of PyTorch's threads, where others use the cores
 try:
     import torch
     import transformers
     from safetensors.torch import load_file, save_file
     missing = None
-except ImportError as error:
-    missing = error
+except ImportError as problem:
+    missing = problem
 
+
+def error(got, want):
+    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+
+
+def split(tensors):
+    """Experts' weights that transformers joins, expert by expert under the names of files; others as they are."""
+    out = {}
+    for name, value in tensors.items():
+        prefix, _, last = name.rpartition(".")
+        if last == "gate_up_proj":
+            for e in range(len(value)):
+                out[f"{prefix}.{e}.gate_proj.weight"], out[f"{prefix}.{e}.up_proj.weight"] = value[e].chunk(2)
+        elif last == "down_proj":
+            out.update({f"{prefix}.{e}.down_proj.weight": value[e] for e in range(len(value))})
+        else:
+            out[name] = value
+    return out
+
+
+# ---- layer
 NO_GROUPS = {"n_group": 1, "topk_group": 1}
 # family: (its configuration, its block, the layer of compare_layer.py whose fields it has, and what differs)
 FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", {}),
@@ -42,11 +76,12 @@ FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", 
                             NO_GROUPS | {"topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0}),
             "olmoe": ("OlmoeConfig", "OlmoeSparseMoeBlock", "mixtral", {"norm_topk_prob": False}),
             "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2SparseMoeBlock", "mixtral", {})}
+ERRORS = ["weights", "output", "d hidden", "d experts", "d router"]
 
 
 def block_of(family, dtype):
-    """A block with random weights that BF16 holds exactly, and its configuration. Newer and older versions of transformers differ in how
-    they name and join the experts' weights; this takes the block's own parameters, whatever they are called."""
+    """A block with random weights that BF16 holds exactly, and its configuration. Versions of transformers differ in
+    how they name and join the experts' weights; this takes the block's own parameters, whatever they are called."""
     config_name, block_name, base, own = FAMILIES[family]
     fields = layer.config_of(base)
     for name in ("model_type", "rope_theta", "scoring_func", "topk_method"):  # the class's own
@@ -62,12 +97,11 @@ def block_of(family, dtype):
     return block.train(), config
 
 
-def run(block, x, dy):
+def run_block(block, x, dy):
     """What replay writes, of the block's own forward and backward."""
-    for p in block.parameters():
-        p.grad = None
-    dtype = next(block.parameters()).dtype
-    x = x.to(next(block.parameters()).device, dtype).requires_grad_()
+    block.zero_grad()
+    parameter = next(block.parameters())
+    x = x.to(parameter.device, parameter.dtype).requires_grad_()
     seen = {}
     hook = block.gate.register_forward_hook(lambda _module, _inputs, output: seen.update(gate=output))
     y = block(x[None])
@@ -76,100 +110,335 @@ def run(block, x, dy):
     y.backward(dy.to(y))
     gate = seen["gate"]
     if not isinstance(gate, tuple) or len(gate) != 3:
-        sys.exit(f"{type(block).__name__}: its gate gives no (logits, weights, ids) in transformers {transformers.__version__}; 5.x is wanted")
+        sys.exit(f"{type(block).__name__}: its gate gives no (logits, weights, ids) in transformers "
+                 f"{transformers.__version__}; 5.x is wanted")
     results = {"output": y.detach(), "topk_weights": gate[1].detach(), "topk_ids": gate[2], "grad_hidden_states": x.grad}
     grads = {"mlp." + name: p.grad for name, p in block.named_parameters()}
     # copies: `block.to` changes gradients in place
-    return {n: t.double().cpu() for n, t in results.items()}, {n: t.detach().cpu().to(torch.float64, copy=True) for n, t in grads.items()}
+    return tuple({n: t.detach().cpu().to(torch.float64, copy=True) for n, t in part.items()} for part in (results, grads))
 
 
-def split(grads):
-    """Joined experts' gradients expert by expert, under the names that replay gives on several ranks; others as they are."""
-    out = {}
-    for name, value in grads.items():
-        prefix, _, last = name.rpartition(".")
-        if last == "gate_up_proj":
-            for e in range(len(value)):
-                out[f"{prefix}.{e}.gate_proj.weight"], out[f"{prefix}.{e}.up_proj.weight"] = value[e].chunk(2)
-        elif last == "down_proj":
-            out.update({f"{prefix}.{e}.down_proj.weight": value[e] for e in range(len(value))})
-        else:
-            out[name] = value
-    return out
-
-
-def error(got, want):
-    return ((got.double() - want).norm() / want.norm()).item()
-
-
-def errors(got, got_grads, want, want_grads):
-    """(tokens routed alike, largest error of a weight, [output, d hidden, worst d expert, d router])"""
+def layer_errors(got, got_grads, want, want_grads):
+    """Tokens routed alike, and ERRORS: the largest of a routing weight, then norm-wise ones."""
     got_grads, want_grads = split(got_grads), split(want_grads)
     if set(got_grads) != set(want_grads):
         sys.exit(f"gradients differ in names: {sorted(set(got_grads) ^ set(want_grads))}")
     ids, order = want["topk_ids"].sort(1)  # transformers does not sort the chosen by weight
     got_ids, got_order = got["topk_ids"].sort(1)
-    same = (ids == got_ids).all(1)
-    weights = (want["topk_weights"].gather(1, order) - got["topk_weights"].double().gather(1, got_order)).abs().max().item()
+    weights = want["topk_weights"].gather(1, order) - got["topk_weights"].double().gather(1, got_order)
     router = "mlp.gate.weight"
-    return same, weights, [error(got["output"], want["output"]), error(got["grad_hidden_states"], want["grad_hidden_states"]),
-                           max(error(got_grads[n], want_grads[n]) for n in want_grads if n != router),
-                           error(got_grads[router], want_grads[router])]
+    return (ids == got_ids).all(1).sum().item(), dict(zip(ERRORS, [
+        weights.abs().max().item(), *(error(got[name], want[name]) for name in ("output", "grad_hidden_states")),
+        max(error(got_grads[n], want_grads[n]) for n in want_grads if n != router),
+        error(got_grads[router], want_grads[router])]))
+
+
+def compare_block(options, family, folder):
+    """Rows of the report, and whether those of fp8flow are within their bounds."""
+    torch.manual_seed(options.seed)
+    try:
+        block, config = block_of(family, torch.float64)
+    except (ImportError, AttributeError, TypeError) as problem:
+        sys.exit(f"{family}: not in transformers {transformers.__version__} as this script knows it: {problem}")
+    x, dy = torch.randn(layer.T, layer.H).bfloat16(), torch.randn(layer.T, layer.H).bfloat16()
+    want = run_block(block, x, dy)
+    state = {"mlp." + name: (value.float() if "bias" in name else value.bfloat16()).contiguous()
+             for name, value in block.state_dict().items()}
+    save_file(state | {"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
+    own_type = {"model_type": family} if family == "kimi_k2" else {}
+    write_json(f"{folder}/config.json", json.loads(config.to_json_string()) | own_type)
+    rows, holds = [], True
+    for arm in ["torch bf16", *options.recipes.split(",")]:
+        if arm == "torch bf16":
+            got = run_block(block.to(options.device, torch.bfloat16), x, dy)
+        else:
+            layer.replay(options, arm, folder)
+            files = [f"{folder}/{arm}/gradients/{name}" for name in os.listdir(f"{folder}/{arm}/gradients")]
+            grads = [load_file(file) for file in files if file.endswith(".safetensors")]
+            got = load_file(f"{folder}/{arm}/replay.safetensors"), {n: t for part in grads for n, t in part.items()}
+        alike, errors = layer_errors(*got, *want)
+        print(f"{family:<17} {arm:<14} {alike:>4}/{layer.T:<3} " + " ".join(f"{e:9.1e}" for e in errors.values()), flush=True)
+        rows.append({"family": family, "arm": arm, "routed alike": alike, **errors})
+        if arm != "torch bf16":
+            bounds = layer.BOUND_WEIGHTS, *layer.BOUNDS.get(arm, layer.BOUNDS[None])
+            holds &= alike == layer.T and all(e <= bound for e, bound in zip(errors.values(), bounds))
+    return rows, holds
+
+
+def compare_layers(options):
+    print(f"norm-wise errors against float64; {layer.T} tokens, hidden {layer.H}, {layer.E} experts of width {layer.F}, "
+          f"top-{layer.K}, {options.ranks} rank(s)\n{'family':<17} {'arm':<14} {'routing':>8} " +
+          " ".join(f"{name:>9}" for name in ERRORS))
+    rows, holds = [], True
+    for family in (options.families or ",".join(FAMILIES)).split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            more, within = compare_block(options, family, folder)
+        rows, holds = rows + more, holds and within
+    print("all within their bounds" if holds else "above a bound")
+    return {"tokens": layer.T, "arms": rows}, holds
+
+
+# ---- training: the model and PyTorch's arms
+VOCAB, SEQ, BATCH, HIDDEN, LAYERS, EXPERTS, TOPK, WIDTH = 256, 128, 8, 128, 2, 8, 2, 128
+TRAINING = {"lr": 2e-3, "min_lr": 2e-4, "lr_warmup_iters": 10, "lr_warmup_style": "from_first_step", "weight_decay": 0.1,
+            "adam_beta1": 0.9, "adam_beta2": 0.95, "adam_eps": 1e-8, "clip_grad": 1.0}
+COEFFICIENT = 0.01  # of Megatron's balancing loss, in the setting that has one
+
+
+def model_of(family, seed):
+    common = dict(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4,
+                  num_key_value_heads=2, head_dim=32, num_experts_per_tok=TOPK, max_position_embeddings=SEQ,
+                  tie_word_embeddings=False, attention_dropout=0.0,
+                  # the coefficient that makes transformers' loss the nearest to Megatron's
+                  router_aux_loss_coef=COEFFICIENT * LAYERS / TOPK)
+    torch.manual_seed(seed)
+    if family == "mixtral":
+        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(
+            intermediate_size=WIDTH, num_local_experts=EXPERTS, sliding_window=None, **common))
+    else:
+        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
+            intermediate_size=2 * WIDTH, moe_intermediate_size=WIDTH, num_experts=EXPERTS, norm_topk_prob=True,
+            decoder_sparse_step=1, mlp_only_layers=[], **common))
+    model.config._attn_implementation = "eager"
+    model.config._experts_implementation = "eager"  # one expert after the other
+    return model.float().train()
+
+
+def learning_rate(step, steps):
+    """model/train/optimizer.cpp: linear warm-up, then a cosine."""
+    t = TRAINING
+    if step < t["lr_warmup_iters"]:
+        return t["lr"] * (step + 1) / t["lr_warmup_iters"]
+    done = (step - t["lr_warmup_iters"]) / max(1, steps - t["lr_warmup_iters"])
+    return t["min_lr"] + 0.5 * (t["lr"] - t["min_lr"]) * (1 + math.cos(math.pi * done))
+
+
+def megatron_balancing(all_logits):
+    """Of each layer, with its counts held constant, added over the layers."""
+    total = 0.0
+    for logits in all_logits:
+        tokens = logits.shape[0]
+        probs = torch.softmax(logits.float(), -1)
+        counts = torch.bincount(logits.topk(TOPK).indices.flatten(), minlength=EXPERTS).float()
+        total = total + COEFFICIENT * EXPERTS / (TOPK * tokens * tokens) * (counts * probs.sum(0)).sum()
+    return total
+
+
+class Arm:
+    """A model that trains in FP32, or in BF16 with FP32 masters and FP32 moments, as mixed precision does."""
+
+    def __init__(self, model, dtype, balancing):
+        self.model, self.balancing, self.logits = copy.deepcopy(model), balancing, []
+        self.masters = {n: p.detach().clone().requires_grad_() for n, p in self.model.named_parameters()}
+        for p in self.model.parameters():  # buffers (rotary frequencies) stay FP32
+            p.data = p.data.to(dtype)
+        groups = [{"params": [p for n, p in self.masters.items() if ("norm" in n) == norm],
+                   "weight_decay": 0.0 if norm else TRAINING["weight_decay"]} for norm in (False, True)]
+        self.optimizer = torch.optim.AdamW(groups, betas=(TRAINING["adam_beta1"], TRAINING["adam_beta2"]),
+                                           eps=TRAINING["adam_eps"])
+        for module in self.model.modules():
+            if type(module).__name__.endswith("TopKRouter"):
+                module.register_forward_hook(lambda _module, _inputs, output: self.logits.append(output[0]))
+
+    def backward(self, windows):
+        """Loss of the batch; gradients into the masters."""
+        self.logits.clear()
+        with torch.no_grad():
+            for name, p in self.model.named_parameters():
+                p.copy_(self.masters[name])
+                p.grad = None
+        inputs, targets = windows[:, :-1], windows[:, 1:]
+        out = self.model(input_ids=inputs, output_router_logits=self.balancing == "transformers", use_cache=False)
+        loss = total = torch.nn.functional.cross_entropy(out.logits.float().reshape(-1, VOCAB), targets.reshape(-1))
+        if len(self.logits) != LAYERS:
+            sys.exit(f"{len(self.logits)} routers were seen, {LAYERS} are there: transformers {transformers.__version__} "
+                     "names them otherwise")
+        if self.balancing == "megatron":
+            total = loss + megatron_balancing(self.logits)
+        elif self.balancing == "transformers":
+            total = loss + self.model.config.router_aux_loss_coef * out.aux_loss
+        total.backward()
+        for name, p in self.model.named_parameters():
+            self.masters[name].grad = p.grad.float()
+        return loss.item()
+
+    def step(self, windows, step, steps):
+        loss = self.backward(windows)
+        torch.nn.utils.clip_grad_norm_(self.masters.values(), TRAINING["clip_grad"])
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate(step, steps)
+        self.optimizer.step()
+        return loss
+
+
+# ---- training: fp8flow's arm
+def train(options, folder, out, settings, arguments=()):
+    """`fp8flow train` of the model in `folder`/hf; returns the folder it wrote."""
+    settings = {"model.seq_length": SEQ, "training.micro_batch_size": BATCH, "training.global_batch_size": BATCH,
+                "training.train_iters": options.steps, "training.lr_decay_style": "cosine", "training.eval_iters": 0,
+                "training.seed": options.seed, "precision.recipe": options.recipe, "data.data_kind": "synthetic",
+                "data.synthetic_vocab_size": VOCAB, "data.synthetic_order": 1,
+                **{f"training.{key}": value for key, value in TRAINING.items()}, **settings}
+    with open(f"{folder}/run.yaml", "w") as file:
+        file.write("output: {log_interval: 50}\n")
+    line = [options.fp8flow, "train", f"{folder}/run.yaml", "--hf-config", f"{folder}/hf", "--backend", options.backend,
+            "--out", f"{folder}/{out}", *arguments]
+    for key, value in settings.items():
+        line += ["--set", f"{key}={value}"]
+    done = subprocess.run(line, capture_output=True, text=True, env=environment())
+    if done.returncode != 0:
+        sys.exit(f"{shlex.join(line)}\nends with {done.returncode}: {done.stderr}{done.stdout}")
+    return f"{folder}/{out}"
+
+
+def windows_of(options, folder):
+    """[steps, batch, seq + 1]: what the run will read."""
+    import numpy
+    out = train(options, folder, "tokens", {}, ["--dump-samples", str(options.steps * BATCH)])
+    return torch.from_numpy(numpy.load(f"{out}/samples.npy")).long().reshape(options.steps, BATCH, SEQ + 1)
+
+
+def losses_of(options, folder, settings):
+    with open(train(options, folder, "run", settings, ["--weights", f"{folder}/hf", "--overwrite"]) + "/metrics.jsonl") as file:
+        losses = [record["lm_loss"] for record in map(json.loads, file) if "lm_loss" in record]
+    if len(losses) != options.steps:
+        sys.exit(f"{len(losses)} losses of {options.steps} steps in metrics.jsonl")
+    return losses
+
+
+def first_gradients(options, folder, settings, model):
+    """Of the first step, from the weights that it exports: where epsilon is far above the gradient, AdamW's step is
+    lr / epsilon times the gradient."""
+    epsilon, rate = 1e4, 1e7
+    one = {"training.train_iters": 1, "training.lr_warmup_iters": 0, "training.lr": rate, "training.min_lr": rate,
+           "training.weight_decay": 0, "training.clip_grad": 0, "training.adam_eps": epsilon}
+    out = train(options, folder, "first", {**settings, **one},
+                ["--weights", f"{folder}/hf", "--export", "f32", "--overwrite"])
+    after = dict(type(model).from_pretrained(f"{out}/hf", dtype=torch.float32).named_parameters())
+    return {name: (p.detach().double() - after[name].detach().double()) * (epsilon / rate)
+            for name, p in model.named_parameters()}
+
+
+# ---- training: the comparison
+KINDS = {"embedding": r"embed_tokens", "head": r"lm_head", "norms": r"norm", "qkv": r"[qkv]_proj", "proj": r"o_proj",
+         "router": r"\.gate\.weight", "fc1": r"gate_up_proj", "fc2": r"down_proj"}
+
+
+def gradient_errors(got, want):
+    """Norm-wise error of all together, of every tensor (an expert's apart), and the largest by kind."""
+    both = [torch.cat([side[name].double().flatten() for name in want]) for side in (got, want)]
+    tensors = {f"{name} {i}": error(one, other) for name in want for i, (one, other) in
+               enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])}
+    return {"all": error(*both), "tensors": tensors,
+            "kinds": {kind: max(e for n, e in tensors.items() if re.search(pattern, n)) for kind, pattern in KINDS.items()}}
+
+
+def loss_errors(got, want):
+    relative = [abs(a - b) / b for a, b in zip(got, want)]
+    tail = max(1, len(want) // 10)
+    return {"first": abs(got[0] - want[0]), "mean relative": sum(relative) / len(relative), "max relative": max(relative),
+            "last tenth relative": sum(got[-tail:]) / sum(want[-tail:]) - 1}
+
+
+def compare_model(options, family, balancing, folder, model, windows):
+    kinds = {"torch fp32": (torch.float32, balancing), "torch bf16": (torch.bfloat16, balancing)}
+    if balancing:
+        kinds["torch fp32, transformers' loss"] = torch.float32, "transformers"
+    arms = {}
+    for name, kind in kinds.items():
+        first, arm = Arm(model, *kind), Arm(model, *kind)
+        first.backward(windows[0])
+        arms[name] = ([arm.step(batch, i, options.steps) for i, batch in enumerate(windows)],
+                      {n: p.grad for n, p in first.masters.items()})
+    settings = {"moe.moe_router_load_balancing_type": "[aux_loss]", "moe.moe_aux_loss_coeff": f"[{COEFFICIENT}]"}
+    settings = settings if balancing else {}
+    arms[f"fp8flow {options.recipe}"] = (losses_of(options, folder, settings),
+                                         first_gradients(options, folder, settings, model))
+    (want_losses, want_gradients), rows = arms["torch fp32"], []
+    for name, (losses, gradients) in arms.items():
+        rows.append({"arm": name, "losses": [round(x, 6) for x in losses]})
+        if name != "torch fp32":
+            rows[-1].update(loss=loss_errors(losses, want_losses), gradient=gradient_errors(gradients, want_gradients))
+    return {"family": family, "balancing loss": f"Megatron's, coefficient {COEFFICIENT:g}" if balancing else "none",
+            "arms": rows}
+
+
+def beyond(comparison, options):
+    """What of fp8flow's is more than `bound` times PyTorch's own BF16."""
+    arms = {row["arm"]: row for row in comparison["arms"]}
+
+    def figures(row):
+        return {"mean loss error": row["loss"]["mean relative"], "gradient": row["gradient"]["all"],
+                **{f"gradient of {kind}": value for kind, value in row["gradient"]["kinds"].items()}}
+    ours, floor = figures(arms[f"fp8flow {options.recipe}"]), figures(arms["torch bf16"])
+    return [f"{comparison['family']}, balancing loss {comparison['balancing loss']}: {what} {ours[what]:.2e}, "
+            f"PyTorch's BF16 {floor[what]:.2e}" for what in ours if not ours[what] <= options.bound * floor[what]]
+
+
+def print_table(comparison):
+    print(f"\n{comparison['family']}, balancing loss: {comparison['balancing loss']}\n  {'against torch fp32':<32} "
+          f"{'loss 1':>9} {'mean':>9} {'max':>9} {'end':>9} | {'d all':>8} " + " ".join(f"{kind:>9}" for kind in KINDS))
+    for row in comparison["arms"]:
+        if "loss" in row:
+            print(f"  {row['arm']:<32} " + " ".join(f"{value:9.1e}" for value in row["loss"].values()) +
+                  f" | {row['gradient']['all']:8.1e} " + " ".join(f"{row['gradient']['kinds'][k]:9.1e}" for k in KINDS))
+        else:
+            print(f"  {row['arm']:<32} loss {row['losses'][0]:.4f} -> {row['losses'][-1]:.4f}")
+
+
+def compare_training(options):
+    print(f"{LAYERS} layers, hidden {HIDDEN}, {EXPERTS} experts of width {WIDTH}, top-{TOPK}; {options.steps} steps of "
+          f"{BATCH} x {SEQ} tokens, seed {options.seed}")
+    comparisons, problems = [], []
+    for family in (options.families or "qwen3_moe,mixtral").split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            model = model_of(family, options.seed)
+            model.save_pretrained(f"{folder}/hf")
+            windows = windows_of(options, folder)
+            for balancing in (None, "megatron"):
+                comparisons.append(compare_model(options, family, balancing, folder, model, windows))
+                print_table(comparisons[-1])
+                problems += beyond(comparisons[-1], options)
+    print("\nloss 1: difference of the first loss; mean, max: relative, over the steps; end: of the mean of the last "
+          "tenth, signed;\nd: norm-wise errors of the first step's gradients, all together and the largest tensor of a kind")
+    print("\n".join(problems) or f"every figure is within {options.bound:g} x PyTorch's own BF16")
+    return {"steps": options.steps, "tokens per step": BATCH * SEQ, "recipe": options.recipe, "seed": options.seed,
+            "bound": options.bound, "comparisons": comparisons}, not problems
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fp8flow", default=f"{layer.ROOT}/build/cpu/fp8flow", help="the program")
-    parser.add_argument("--families", default=",".join(FAMILIES))
-    parser.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
-    parser.add_argument("--ranks", type=int, default=1)
-    parser.add_argument("--backend", default="auto")
-    parser.add_argument("--device", default="cpu", help="of PyTorch's BF16 block; the float64 one runs on the CPU")
-    parser.add_argument("--seed", type=int, default=1)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for name, action in (("layer", compare_layers), ("training", compare_training)):
+        command = commands.add_parser(name)
+        command.set_defaults(action=action, norm=False, stages=False)
+        command.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
+        command.add_argument("--backend", default="auto" if name == "layer" else "reference")
+        command.add_argument("--families", help="default: all")
+        command.add_argument("--seed", type=int, default=1)
+        command.add_argument("--json", help="write the figures to this file")
+        if name == "layer":
+            command.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
+            command.add_argument("--ranks", type=int, default=1)
+            command.add_argument("--device", default="cpu", help="of PyTorch's BF16 block")
+        else:
+            command.add_argument("--recipe", default="bf16")
+            command.add_argument("--steps", type=int, default=200)
+            command.add_argument("--bound", type=float, default=2.0, help="times PyTorch's own BF16")
     options = parser.parse_args()
-    options.norm = options.stages = False
     if missing:
-        print(f"skipped: {missing}")
+        print(f"skipped: {missing}; pip install torch transformers safetensors")
         return 77
+    if not os.access(options.fp8flow, os.X_OK):
+        parser.error(f"{options.fp8flow}: no such program; build it, or name it with --fp8flow")
     torch.set_num_threads(2)
     transformers.logging.set_verbosity_error()  # of token ids beyond the small vocabulary
-    failed = False
-    print(f"norm-wise errors against transformers {transformers.__version__} in float64 (torch {torch.__version__}); {layer.T} tokens, hidden "
-          f"{layer.H}, {layer.E} experts of width {layer.F}, top-{layer.K}, {options.ranks} rank(s)")
-    print(f"{'family':<17} {'arm':<14} {'routing':>8} {'weights':>9} {'output':>9} {'d hidden':>9} {'d experts':>9} {'d router':>9}")
-    for family in options.families.split(","):
-        torch.manual_seed(options.seed)
-        try:
-            block, config = block_of(family, torch.float64)
-        except (ImportError, AttributeError, TypeError) as problem:
-            print(f"{family}: not in transformers {transformers.__version__} as this script knows it: {problem}")
-            return 1
-        x, dy = torch.randn(layer.T, layer.H).bfloat16(), torch.randn(layer.T, layer.H).bfloat16()
-        want, want_grads = run(block, x, dy)
-
-        def report(arm, got, grads):
-            same, weights, all_errors = errors(got, grads, want, want_grads)
-            print(f"{family:<17} {arm:<14} {same.sum():>4}/{layer.T:<3} {weights:9.1e} " + " ".join(f"{e:9.1e}" for e in all_errors))
-            return same.all() and weights < layer.BOUND_WEIGHTS, all_errors
-
-        with tempfile.TemporaryDirectory() as folder:
-            state = {"mlp." + name: (value.float() if "bias" in name else value.bfloat16()).contiguous()
-                     for name, value in block.state_dict().items()}
-            save_file(state | {"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
-            with open(f"{folder}/config.json", "w") as file:
-                json.dump(json.loads(config.to_json_string()) | ({"model_type": family} if family == "kimi_k2" else {}), file)
-            report("torch bf16", *run(block.to(options.device, torch.bfloat16), x, dy))
-            for recipe in options.recipes.split(","):
-                layer.replay(options, recipe, folder)
-                out, grads = f"{folder}/{recipe}", {}
-                for name in os.listdir(f"{out}/gradients"):
-                    if name.endswith(".safetensors"):
-                        grads.update(load_file(f"{out}/gradients/{name}"))
-                routed, all_errors = report(recipe, load_file(f"{out}/replay.safetensors"), grads)
-                bounds = layer.BOUNDS.get(recipe, layer.BOUNDS[None])
-                failed |= not routed or any(e > bound for e, bound in zip(all_errors, bounds))
-    print("above a bound" if failed else "all within their bounds")
-    return 1 if failed else 0
+    transformers.logging.disable_progress_bar()
+    print(f"torch {torch.__version__}, transformers {transformers.__version__}")
+    report, holds = options.action(options)
+    if options.json:
+        write_json(options.json, {**origin(), "torch": torch.__version__, "transformers": transformers.__version__, **report})
+    return 0 if holds else 1
 
 
 if __name__ == "__main__":

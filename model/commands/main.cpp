@@ -441,7 +441,7 @@ struct CommandLine {
             ->add_flag(
                 "--capture", bench_options.capture,
                 "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
-                "(scripts/kernel_profile.py reads what ncu says then)")
+                "(ncu --profile-from-start off)")
             ->excludes("--out");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option(
