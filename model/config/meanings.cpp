@@ -46,7 +46,8 @@ std::vector<std::string> warnings_of_meanings(const Config& config) {
 std::vector<std::string> keep_meanings(Config& saved, Config& config) {
     std::vector<std::string> kept;
     for (const Meaning& meaning : kMeanings) {
-        const ConfigField& field = field_named(meaning.key);
+        const std::string key = meaning.key;
+        const ConfigField& field = field_named(key);
         if (!saved.origin.contains(meaning.key)) field.set(saved, {false, {meaning.before}});
         const std::string then = field.get(saved);
         if (config.origin.contains(meaning.key) || field.get(config) == then) continue;
