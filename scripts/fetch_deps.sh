@@ -3,15 +3,13 @@
 # Prepares a prefix with the libraries that fp8flow is built from, for machines where nobody may install packages and for clusters without
 # a network: yaml-cpp, nlohmann-json, CLI11, fmt, GoogleTest, and cudnn-frontend (attention on cuDNN). MPI, a compiler, CMake and Ninja stay
 # the machine's own. The sources are the projects' release archives, checked against the sums below before anything is unpacked.
-# Usage: fetch_deps.sh [--prefix DIR] [--from DIR] [--download-only] [--pack FILE] [--archive FILE]
+# Usage: fetch_deps.sh [--prefix DIR] [--from DIR] [--download-only]
 #   --prefix DIR      where to install (default: .deps next to this repository's CMakeLists.txt, or $FP8FLOW_DEPS)
 #   --from DIR        take the archives from this folder instead of the network
 #   --download-only   get and check the archives (into PREFIX/archives), build nothing
-#   --pack FILE       write the checked archives into FILE (.tar.gz), for a machine without a network
-#   --archive FILE    take the archives from such a FILE
 # scripts/train.sh, test.sh and gpu_check.sh use .deps or $FP8FLOW_DEPS by themselves; by hand:
 #   cmake --preset cuda-release -DFP8FLOW_DEPS=.deps
-# On a cluster: here `fetch_deps.sh --download-only --pack deps.tar.gz`, carry the file, there `fetch_deps.sh --archive deps.tar.gz`.
+# Without a network: elsewhere `fetch_deps.sh --download-only`, copy the folder .deps/archives, here `fetch_deps.sh --from archives`.
 set -euo pipefail
 # shellcheck source=scripts/common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -27,36 +25,23 @@ packages=(
 )
 
 help_if_asked "$@"
-prefix=${FP8FLOW_DEPS:-$root/.deps} from="" pack="" archive="" download_only=no
+prefix=${FP8FLOW_DEPS:-$root/.deps} from="" download_only=no
 while (($# > 0)); do
     case $1 in
-        --prefix | --from | --pack | --archive)
+        --prefix | --from)
             [[ -n ${2:-} ]] || die 2 "$1: its value is missing"
-            case $1 in
-                --prefix) prefix=$2 ;;
-                --from) from=$2 ;;
-                --pack) pack=$2 ;;
-                --archive) archive=$2 ;;
-            esac
+            printf -v "${1#--}" %s "$2"
             shift 2
             ;;
         --download-only) download_only=yes && shift ;;
         *) no_arguments "$@" ;;
     esac
 done
-[[ -z $from || -z $archive ]] || die 2 "--from and --archive both say where the archives are; give one"
 mkdir -p "$prefix/archives"
 prefix=$(cd "$prefix" && pwd)
 store=$prefix/archives
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-
-if [[ -n $archive ]]; then
-    [[ -f $archive ]] || die 2 "--archive: $archive is not a file"
-    mkdir "$work/packed"
-    tar -xzf "$archive" -C "$work/packed" --no-same-owner || die 2 "--archive: $archive cannot be unpacked"
-    from=$work/packed
-fi
 
 # sum_is FILE SUM
 sum_is() { [[ -f $1 && $(sha256sum "$1" | cut -d ' ' -f 1) == "$2" ]]; }
@@ -67,7 +52,7 @@ download() {  # download URL FILE
     elif command -v wget > /dev/null; then
         wget --https-only --quiet --tries=3 --timeout=300 -O "$2" "$1"
     else
-        die 2 "neither curl nor wget is here; use --from DIR or --archive FILE"
+        die 2 "neither curl nor wget is here; use --from DIR"
     fi
 }
 
@@ -75,12 +60,12 @@ for package in "${packages[@]}"; do
     IFS='|' read -r name file sum url _ <<< "$package"
     if sum_is "$store/$file" "$sum"; then continue; fi
     if [[ -n $from ]]; then
-        [[ -f $from/$file ]] || die 2 "$name: $file is not in ${archive:-$from}"
+        [[ -f $from/$file ]] || die 2 "$name: $file is not in $from"
         cp "$from/$file" "$work/$file"
     else
         say "getting $name from $url"
         download "$url" "$work/$file" ||
-            die 2 "$name: no download; on a machine with a network: fetch_deps.sh --download-only --pack FILE, here: --archive FILE"
+            die 2 "$name: no download; on a machine with a network: fetch_deps.sh --download-only, here: --from its archives"
     fi
     sum_is "$work/$file" "$sum" ||
         die 2 "$name: $file has SHA-256 $(sha256sum "$work/$file" | cut -d ' ' -f 1), want $sum; nothing of it was unpacked"
@@ -88,15 +73,6 @@ for package in "${packages[@]}"; do
 done
 say "archives checked: $store"
 
-if [[ -n $pack ]]; then
-    files=()
-    for package in "${packages[@]}"; do
-        IFS='|' read -r _ file _ <<< "$package"
-        files+=("$file")
-    done
-    tar -czf "$pack" -C "$store" "${files[@]}"
-    say "written: $pack"
-fi
 [[ $download_only == no ]] || exit 0
 
 for package in "${packages[@]}"; do

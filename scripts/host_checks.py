@@ -10,10 +10,11 @@ those of GPUs, fuzz targets and slow ones.
 
   scripts/host_checks.py asan --json checks.json
   scripts/host_checks.py tsan --tests 'exchange|thread_group'
-The report has one entry per check; it keeps those of other checks. The output of failed tests is in build/PRESET/Testing. Exit status 1 if a test failed.
+The report has one entry per check. The output of failed tests is in build/PRESET/Testing. Exit status 1 if a test failed.
 """
 
 import argparse
+import collections
 import concurrent.futures
 import glob
 import json
@@ -44,13 +45,12 @@ def run_tests(folder, options, select, environment):
     """[(test, result, seconds)], as ctest prints them."""
     line = ["ctest", "--test-dir", folder, "-j", str(options.jobs), "--timeout", str(options.timeout), "--output-on-failure", "-R", options.tests or ".",
             *select]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, **environment))
-    text = ""
-    for output in process.stdout:
-        print(output, end="", flush=True)
-        text += output
-    process.wait()
-    return RESULT.findall(text)
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=dict(os.environ, **environment)) as process:
+        output = []
+        for text in process.stdout:
+            print(text, end="", flush=True)
+            output.append(text)
+    return RESULT.findall("".join(output))
 
 
 def folder_of(path):
@@ -60,54 +60,38 @@ def folder_of(path):
 
 
 def counts_of(notes):
-    """[(source, {line: executed}, {(line, branch): taken})] of one object; branches of exceptions are left out."""
+    """{(source, line) or (source, line, branch): executed} of one object; branches of exceptions are left out."""
     done = subprocess.run(["gcov", "--json-format", "--branch-probabilities", "--stdout", notes], cwd=os.path.dirname(notes),
                           capture_output=True, text=True)
-    found = []
-    for text in done.stdout.splitlines():
-        data = json.loads(text)
+    counts = collections.Counter()
+    for data in map(json.loads, done.stdout.splitlines()):
         for file in data["files"]:
             path = os.path.relpath(os.path.join(data["current_working_directory"], file["file"]), ROOT)
-            if not path.startswith(SOURCES):
-                continue
-            lines, branches = {}, {}
-            for line in file["lines"]:
-                number = line["line_number"]
-                lines[number] = lines.get(number, False) or line["count"] > 0
+            for line in file["lines"] if path.startswith(SOURCES) else []:
+                counts[path, line["line_number"]] += line["count"]
                 for i, branch in enumerate(line["branches"]):
                     if not branch["throw"]:
-                        branches[number, i] = branches.get((number, i), False) or branch["count"] > 0
-            found.append((path, lines, branches))
-    return found
+                        counts[path, line["line_number"], i] += branch["count"]
+    return {key: count > 0 for key, count in counts.items()}
 
 
 def coverage(folder, jobs):
     """By folder. What is compiled into several objects, or instantiated several times, counts once: as executed if one of them was."""
-    lines, branches = {}, {}
-    notes = glob.glob(f"{folder}/CMakeFiles/**/*.gcda", recursive=True)
+    executed, notes = collections.Counter(), glob.glob(f"{folder}/CMakeFiles/**/*.gcda", recursive=True)
     with concurrent.futures.ProcessPoolExecutor(jobs) as pool:
-        for found in pool.map(counts_of, notes, chunksize=4):
-            for path, of_lines, of_branches in found:
-                for all_counts, counts in ((lines, of_lines), (branches, of_branches)):
-                    known = all_counts.setdefault(path, {})
-                    for key, executed in counts.items():
-                        known[key] = known.get(key, False) or executed
-    folders = {}
-    for path in lines:
-        entry = folders.setdefault(folder_of(path), {"lines": 0, "executed lines": 0, "branches": 0, "taken branches": 0})
-        entry["lines"] += len(lines[path])
-        entry["executed lines"] += sum(lines[path].values())
-        entry["branches"] += len(branches[path])
-        entry["taken branches"] += sum(branches[path].values())
-    return dict(sorted(folders.items()))
-
-
-def print_coverage(folders):
-    total = {key: sum(entry[key] for entry in folders.values()) for key in next(iter(folders.values()))} if folders else {}
-    for name, entry in [*folders.items(), *([("all", total)] if folders else [])]:
-        share = [f"{entry[done]:>6} of {entry[all_]:>6} {all_} {entry[done] / max(1, entry[all_]):>7.1%}"
-                 for done, all_ in (("executed lines", "lines"), ("taken branches", "branches"))]
-        print(f"  {name:<28} {'   '.join(share)}")
+        for counts in pool.map(counts_of, notes, chunksize=4):
+            executed.update(counts)
+    folders = {name: dict.fromkeys(["lines", "executed lines", "branches", "taken branches"], 0)
+               for name in ["all", *sorted({folder_of(key[0]) for key in executed})]}
+    for key, count in executed.items():
+        whole, part = ("lines", "executed lines") if len(key) == 2 else ("branches", "taken branches")
+        for entry in (folders["all"], folders[folder_of(key[0])]):
+            entry[whole] += 1
+            entry[part] += count > 0
+    for name, entry in folders.items():
+        print(f"  {name:<28}" + "".join(f" {entry[part]:>6} of {entry[whole]:>6} {whole} {entry[part] / max(1, entry[whole]):>7.1%}"
+                                        for whole, part in (("lines", "executed lines"), ("branches", "taken branches"))))
+    return folders
 
 
 def run_check(check, options):
@@ -132,7 +116,6 @@ def run_check(check, options):
              "skipped": [name for name, what, _ in results if what == "Skipped"], "seconds of tests": {name: float(s) for name, _, s in sorted(results)}}
     if check == "coverage":
         entry["folders"] = coverage(folder, options.jobs)
-        print_coverage(entry["folders"])
     print(f"{check}: {entry['tests']} tests, {len(entry['failed'])} failed, {len(entry['skipped'])} skipped; build {entry['build seconds']} s, "
           f"tests {entry['seconds']} s", flush=True)
     return entry
@@ -149,11 +132,7 @@ def main():
     options = parser.parse_args()
     entries = [run_check(check, options) for check in options.checks]
     if options.json:
-        others = []
-        if os.path.exists(options.json):
-            with open(options.json) as file:
-                others = [entry for entry in json.load(file)["runs"] if entry["check"] not in options.checks]
-        write_json(options.json, {"runs": sorted([*others, *entries], key=lambda entry: list(PRESETS).index(entry["check"]))})
+        write_json(options.json, {"runs": entries})
     return 1 if any(entry["failed"] or not entry["tests"] for entry in entries) else 0
 
 

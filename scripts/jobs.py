@@ -26,10 +26,10 @@ def commit():
     return subprocess.run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
 
 
-def origin(at_commit=None):
+def origin():
     """What every result says of itself (scripts/results.py check)."""
     return {"command": shlex.join([f"scripts/{os.path.basename(sys.argv[0])}", *sys.argv[1:]]), "date": datetime.date.today().isoformat(),
-            "commit": at_commit or commit(), "machine": machine()}
+            "commit": commit(), "machine": machine()}
 
 
 def write_json(path, value):
@@ -59,20 +59,20 @@ def descendants(pid):
     return [p for child in children for p in [*descendants(child), child]]
 
 
-def stop(process):
-    """SIGKILL to a process and all below it."""
-    for pid in [*descendants(process.pid), process.pid]:
+def kill(*pids):
+    for pid in pids:
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+
+
+def stop(process):
+    """SIGKILL to a process and all below it."""
+    kill(*descendants(process.pid), process.pid)
     process.wait()
 
 
 def kill_ranks(process, ranks):
     """SIGKILL to the processes of the program itself: `process`, or below mpirun."""
-    for victim in [process.pid] if ranks == 1 else descendants(process.pid):
-        try:
-            os.kill(victim, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+    kill(*([process.pid] if ranks == 1 else descendants(process.pid)))

@@ -16,6 +16,7 @@ is caught, 1 if one is not, or a patch does not apply or build.
 """
 
 import argparse
+import filecmp
 import glob
 import hashlib
 import json
@@ -69,13 +70,12 @@ class Copy:
         files = run(["git", "ls-files", "-co", "--exclude-standard"], ROOT).stdout.splitlines()
         for name in files:
             source, target = f"{ROOT}/{name}", f"{self.folder}/{name}"
-            if os.path.isfile(source) and not same(source, target):
+            if os.path.isfile(source) and not (os.path.exists(target) and filecmp.cmp(source, target, shallow=False)):
                 os.makedirs(os.path.dirname(target), exist_ok=True)
                 shutil.copy(source, target)
-        self.commit = commit()
-        deps = f"FP8FLOW_DEPS={os.environ.get('FP8FLOW_DEPS') or ROOT + '/.deps'}"
-        done = run(["env", *([deps] if os.path.isdir(deps.split("=")[1]) else []), "bash", "-c", f"source scripts/common.sh; configure {options.preset}"],
-                   self.folder)
+        deps = os.environ.get("FP8FLOW_DEPS") or f"{ROOT}/.deps"
+        done = run(["bash", "-c", f"source scripts/common.sh; configure {options.preset}"], self.folder,
+                   env={**os.environ, **({"FP8FLOW_DEPS": deps} if os.path.isdir(deps) else {})})
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
 
@@ -106,17 +106,6 @@ class Copy:
             run(["git", "apply", "-R", bug["path"]], self.folder)
 
 
-def same(one, other):
-    if not os.path.exists(other):
-        return False
-    with open(one, "rb") as a, open(other, "rb") as b:
-        return a.read() == b.read()
-
-
-def hash_of(text):
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="only whether the patches apply")
@@ -135,31 +124,27 @@ def main():
     if options.check:
         return check(bugs)
 
-    began, copy = time.time(), Copy(options)
+    began, copy, results = time.time(), Copy(options), []
     known_path = f"{copy.folder}/build/planted.json"
     known = {}
     if os.path.exists(known_path) and not options.again:
         with open(known_path) as file:
             known = json.load(file)
-    results = []
     for i, bug in enumerate(bugs):
-        with open(bug["path"]) as file:
-            key = f"{copy.commit} {hash_of(file.read())}"
+        with open(bug["path"], "rb") as file:
+            key = f"{commit()} {hashlib.sha256(file.read()).hexdigest()[:16]}"
         if key not in known:
             if time.time() - began > options.budget:
                 break
             started = time.time()
             known[key] = {"result": copy.plant(bug), "seconds": round(time.time() - started, 1)}
-            with open(known_path, "w") as file:
-                json.dump(known, file)
-        result = known[key]
-        results.append({"name": bug["name"], "family": bug["family"], "plants": bug["plants"], "test": bug["test"], **result})
-        left = (time.time() - began) / (i + 1) * (len(bugs) - i - 1)
-        print(f"[{i + 1}/{len(bugs)}, {left:5.0f} s left] {bug['name']:<40} {bug['test']:<28} {result['seconds']:6.1f} s  {result['result']}", flush=True)
+            write_json(known_path, known)
+        results.append({**{name: bug[name] for name in ("name", "family", "plants", "test")}, **known[key]})
+        print(f"[{i + 1}/{len(bugs)}] {bug['name']:<40} {bug['test']:<28} {known[key]['seconds']:6.1f} s  {known[key]['result']}", flush=True)
     caught, skipped = (sum(r["result"].startswith(word) for r in results) for word in ("caught", "skipped"))
     print(f"\n{caught} of {len(results) - skipped} caught, {skipped} need a GPU, {len(bugs) - len(results)} not run, {time.time() - began:.0f} s")
     if options.json:
-        write_json(options.json, {**origin(copy.commit), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results})
+        write_json(options.json, {**origin(), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results})
     return 0 if caught + skipped == len(bugs) else 1
 
 

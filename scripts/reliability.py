@@ -6,15 +6,14 @@
           it names the lost rank (or what was thrown), and no process and no shared memory are left. Afterwards a run must work, and the
           GPUs' memory must be free. The stage is read from the notes that the ranks of a host share (model/job/watchdog.cpp); a
           library preloaded into the rank (tests/cli/faults) hits it in MPI_Init and MPI_Finalize, which are short, and throws exceptions.
-  resume  kills runs with SIGKILL, between checkpoints and while one is written, and resumes them, also on another number of ranks. Every loss,
-          norm and byte of the last checkpoint must be that of a run that was not killed.
-  fights  starts two runs with one --out, and kills and resumes runs at random times: the owner of a folder ends with the bits of a run
-          that was not disturbed.
+  resume  kills runs with SIGKILL, between checkpoints, while one is written and at random moments, and resumes them, also on another number
+          of ranks. Every loss, norm and byte of the last checkpoint must be that of a run that was not killed.
+  fights  starts two runs with one --out: the owner of a folder ends with the bits of a run that was not disturbed.
 
   scripts/reliability.py faults                                            all kinds and stages on 2 and 4 ranks
   scripts/reliability.py faults --backend hopper --ranks 2 --stages step,evaluation,checkpoint --json faults.json
   scripts/reliability.py resume --ranks 1,2,4 --recipes bf16,fp8_flow      1, 2 and 4 ranks of this machine
-  scripts/reliability.py fights --fights 50 --kills 50
+  scripts/reliability.py fights --fights 50
 """
 
 import argparse
@@ -34,7 +33,7 @@ import sys
 import tempfile
 import time
 
-from jobs import ROOT, descendants, environment, kill_ranks, mpirun, origin, stop, write_json
+from jobs import ROOT, environment, kill_ranks, mpirun, origin, stop, write_json
 
 KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT,
          "throwing": signal.SIGUSR2}
@@ -42,7 +41,7 @@ KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation faul
 STAGES = {"set_up": 2, "weights": 3, "resume": 4, "step": 5, "evaluation": 6, "checkpoint": 7, "exporting": 8, "summary": 9}
 CALLS = {"load": "load", "MPI_Init": "MPI_Init_thread", "MPI_Finalize": "MPI_Finalize"}
 ORDER = ["load", "MPI_Init", "set_up", "weights", "resume", "first step", "step", "evaluation", "checkpoint", "exporting", "summary", "MPI_Finalize"]
-NOTES, RANK_NOTES = 64, struct.Struct("<iiiiiiqq")  # state, pid, rank, waits, signal, stage, step, progress
+NOTES, RANK_NOTES = 64, struct.Struct("<i4xqiiiii4xq")  # waits, progress, state, pid, rank, signal, stage, step
 FAULT_OF_THE_PROGRAM = 70  # the exit status of an exception that is no Error (error.h)
 REFUSED = 15  # the folder has an owner
 SOME_STEP = 5
@@ -147,35 +146,7 @@ class Notes:
         """Its process, stage and step; a process of 0: not started."""
         if self.memory is None:
             return 0, -1, 0
-        state, pid, _, _, _, stage, step, _ = RANK_NOTES.unpack_from(self.memory, NOTES + 64 * victim)
-        return pid if state == 1 else 0, stage, step
-
-
-class NotesOfOne:
-    """The notes of a rank alone, which shares them with nobody: in its own memory."""
-
-    def __init__(self, program, process):
-        symbols = subprocess.run(["nm", "--demangle", program], capture_output=True, text=True, check=True).stdout
-        offset = int(re.search(r"^([0-9a-f]+) \w .*::lone_rank$", symbols, re.MULTILINE)[1], 16)
-        self.memory = None
-        while self.memory is None and process.poll() is None:
-            for pid in descendants(process.pid):
-                try:
-                    if os.path.samefile(f"/proc/{pid}/exe", program):
-                        with open(f"/proc/{pid}/maps") as maps:
-                            self.address = int(maps.readline().split("-")[0], 16) + offset
-                        self.memory = open(f"/proc/{pid}/mem", "rb", buffering=0)
-                except (OSError, ValueError):
-                    pass
-
-    def of(self, _):
-        try:
-            notes = os.pread(self.memory.fileno(), RANK_NOTES.size, self.address)
-        except (OSError, AttributeError):
-            notes = b""
-        if len(notes) < RANK_NOTES.size:
-            return 0, -1, 0
-        state, pid, _, _, _, stage, step, _ = RANK_NOTES.unpack(notes)
+        _, _, state, pid, _, _, stage, step = RANK_NOTES.unpack_from(self.memory, NOTES + 64 * victim)
         return pid if state == 1 else 0, stage, step
 
 
@@ -201,8 +172,6 @@ def problems_of(case, reports, status):
         thrown = [line for line in reports if line.endswith(f"a fault thrown in rank {case['victim']}")]
         problems = [] if len(reports) == len(thrown) == 1 else [f"{len(reports)} reports, {len(thrown)} of what was thrown"]
         return problems if status == FAULT_OF_THE_PROGRAM else [*problems, f"status {status}"]
-    if case["ranks"] == 1:
-        return [f"{len(reports)} reports"] if reports else []
     problems = [f"{len(reports)} reports"] if len(reports) != 1 else []
     blamed = re.findall(r"rank (\d+) \(process", " ".join(reports))
     # a rank that never reached main has no name yet but its place on the host
@@ -227,8 +196,7 @@ def attempt(options, case, folder):
     with open(f"{folder}/err", "wb") as errors:
         process = subprocess.Popen(fault_command(options, case["ranks"], out, more, faults), stdout=subprocess.DEVNULL, stderr=errors,
                                    env=environment(), start_new_session=True)
-        hit = case["stage"] in CALLS or strike(process, Notes(known, process) if case["ranks"] > 1 else NotesOfOne(options.fp8flow, process),
-                                               case["victim"], case["stage"], case["kind"])
+        hit = case["stage"] in CALLS or strike(process, Notes(known, process), case["victim"], case["stage"], case["kind"])
         struck = time.monotonic()
         limit = options.deadline + GRACE + (options.start if case["stage"] in CALLS else 0)
         try:
@@ -260,29 +228,13 @@ def base_runs(options, ranks, folder):
         shutil.rmtree(newest)
 
 
-def table(cases):
-    stages = [stage for stage in ORDER if any(case["stage"] == stage for case in cases)]
-    kinds = [kind for kind in KINDS if any(case["kind"] == kind for case in cases)]
-    lines = [f"{'stage':<14}" + "".join(f"{kind:>22}" for kind in kinds)]
-    for stage in stages:
-        cells = []
-        for kind in kinds:
-            here = [case for case in cases if case["stage"] == stage and case["kind"] == kind]
-            held = sum(case["holds"] for case in here)
-            slowest = max((case["seconds"] for case in here), default=0)
-            cells.append(f"{f'{held} of {len(here)}, {slowest:.1f} s':>22}" if here else f"{'-':>22}")
-        lines.append(f"{stage:<14}" + "".join(cells))
-    return "\n".join(lines)
-
-
 def cases_of(options):
     """Every kind in every stage, to the first rank and to the last, one after the other."""
     cases = []
     for stage in options.stages.split(","):
         for kind in options.kinds.split(","):
             for n in (int(n) for n in options.ranks.split(",")):
-                if n > 1 or kind != "stopped":  # a rank alone has nobody to notice
-                    cases.append({"ranks": n, "victim": (0, n - 1)[len(cases) % 2], "stage": stage, "kind": kind})
+                cases.append({"ranks": n, "victim": (0, n - 1)[len(cases) % 2], "stage": stage, "kind": kind})
     return cases
 
 
@@ -301,7 +253,7 @@ def faults(options, folder):
               f"status {result['status']:>3}  {'holds' if not result['problems'] else 'FAILS: ' + ', '.join(result['problems'])}", flush=True)
     after = subprocess.run(fault_command(options, ranks[-1], f"{folder}/after"), capture_output=True, env=environment()).returncode == 0
     freed = all(now <= before + 64 for before, now in zip(memory, gpu_memory()))
-    print(f"\ncases that hold, and the slowest end after the fault\n{table(results)}\nthe run after them: {'works' if after else 'FAILS'}"
+    print(f"slowest end after a fault: {max(result['seconds'] for result in results):.1f} s; the run after them: {'works' if after else 'FAILS'}"
           + (f"; GPU memory: {'free again' if freed else 'NOT free again'}" if memory else ""))
     for result in results:  # names of processes and hosts say nothing to a reader
         result["report"] = re.sub(r"process \d+", "process N", re.sub(r" on \S+:", " on HOST:", result["report"]))
@@ -325,21 +277,22 @@ def unfinished(out):
 
 
 def killed_run(options, recipe, ranks, point, out, chance):
-    """Kills all ranks of a run: `training`: between two checkpoints; `saving`: while one is being written. The last logged iteration, or None
-    where the moment was missed."""
-    after = chance.randrange(INTERVAL, ITERS - INTERVAL)
+    """Kills all ranks of a run: `training`: between two checkpoints; `saving`: while one is being written; `random`: at any moment. The last
+    logged iteration, or None where the moment was missed."""
+    after, at = chance.randrange(INTERVAL, ITERS - INTERVAL), time.monotonic() + chance.uniform(0.05, options.seconds)
     process = subprocess.Popen(resume_command(options, recipe, ranks, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    at_point = lambda: point == "random" or bool(unfinished(out)) == (point == "saving")  # noqa: E731
     reached = False
     while process.poll() is None:
         if not reached:
-            reached = len(metrics_of(out)) > after
+            reached = time.monotonic() > at if point == "random" else len(metrics_of(out)) > after
             time.sleep(0.002)
-        elif bool(unfinished(out)) == (point == "saving"):
+        elif at_point():
             break
     kill_ranks(process, ranks)
     process.wait()
     last = max((record["iteration"] for record in metrics_of(out)), default=0)
-    return last if process.returncode != 0 and last < ITERS and bool(unfinished(out)) == (point == "saving") else None
+    return last if process.returncode != 0 and last < ITERS and at_point() else None
 
 
 def resume_case(options, folder, recipe, ranks, point, resumed_ranks):
@@ -375,11 +328,13 @@ def resume(options, folder):
     ranks, recipes = [int(r) for r in options.ranks.split(",")], options.recipes.split(",")
     results = []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda c: run(resume_command(options, *c, f"{folder}/straight_{c[0]}_{c[1]}")), [(r, n) for r in recipes for n in ranks]))
-        cells = [(r, n, p, m) for r in recipes for n in ranks for p in ("training", "saving") for m in ranks]
+        began, straight = time.monotonic(), [(r, n) for r in recipes for n in ranks]
+        list(pool.map(lambda c: run(resume_command(options, *c, f"{folder}/straight_{c[0]}_{c[1]}")), straight))
+        options.seconds = (time.monotonic() - began) * options.jobs / len(straight)  # of a run
+        cells = [(r, n, p, m) for r in recipes for n in ranks for p in options.points.split(",") for m in ranks]
         for result in pool.map(lambda c: resume_case(options, folder, *c), cells):
             results.append(result)
-            print(f"{result['recipe']:<14} {result['ranks']} rank(s) killed while {result['killed while']:<8} at {result.get('at iteration', '-'):>4}, from "
+            print(f"{result['recipe']:<14} {result['ranks']} rank(s), kill: {result['killed while']:<8} at {result.get('at iteration', '-'):>4}, from "
                   f"{result.get('resumed from', '-'):>3} on {result['resumed on']} rank(s): {result['result']}", flush=True)
     return results, True, {}
 
@@ -425,23 +380,6 @@ def fight(options, folder, straight, chance, seconds):
     return problems, runs
 
 
-def killed_until_done(options, out, ranks, chance, seconds):
-    """Kills a run up to six times, then resumes it to its end; returns how often it was killed. seconds: what a run left alone takes."""
-    kills, wanted = 0, chance.randint(1, 6)
-    while True:
-        process = start(options, out, ranks, "resume")
-        try:
-            text, _ = process.communicate(timeout=chance.uniform(0.05, seconds) if kills < wanted else options.timeout)
-        except subprocess.TimeoutExpired:
-            kill_ranks(process, ranks)
-            process.communicate()
-            kills += 1
-            continue
-        if process.returncode != 0:
-            raise RuntimeError(f"after {kills} kills: exit status {process.returncode}: {text[-500:]}")
-        return kills
-
-
 def fights(options, folder):
     chance, straight, seconds, results = random.Random(1), {}, 0.0, []
     for ranks in (1, 2):
@@ -456,14 +394,6 @@ def fights(options, folder):
         results.append({"runs": [{k: v for k, v in run.items() if k != "process"} for run in runs], "problems": problems, "holds": not problems})
         print(f"[fight {i + 1}/{options.fights}] {' against '.join(r['mode'] + ' on ' + str(r['ranks']) for r in runs)}: "
               f"{'; '.join(problems) or 'held'}", flush=True)
-    done = 0
-    while done < options.kills:
-        ranks, out = chance.choice((1, 2)), f"{folder}/killed{len(results)}"
-        kills = killed_until_done(options, out, ranks, chance, seconds)
-        problems = [] if outcome(out, FIGHT_ITERS) == straight[ranks] else [f"after {kills} kills other bits than a run left alone"]
-        results.append({"ranks": ranks, "kills": kills, "problems": problems, "holds": not problems})
-        done += kills
-        print(f"[{done} of {options.kills} kills] {kills} of a run on {ranks}: {'; '.join(problems) or 'held'}", flush=True)
     return results, True, {}
 
 
@@ -487,10 +417,10 @@ def main():
             command.add_argument("--budget", type=float, default=1e9, help="seconds; no case starts later")
         elif action is resume:
             command.add_argument("--recipes", default="bf16,fp8_flow")
+            command.add_argument("--points", default="training,saving,random", help="moments of the kill")
             command.add_argument("--jobs", type=int, default=1, help="runs at a time")
         else:
             command.add_argument("--fights", type=int, default=50)
-            command.add_argument("--kills", type=int, default=50)
             command.add_argument("--timeout", type=float, default=120, help="seconds after which a run hangs")
     options, began = parser.parse_args(), time.time()
     with tempfile.TemporaryDirectory() as folder:

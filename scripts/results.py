@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: MIT
 """Results of measurements: checks those that are kept in docs/results, and makes them small, a page, or screenshots.
 
-  scripts/results.py check [--history]                                   docs/results says where its files come from, and stays small
+  scripts/results.py check                                               docs/results says where its files come from, and stays small
   scripts/results.py compact runs/a/profile.json docs/results/profile_a.json [--keep stages|arms|times]
   scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
   scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
@@ -13,8 +13,8 @@ lack. Each has
   command  the command line
   date     begins with YYYY-MM-DD
   machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
-A .txt names a commit and a date; a .txt that prints a .json has the same name as that .json. A result without a control arm has no noise
-floor: null, never 0. --history also asks git whether each commit exists (needs the whole history). Exit status 1 if a file breaks a rule.
+A .txt names a commit and a date. A result without a control arm has no noise
+floor: null, never 0. Exit status 1 if a file breaks a rule.
 
 compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
 everything of an arm but the times of layer and step, which is what `plan --check` compares. Medians, spread, conditions, commit and command
@@ -84,24 +84,13 @@ def problems_of_json(path):
 def problems_of(path):
     if path.suffix == ".json":
         return problems_of_json(path)
-    if path.suffix == ".jsonl":
-        return sorted({p for line in path.read_text().splitlines() for p in problems_of_item(json.loads(line))})
     if path.suffix != ".txt":
-        return ["neither .json, .jsonl nor .txt"]
-    if path.with_suffix(".json").exists() and path.stem.startswith("bench_"):
-        return []
+        return ["neither .json nor .txt"]
     text, patterns = path.read_text(), {"commit": r"\bcommits?:? [0-9a-f]{7}\b", "date": DATE}
     return [f"no {name}" for name, pattern in patterns.items() if not re.search(pattern, text)]
 
 
-def unknown_commits():
-    commits = {(path.name, item.get("commit")) for path in RESULTS.glob("*.json") for item in items_of(json.loads(path.read_text()))}
-    for name, commit in sorted(commits):
-        if subprocess.run(["git", "-C", ROOT, "cat-file", "-e", f"{commit}^{{commit}}"], check=False, stderr=subprocess.DEVNULL).returncode != 0:
-            yield f"/{name}: commit {commit} is not in this repository"
-
-
-def check(options):
+def check(_):
     files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
     pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != RESULTS)  # it lists all
     problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
@@ -109,8 +98,6 @@ def check(options):
     size = sum(path.stat().st_size for path in files)
     if len(files) > MOST_FILES or size > MOST_BYTES:
         problems.append(f": {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/results.py compact")
-    if options.history:
-        problems += unknown_commits()
     for problem in problems:
         print(f"docs/results{problem}", file=sys.stderr)
     print(f"{len(files)} files in docs/results, {len(problems)} problem{'s' if len(problems) != 1 else ''}")
@@ -215,7 +202,7 @@ def main():
         command.set_defaults(action=action)
         return command.add_argument
 
-    add(check)("--history", action="store_true", help="every commit is in this repository")
+    add(check)
     argument = add(compact)
     argument("source", type=pathlib.Path)
     argument("result", type=pathlib.Path)

@@ -40,7 +40,7 @@ constexpr int64_t kForLateRanks = kSecond / 2;   // less than the second that Op
 
 enum class State : int32_t { not_started, running, ended };
 
-// Zero bytes are a rank that has not started.
+// Zero bytes are a rank that has not started. scripts/reliability.py reads them.
 struct alignas(64) RankNotes : ProgressNotes {
     std::atomic<State> state;
     std::atomic<int32_t> pid, rank, signal;
