@@ -74,7 +74,7 @@ if [[ " ${targets[*]} " == *" fp8flow "* ]]; then targets+=(fp8flow_faults); fi
 build cuda-release "${targets[@]}"
 resource_file "$build/gpus.json" "${#gpus[@]}" "$slots"
 export FP8FLOW_THREADS_PER_GPU=$(($(usable_cores) / ${#gpus[@]} > 0 ? $(usable_cores) / ${#gpus[@]} : 1))
-run=(-j "$((${#gpus[@]} * slots))" --output-on-failure --no-tests=error --resource-spec-file "$build/gpus.json")
+run=(-j "$((${#gpus[@]} * slots))" --output-on-failure --output-junit "$out/junit.xml" --no-tests=error --resource-spec-file "$build/gpus.json")
 if [[ -n $budget ]]; then run+=(--stop-time "$(date -d "$((budget > SECONDS ? budget - SECONDS : 1)) seconds" +%T)"); fi
 say "$machine"
 status=0
@@ -84,8 +84,11 @@ cp "$build/Testing/Temporary/LastTest.log" "$out/tests.log"
 # ---- what became of them: lines NAME RESULT SECONDS
 late=failed
 if [[ -n $budget ]] && ((SECONDS >= budget)); then late=not_run; fi  # a test that the budget ended says nothing
-sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) [. ]*(\*\*\*)?([A-Z][A-Za-z: ]*[a-z]) +([0-9.]+) sec.*/\1 \4 \3/p' "$out/ctest.log" |
-    awk -v late=$late '{ print $1, $3 == "Passed" ? "passed" : $3 ~ /Skipped|Not/ ? "not_run" : $3 == "Timeout" ? late : "failed", $2 }' > "$out/results"
+timeouts=$(sed -nE 's/^ *[0-9]+\/[0-9]+ Test +#[0-9]+: ([^ ]+) .*\*\*\*Timeout.*/\1/p' "$out/ctest.log" | tr '\n' ' ')
+awk -F'"' -v late=$late -v timeouts=" $timeouts" '
+    /<testcase/ { name = $2; seconds = $6; result[name] = $8 == "run" ? "passed" : index(timeouts, " " name " ") ? late : "failed"; took[name] = seconds; order[++n] = name }
+    /<skipped message="SKIP/ { result[name] = "not_run" }
+    END { for (i = 1; i <= n; ++i) printf "%s %s %.2f\n", order[i], result[order[i]], took[order[i]] }' "$out/junit.xml" > "$out/results"
 if ! grep -q ' failed ' "$out/results" && [[ $late == not_run ]]; then status=0; fi
 if [[ -n $resume ]]; then awk -v key="$key" '$2 == "passed" { print key, $1 }' "$out/results" >> "$resume"; fi
 awk -v command="${command//[\"\\]/}" -v date="$(date +%F)" -v machine="$machine" -v seconds="$SECONDS" \
