@@ -133,35 +133,44 @@ constexpr ScaleLayout kColumnLayouts[] = {ScaleLayout::vec128, ScaleLayout::grou
 
 DType wire_dtype(const Case& c) { return c.format == ScaleFormat::pow2 ? DType::e8m0 : DType::f32; }
 
+// All rows of src, without groups.
+void check_rows(const HostTensor& src, const Case& c, ScaleLayout layout, DType scales) {
+    const int64_t rows = src.view().dim(0), cols = src.view().dim(1);
+    HostScaled dst(c.dst, {rows, cols}, layout, 0, scales), want(c.dst, {rows, cols}, layout, 0, scales);
+    expect_rows(src, {{{0, rows, rows}}}, c, want);
+    ReferenceOps().quantize_rows(
+        {.src = src, .groups = {}, .scale_format = c.format, .mx_rounding = c.rounding, .dst = dst});
+    expect_same(dst, want);
+}
+
+void check_columns(const HostTensor& src, const Case& c, ScaleLayout layout) {
+    const int64_t rows = src.view().dim(0), cols = src.view().dim(1), width = round_up(rows, 128);
+    HostScaled dst(c.dst, {cols, width}, layout, 1), want(c.dst, {cols, width}, layout, 1);
+    expect_columns(src, {{{0, rows, width}}}, c, want);
+    ReferenceOps().quantize_columns({.src = src,
+                                     .groups = {},
+                                     .scale_format = c.format,
+                                     .mx_rounding = c.rounding,
+                                     .dst = dst,
+                                     .src2 = {},
+                                     .dst2 = {}});
+    expect_same(dst, want);
+}
+
 TEST(QuantizeRows, EveryLayoutAndType) {
-    ReferenceOps ops;
     for (const Case& c : all_cases())
         for (ScaleLayout layout : kRowLayouts)
             for (int64_t cols : {256, 320, 8}) {
-                const int64_t rows = 37;
-                HostTensor src(c.src, {rows, cols});
+                HostTensor src(c.src, {37, cols});
                 fill_hard(src, 1);
-                HostScaled dst(c.dst, {rows, cols}, layout, 0, wire_dtype(c)),
-                    want(c.dst, {rows, cols}, layout, 0, wire_dtype(c));
-                expect_rows(src, {{{0, rows, rows}}}, c, want);
-                ops.quantize_rows({.src = src,
-                                   .groups = {},
-                                   .scale_format = c.format,
-                                   .mx_rounding = c.rounding,
-                                   .dst = dst});
-                expect_same(dst, want);
+                check_rows(src, c, layout, wire_dtype(c));
             }
 }
 
 TEST(QuantizeRows, WireScalesOfPowersOfTwoMayBeFloats) {
-    ReferenceOps ops;
     HostTensor src(DType::bf16, {9, 256});
     fill_hard(src, 2);
-    HostScaled dst(DType::e4m3, {9, 256}, ScaleLayout::vec128_wire, 0, DType::f32),
-        want(DType::e4m3, {9, 256}, ScaleLayout::vec128_wire, 0, DType::f32);
-    expect_rows(src, {{{0, 9, 9}}}, {}, want);
-    ops.quantize_rows({.src = src, .groups = {}, .dst = dst});
-    expect_same(dst, want);
+    check_rows(src, {}, ScaleLayout::vec128_wire, DType::f32);
 }
 
 TEST(QuantizeRows, RaggedGroupsPadsAndRowBase) {
@@ -189,57 +198,24 @@ TEST(QuantizeRows, RaggedGroupsPadsAndRowBase) {
 
 // Every bf16 value: blocks of neighbours (one octave each), and blocks that mix all octaves.
 TEST(QuantizeRows, AllBf16Values) {
-    ReferenceOps ops;
     for (const Case& c : all_cases()) {
         if (c.src != DType::bf16) continue;
         for (int stride : {1, 32771}) {
             HostTensor src(DType::bf16, {512, 128});
             for (int i = 0; i < 65536; ++i) src.as<Bf16>()[i] = {static_cast<uint16_t>(int64_t{i} * stride)};
-            for (ScaleLayout layout : kRowLayouts) {
-                HostScaled dst(c.dst, {512, 128}, layout, 0, wire_dtype(c)),
-                    want(c.dst, {512, 128}, layout, 0, wire_dtype(c));
-                expect_rows(src, {{{0, 512, 512}}}, c, want);
-                ops.quantize_rows({.src = src,
-                                   .groups = {},
-                                   .scale_format = c.format,
-                                   .mx_rounding = c.rounding,
-                                   .dst = dst});
-                expect_same(dst, want);
-            }
-            for (ScaleLayout layout : kColumnLayouts) {
-                HostScaled dst(c.dst, {128, 512}, layout, 1), want(c.dst, {128, 512}, layout, 1);
-                expect_columns(src, {{{0, 512, 512}}}, c, want);
-                ops.quantize_columns({.src = src,
-                                      .groups = {},
-                                      .scale_format = c.format,
-                                      .mx_rounding = c.rounding,
-                                      .dst = dst,
-                                      .src2 = {},
-                                      .dst2 = {}});
-                expect_same(dst, want);
-            }
+            for (ScaleLayout layout : kRowLayouts) check_rows(src, c, layout, wire_dtype(c));
+            for (ScaleLayout layout : kColumnLayouts) check_columns(src, c, layout);
         }
     }
 }
 
 TEST(QuantizeColumns, EveryLayoutAndType) {
-    ReferenceOps ops;
     for (const Case& c : all_cases())
         for (ScaleLayout layout : kColumnLayouts)
-            for (int64_t rows : {1, 200, 256}) {
-                const int64_t cols = 70, width = round_up(rows, 128);  // wider than M: pads
-                HostTensor src(c.src, {rows, cols});
+            for (int64_t rows : {1, 200, 256}) {  // two end within a block of 128: pads
+                HostTensor src(c.src, {rows, 70});
                 fill_hard(src, 4);
-                HostScaled dst(c.dst, {cols, width}, layout, 1), want(c.dst, {cols, width}, layout, 1);
-                expect_columns(src, {{{0, rows, width}}}, c, want);
-                ops.quantize_columns({.src = src,
-                                      .groups = {},
-                                      .scale_format = c.format,
-                                      .mx_rounding = c.rounding,
-                                      .dst = dst,
-                                      .src2 = {},
-                                      .dst2 = {}});
-                expect_same(dst, want);
+                check_columns(src, c, layout);
             }
 }
 
