@@ -24,7 +24,6 @@ screenshots: reports as wide as a phone (390 pixels) and a desktop (1280), in li
 Needs Chromium; exit status 77 where there is none.
 """
 import argparse
-import html
 import json
 import pathlib
 import re
@@ -150,7 +149,7 @@ def page(options):
     data = {"format": 2, "title": name, "subtitle": machine, kind: result}
     text = json.dumps(data).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
     parts = (ROOT / "model" / "report" / "page" / "page.html").read_text().split("{{DATA}}")
-    options.out.write_text(text.join(part.replace("{{TITLE}}", html.escape(name)) for part in parts))
+    options.out.write_text(text.join(parts))
 
 
 # ---- screenshots

@@ -29,15 +29,15 @@ bool is_exported(const std::string& name) {
     return std::regex_match(name, names);
 }
 
-// What the commands write into their folder and into those below it.
+// What the commands write into their folder, today and in earlier versions, and into those below it.
 constexpr std::array<const char*, 2> kFolders = {"gradients", "hf"};
 bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
-        R"((train|validate|profile|replay)\.log|config\.yaml|report\.html|loss\.(svg|jsonl)|metrics\.jsonl|)"
-        R"((memory|tensor_stats|transposed_stats|calibration|validate|profile|replay)\.json|samples\.npy|)"
+        R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|metrics\.jsonl|samples\.npy|)"
+        R"((calibration|validate|profile|replay)\.json|)"
         R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
         R"((intermediates|trace)\.rank\d+\.(safetensors|json))");
-    return std::regex_match(name, names);
+    return std::regex_match(name, names) || std::ranges::find(kFilesOfTheEnd, name) != kFilesOfTheEnd.end();
 }
 
 // Hidden files are locks and what a process that died was writing; a start that was killed leaves an empty

@@ -9,6 +9,7 @@
 #include "model/base/output.h"
 #include "model/job/folder_lock.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,9 @@ private:
     bool kept_ = false;
 };
 
+// What `train` writes at its end.
+inline constexpr std::array kFilesOfTheEnd = {"report.html", "memory.json", "tensor_stats.json",
+                                              "transposed_stats.json"};
 // Regular files in the folder and in those right below, which are no links.
 std::vector<std::string> files_of_run(const std::string& folder);
 // A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.

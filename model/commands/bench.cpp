@@ -6,6 +6,7 @@
 #include "model/bench/row_pattern.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/job/host_cores.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"

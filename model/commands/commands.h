@@ -8,7 +8,7 @@
 #include "model/config/config.h"
 #include "model/job/backend.h"
 #include "model/predict/require_fit.h"
-#include "model/report/terminal.h"
+#include "model/report/log.h"
 #include "model/validate/arms.h"
 
 #include <optional>
@@ -76,20 +76,6 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::string out = "runs/out";                    // of --check
     double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
 };
-
-// `arguments` of another command on the same configuration, with what it was read with.
-inline std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin) {
-    if (!plugin.empty()) arguments.insert(arguments.end(), {"--plugin", plugin});
-    return arguments;
-}
-// The same of one that runs on ranks: what decides a run and is no key of the configuration.
-inline std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options) {
-    constexpr const char* kNames[] = {"auto", "reference", "hopper"};
-    if (options.backend != BackendKind::automatic)
-        arguments.insert(arguments.end(), {"--backend", kNames[static_cast<size_t>(options.backend)]});
-    if (options.where_short == predict::WhereShort::warn) arguments.emplace_back("--force");
-    return with_plugin(std::move(arguments), options.plugin);
-}
 
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {

@@ -5,6 +5,7 @@
 #include "kernels/host_memory.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/commands/option_types.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
@@ -14,7 +15,6 @@
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
 #include "model/profile/compare.h"
-#include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
 #include <fcntl.h>
@@ -211,7 +211,7 @@ std::string typed(int argc, char** argv) {
     std::string text = "fp8flow";
     const int64_t ranks = job_start().placement.num_ranks;
     if (ranks > 1) text = fmt::format("mpirun -n {} fp8flow", ranks);
-    for (int i = 1; i < argc; ++i) text += " " + report::shell_word(argv[i]);
+    for (int i = 1; i < argc; ++i) text += " " + shell_word(argv[i]);
     return text;
 }
 

@@ -5,12 +5,12 @@
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
-#include "model/report/run_report.h"
 #include "model/report/titles.h"
 #include "model/safetensors/header.h"
 
@@ -93,12 +93,11 @@ void print_next(const PlanOptions& options, const Config& config, int64_t ranks,
     const int64_t batch = config.training.global_batch_size;
     if (batch != read_config(options, std::nullopt).training.global_batch_size)
         changes.push_back(fmt::format("training.global_batch_size={}", batch));
-    const std::string line =
-        report::gpu_command_line("profile", arguments_of(options, changes), ranks, per_host);
+    const std::string line = gpu_command_line("profile", arguments_of(options, changes), ranks, per_host);
     const std::string what = ranks > per_host ? fmt::format("measure it (hosts: {} lines 'NAME slots={}')",
                                                             round_up(ranks, per_host) / per_host, per_host)
                                               : "measure it";
-    fmt::print("\n{}\n", report::next_text({{what, line}}));
+    fmt::print("\n{}\n", next_text({{what, line}}));
 }
 
 // What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
@@ -116,8 +115,7 @@ void print_next(const PlanOptions& options, const std::vector<Choice>& choices) 
                   fmt::format("training.micro_batch_size={}", best->config.training.micro_batch_size),
                   fmt::format("training.global_batch_size={}", best->config.training.global_batch_size)});
     line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
-    fmt::print("\n{}\n",
-               report::next_text({{"the fastest in detail", report::command_line("plan", line, 1)}}));
+    fmt::print("\n{}\n", next_text({{"the fastest in detail", command_line("plan", line, 1)}}));
 }
 
 // One run: every table of the plan, and its prediction.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow profile`: every recipe through the same steps. Prints the answer; the tables go to profile.log.
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/job/host_cores.h"
 #include "model/predict/require_fit.h"
 #include "model/profile/ceilings.h"
@@ -48,8 +49,7 @@ public:
         for (const Arm& arm : arms_) check_config(arm.config, world.size());
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
-        config_to_name_ =
-            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
+        config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         print(fmt::format("{}: {}; {}, expert parallel {}\n{}", profile_.model, profile_.shape,
                           counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,

@@ -5,6 +5,7 @@
 #include "model/checkpoint/resume.h"
 #include "model/checkpoint/saver.h"
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/commands/train_records.h"
 #include "model/config/hf_config.h"
 #include "model/job/stop_signals.h"
@@ -72,8 +73,7 @@ public:
           log_(world.rank(), options.terminal) {
         require_own_layers(config_);
         config_.output.out = run_folder_.name();
-        config_to_name_ =
-            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
+        config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
         report_start(log_, config_, backend_, world.size());
@@ -384,13 +384,12 @@ private:
         report_graphs();
         redone_.add(result);
         if (result.redone > 0) log_.line(capacity_text(config_, result, trainer_->row_capacity()));
-        if (iteration == first_step_ + RedoneSteps::kObserved)
-            log_.line(" iterations done again: " + redone_text(redone_));
+        const StepValues values =
+            values_of(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
         if (iteration % config_.output.log_interval == 0 || iteration == config_.training.train_iters ||
             iteration == first_step_ + 1)
-            log_.line(step_line(config_, result, world_.size(), eta_->seconds_left(), log_.detail()));
-        records_.add(result, parameter_bytes_ + result.peak_bytes,
-                     iteration == first_step_ + 1 ? &provenance_ : nullptr);
+            log_.line(step_line(values, eta_->seconds_left(), log_.detail()));
+        records_.add(values, iteration == first_step_ + 1 ? &provenance_ : nullptr);
     }
 
     // Two of them, and again where memory has moved.
@@ -565,7 +564,7 @@ private:
     uint64_t run_ = 0;  // CheckpointManifest::run
     std::optional<EtaEstimator> eta_;
     RunLog log_;
-    TrainRecords records_{config_, world_.size()};
+    TrainRecords records_{config_};
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;

@@ -2,9 +2,11 @@
 // Sums are kept as they were at checkpoints; files are cut.
 #include "model/commands/train_records.h"
 
+#include "model/base/run_folder.h"
 #include "model/report/records.h"
 #include "model/report/run_report.h"
 
+#include <cmath>
 #include <filesystem>
 
 namespace fp8flow {
@@ -15,60 +17,66 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     folder_ = &folder;
     std::error_code error;
     if (kept < config_.training.train_iters)
-        for (const char* name : {kPageFile, "memory.json", "tensor_stats.json", "transposed_stats.json"})
-            std::filesystem::remove(folder.path_of(name), error);
+        for (const char* name : kFilesOfTheEnd) std::filesystem::remove(folder.path_of(name), error);
     forget_events_after(folder, kept);
     open_events();
-    const std::string path = folder.path_of("metrics.jsonl");
+    const std::string path = folder.path_of(kMetricsFile);
     if (!config_.output.metrics &&
         !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
         return {};
-    const std::vector<nlohmann::json> records = records_until(folder, kept);
-    metrics_.emplace(open_metrics(folder, records));
+    const std::vector<nlohmann::json> records = read_records(path, kept);
+    keep_metrics(records);
     if (!config_.output.metrics) metrics_.reset();
     if (!config_.output.metrics && records.empty()) std::filesystem::remove(path, error);
-    const auto add = [](Series& series, const nlohmann::json& record, const char* key) {
-        if (!record.contains(key) || !record[key].is_number()) return;
-        series.x.push_back(record["iteration"].get<double>());
-        series.y.push_back(record[key].get<double>());
-    };
-    for (const nlohmann::json& record : records) {
-        sums_.routing.add(record);
-        add(sums_.losses, record, "lm_loss");
-        add(sums_.held_out, record, "held_out_loss");
-    }
-    std::vector<std::string> warnings;
-    if (const std::string missing = missing_iterations(records, kept); !missing.empty())
-        warnings.push_back(
-            fmt::format("metrics.jsonl has no whole record of these iterations: {}; {} leaves them out",
-                        missing, kPageFile));
-    if (std::string old = note_of_old_losses(records); !old.empty()) warnings.push_back(std::move(old));
-    return warnings;
+    for (const nlohmann::json& record : records) add(record);
+    const int64_t missing = missing_iterations(records, kept);
+    if (missing == 0) return {};
+    return {fmt::format("{} has no whole record of {} up to {}; {} leaves them out", kMetricsFile,
+                        counted(missing, "iteration"), kept, kPageFile)};
 }
 
 void TrainRecords::open_events() {
     if (!config_.output.tensorboard_dir.empty())
-        events_.emplace(folder_->subfolder(config_.output.tensorboard_dir));
+        events_.emplace(folder_->subfolder(config_.output.tensorboard_dir), config_);
 }
 
-void TrainRecords::add(const StepResult& result, int64_t allocated_bytes, const Provenance* provenance) {
-    const int64_t iteration = result.step + 1;
-    if (result.skipped.empty()) {
-        sums_.losses.x.push_back(static_cast<double>(iteration));
-        sums_.losses.y.push_back(result.lm_loss);
-        sums_.routing.add(iteration, result.load);
+void TrainRecords::keep_metrics(const std::vector<nlohmann::json>& records) {
+    std::string kept;
+    for (const nlohmann::json& record : records) kept += record.dump() + "\n";
+    folder_->write_atomic(kMetricsFile, kept);
+    metrics_.emplace(folder_->open_lines(kMetricsFile, LineFile::Start::append));
+}
+
+void TrainRecords::add(const nlohmann::json& record) {
+    const auto add_to = [&](Series& series, const char* key) {
+        if (!record.contains(key) || !record[key].is_number()) return;
+        series.x.push_back(record["iteration"].get<double>());
+        series.y.push_back(record[key].get<double>());
+    };
+    add_to(sums_.losses, "lm_loss");
+    add_to(sums_.held_out, "held_out_loss");
+    sums_.routing.add(record);
+}
+
+void TrainRecords::add(const StepValues& values, const Provenance* provenance) {
+    if (!values.record.contains("skipped")) add(values.record);
+    if (metrics_ && provenance != nullptr) {
+        nlohmann::json run = {{"type", "run"}, {"iteration", values.iteration()}};
+        add_provenance(run, *provenance);
+        metrics_->write_json(flat(run));
     }
-    if (metrics_ && provenance != nullptr) metrics_->write_json(run_json(iteration, *provenance));
-    if (metrics_) metrics_->write_json(step_json(config_, result, world_size_));
-    if (events_ && iteration % config_.output.tensorboard_log_interval == 0)
-        events_->step(config_, result, world_size_, allocated_bytes);
+    if (metrics_) metrics_->write_json(values.record);
+    if (events_ && values.iteration() % config_.output.tensorboard_log_interval == 0) events_->step(values);
 }
 
 void TrainRecords::add_evaluation(int64_t iteration, double nats) {
-    sums_.held_out.x.push_back(static_cast<double>(iteration));
-    sums_.held_out.y.push_back(nats);
-    if (events_) events_->evaluation(config_, iteration, nats);
-    if (metrics_) metrics_->write_json(evaluation_json(iteration, nats));
+    const nlohmann::json record = {{"type", "evaluation"},
+                                   {"iteration", iteration},
+                                   {"held_out_loss", nats},
+                                   {"bits", nats / std::log(2.0)}};
+    add(record);
+    if (events_) events_->evaluation(iteration, nats);
+    if (metrics_) metrics_->write_json(record);
 }
 
 void TrainRecords::remember(int64_t step) {
@@ -82,7 +90,7 @@ void TrainRecords::remember(int64_t step) {
 void TrainRecords::go_back(int64_t step) {
     const auto later = remembered_.upper_bound(step);
     sums_ = later == remembered_.begin() ? Sums{} : std::prev(later)->second;
-    if (metrics_) metrics_.emplace(open_metrics(*folder_, records_until(*folder_, step)));
+    if (metrics_) keep_metrics(read_records(folder_->path_of(kMetricsFile), step));
     if (!events_) return;
     forget_events_after(*folder_, step);
     open_events();

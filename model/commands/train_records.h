@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
 // TrainRecords: what adds up over the iterations of `fp8flow train`, in memory and in files: curves, routing,
 // tensor statistics, metrics.jsonl, TensorBoard's files. An iteration that is done again, because the run
-// resumed or went back to a checkpoint, counts once. Read next:
-// report/records.h, report/tensorboard.h.
+// resumed or went back to a checkpoint, counts once. Read next: report/records.h, report/tensorboard.h.
 #pragma once
 
 #include "layers/tensor_stats.h"
@@ -21,13 +20,13 @@ namespace fp8flow {
 class TrainRecords {
 public:
     // The records in a run's folder. Only rank 0 calls open. The configuration must outlive this object.
-    TrainRecords(const Config& config, int world_size) : config_(config), world_size_(world_size) {}
+    explicit TrainRecords(const Config& config) : config_(config) {}
 
     // Reads and keeps the iterations up to `kept`, which the run did before a resume. Removes later ones, and
     // the files that a run writes at its end. Returns warnings about records.
     std::vector<std::string> open(const OutputFolder& folder, int64_t kept);
     // `provenance`: given with the first step after a start.
-    void add(const StepResult& result, int64_t allocated_bytes, const Provenance* provenance);
+    void add(const report::StepValues& values, const Provenance* provenance);
     void add_evaluation(int64_t iteration, double nats);
 
     // At a checkpoint, and when the run goes back to it.
@@ -47,9 +46,10 @@ private:
         TensorStats tensor_stats;
     };
     void open_events();
+    void keep_metrics(const std::vector<nlohmann::json>& records);
+    void add(const nlohmann::json& record);  // to the sums
 
     const Config& config_;
-    int world_size_;
     const OutputFolder* folder_ = nullptr;
     Sums sums_;
     std::map<int64_t, Sums> remembered_;  // by steps done

@@ -4,10 +4,12 @@
 #include "model/validate/validate.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
 #include "model/job/host_cores.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
+#include "model/report/step_values.h"
 #include "model/report/table.h"
 #include "model/report/titles.h"
 #include "model/validate/arms.h"
@@ -55,8 +57,7 @@ public:
         }
         run_folder_.emplace(run_folder_of(options, config_), world);
         config_.output.out = run_folder_->name();
-        config_to_name_ =
-            config_of_run(options.config_path, options.hf_config, options.overrides, config_.output.out);
+        config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
         if (!pairs_.empty()) log_.line(pairs_);
@@ -107,7 +108,7 @@ private:
             curve.grad_norm.push_back(step.grad_norm);
             curve.wire_bytes_per_step = step.wire.total();
             curve.casts_per_step = step.casts;
-            routing.add(iteration, step.load);
+            routing.add(values_of(arm.config, step, world_.size()).record);
             if (iteration % config_.output.log_interval == 0 || iteration == arm.config.training.train_iters)
                 log_.line(progress_line(curve));
             if (curve_file_)

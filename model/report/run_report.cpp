@@ -1,94 +1,25 @@
 // SPDX-License-Identifier: MIT
-// Log lines, the step line and metrics records.
+// Texts of a run: its start, its memory and its data.
 #include "model/report/run_report.h"
 
 #include "model/config/fields.h"
 #include "model/data/text.h"
 #include "model/plan/plan.h"
-#include "model/report/progress.h"
-#include "model/report/records.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>
 #include <omp.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <filesystem>
-#include <fstream>
 
 namespace fp8flow::report {
 
 using namespace data;
 using namespace plan;
 
-// A text of several lines may have a warning in one of them.
-void RunLog::line(std::string_view text) {
-    for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
-        end = text.find('\n', begin);
-        const std::string_view one = text.substr(begin, end - begin);
-        write(one, terminal_.detail != Terminal::Detail::quiet || one.starts_with("warning:"));
-    }
-}
-
-void RunLog::result(std::string_view text) { write(text, true); }
-
-void RunLog::write(std::string_view text, bool shown) {
-    if (!speaks_) return;
-    if (shown) print(text);
-    if (file_)
-        file_->write_line(text);
-    else
-        kept_.emplace_back(text);
-}
-
-// A run outlives its terminal, or the reader of its pipe.
-void RunLog::print(std::string_view text) {
-    if (std::ferror(stdout) != 0) return;
-    const std::string shown = fmt::format("{}\n", terminal_.color ? colored(text) : text);
-    if (std::fwrite(shown.data(), 1, shown.size(), stdout) == shown.size() && std::fflush(stdout) == 0)
-        return;
-    const std::string lost = fmt::format(
-        "warning: standard output cannot be written ({}); the run goes on, and its lines are in its log",
-        std::strerror(errno));
-    print_err(lost + "\n");
-    write(lost, false);
-}
-
-void RunLog::open(const OutputFolder& folder, std::string_view name, LineFile::Start start) {
-    file_.emplace(folder.open_lines(name, start));
-    for (const std::string& text : kept_) file_->write_line(text);
-    kept_.clear();
-}
-
 namespace {
-
-constexpr const char* kRecords = "metrics.jsonl";
-
-double flops_per_token(const Config& config) {
-    double flops = 0;
-    for (const FlopPart& part : count_flops(config)) flops += part.forward + part.backward;
-    return flops;
-}
-
-// Worst utilisation over the MoE layers of a step.
-struct LoadSummary {
-    double max = 0;
-    int64_t dead = 0;
-};
-LoadSummary worst_load(const StepResult& result) {
-    LoadSummary worst;
-    for (const LayerLoad& load : result.load) {
-        worst.max = std::max(worst.max, load.max);
-        worst.dead += load.dead_experts;
-    }
-    return worst;
-}
 
 int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
     int64_t sum = 0;
@@ -134,46 +65,6 @@ void report_config(RunLog& log, const Config& config) {
 
 }  // namespace
 
-std::vector<nlohmann::json> records_until(const OutputFolder& folder, int64_t steps) {
-    namespace fs = std::filesystem;
-    const std::string path = folder.path_of(kRecords);
-    std::error_code error;
-    const fs::file_status status = fs::symlink_status(path, error);
-    if (steps == 0 || !fs::exists(status)) return {};
-    require(fs::is_regular_file(status), ExitCode::output,
-            "{}: not a regular file; remove it, or set output.metrics=false", path);
-    std::ifstream file(path, std::ios::binary);
-    return parse_records(file, steps);
-}
-
-LineFile open_metrics(const OutputFolder& folder, const std::vector<nlohmann::json>& records) {
-    std::string kept;
-    for (const nlohmann::json& record : records) kept += record.dump() + "\n";
-    folder.write_atomic(kRecords, kept);
-    return folder.open_lines(kRecords, LineFile::Start::append);
-}
-
-std::string memory_table(const MemoryUse& memory) {
-    Table table({{"memory of rank 0", Align::left}, {"bytes"}});
-    add_memory_rows(table, "parameters", memory.parameters);
-    add_memory_rows(table, "saved for backward", memory.saved);
-    table.add_row({"saved, reserved", format_bytes(static_cast<double>(memory.saved_reserved))});
-    table.add_row({"saved, used", format_bytes(static_cast<double>(memory.saved_used))});
-    table.add_row({"workspace, reserved", format_bytes(static_cast<double>(memory.workspace.reserved))});
-    table.add_row({"workspace, used", format_bytes(static_cast<double>(memory.workspace.used))});
-    if (memory.capacity.layer > 0) {
-        const auto rows = [](int64_t of_layer, int64_t together) {
-            return fmt::format("{}, of all layers {}", of_layer, together);
-        };
-        table.add_row({"rows of a layer, reserved", rows(memory.capacity.layer, memory.capacity.together)});
-        table.add_row(
-            {"rows of a layer, most used", rows(memory.most_wanted.layer, memory.most_wanted.together)});
-    }
-    table.add_row(
-        {"activations with workspace, peak", format_bytes(static_cast<double>(memory.activations))});
-    return table.text(2);
-}
-
 nlohmann::json memory_json(const MemoryUse& memory) {
     return {{"parameters", memory.parameters},
             {"parameters, sum", sum_of(memory.parameters)},
@@ -190,8 +81,20 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"activations, peak", memory.activations}};
 }
 
+std::string memory_table(const MemoryUse& memory) {
+    Table table({{"memory of rank 0", Align::left}, {"bytes"}});
+    add_memory_rows(table, "parameters", memory.parameters);
+    add_memory_rows(table, "saved for backward", memory.saved);
+    const nlohmann::json all = memory_json(memory);
+    for (const auto& [name, value] : all.items()) {
+        if (value.is_object() || name.ends_with(", sum")) continue;
+        const bool rows = name.starts_with("routed rows");
+        table.add_row({name, rows ? format_count(value) : format_bytes(value)});
+    }
+    return table.text(2);
+}
+
 void RedoneSteps::add(const StepResult& result) {
-    if (observed == kObserved) return;
     ++observed;
     redone += result.redone > 0;
     times += result.redone;
@@ -200,8 +103,8 @@ void RedoneSteps::add(const StepResult& result) {
 }
 
 std::string redone_text(const RedoneSteps& steps) {
-    if (steps.redone == 0) return fmt::format("none of the first {}", counted(steps.observed, "iteration"));
-    return fmt::format("{} of the first {}, {} in all: {:.3g} s lost, {:.1f} % of their time", steps.redone,
+    if (steps.redone == 0) return fmt::format("none of {}", counted(steps.observed, "iteration"));
+    return fmt::format("{} of {}, {} in all: {:.3g} s lost, {:.1f} % of their time", steps.redone,
                        counted(steps.observed, "iteration"), counted(steps.times, "time"), steps.lost_seconds,
                        100 * steps.lost_seconds / std::max(steps.seconds, 1e-9));
 }
@@ -224,60 +127,6 @@ std::string capacity_text(const Config& config, const StepResult& result, const 
         static_cast<double>(capacity.layer) / mean, capacity.together);
 }
 
-std::string shell_word(const std::string& argument) {
-    constexpr std::string_view kPlain =
-        "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=.,:/@%";
-    if (!argument.empty() && argument.find_first_not_of(kPlain) == std::string::npos) return argument;
-    std::string text = "'";
-    for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-    return text + "'";
-}
-
-namespace {
-
-std::string own_program() {
-    std::error_code error;
-    std::filesystem::path program = std::filesystem::read_symlink("/proc/self/exe", error);
-    if (error) program = "fp8flow";
-    const std::filesystem::path near = program.lexically_proximate(std::filesystem::current_path(error));
-    if (!near.empty() && near.begin()->string() != ".." && near.has_parent_path()) program = near;
-    return program.string();
-}
-
-std::string started(const std::string& program, std::string_view command,
-                    const std::vector<std::string>& arguments, int64_t world_size, const char* placement) {
-    std::string text = world_size == 1
-                           ? ""
-                           : fmt::format("mpirun -n {} --quiet {}--bind-to none {}", world_size, placement,
-                                         ::geteuid() == 0 ? "--allow-run-as-root " : "");
-    text += shell_word(program) + " " + std::string(command);
-    for (const std::string& argument : arguments) text += " " + shell_word(argument);
-    return text;
-}
-
-}  // namespace
-
-std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
-                         int64_t world_size) {
-    return started(own_program(), command, arguments, world_size, "--oversubscribe ");
-}
-
-std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
-                             int64_t gpus, int64_t gpus_per_host) {
-    return started(has_gpu_backend() ? own_program() : "build/cuda-release/fp8flow", command, arguments, gpus,
-                   gpus > gpus_per_host ? "--hostfile hosts -x NCCL_NVLS_ENABLE=0 " : "");
-}
-
-std::string next_text(const std::vector<NextStep>& steps) {
-    size_t width = 0;
-    for (const NextStep& step : steps) width = std::max(width, step.what.size());
-    std::string text;
-    for (const NextStep& step : steps)
-        text += fmt::format("{}  {:<4}  {:<{}}  {}", text.empty() ? "" : "\n", text.empty() ? "next" : "",
-                            step.what, width, step.command);
-    return text;
-}
-
 std::string run_config_yaml(const Config& config, const Provenance& provenance) {
     constexpr size_t kLongest = 4096;
     std::string text = fmt::format(
@@ -286,14 +135,6 @@ std::string run_config_yaml(const Config& config, const Provenance& provenance) 
         printable(provenance.command, kLongest));
     for (const std::string& warning : config.warnings) text += "# " + printable(warning, kLongest) + "\n";
     return text + dump_config(config);
-}
-
-std::string config_of_run(const std::string& config_path, const std::string& hf_config,
-                          const std::vector<std::string>& overrides, const std::string& out) {
-    const bool changed = std::any_of(overrides.begin(), overrides.end(), [](const std::string& setting) {
-        return !setting.starts_with("output.out=");
-    });
-    return changed || !hf_config.empty() || config_path.empty() ? out + "/config.yaml" : config_path;
 }
 
 void report_start(RunLog& log, const Config& config, const BackendChoice& backend, int world_size) {
@@ -316,91 +157,6 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
                          recipe_name(config.precision),
                          config.precision.sends_fp8_rows() ? "FP8 rows + scales" : "BF16 rows"));
     report_config(log, config);
-}
-
-std::string step_line(const Config& config, const StepResult& result, int world_size,
-                      std::optional<double> eta_seconds, Terminal::Detail detail) {
-    StepLine line;
-    line.time = std::chrono::system_clock::now();
-    line.iteration = result.step + 1;
-    line.train_iters = config.training.train_iters;
-    line.consumed_samples = (result.step + 1) * config.training.global_batch_size;
-    line.elapsed_ms = result.seconds * 1e3;
-    const double tokens_per_second = static_cast<double>(result.tokens) / result.seconds / world_size;
-    line.tflops_per_gpu = tflops_per_rank(config, result, world_size);
-    line.tokens_per_second = tokens_per_second;
-    line.learning_rate = result.learning_rate;
-    line.global_batch_size = config.training.global_batch_size;
-    line.losses = {{"lm loss", result.lm_loss}};
-    for (const RouterLoss& loss : result.router_losses) line.losses.push_back({loss.name, loss.mean()});
-    line.grad_norm = result.grad_norm;
-    line.skipped_iterations = result.skipped.empty() ? 0 : 1;
-    line.nan_iterations = std::isfinite(result.lm_loss) && std::isfinite(result.grad_norm) ? 0 : 1;
-    const LoadSummary load = worst_load(result);
-    if (!result.load.empty()) line.load = load.max;
-    line.dead_experts = load.dead;
-    line.redone = result.redone;
-    line.eta_seconds = eta_seconds;
-    return detail == Terminal::Detail::verbose ? format_megatron_line(line) : format_step_line(line);
-}
-
-double tflops_per_rank(const Config& config, const StepResult& result, int world_size) {
-    return static_cast<double>(result.tokens) / result.seconds / world_size * flops_per_token(config) * 1e-12;
-}
-
-nlohmann::json step_json(const Config& config, const StepResult& result, int world_size) {
-    const double tokens = static_cast<double>(result.tokens) / result.seconds;
-    const double tflops = tflops_per_rank(config, result, world_size);
-    nlohmann::json record = {{"type", "step"},
-                             {"iteration", result.step + 1},
-                             {"lm_loss", result.lm_loss},
-                             {"load_balancing_loss", 0.0},
-                             {"load_balancing_loss_by_layer", nlohmann::json::array()},
-                             {"z_loss", 0.0},
-                             {"z_loss_by_layer", nlohmann::json::array()},
-                             {"grad_norm", result.grad_norm},
-                             {"learning_rate", result.learning_rate},
-                             {"seconds", result.seconds},
-                             {"tokens", result.tokens},
-                             {"tokens_per_second", tokens},
-                             {"tokens_per_second_per_gpu", tokens / world_size},
-                             {"tflops", tflops * world_size},
-                             {"tflops_per_gpu", tflops},
-                             {"wire_bytes_routing", result.wire.routing},
-                             {"wire_bytes_dispatch", result.wire.dispatch},
-                             {"wire_bytes_combine", result.wire.combine},
-                             {"casts", result.casts},
-                             {"activation_bytes", result.peak_bytes},
-                             {"redone", result.redone},
-                             {"redo_seconds", result.redo_seconds}};
-    for (const RouterLoss& loss : result.router_losses) {
-        record[loss.name] = loss.mean();
-        record[loss.name + "_by_layer"] = loss.by_layer;
-    }
-    record.update(flat({{"stage_seconds", result.stage_seconds}}));
-    if (result.wire.between_hosts > 0) record["wire_bytes_between_hosts"] = result.wire.between_hosts;
-    if (!result.skipped.empty()) record["skipped"] = result.skipped;
-    for (const LayerLoad& load : result.load) {
-        record["moe_layers"].push_back(load.layer);
-        record["load_max"].push_back(load.max);
-        record["load_min"].push_back(load.min);
-        record["load_cv"].push_back(load.cv);
-        record["dead_experts"].push_back(load.dead_experts);
-    }
-    return record;
-}
-
-nlohmann::json run_json(int64_t first_iteration, const Provenance& provenance) {
-    nlohmann::json record = {{"type", "run"}, {"iteration", first_iteration}};
-    add_provenance(record, provenance);
-    return flat(record);
-}
-
-nlohmann::json evaluation_json(int64_t iteration, double nats) {
-    return {{"type", "evaluation"},
-            {"iteration", iteration},
-            {"held_out_loss", nats},
-            {"bits", nats / std::log(2.0)}};
 }
 
 std::string counted(int64_t count, std::string_view noun) {

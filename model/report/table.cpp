@@ -14,12 +14,6 @@ namespace {
 
 std::string not_finite(double value) { return std::isnan(value) ? "nan" : value > 0 ? "inf" : "-inf"; }
 
-std::string repeat(std::string_view text, size_t count) {
-    std::string out;
-    for (size_t i = 0; i < count; ++i) out += text;
-    return out;
-}
-
 // `value` scaled by `base` into [1, base), with `digits` significant digits.
 std::string scaled(double value, double base, int digits, const auto& units) {
     if (!std::isfinite(value)) return not_finite(value);
@@ -63,47 +57,38 @@ void Table::add_row(std::vector<std::string> cells) {
 
 void Table::add_rule() { rows_.emplace_back(); }
 
-std::vector<size_t> Table::widths() const {
-    std::vector<size_t> widths;
-    for (size_t c = 0; c < columns_.size(); ++c) {
-        size_t width = display_width(columns_[c].header);
-        for (const auto& row : rows_)
-            if (!row.empty()) width = std::max(width, display_width(row[c]));
-        widths.push_back(width);
-    }
-    return widths;
-}
-
 std::string Table::text(int indent) const {
-    const std::vector<size_t> width = widths();
-    const std::string margin(static_cast<size_t>(indent), ' ');
+    std::vector<size_t> width;
+    for (size_t c = 0; c < columns_.size(); ++c) {
+        width.push_back(display_width(columns_[c].header));
+        for (const auto& row : rows_)
+            if (!row.empty()) width[c] = std::max(width[c], display_width(row[c]));
+    }
     std::string out;
     const auto line = [&](const auto& cell_of) {
-        std::string text = margin;
-        for (size_t c = 0; c < columns_.size(); ++c) text += (c > 0 ? "  " : "") + cell_of(c);
-        text.erase(text.find_last_not_of(' ') + 1);
-        out += text + "\n";
+        std::string text(static_cast<size_t>(indent), ' ');
+        for (size_t c = 0; c < columns_.size(); ++c)
+            text += (c > 0 ? "  " : "") + pad(cell_of(c), width[c], columns_[c].align);
+        out += text.erase(text.find_last_not_of(' ') + 1) + "\n";
     };
-    const auto rule = [&] { line([&](size_t c) { return repeat("-", width[c]); }); };
-    line([&](size_t c) { return pad(columns_[c].header, width[c], columns_[c].align); });
+    const auto rule = [&] { line([&](size_t c) { return std::string(width[c], '-'); }); };
+    line([&](size_t c) { return columns_[c].header; });
     rule();
-    for (const auto& row : rows_) {
+    for (const auto& row : rows_)
         if (row.empty())
             rule();
         else
-            line([&](size_t c) { return pad(row[c], width[c], columns_[c].align); });
-    }
+            line([&](size_t c) { return row[c]; });
     return out;
 }
 
 std::string Table::markdown() const {
-    const auto escape = [](const std::string& cell) {
-        std::string out;
-        for (const char c : cell) out += c == '|' ? "\\|" : std::string(1, c);
-        return out;
-    };
     std::string out = "|", rule = "|";
-    const auto cell = [&](const std::string& text) { out.append(" ").append(escape(text)).append(" |"); };
+    const auto cell = [&](const std::string& text) {
+        out += " ";
+        for (const char c : text) out += c == '|' ? "\\|" : std::string(1, c);
+        out += " |";
+    };
     for (const Column& column : columns_) {
         cell(column.header);
         rule += column.align == Align::right ? "---:|" : "---|";

@@ -32,8 +32,6 @@ public:
     std::string markdown() const;  // '|' inside cells is escaped; rules are left out
 
 private:
-    std::vector<size_t> widths() const;
-
     std::vector<Column> columns_;
     std::vector<std::vector<std::string>> rows_;  // an empty row is a rule
 };

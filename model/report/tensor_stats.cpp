@@ -6,7 +6,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <map>
 
 namespace fp8flow::report {
 
@@ -61,27 +61,26 @@ std::string transpose_stats_table(const TensorStats& stats) {
                  {"most of a norm^2"},
                  {"iteration"},
                  {"weight", Align::left}});
-    std::vector<std::string> tensors;
-    for (const TransposeStatsRow& row : stats.transposed())
-        if (std::find(tensors.begin(), tensors.end(), row.tensor) == tensors.end())
-            tensors.push_back(row.tensor);
-    for (const std::string& tensor : tensors) {
-        TransposeStatsRow sum;
-        const TransposeStatsRow* most = nullptr;
-        for (const TransposeStatsRow& row : stats.transposed()) {
-            if (row.tensor != tensor) continue;
-            sum.nonzero += row.nonzero;
-            sum.flushed += row.flushed;
-            sum.energy += row.energy;
-            sum.flushed_energy += row.flushed_energy;
-            sum.error_energy += row.error_energy;
-            if (most == nullptr || row.flushed_energy_share() > most->flushed_energy_share()) most = &row;
-        }
-        table.add_row({tensor, format_si(static_cast<double>(sum.nonzero)),
-                       format_percent(sum.flushed_share(), 4), format_scientific(sum.flushed_energy_share()),
-                       format_scientific(sum.nmse()), format_scientific(most->flushed_energy_share()),
-                       fmt::format("{}", most->iteration), most->weight});
+    struct Sum {
+        TransposeStatsRow all;
+        const TransposeStatsRow* most = nullptr;  // the copy with the largest share of the norm flushed
+    };
+    std::map<std::string, Sum> by_tensor;
+    for (const TransposeStatsRow& row : stats.transposed()) {
+        auto& [all, most] = by_tensor[row.tensor];
+        all.nonzero += row.nonzero;
+        all.flushed += row.flushed;
+        all.energy += row.energy;
+        all.flushed_energy += row.flushed_energy;
+        all.error_energy += row.error_energy;
+        if (most == nullptr || row.flushed_energy_share() > most->flushed_energy_share()) most = &row;
     }
+    for (const auto& [tensor, sum] : by_tensor)
+        table.add_row({tensor, format_si(static_cast<double>(sum.all.nonzero)),
+                       format_percent(sum.all.flushed_share(), 4),
+                       format_scientific(sum.all.flushed_energy_share()), format_scientific(sum.all.nmse()),
+                       format_scientific(sum.most->flushed_energy_share()),
+                       fmt::format("{}", sum.most->iteration), sum.most->weight});
     return table.text(2);
 }
 

@@ -5,12 +5,12 @@
 #include "kernels/host_memory.h"
 #include "model/base/crc32c.h"
 #include "model/base/run_folder.h"
-#include "model/report/run_report.h"
 
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <cstring>
@@ -23,9 +23,8 @@ namespace fp8flow::report {
 namespace {
 
 template <class Word> std::string little_endian(Word word) {
-    std::string bytes;
-    for (size_t i = 0; i < sizeof word; ++i) bytes += static_cast<char>((word >> (8 * i)) & 0xFF);
-    return bytes;
+    static_assert(std::endian::native == std::endian::little);
+    return {reinterpret_cast<const char*>(&word), sizeof word};
 }
 
 std::string masked_crc(std::string_view bytes) {
@@ -43,12 +42,8 @@ std::string varint(uint64_t value) {
 // the value.
 std::string key(int field, int wire_type) { return varint(static_cast<uint64_t>((field << 3) | wire_type)); }
 std::string field_varint(int field, uint64_t value) { return key(field, 0) + varint(value); }
-std::string field_double(int field, double value) {
-    return key(field, 1) + little_endian(std::bit_cast<uint64_t>(value));
-}
-std::string field_float(int field, float value) {
-    return key(field, 5) + little_endian(std::bit_cast<uint32_t>(value));
-}
+std::string field_double(int field, double value) { return key(field, 1) + little_endian(value); }
+std::string field_float(int field, float value) { return key(field, 5) + little_endian(value); }
 std::string field_bytes(int field, std::string_view bytes) {
     return key(field, 2) + varint(bytes.size()) + std::string(bytes);
 }
@@ -57,19 +52,17 @@ std::string event(double wall_time, int64_t step) {
     return field_double(1, wall_time) + field_varint(2, static_cast<uint64_t>(step));
 }
 
-double now() {
-    return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+double seconds_of(std::chrono::system_clock::time_point time) {
+    return std::chrono::duration<double>(time.time_since_epoch()).count();
 }
 
 // One that is not there: a run that goes back to a checkpoint begins another one.
-std::string new_file_name(const OutputFolder& folder) {
-    std::string name = host_name().text;
-    for (char& c : name)
-        if (!(c >= 'a' && c <= 'z') && !(c >= 'A' && c <= 'Z') && !(c >= '0' && c <= '9') && c != '-')
-            c = '_';
-    for (auto seconds = static_cast<int64_t>(now());; ++seconds) {
-        const std::string file =
-            fmt::format("events.out.tfevents.{}.{}.{}", seconds, name.substr(0, 100), ::getpid());
+std::string new_file_name(const OutputFolder& folder, std::chrono::system_clock::time_point now) {
+    std::string host = host_name().text;
+    const auto odd = [](char c) { return !std::isalnum(static_cast<unsigned char>(c)) && c != '-'; };
+    std::replace_if(host.begin(), host.end(), odd, '_');
+    for (auto seconds = static_cast<int64_t>(seconds_of(now));; ++seconds) {
+        const std::string file = fmt::format("events.out.tfevents.{}.{}.{}", seconds, host, ::getpid());
         if (!std::filesystem::exists(folder.path_of(file))) return file;
     }
 }
@@ -112,23 +105,17 @@ std::optional<int64_t> end_of_iteration(std::istream& file, int64_t last) {
 }
 
 // Scalars of one iteration, by iteration and, where Megatron has it twice, by samples.
-class Scalars {
-public:
-    Scalars(int64_t iteration, int64_t samples) : iteration_(iteration), samples_(samples) {}
-    void add(const std::string& tag, double value) { add_at(iteration_, tag, value); }
-    void add_with_samples(const std::string& tag, double value) {
-        add(tag, value);
-        add_at(samples_, tag + std::string(kBySamples), value);
-    }
-    const std::string& records() const { return records_; }
+struct Scalars {
+    double time;
+    int64_t iteration, samples;
+    std::string records = {};
 
-private:
-    void add_at(int64_t step, const std::string& tag, double value) {
-        records_ += tfrecord(scalar_event(time_, step, tag, static_cast<float>(value)));
+    void add(const std::string& tag, double value, bool by_samples = false) {
+        const auto number = static_cast<float>(value);
+        records += tfrecord(scalar_event(time, iteration, tag, number));
+        if (by_samples)
+            records += tfrecord(scalar_event(time, samples, tag + std::string(kBySamples), number));
     }
-    int64_t iteration_, samples_;
-    double time_ = now();
-    std::string records_;
 };
 
 }  // namespace
@@ -159,36 +146,35 @@ void forget_events_after(const OutputFolder& run, int64_t last) {
     }
 }
 
-EventFile::EventFile(const OutputFolder& folder)
-    : file_(folder.open_lines(new_file_name(folder), LineFile::Start::truncate)) {
-    file_.write_bytes(tfrecord(version_event(now())));
+EventFile::EventFile(const OutputFolder& folder, const Config& config)
+    : config_(config),
+      file_(folder.open_lines(new_file_name(folder, std::chrono::system_clock::now()),
+                              LineFile::Start::truncate)) {
+    file_.write_bytes(tfrecord(version_event(seconds_of(std::chrono::system_clock::now()))));
 }
 
-void EventFile::step(const Config& config, const StepResult& result, int world_size,
-                     int64_t allocated_bytes) {
-    const int64_t iteration = result.step + 1;
-    Scalars scalars(iteration, iteration * config.training.global_batch_size);
-    scalars.add_with_samples("learning-rate", result.learning_rate);
-    scalars.add_with_samples("batch-size", static_cast<double>(config.training.global_batch_size));
-    scalars.add_with_samples("lm loss", result.lm_loss);
-    scalars.add_with_samples("world-size", world_size);
-    scalars.add_with_samples("grad-norm", result.grad_norm);
-    scalars.add("mem-max-allocated-bytes", static_cast<double>(allocated_bytes));
-    for (const RouterLoss& loss : result.router_losses) {
-        scalars.add(loss.name, loss.mean());
-        for (size_t i = 0; i < (config.output.moe_per_layer_logging ? loss.by_layer.size() : 0); ++i)
-            scalars.add(fmt::format("moe/{}_layer_{}", loss.name, result.load.at(i).layer), loss.by_layer[i]);
+void EventFile::step(const StepValues& values) {
+    Scalars scalars{seconds_of(values.time), values.iteration(), values.others.at("consumed_samples")};
+    for (const StepField& field : step_fields()) {
+        const std::optional<double> value = shown(field, values);
+        if (!value || field.tag == nullptr) continue;
+        scalars.add(field.tag, *value, field.by_samples);
+        const auto by_layer = values.record.find(std::string(field.name) + "_by_layer");
+        if (!config_.output.moe_per_layer_logging || by_layer == values.record.end()) continue;
+        for (size_t i = 0; i < by_layer->size(); ++i)
+            scalars.add(fmt::format("moe/{}_layer_{}", field.tag,
+                                    values.record.at("moe_layers").at(i).get<int64_t>()),
+                        by_layer->at(i));
     }
-    scalars.add("iteration-time", result.seconds);
-    scalars.add("throughput", tflops_per_rank(config, result, world_size));
-    file_.write_bytes(scalars.records());
+    file_.write_bytes(scalars.records);
 }
 
-void EventFile::evaluation(const Config& config, int64_t iteration, double nats) {
-    Scalars scalars(iteration, iteration * config.training.global_batch_size);
-    scalars.add_with_samples("lm loss validation", nats);
-    scalars.add_with_samples("lm loss validation ppl", std::exp(std::min(20.0, nats)));  // Megatron's limit
-    file_.write_bytes(scalars.records());
+void EventFile::evaluation(int64_t iteration, double nats) {
+    Scalars scalars{seconds_of(std::chrono::system_clock::now()), iteration,
+                    iteration * config_.training.global_batch_size};
+    scalars.add("lm loss validation", nats, true);
+    scalars.add("lm loss validation ppl", std::exp(std::min(20.0, nats)), true);  // Megatron's limit
+    file_.write_bytes(scalars.records);
 }
 
 }  // namespace fp8flow::report

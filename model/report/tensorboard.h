@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // TensorBoard's event files: records in the TFRecord framing, each a protobuf Event, both written by hand
 // because so little of them is needed. Tags are Megatron-LM's, so that runs of both share one picture.
-// Read next: run_report.h.
+// Read next: step_values.h.
 #pragma once
 
 #include "model/base/output.h"
-#include "model/train/trainer.h"
+#include "model/report/step_values.h"
 
 #include <cstdint>
 #include <string>
@@ -30,15 +30,15 @@ void forget_events_after(const OutputFolder& run, int64_t last);
 // The file of one run, or of one part of it.
 class EventFile {
 public:
-    // A new file in the folder (is_event_file). Throws ExitCode::output.
-    explicit EventFile(const OutputFolder& folder);
+    // A new file in the folder (is_event_file). Throws ExitCode::output. The configuration must outlive this.
+    EventFile(const OutputFolder& folder, const Config& config);
 
-    // `allocated_bytes`: memory of rank 0 at the peak of the step.
-    void step(const Config& config, const StepResult& result, int world_size, int64_t allocated_bytes);
-    void evaluation(const Config& config, int64_t iteration, double nats);
+    void step(const StepValues& values);
+    void evaluation(int64_t iteration, double nats);
     const std::string& path() const { return file_.path(); }
 
 private:
+    const Config& config_;
     LineFile file_;
 };
 

@@ -86,7 +86,7 @@ TEST(Memory, WhatARedoneStepLostIsReported) {
     const CommandResult result = RunningCommand(mpirun_line(2, line), "").wait(kSeconds);
     ASSERT_EQ(result.status, 0) << result.err;
     expect_contains(result.out, " iteration 1 is repeated (1 time, ");
-    expect_contains(result.out, "  redone         1 of the first 3 iterations, 1 time in all: ");
+    expect_contains(result.out, "  redone         1 of 3 iterations, 1 time in all: ");
     const auto memory = nlohmann::json::parse(read_whole(folder.path("out") + "/memory.json"));
     EXPECT_EQ(memory.at("redone").at("iterations observed"), 3);
     EXPECT_EQ(memory.at("redone").at("iterations redone"), 1);

@@ -5,13 +5,10 @@
 #pragma once
 
 #include "model/base/provenance.h"
-#include "model/config/config.h"
-#include "model/train/trainer.h"
 
 #include <nlohmann/json.hpp>
 
 #include <map>
-#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,43 +31,28 @@ private:
     nlohmann::json data_;
 };
 
-// A curve; a value that is not finite leaves a gap.
 struct Series {
-    std::string name = {};
     std::vector<double> x = {}, y = {};
-    bool dashed = false, points = false;  // points: a dot at each value
 };
-struct Band {
-    double low = 0, high = 0;
-    std::string name;
-};
-struct Chart {
-    std::string title, x_label, unit = {};  // unit: after each number
-    std::vector<Series> series = {};
-    std::vector<std::pair<std::string, double>> lines = {};  // horizontal
-    std::vector<Band> bands = {};
-};
-// Curves of many points are thinned; their lowest, highest and last values stay.
-nlohmann::json chart_json(const Chart& chart);
-nlohmann::json bands_json(const std::vector<Band>& bands);
+// A curve of the chart `lines` in page.html: {"name", ...} and the points. A value that is not finite leaves
+// a gap. Of many points, the lowest, the highest and the last stay.
+nlohmann::json curve(const Series& series, nlohmann::json properties);
 
 // How evenly tokens went to experts over a run.
 class RoutingHistory {
 public:
-    void add(int64_t iteration, std::span<const LayerLoad> load);
     void add(const nlohmann::json& record);  // of metrics.jsonl
     bool empty() const { return layers_.empty(); }
     // A group of the card "Routing balance": one row per layer, and the worst layer of each iteration.
-    nlohmann::json json(const std::string& name) const;
+    nlohmann::json group(const std::string& name) const;
 
 private:
     struct Layer {
-        LayerLoad last;
-        double worst = 0, sum = 0;
-        int64_t steps = 0;
+        double last = 0, worst = 0, sum = 0, emptiest = 0;  // of the fullest expert, and the emptiest
+        int64_t dead = 0, steps = 0;
     };
-    std::map<int, Layer> layers_;
-    Series worst_{.name = "most tokens over the mean"};  // over iterations
+    std::map<int64_t, Layer> layers_;
+    Series worst_;  // over iterations
 };
 
 std::string_view page_template();  // the text of page.html

@@ -36,10 +36,10 @@ json dot_row(const validate::Curve& curve, const std::vector<double>& percent, i
             {"dots", json::array({json::array({percent.back(), curve.name})})}};
 }
 
-Series step_series(const std::string& name, const std::vector<double>& y, bool dashed) {
-    Series series{.name = name, .y = y, .dashed = dashed};
+json curve_of(const std::string& name, const std::vector<double>& y, bool dashed) {
+    Series series{.y = y};
     for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
-    return series;
+    return curve(series, {{"name", name}, {"dashed", dashed}});
 }
 
 // The cards "Loss" and "Difference of the loss at the end": smoothed losses of all arms, and the signed
@@ -47,32 +47,35 @@ Series step_series(const std::string& name, const std::vector<double>& y, bool d
 void add_losses(Page& page, const Config& config, const ValidateLosses& losses) {
     const ValidateSpec& spec = config.validate;
     const double limit = spec.max_relative_loss_error * 100.0, noise = losses.noise.value_or(0) * 100.0;
-    std::vector<Band> bands = {{-limit, limit, "limit"}};
-    if (losses.noise) bands.push_back({-noise, noise, "noise floor"});
-    Chart curves{.title = "loss, nats per token", .x_label = "iteration"};
-    Chart differences{
-        .title = "difference of the loss", .x_label = "iteration", .unit = " %", .bands = bands};
-    json dots = {{"x_label", "difference of the loss"},
-                 {"unit", " %"},
-                 {"mark", 0},
-                 {"bands", bands_json(bands)},
-                 {"rows", json::array()}};
+    json bands = json::array({{{"low", -limit}, {"high", limit}, {"name", "limit"}}});
+    if (losses.noise) bands.push_back({{"low", -noise}, {"high", noise}, {"name", "noise floor"}});
+    json curves = json::array(), differences = json::array(), rows = json::array();
     for (size_t i = 0; i < losses.curves.size(); ++i) {
-        const validate::Curve& curve = losses.curves[i];
-        const bool control = curve.name == losses.control_arm;
-        std::vector<double> own = validate::ema(curve.loss, spec.ema_decay);
-        curves.series.push_back(step_series(curve.name, own, control));
+        const validate::Curve& arm = losses.curves[i];
+        const bool control = arm.name == losses.control_arm;
+        std::vector<double> own = validate::ema(arm.loss, spec.ema_decay);
+        curves.push_back(curve_of(arm.name, own, control));
         if (i == 0) continue;
-        const std::vector<double> base = validate::ema(losses.curves[curve.against].loss, spec.ema_decay);
+        const std::vector<double> base = validate::ema(losses.curves[arm.against].loss, spec.ema_decay);
         for (size_t k = 0; k < own.size(); ++k) own[k] = 100.0 * (own[k] - base[k]) / base[k];
-        differences.series.push_back(step_series(curve.name, own, control));
-        dots["rows"].push_back(dot_row(curve, own, spec.warmup_iters, losses));
+        differences.push_back(curve_of(arm.name, own, control));
+        rows.push_back(dot_row(arm, own, spec.warmup_iters, losses));
     }
-    page.set("loss", json::array({chart_json(curves), chart_json(differences)}));
+    const std::string title = "difference of the loss";
+    if (!rows.empty())
+        page.set(
+            "loss_dots",
+            {{"x_label", title}, {"unit", " %"}, {"mark", 0}, {"bands", bands}, {"rows", std::move(rows)}});
+    page.set("loss",
+             {{{"title", "loss, nats per token"}, {"x_label", "iteration"}, {"series", std::move(curves)}},
+              {{"title", title},
+               {"x_label", "iteration"},
+               {"unit", " %"},
+               {"series", std::move(differences)},
+               {"bands", std::move(bands)}}});
     page.set("loss_note",
              fmt::format("Same data, seed and initial weights; EMA {}; the verdict counts from iteration {}.",
                          spec.ema_decay, spec.warmup_iters + 1));
-    if (!dots["rows"].empty()) page.set("loss_dots", std::move(dots));
 }
 
 // "0.063 %", and "(within the noise floor)" where another summation order moves the loss as far
@@ -106,22 +109,21 @@ std::string train_page(const RunTitle& title, const TrainLosses& losses, const T
                                     device_count(title.provenance)),
                         title);
     page.fact("iterations", fmt::format("{} of {}", end.steps_done, config.training.train_iters));
-    Chart chart{.title = "nats per token", .x_label = "iteration", .series = {losses.train}};
-    chart.series.front().name = "train";
+    json curves = json::array({curve(losses.train, {{"name", "train"}})}), lines = json::array();
     if (!losses.train.y.empty())
         page.fact("training loss", fmt::format("{:.4f} to {:.4f} nats per token", losses.train.y.front(),
                                                losses.train.y.back()));
     if (!losses.held_out.y.empty()) {
         page.fact("held out", evaluation_text(config, losses.held_out.y.back()));
-        chart.series.push_back(losses.held_out);
-        chart.series.back().name = "held out";
-        chart.series.back().points = true;
+        curves.push_back(curve(losses.held_out, {{"name", "held out"}, {"points", true}}));
     }
-    if (losses.floor) chart.lines.emplace_back("entropy of the source", *losses.floor);
+    if (losses.floor) lines.push_back({{"name", "entropy of the source"}, {"y", *losses.floor}});
     page.fact("time", format_duration(end.seconds));
     page.fact("tokens per second, all ranks", format_si(losses.tokens_per_second));
-
-    page.set("loss", json::array({chart_json(chart)}));
+    page.set("loss", json::array({{{"title", "nats per token"},
+                                   {"x_label", "iteration"},
+                                   {"series", std::move(curves)},
+                                   {"lines", std::move(lines)}}}));
     json stages = json::array();
     for (const auto& [stage, seconds] : end.last.stage_seconds) stages.push_back({stage, seconds});
     page.set("stage_seconds", std::move(stages));
@@ -129,7 +131,7 @@ std::string train_page(const RunTitle& title, const TrainLosses& losses, const T
                          {"saved", end.memory.saved},
                          {"workspace", end.memory.workspace.reserved}};
     page.set("memory", json::array({memory}));
-    if (!end.routing.empty()) page.set("routing", json::array({end.routing.json("Layers, over this run")}));
+    if (!end.routing.empty()) page.set("routing", json::array({end.routing.group("Layers, over this run")}));
     return page.html();
 }
 
@@ -150,7 +152,7 @@ std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
         }
         page.fact(curve.name, text);
         saved.push_back({{"name", curve.name}, {"saved", {{"saved", curve.saved_bytes}}}});
-        if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].json(curve.name));
+        if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].group(curve.name));
     }
     add_losses(page, title.config, losses);
     page.set("memory", std::move(saved));

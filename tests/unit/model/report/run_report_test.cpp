@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Commands that a run prints as next steps, warnings about its data, and what a terminal shows of the log.
+// Warnings about the data of a run, and what a terminal shows of the log.
 #include "model/report/run_report.h"
 
 #include "tests/support/files.h"
@@ -82,26 +82,6 @@ TEST(RunReport, PassesTheWarningsOfTheDataOn) {
                     "warning: text has ids 0 to 256 and model.vocab_size is 1000: text is read byte by "
                     "byte");
     expect_contains(wide[0], "preprocess_data.py");
-}
-
-TEST(RunReport, CommandsAreReadyToBeTyped) {
-    EXPECT_EQ(shell_word("runs/a-1_b"), "runs/a-1_b");
-    EXPECT_EQ(shell_word("my runs"), "'my runs'");
-    EXPECT_EQ(shell_word("it's"), "'it'\\''s'");
-    EXPECT_EQ(shell_word(""), "''");
-    const std::string alone = command_line("plan", {"a b.yaml"}, 1), four = command_line("train", {"c"}, 4);
-    EXPECT_TRUE(alone.ends_with(" plan 'a b.yaml'")) << alone;
-    EXPECT_EQ(alone.find("mpirun"), std::string::npos);
-    EXPECT_TRUE(four.starts_with("mpirun -n 4 ")) << four;
-    EXPECT_EQ(next_text({{"a", "one"}, {"bcd", "two"}}), "  next  a    one\n        bcd  two");
-}
-
-TEST(RunReport, TheConfigurationOfANextCommandHasWhatTheRunHad) {
-    EXPECT_EQ(config_of_run("a.yaml", "", {}, "out"), "a.yaml");
-    EXPECT_EQ(config_of_run("a.yaml", "", {"output.out=out"}, "out"), "a.yaml");
-    EXPECT_EQ(config_of_run("a.yaml", "", {"training.lr=1", "output.out=out"}, "out"), "out/config.yaml");
-    EXPECT_EQ(config_of_run("a.yaml", "config.json", {}, "out"), "out/config.yaml");
-    EXPECT_EQ(config_of_run("", "config.json", {}, "out"), "out/config.yaml");
 }
 
 TEST(RunReport, ColoursFollowTheKindOfALine) {

@@ -131,7 +131,7 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
     config.output.moe_per_layer_logging = true;
     std::string path;
     {
-        EventFile file(OutputFolder(folder.path("run")).subfolder("tensorboard"));
+        EventFile file(OutputFolder(folder.path("run")).subfolder("tensorboard"), config);
         path = file.path();
         StepResult result{.step = 10,
                           .lm_loss = 2.25,
@@ -142,8 +142,8 @@ TEST(TensorBoard, AFileWithMegatronsTags) {
                           .seconds = 0.5,
                           .tokens = 1000,
                           .load = {{.layer = 1}, {.layer = 3}}};
-        file.step(config, result, 4, 1 << 20);
-        file.evaluation(config, 11, 2.0);
+        file.step(values_of(config, result, 4, 1 << 20));
+        file.evaluation(11, 2.0);
     }
     EXPECT_EQ(std::filesystem::path(path).filename().string().substr(0, 20), "events.out.tfevents.");
     const std::vector<ReadEvent> events = Parser(read_whole(path)).events();
@@ -192,10 +192,10 @@ TEST(TensorBoard, IterationsAfterAStepAreCutOff) {
     config.training.global_batch_size = 8;
     const OutputFolder run(folder.path("run"));
     const auto write = [&](int64_t first, int64_t last) {
-        EventFile file(run.subfolder("tb"));  // a name of its own, also within a second
+        EventFile file(run.subfolder("tb"), config);  // a name of its own, also within a second
         for (int64_t i = first; i <= last; ++i)
-            file.step(config, {.step = i - 1, .lm_loss = 1, .seconds = 1, .tokens = 1}, 1, 0);
-        file.evaluation(config, last, 1);
+            file.step(values_of(config, {.step = i - 1, .lm_loss = 1, .seconds = 1, .tokens = 1}, 1));
+        file.evaluation(last, 1);
         return file.path();
     };
     const auto iterations = [&](const std::string& tag) {

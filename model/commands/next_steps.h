@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+// The commands that a run prints as next steps, ready to be typed.
+#pragma once
+
+#include "model/commands/commands.h"
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow {
+
+// An argument as a shell takes it.
+std::string shell_word(const std::string& argument);
+// A shell line that starts `command` as this run was started.
+std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
+                         int64_t world_size);
+// The same with a CUDA build on that many GPUs; on several hosts with a hostfile.
+std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
+                             int64_t gpus, int64_t gpus_per_host);
+// A command to run next, and its purpose.
+struct NextStep {
+    std::string what, command;
+};
+std::string next_text(const std::vector<NextStep>& steps);
+// `arguments` of another command on the same configuration, with what it was read with.
+std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin);
+// The same of one that runs on ranks: what decides a run and is no key of the configuration.
+std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options);
+// The configuration file for a command after this run: the one that the run read, or, if options other than
+// --out changed it, config.yaml below `out`.
+std::string config_of_run(const RunOptions& options, const std::string& out);
+
+}  // namespace fp8flow

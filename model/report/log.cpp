@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+// Colours by the words that a line begins with; lines go to standard output and to the file.
+#include "model/report/log.h"
+
+#include <fmt/format.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+namespace fp8flow::report {
+
+std::string colored(std::string_view line) {
+    constexpr struct {
+        std::string_view start, code;
+    } kKinds[] = {{"warning:", "33"},         {"note:", "36"},   {"verdict: pass", "1;32"},
+                  {"verdict:", "1;31"},       {"done:", "1;32"}, {"stopped by", "1;33"},
+                  {"fp8flow: error:", "1;31"}};
+    for (const auto& [start, code] : kKinds)
+        if (line.starts_with(start))
+            return fmt::format("\x1b[{}m{}\x1b[0m{}", code, start, line.substr(start.size()));
+    return std::string(line);
+}
+
+// A text of several lines may have a warning in one of them.
+void RunLog::line(std::string_view text) {
+    for (size_t begin = 0, end = 0; end != std::string_view::npos; begin = end + 1) {
+        end = text.find('\n', begin);
+        const std::string_view one = text.substr(begin, end - begin);
+        write(one, terminal_.detail != Terminal::Detail::quiet || one.starts_with("warning:"));
+    }
+}
+
+void RunLog::result(std::string_view text) { write(text, true); }
+
+void RunLog::write(std::string_view text, bool shown) {
+    if (!speaks_) return;
+    if (shown) print(text);
+    if (file_)
+        file_->write_line(text);
+    else
+        kept_.emplace_back(text);
+}
+
+// A run outlives its terminal, or the reader of its pipe.
+void RunLog::print(std::string_view text) {
+    if (std::ferror(stdout) != 0) return;
+    const std::string shown = fmt::format("{}\n", terminal_.color ? colored(text) : text);
+    if (std::fwrite(shown.data(), 1, shown.size(), stdout) == shown.size() && std::fflush(stdout) == 0)
+        return;
+    const std::string lost = fmt::format(
+        "warning: standard output cannot be written ({}); the run goes on, and its lines are in its log",
+        std::strerror(errno));
+    print_err(lost + "\n");
+    write(lost, false);
+}
+
+void RunLog::open(const OutputFolder& folder, std::string_view name, LineFile::Start start) {
+    file_.emplace(folder.open_lines(name, start));
+    for (const std::string& text : kept_) file_->write_line(text);
+    kept_.clear();
+}
+
+}  // namespace fp8flow::report

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+// RunLog: what a run prints, and its log file. main decides from the command line and the environment what of
+// it a terminal shows, and how.
+#pragma once
+
+#include "model/base/output.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace fp8flow::report {
+
+struct Terminal {
+    // quiet: warnings and the result; verbose: Megatron-LM's whole step line
+    enum class Detail : uint8_t { quiet, normal, verbose };
+    Detail detail = Detail::normal;
+    bool color = false;
+};
+
+// The line with the ANSI colour of its kind: warnings yellow, a result green, or red where it is none.
+std::string colored(std::string_view line);
+
+// Prints on the first rank and appends to <out>/<name>; silent on other ranks. open() creates the file and
+// writes the earlier lines, so that a run that does not start leaves no file. The file has every line.
+class RunLog {
+public:
+    RunLog(int rank, Terminal terminal) : speaks_(rank == 0), terminal_(terminal) {}
+    void line(std::string_view text);
+    void result(std::string_view text);  // what the run was started for
+    void open(const OutputFolder& folder, std::string_view name,
+              LineFile::Start start = LineFile::Start::truncate);
+
+    Terminal::Detail detail() const { return terminal_.detail; }
+
+private:
+    void write(std::string_view text, bool shown);
+    void print(std::string_view text);
+
+    bool speaks_;
+    Terminal terminal_;
+    std::vector<std::string> kept_;
+    std::optional<LineFile> file_;
+};
+
+}  // namespace fp8flow::report
