@@ -1,16 +1,22 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes the shares that `fp8flow plan` predicts with, from results of `fp8flow profile`.
+"""Makes the shares that `fp8flow plan` predicts with, from results of `fp8flow profile`, and checks predictions.
 
 calibrate.py PROFILE > mine.json makes a file for `plan --gpu mine.json`. The files of configs/gpus are made
 from three results: PROFILE of a large layer (a share for every stage and recipe), --launches of a small model
 (what a launch costs) and --attention of `bench --suite model` (core attention). --datasheet prints a file of
-configs/gpus with the new calibration. --check FOLDER adds the error on the profiles in it. The counts of every
-stage come from `plan --check`.
+configs/gpus with the new calibration; --check FOLDER adds the error on the profiles in it.
+
+calibrate.py --check PROFILE_OR_FOLDER... [--gpu KIND] prints the error of predictions: every arm of every
+profile is predicted by `plan` at the clock that the profile states. A run is listed apart, and counts in no
+mean, if it gave the calibration, if its program is older than that, or if the formulas leave out a part of it.
+Exit status 1: a run or the mean is worse than --max-error or --max-mean-error.
 """
 import argparse
+import concurrent.futures
 import json
 import math
+import os
 import pathlib
 import re
 import subprocess
@@ -23,41 +29,262 @@ RECIPES = ("bf16", "fp8_blockwise", "fp8_flow")
 DISPATCHES = ["moe layer/dispatch/forward", "moe layer/dispatch/backward"]
 COMBINES = ["moe layer/combine/forward", "moe layer/combine/backward"]
 LAYERS = ("moe layer", "dense layer", "attention")
-ERRORS = ("mean layer error", "worst layer error", "mean step error", "worst step error", "runs", "gpus")
 LEAST_WORK = 0.25  # a stage that launches alone explain keeps this part of its time as work
+ERRORS = ("mean layer error", "worst layer error", "mean step error", "worst step error", "runs", "gpus")
+EARLIER = "of a program before the calibration"
+
+# What the arms of `profile --schedules` and `--state-dtypes` change. They start from a serial step.
+PAIRS = "precision.moe_wgrad_pair_micro_batches"
+SERIAL = {"schedule.moe_shared_expert_overlap": "false", "schedule.delay_wgrad_compute": "false",
+          "schedule.overlap_moe_expert_parallel_comm": "false", "schedule.overlap_grad_reduce": "false",
+          "schedule.overlap_param_gather": "false", "schedule.cuda_graph_impl": "none"}
+FP32_MOMENTS = {"training.exp_avg_dtype": "fp32", "training.exp_avg_sq_dtype": "fp32"}
+BF16_MOMENTS = {"training.exp_avg_dtype": "bf16", "training.exp_avg_sq_dtype": "bf16"}
+ARMS = {"wgrad": SERIAL | {"schedule.delay_wgrad_compute": "true"},
+        "shared": SERIAL | {"schedule.moe_shared_expert_overlap": "true"},
+        "shared + wgrad": SERIAL | {"schedule.moe_shared_expert_overlap": "true",
+                                    "schedule.delay_wgrad_compute": "true"},
+        "reduce": SERIAL | {"schedule.overlap_grad_reduce": "true"},
+        "turns": SERIAL | {"schedule.overlap_moe_expert_parallel_comm": "true", PAIRS: "false"},
+        "graph": SERIAL | {"schedule.cuda_graph_impl": "full_iteration"},
+        "bf16 gradients": {"training.main_grads_dtype": "bf16"} | FP32_MOMENTS,
+        "bf16 state": {"training.main_grads_dtype": "bf16"} | BF16_MOMENTS}
 
 
 def load(path):
     return json.loads(pathlib.Path(path).read_text())
 
 
+def settings_of(text):
+    """{"section.key": value} of a configuration as commands print it, and of --help-config."""
+    settings, section = {}, ""
+    for line in text.splitlines():
+        name, colon, value = line.partition(":")
+        if colon and not line.startswith(" "):
+            section = name
+        elif colon and re.fullmatch("  [a-z0-9_]+", name):
+            settings[f"{section}.{name.strip()}"] = value.strip()
+    return settings
+
+
+def median(row, key):
+    value = row.get(key)
+    return value.get("median", 0) if isinstance(value, dict) else 0
+
+
+def is_kind(device, gpu):
+    """True for a device "NVIDIA H200" and a GPU "H200"; "H20" is another."""
+    return gpu.lower() in device.lower().split()
+
+
+def kind_of(device):
+    for path in sorted(KINDS.glob("*.json")):
+        if is_kind(device, load(path)["gpu"]):
+            return path
+    sys.exit(f"no datasheet of {device} in configs/gpus: name one with --datasheet")
+
+
+def shares_that_ship(sheet):
+    return sheet.get("calibration") or load(KINDS / f"{sheet['shares of']}.json")["calibration"]
+
+
 class Planner:
-    """Runs `plan --check` of one profile with trial shares."""
+    """Predicts runs with `fp8flow plan`. `gpu`: a kind of configs/gpus, or the contents of such a file."""
 
-    def __init__(self, program, sheet):
-        self.program, self.sheet = program, sheet
+    def __init__(self, program):
+        self.program = program
+        self.known = settings_of(self.run("--help-config").stdout)
 
-    def check(self, path, calibration=None):
+    def run(self, *line):
+        return subprocess.run([self.program, *line], capture_output=True, text=True, check=False)
+
+    def arm_settings(self, profile, arm):
+        """Keys of programs that had others are left out; they did not pair micro-batches by themselves."""
+        settings = {PAIRS: "false"}
+        settings |= {key: value for key, value in settings_of(profile["config"]).items() if key in self.known}
+        if settings[PAIRS] == "auto":
+            settings[PAIRS] = "false"
+        name = arm["name"].removeprefix(arm["recipe"]).removeprefix(" + ")
+        return settings | ARMS[name] if name in ARMS else settings if not name else None
+
+    def predict(self, settings, recipe, ranks, gpu, clock):
+        """The run as `plan --json` has it, or a text that says why there is none."""
         with tempfile.TemporaryDirectory() as folder:
-            gpu = dict(self.sheet, calibration=calibration) if calibration else self.sheet
-            pathlib.Path(folder, "gpu.json").write_text(json.dumps(gpu))
-            command = [self.program, "plan", "--check", path, "--gpu", f"{folder}/gpu.json",
-                       "--json", "check.json", "--out", folder]
-            run = subprocess.run(command, capture_output=True, text=True, check=False)
+            sections = {}
+            for key, value in settings.items():
+                section, name = key.split(".")
+                sections.setdefault(section, []).append(f"  {name}: {value}\n")
+            pathlib.Path(folder, "run.yaml").write_text(
+                "".join(f"{section}:\n" + "".join(lines) for section, lines in sections.items()))
+            if isinstance(gpu, dict):
+                pathlib.Path(folder, "gpu.json").write_text(json.dumps(gpu))
+                gpu = f"{folder}/gpu.json"
+            line = ["plan", f"{folder}/run.yaml", "--gpus", str(ranks), "--recipes", recipe, "--gpu", gpu,
+                    "--out", folder, "--json", "plan.json"]
+            run = self.run(*line, *(["--mhz", str(clock * 1e-6)] if clock > 0 else []))
+            if run.returncode == 2:  # refused
+                return run.stderr.strip().replace(f"{folder}/", "")
             if run.returncode != 0:
                 sys.exit(run.stderr.strip() or run.stdout.strip())
-            return load(f"{folder}/check.json")
+            return load(f"{folder}/plan.json")["choices"][0]
 
-    def arms(self, path, calibration=None):
+    def row(self, path, profile, arm, gpu):
+        """An arm as measured and as predicted, or a text that says why it cannot be compared."""
+        settings = self.arm_settings(profile, arm)
+        if settings is None:
+            return f"{path.name}: {arm['name']}"
+        clock = median(arm, "layer clock hertz")
+        plan = self.predict(settings, arm["recipe"], profile["ranks"], gpu, clock)
+        if isinstance(plan, str):
+            return f"{path.name}: {arm['name']}: {plan}"
+        measured = {f"{row['part']}/{row['stage']}/{row['direction']}": median(row, "seconds")
+                    for row in arm["rows"]}
+        stages = []
+        for stage in plan["stages"]:
+            key = f"{stage['part']}/{stage['stage']}/{stage['direction']}"
+            stages.append({**stage, "key": key, "seconds measured": measured.get(key, 0)})
+        # a layer of two interleaved micro-batches lasts as long as both
+        interleaved = settings.get("schedule.overlap_moe_expert_parallel_comm") == "true"
+        return {"file": path.name, "name": arm["name"], "recipe": arm["recipe"],
+                "commit": profile.get("commit", ""), "date": profile.get("date", "")[:10],
+                "ranks": profile["ranks"], "clock hertz": clock,
+                "layer seconds": plan["layer_seconds"],
+                "layer seconds measured": 0 if interleaved else median(arm, "layer seconds"),
+                "step seconds": plan["step_seconds"], "step seconds measured": arm.get("step seconds", 0),
+                "not covered": plan["not_covered"], "stages": stages,
+                "widths": [settings[key] for key in ("model.hidden_size", "moe.moe_ffn_hidden_size")]}
+
+    def arms(self, path, gpu):
         """The arms of one profile that are plain recipes, in the order of the profile."""
-        rows = {row["name"]: row for row in self.check(path, calibration)["rows"]}
-        names = [arm["name"] for arm in load(path)["recipes"] if arm["name"] in RECIPES]
-        found = [rows[name] for name in names if name in rows]
+        path, profile = pathlib.Path(path), load(path)
+        found = [self.row(path, profile, arm, gpu) for arm in profile["recipes"] if arm["name"] in RECIPES]
+        found = [row for row in found if not isinstance(row, str)]
         if not found or any(row["clock hertz"] <= 0 or row["layer seconds measured"] <= 0 for row in found):
             sys.exit(f"{path}: no recipe that predictions know, or no clock of it")
         return found
 
 
+# ---- the error of predictions
+def profiles_of(paths):
+    """Of a folder all profiles; what else is in it is skipped."""
+    found = []
+    for path in map(pathlib.Path, paths):
+        for file in path.glob("*.json") if path.is_dir() else [path]:
+            try:
+                data = load(file)
+            except (OSError, ValueError) as error:
+                sys.exit(f"--check: {error}")
+            if isinstance(data, dict) and "config" in data and data.get("recipes", [{}])[0].get("rows") is not None:
+                found.append((file, data))
+            elif not path.is_dir():
+                sys.exit(f"--check: {file} is no result of profile")
+    return sorted(found, key=lambda one: one[0])
+
+
+def error_of(row, what):
+    measured = row[f"{what} seconds measured"]
+    return row[f"{what} seconds"] / measured - 1 if measured > 0 else None
+
+
+def summary(rows):
+    result = {"runs": len(rows), "gpus": max((row["ranks"] for row in rows), default=0)}
+    for what in ("layer", "step"):
+        errors = [abs(error_of(row, what)) for row in rows if error_of(row, what) is not None]
+        result[f"mean {what} error"] = math.fsum(errors) / max(len(errors), 1)
+        result[f"worst {what} error"] = max(errors, default=0)
+    return result
+
+
+def check(planner, paths, gpu, sheet, calibration):
+    """Every arm next to its prediction, and what those that count differ by."""
+    skipped, jobs = [], []
+    for path, profile in profiles_of(paths):
+        device = profile["machine"]["device"]
+        if is_kind(device, sheet["gpu"]):
+            jobs += [(path, profile, arm, gpu) for arm in profile["recipes"]]
+        else:
+            skipped.append(f"{path.name}: of {device}")
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        compared = list(pool.map(lambda job: planner.row(*job), jobs))
+    skipped += [row for row in compared if isinstance(row, str)]
+    rows = [row for row in compared if not isinstance(row, str)]
+    if not rows:
+        sys.exit("\n".join([f"--check: no profile of {sheet['gpu']} that can be compared"] + skipped))
+    first = {}
+    for row in rows:
+        first.setdefault(row["file"], row)
+    calibrated = []
+    for row in rows:
+        source, launches = (row["file"] == calibration.get(key) for key in ("source", "launches from"))
+        gave = row["name"] == row["recipe"] and (source or launches and row is first[row["file"]])
+        calibrated += [row["widths"]] if gave else []
+        row["apart"] = ("gave the calibration" if gave else row["not covered"] or
+                        (EARLIER if row["date"] < calibration["date"] else ""))
+    for row in rows:
+        row["other model"] = row["widths"] not in calibrated
+    counted = [row for row in rows if not row["apart"]]
+    result = {"gpu": sheet["gpu"], **summary(counted), "rows": rows, "not compared": skipped}
+    others = [row for row in counted if row["other model"]]
+    if calibrated and others:
+        result["other models"] = summary(others)
+    return result
+
+
+def percent(value, form=".1f"):
+    return "-" if value is None else f"{100 * value:{form}} %"
+
+
+def table(head, rows):
+    widths = [max(len(row[i]) for row in [head] + rows) for i in range(len(head))]
+    lines = [[cell.ljust(width) if i == 0 else cell.rjust(width)
+              for i, (cell, width) in enumerate(zip(row, widths))] for row in [head] + rows]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("  ".join(line).rstrip() for line in lines) + "\n"
+
+
+def check_text(result, calibration):
+    counted = [row for row in result["rows"] if not row["apart"]]
+    groups = {"all that count": counted}
+    if "other models" in result:
+        groups["of other models than the calibration"] = [row for row in counted if row["other model"]]
+    for ranks in sorted({row["ranks"] for row in counted}):
+        groups[f"{ranks} GPU{'s' if ranks > 1 else ''}"] = [row for row in counted if row["ranks"] == ranks]
+    for recipe in sorted({row["recipe"] for row in counted}):
+        groups[recipe] = [row for row in counted if row["recipe"] == recipe]
+    groups["not counted, of earlier programs"] = [row for row in result["rows"] if row["apart"] == EARLIER]
+    sums = [(name, summary(rows)) for name, rows in groups.items() if rows]
+    text = (f"Absolute error of predictions, {result['gpu']}, calibrated from {calibration['source']} "
+            f"({calibration['commit']}, {calibration['date']})\n\n")
+    text += table(["runs", "number", "layer, mean", "worst", "step, mean", "worst"],
+                  [[name, str(own["runs"])] + [percent(own[f"{how} {what} error"])
+                                               for what in ("layer", "step") for how in ("mean", "worst")]
+                   for name, own in sums])
+    for apart in sorted({row["apart"] for row in result["rows"]}):
+        rows = [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"])] +
+                [cell for what in ("layer", "step")
+                 for cell in (f"{1e3 * row[f'{what} seconds measured']:.4g}", percent(error_of(row, what), "+.1f"))]
+                for row in result["rows"] if row["apart"] == apart]
+        text += f"\n{'Apart: ' + apart if apart else 'Runs that count'}. Milliseconds are measured.\n\n"
+        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"], rows)
+    return text + "".join(f"  not compared: {one}\n" for one in result["not compared"])
+
+
+def print_check(planner, options):
+    name = pathlib.Path(options.gpu)
+    file = load(name if name.is_file() else KINDS / f"{options.gpu.lower()}.json")
+    alone = "recipes" in file  # shares without a datasheet
+    sheet = load(kind_of(file["gpu"])) if alone else file
+    calibration = file if alone else shares_that_ship(sheet)
+    result = check(planner, options.check, options.gpu, sheet, calibration)
+    print(check_text(result, calibration), end="")
+    if options.json:
+        pathlib.Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
+    worst, mean = (max(result[f"{how} {what} error"] for what in ("layer", "step")) for how in ("worst", "mean"))
+    if 100 * worst > options.max_error or 100 * mean > options.max_mean_error:
+        sys.exit(f"worse than allowed: {options.max_error} % at most, {options.max_mean_error} % on average")
+
+
+# ---- shares
 class Arm:
     """One recipe of the large profile. A layer's stages are of one run, all others of a step."""
 
@@ -68,8 +295,8 @@ class Arm:
             own = self.stages.setdefault(stage["key"], {"launches": 0, "roofline": 0, "wire": 0,
                                                         "seconds": stage["seconds measured"]})
             own["launches"] += runs * stage["launches"]
-            own["roofline"] += runs * stage["roofline seconds"]
-            own["wire"] += runs * stage["wire bytes"]
+            own["roofline"] += runs * stage["roofline_seconds"]
+            own["wire"] += runs * stage["wire_bytes"]
 
     def after_wire(self, key):
         stage = self.stages[key]
@@ -176,40 +403,41 @@ def rounded(value):
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def kind_of(device):
-    for path in sorted(KINDS.glob("*.json")):
-        if load(path)["gpu"].lower() in device.lower().split():
-            return path
-    sys.exit(f"no datasheet of {device} in configs/gpus: name one with --datasheet")
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("profile", help="profile.json of a large layer")
+    parser.add_argument("profile", nargs="?", help="profile.json of a large layer")
     parser.add_argument("--launches", help="profile.json of a small model with attention")
     parser.add_argument("--attention", help="bench.json of `bench --suite model`")
     parser.add_argument("--datasheet", help="a file like those of configs/gpus: printed with new shares")
-    parser.add_argument("--check", help="a folder of profiles: adds the error on them")
+    parser.add_argument("--check", nargs="+", help="profiles, or folders of profiles, to predict")
+    parser.add_argument("--gpu", default="h200", help="of --check without PROFILE: as of plan (default: h200)")
+    parser.add_argument("--json", help="of --check without PROFILE: also write every row to this file")
+    parser.add_argument("--max-error", type=float, default=math.inf, help="percent, of one run")
+    parser.add_argument("--max-mean-error", type=float, default=math.inf, help="percent, of all runs")
     parser.add_argument("--program", default=str(ROOT / "build" / "cpu" / "fp8flow"))
     options = parser.parse_args()
+    planner = Planner(options.program)
+    if not options.profile:
+        if not options.check:
+            parser.error("want a PROFILE to make shares from, or --check")
+        return print_check(planner, options)
 
     profile = load(options.profile)
     sheet = load(options.datasheet or kind_of(profile["machine"]["device"]))
-    shipped = sheet.get("calibration") or load(KINDS / f"{sheet['shares of']}.json")["calibration"]
-    planner = Planner(options.program, sheet)
-    rows = planner.arms(options.profile)
+    shipped = shares_that_ship(sheet)
+    rows = planner.arms(options.profile, sheet)
     origin = {"gpu": profile["machine"]["device"], "source": pathlib.Path(options.profile).name,
               "commit": profile.get("commit", ""), "date": profile.get("date", "")[:10]}
 
     def make(launch):
         return {**origin, **shares_of(rows, sheet["peer bytes per second"], launch, shipped)}
 
-    result = make(fit_launch(planner, options.launches, make) if options.launches else
-                  shipped["launch seconds"])
+    result = make(fit_launch(planner, options.launches, lambda launch: dict(sheet, calibration=make(launch)))
+                  if options.launches else shipped["launch seconds"])
     if options.launches:
         result["launches from"] = pathlib.Path(options.launches).name
-        first = planner.arms(options.launches)[0]
+        first = planner.arms(options.launches, sheet)[0]
         arms = {arm["name"]: arm for arm in load(options.launches)["recipes"]}
         host = arms[first["name"]].get("host seconds", 0)
         if host > 0:
@@ -219,7 +447,7 @@ def main():
         result["attention from"] = pathlib.Path(options.attention).name
         result["core attention"] = core_attention(options.attention, sheet)
     if options.check:
-        errors = planner.check(options.check, result)
+        errors = check(planner, options.check, dict(sheet, calibration=result), sheet, result)
         result["check"] = {name: errors[name] for name in ERRORS}
         if "other models" in errors:
             result["check"]["other models"] = {name: errors["other models"][name] for name in ERRORS}
@@ -227,7 +455,7 @@ def main():
     if options.datasheet:
         sheet.pop("clock hertz", None)  # the profile's, from now on
         result = dict(sheet, calibration=result)
-    print(json.dumps(result, indent=2))
+    return print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ A .txt names a commit and a date. A result without a control arm has no noise
 floor: null, never 0. Exit status 1 if a file breaks a rule.
 
 compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
-everything of an arm but the times of layer and step, which is what `plan --check` compares. Medians, spread, conditions, commit and command
+everything of an arm but the times of layer and step, which is what `calibrate.py --check` compares. Medians, spread, conditions, commit and command
 stay, and so does the form: whatever reads profile.json reads the compact file.
 
 screenshots: reports as wide as a phone (390 pixels) and a desktop (1280), in light and dark colours, into OUT (default: FOLDER/screenshots).

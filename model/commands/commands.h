@@ -72,9 +72,6 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     bool markdown = false;                           // the table alone
     std::optional<std::string> json;                 // a file below output.out
     std::string picture;                             // NAME of NAME.html; empty: none
-    std::vector<std::string> check;                  // profiles to compare with, instead of a plan
-    std::string out = "runs/out";                    // of --check
-    double most_error = 1e9, most_mean_error = 1e9;  // percent; beyond, --check fails
 };
 
 // Where a run of these options writes.
@@ -93,7 +90,7 @@ int run_validate(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
-// Sizes, memory and time without running; with `check`, predictions next to measured profiles.
+// Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);          // throws Error(usage)
 ScheduleSpec schedule_named(const std::string& name);  // serial, shared, wgrad, ...; throws Error(usage)

@@ -407,21 +407,15 @@ struct CommandLine {
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
-        plan->add_option("--check", plan_options.check,
-                         "instead: compare predictions with these results of profile, or all of a folder");
-        plan->add_option("--max-error", plan_options.most_error,
-                         "of --check: percent, of one run; else status 1")
-            ->transform(number_in({}));
-        plan->add_option("--max-mean-error", plan_options.most_mean_error, "of --check: percent, of all runs")
-            ->transform(number_in({}));
-        plan->add_option_function<std::vector<std::string>>(
-                "--calibrate",
-                [](const auto&) {
-                    fail(ExitCode::usage,
-                         "--calibrate: shares come from python3 scripts/calibrate.py PROFILE");
-                },
-                "now python3 scripts/calibrate.py")
-            ->expected(0, 3);
+        for (const char* moved : {"--check", "--max-error", "--max-mean-error", "--calibrate"})
+            plan->add_option_function<std::vector<std::string>>(
+                    moved,
+                    [moved](const auto&) {
+                        fail(ExitCode::usage, "{}: this is now python3 scripts/calibrate.py (--help)", moved);
+                    },
+                    "now python3 scripts/calibrate.py")
+                ->expected(0, -1)
+                ->group("");  // not in --help
     }
 
     void add_bench_options() {
@@ -515,7 +509,6 @@ struct CommandLine {
         static_cast<RunOptions&>(replay_options) = options;
         plan_options.clock = mhz * 1e6;
         if (!json.empty()) plan_options.json = json;
-        if (!out.empty()) plan_options.out = out;
     }
 };
 

@@ -8,7 +8,6 @@
 #include "model/commands/next_steps.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
-#include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
 #include "model/report/titles.h"
@@ -173,19 +172,6 @@ int plan_table(const PlanOptions& options) {
     return 0;
 }
 
-int plan_check(const PlanOptions& options) {
-    const Gpu gpu = load_gpu(options.gpu);
-    const Check check = check_profiles(options.check, gpu);
-    fmt::print("{}", check_text(check, gpu));
-    if (options.json) write(options.out, *options.json, check_json(check, gpu));
-    const double worst = std::max(check.summary.worst_layer, check.summary.worst_step);
-    const double mean = std::max(check.summary.mean_layer, check.summary.mean_step);
-    if (worst * 100 <= options.most_error && mean * 100 <= options.most_mean_error) return 0;
-    fmt::print("worse than allowed: {} % at most, {} % on average\n", options.most_error,
-               options.most_mean_error);
-    return 1;
-}
-
 [[noreturn]] void refuse_name(const char* option, const std::string& name,
                               const std::vector<std::string>& names) {
     const std::string meant = did_you_mean(name, names);
@@ -221,7 +207,6 @@ ScheduleSpec schedule_named(const std::string& name) {
 }
 
 int run_plan(const PlanOptions& options) {
-    if (!options.check.empty()) return plan_check(options);
     const bool table = options.gpus.size() > 1 || !options.recipes.empty() ||
                        !options.expert_parallel.empty() || !options.micro_batches.empty() || options.markdown;
     if (table || options.config_path.empty()) return plan_table(options);

@@ -40,9 +40,12 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
     plan::check_countable(choice.config);
     decide_pairs(choice.config, gpus, usable_bytes(gpu.sheet));
-    choice.time = predict_step(choice.config, gpus, gpu, {.crossing = crossing_of(choice.config)});
-    if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host)
-        choice.per_host = predict_step(choice.config, gpus, gpu, {.crossing = Crossing::per_host});
+    choice.time = predict_step(choice.config, gpus, gpu);
+    if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host) {
+        Config per_host = choice.config;
+        per_host.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
+        choice.per_host = predict_step(per_host, gpus, gpu);
+    }
     choice.fit = fit_of(choice.config, gpus, gpu.sheet);
     return choice;
 }
@@ -53,7 +56,7 @@ std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu&
     const auto layer_seconds = [&](AutoSwitch pairs) {
         Config own = config;
         own.precision.moe_wgrad_pair_micro_batches = pairs;
-        return predict_step(own, gpus, gpu, {.crossing = crossing_of(config)}).layer;
+        return predict_step(own, gpus, gpu).layer;
     };
     const double saved = plan::bytes_of(memory->single, "saved activations") / f64(config.model.num_layers);
     return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on,

@@ -87,16 +87,14 @@ Calibration calibration_of(const json& from, const std::string& name) {
     const auto number_if_any = [&](const char* key) {
         return from.contains(key) ? number(from, key, name) : 0;
     };
-    Calibration result{
-        .gpu = text_of(from, "gpu", name),
-        .source = text_of(from, "source", name),
-        .commit = text_of(from, "commit", name),
-        .date = text_of(from, "date", name),
-        .launches_from = from.contains("launches from") ? text_of(from, "launches from", name) : "",
-        .launch_seconds = number(from, "launch seconds", name),
-        .exchange_seconds = number(from, "exchange seconds", name),
-        .host_seconds = number_if_any("host seconds per launch"),
-        .late_share = number_if_any("late share")};
+    Calibration result{.gpu = text_of(from, "gpu", name),
+                       .source = text_of(from, "source", name),
+                       .commit = text_of(from, "commit", name),
+                       .date = text_of(from, "date", name),
+                       .launch_seconds = number(from, "launch seconds", name),
+                       .exchange_seconds = number(from, "exchange seconds", name),
+                       .host_seconds = number_if_any("host seconds per launch"),
+                       .late_share = number_if_any("late share")};
     const auto recipes = from.find("recipes");
     require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
     for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
@@ -123,6 +121,14 @@ std::string lower(std::string text) {
     std::transform(text.begin(), text.end(), text.begin(),
                    [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
     return text;
+}
+
+// True for a device "NVIDIA H200" and a GPU "H200"; "H20" is another.
+bool is_kind(const std::string& device, const std::string& gpu) {
+    std::istringstream words(device);
+    for (std::string word; words >> word;)
+        if (lower(word) == lower(gpu)) return true;
+    return false;
 }
 
 // Follows "shares of" to the kind that has been profiled.
@@ -177,13 +183,6 @@ Gpu load_gpu(const std::string& name_or_file) {
     gpu.sheet.clock = 0;  // the profile's
     gpu.calibrated = true;
     return gpu;
-}
-
-bool is_kind(const std::string& device, const std::string& gpu) {
-    std::istringstream words(device);
-    for (std::string word; words >> word;)
-        if (lower(word) == lower(gpu)) return true;
-    return false;
 }
 
 std::optional<std::string> kind_of_device(const std::string& device) {

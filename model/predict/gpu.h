@@ -46,7 +46,6 @@ struct CheckSummary {
 
 struct Calibration {
     std::string gpu, source, commit, date;  // the profile's file name, commit and date
-    std::string launches_from;              // the small profile
     double launch_seconds = 0, exchange_seconds = 0;
     double host_seconds = 0;  // of the host, for each launch; 0: not known
     double late_share = 0;    // waiting for slower ranks in combine, as a share of the experts' time
@@ -65,8 +64,6 @@ std::vector<std::string> known_gpus();
 // A name of known_gpus(), or a file: a kind like those in configs/gpus, or a calibration alone. Throws
 // Error(usage).
 Gpu load_gpu(const std::string& name_or_file);
-// True for a device "NVIDIA H200" and a GPU "H200"; "H20" is another.
-bool is_kind(const std::string& device, const std::string& gpu);
 // Of the name that a device reports: "NVIDIA H200"; absent: not a kind that ships.
 std::optional<std::string> kind_of_device(const std::string& device);
 

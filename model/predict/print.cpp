@@ -82,6 +82,8 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                           {"seconds", stage.seconds},
                           {"wire_seconds", stage.wire},
                           {"runs", stage.runs},
+                          {"launches", stage.work.launches},
+                          {"roofline_seconds", roofline_seconds(stage.work, gpu.sheet, c.time.clock)},
                           {"bytes", stage.work.bytes},
                           {"gemm_flops", stage.work.bf16_flops + stage.work.fp8_flops},
                           {"wire_bytes", stage.work.wire_bytes}});
@@ -104,6 +106,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"mfu", c.time.mfu(gpu.sheet)},
                            {"wire_seconds", c.time.wire},
                            {"exposed_wire_seconds", c.time.exposed},
+                           {"not_covered", not_covered(c.config)},
                            {"step_seconds_per_host", nullptr},
                            {"memory_bytes", c.fit.needed},
                            {"usable_bytes", c.fit.usable},
@@ -144,7 +147,8 @@ std::string statement(const Gpu& gpu) {
             gpu.sheet.gpu, c.gpu, c.source, c.date);
     std::string out = fmt::format("A prediction for the {}, calibrated {} from {} (commit {}).\n",
                                   gpu.sheet.gpu, c.date, c.source, c.commit);
-    if (!c.check) return out + "Its error is not known: fp8flow plan --check RESULTS --gpu FILE.\n";
+    if (!c.check)
+        return out + "Its error is not known: python3 scripts/calibrate.py --check RESULTS --gpu FILE.\n";
     const auto errors = [](const CheckSummary& check) {
         return fmt::format("layer {} (worst {}), step {} (worst {})", format_percent(check.mean_layer, 1),
                            format_percent(check.worst_layer, 1), format_percent(check.mean_step, 1),
@@ -172,11 +176,10 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
         out += fmt::format(
             "Experts on several hosts: {} for each (token, {}).\n'per host ms': one row for each (token, "
             "host), which NVLink fans out (moe_token_dispatcher_type: hierarchical).\nA network of {:.0f} "
-            "GB/s "
-            "per GPU is assumed; nothing there is measured.\n",
-            crossing_of(first) == Crossing::per_rank ? "the program sends one row through NCCL"
-                                                     : "'step ms' too is with one row",
-            crossing_of(first) == Crossing::per_rank ? "rank" : "host", gpu.sheet.network_rate * 1e-9);
+            "GB/s per GPU is assumed; nothing there is measured.\n",
+            one_row_per_host(first) ? "'step ms' too is with one row"
+                                    : "the program sends one row through NCCL",
+            one_row_per_host(first) ? "host" : "rank", gpu.sheet.network_rate * 1e-9);
     out += fmt::format("Assumed: {}{}.\n", plan::assumptions_text(first),
                        first.model.attention ? "" : "; no attention, in time, memory and MFU");
     return out + statement(gpu);

@@ -366,17 +366,6 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
 
 }  // namespace
 
-Work& Work::operator+=(const Work& other) {
-    launches += other.launches;
-    bytes += other.bytes;
-    bf16_flops += other.bf16_flops;
-    fp8_flops += other.fp8_flops;
-    bf16_idle += other.bf16_idle;
-    fp8_idle += other.fp8_idle;
-    wire_bytes += other.wire_bytes;
-    return *this;
-}
-
 bool knows(const PrecisionSpec& precision) {
     if (!precision.flow.empty()) return false;
     switch (precision.recipe) {

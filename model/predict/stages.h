@@ -30,7 +30,6 @@ struct Work {
     Wire wire = Wire::none;
     double wire_bytes = 0;  // that this rank sends, whatever the way
 
-    Work& operator+=(const Work& other);
     // What a rank does with the rows that it received, between a dispatch and a combine.
     bool of_experts() const {
         return part == "moe layer" && (stage.starts_with("fc") || stage == "swiglu" || stage == "transpose");

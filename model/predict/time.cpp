@@ -25,8 +25,7 @@ constexpr std::string_view kReduction = "gradient reduction/gradient reduction/u
 
 class Predictor {
 public:
-    Predictor(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options)
-        : config_(config), gpus_(gpus), gpu_(gpu), options_(options) {
+    Predictor(const Config& config, int64_t gpus, const Gpu& gpu) : config_(config), gpus_(gpus), gpu_(gpu) {
         const TrainingSpec& training = config.training;
         micro_batches_ = f64(training.global_batch_size) / f64(training.micro_batch_size * gpus);
         accumulates_ = (micro_batches_ - 1) / micro_batches_;
@@ -65,9 +64,7 @@ public:
 private:
     void use(Recipe recipe) {
         shares_ = &gpu_.calibration.recipes.at(std::string(recipe_name(recipe)));
-        clock_ = options_.clock > 0     ? options_.clock
-                 : gpu_.sheet.clock > 0 ? gpu_.sheet.clock
-                                        : shares_->clock;
+        clock_ = gpu_.sheet.clock > 0 ? gpu_.sheet.clock : shares_->clock;
     }
 
     void add_layers(StepTime& time) {
@@ -144,7 +141,8 @@ private:
 
     double latency(double wire) const {
         if (wire <= 0) return 0;
-        return gpu_.calibration.exchange_seconds + (spans_hosts() && per_rank() ? 2 * kHostStop : 0);
+        return gpu_.calibration.exchange_seconds +
+               (spans_hosts() && !one_row_per_host(config_) ? 2 * kHostStop : 0);
     }
 
     bool is_core_attention(const Work& work) const {
@@ -182,7 +180,6 @@ private:
     int64_t ep() const { return config_.parallel.expert_model_parallel_size; }
     int64_t per_host() const { return gpu_.sheet.gpus_per_host; }
     bool spans_hosts() const { return ep() > per_host(); }
-    bool per_rank() const { return options_.crossing == Crossing::per_rank; }
 
     // Rows to ranks of the host and of other hosts go at the same time.
     double wire_seconds(const Work& work) const {
@@ -191,7 +188,7 @@ private:
             if (!spans_hosts()) return work.wire_bytes / gpu_.sheet.peer_rate;
             const double others = f64(ep() - 1), near = f64(per_host() - 1);
             const double crossing = work.wire_bytes * (others - near) / others;
-            if (per_rank())
+            if (!one_row_per_host(config_))
                 return std::max(crossing / gpu_.sheet.network_rate,
                                 (work.wire_bytes - crossing) / gpu_.sheet.peer_rate);
             const double ranks = f64(ep()), hosts = ranks / f64(per_host());
@@ -241,18 +238,12 @@ private:
     const Config& config_;
     int64_t gpus_;
     const Gpu& gpu_;
-    PredictOptions options_;
     double micro_batches_ = 1, accumulates_ = 0, clock_ = 0;
     double layer_launches_ = 0;  // of a MoE layer and micro-batch
     const RecipeShares* shares_ = nullptr;
 };
 
 }  // namespace
-
-Crossing crossing_of(const Config& config) {
-    return config.parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical ? Crossing::per_host
-                                                                                      : Crossing::per_rank;
-}
 
 std::string key_of(const Work& work) {
     return fmt::format("{}/{}/{}", work.part, work.stage, work.direction);
@@ -284,12 +275,12 @@ std::string not_covered(const Config& config) {
     return "";
 }
 
-StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options) {
+StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu) {
     require(can_predict(config, gpu), ExitCode::usage,
             "no prediction of recipe {}: formulas and shares are known of bf16, fp8_blockwise and fp8_flow, "
             "all of their optimisations on",
             recipe_name(config.precision));
-    return Predictor(config, gpus, gpu, options).run();
+    return Predictor(config, gpus, gpu).run();
 }
 
 }  // namespace fp8flow::predict

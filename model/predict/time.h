@@ -10,16 +10,12 @@
 
 namespace fp8flow::predict {
 
-// How rows cross hosts. per_rank (flex, alltoall): one row for each (token, rank) through NCCL, the host
-// stops twice. per_host (hierarchical): one row for each (token, host), which NVLink fans out. The plans of
-// the two levels and the copies between them are not counted.
-enum class Crossing : uint8_t { per_rank, per_host };
-Crossing crossing_of(const Config& config);
-
-struct PredictOptions {
-    double clock = 0;  // Hz; 0: the calibration's of the recipe
-    Crossing crossing = Crossing::per_rank;
-};
+// How rows cross hosts. flex and alltoall: one row for each (token, rank) through NCCL, the host stops twice.
+// hierarchical: one row for each (token, host), which NVLink fans out. The plans of the two levels and the
+// copies between them are not counted.
+inline bool one_row_per_host(const Config& config) {
+    return config.parallel.moe_token_dispatcher_type == TokenDispatcher::hierarchical;
+}
 
 struct StageTime {
     Work work;           // of one run
@@ -45,13 +41,13 @@ struct StepTime {
 };
 
 // What the formulas leave out of this configuration; empty: nothing. Such a run is predicted all the same:
-// `plan` says so, and `plan --check` lists it apart.
+// `plan` says so, and `scripts/calibrate.py --check` lists it apart.
 std::string not_covered(const Config& config);
 // True if the recipes of all layers have formulas and shares.
 bool can_predict(const Config& config, const Gpu& gpu);
-StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu, const PredictOptions& options);
+StepTime predict_step(const Config& config, int64_t gpus, const Gpu& gpu);
 
-// The parts, for --check and tests. Seconds at full shares, without launches and wire.
+// The parts, for the JSON and tests. Seconds at full shares, without launches and wire.
 double roofline_seconds(const Work& work, const Datasheet& sheet, double clock);
 std::string key_of(const Work& work);  // "part/stage/direction"
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Seconds by hand: roofline, launches, ways between ranks, what a schedule hides; kinds of GPU; the check.
+// Seconds by hand: roofline, launches, ways between ranks, what a schedule hides; kinds of GPU.
 #include "model/predict/time.h"
 
 #include "kernels/core/error.h"
 #include "model/plan/plan.h"
-#include "model/predict/check.h"
 #include "model/predict/choose.h"
 #include "tests/support/files.h"
 
@@ -14,8 +13,6 @@
 
 namespace fp8flow::predict {
 namespace {
-
-std::string result(const std::string& name) { return FP8FLOW_SOURCE_DIR "/tests/data/profiles/" + name; }
 
 Config layer(const std::string& name, const std::vector<std::string>& overrides = {}) {
     return load_config(FP8FLOW_SOURCE_DIR "/configs/" + name + ".yaml", overrides);
@@ -37,16 +34,18 @@ TEST(Time, RooflineIsTheRootOfTheSumOfSquares) {
 }
 
 TEST(Time, StagesFollowSharesAndClock) {
-    const Gpu gpu = load_gpu("h200");
+    Gpu gpu = load_gpu("h200");
+    gpu.sheet.clock = 1.5e9;
     const Config config = layer("layer_deepseek_v3_1gpu");
     const RecipeShares& shares = gpu.calibration.recipes.at("fp8_flow");
-    const StepTime time = predict_step(config, 1, gpu, {.clock = 1.5e9});
+    const StepTime time = predict_step(config, 1, gpu);
     const StageTime& fc1 = stage_of(time, "fc1", "forward");
     EXPECT_DOUBLE_EQ(fc1.seconds, shares.whole_over_stages * (gpu.calibration.launch_seconds +
                                                               roofline_seconds(fc1.work, gpu.sheet, 1.5e9) /
                                                                   shares.shares.at("moe layer/fc1/forward")));
     // twice the clock makes GEMMs faster, and nothing that memory bounds
-    const StepTime fast = predict_step(config, 1, gpu, {.clock = 3e9});
+    gpu.sheet.clock = 3e9;
+    const StepTime fast = predict_step(config, 1, gpu);
     EXPECT_LT(stage_of(fast, "fc1", "forward").seconds, 0.6 * fc1.seconds);
     EXPECT_EQ(stage_of(fast, "swiglu", "forward").seconds, stage_of(time, "swiglu", "forward").seconds);
     double sum = 0;
@@ -58,24 +57,26 @@ TEST(Time, StagesFollowSharesAndClock) {
 TEST(Time, RowsTakeNvlinkInsideAHostAndTheNetworkBetween) {
     const Gpu gpu = load_gpu("h200");
     Config config = layer("layer_deepseek_v3", {"moe_router_num_groups=0", "moe_router_group_topk=0"});
-    const StepTime inside = predict_step(config, 4, gpu, {});
+    const StepTime inside = predict_step(config, 4, gpu);
     const StageTime& near = stage_of(inside, "dispatch", "forward");
     EXPECT_DOUBLE_EQ(near.wire, near.work.wire_bytes / gpu.sheet.peer_rate);
 
     config.parallel.expert_model_parallel_size = 32;
     config.training.global_batch_size = 32;
-    const StepTime flat = predict_step(config, 32, gpu, {});
+    const StepTime flat = predict_step(config, 32, gpu);
     const StageTime& far = stage_of(flat, "dispatch", "forward");
     // 24 of 31 other ranks are on other hosts
     EXPECT_DOUBLE_EQ(far.wire, far.work.wire_bytes * 24 / 31 / gpu.sheet.network_rate);
-    const StepTime once = predict_step(config, 32, gpu, {.crossing = Crossing::per_host});
+    Config per_host = config;
+    per_host.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
+    const StepTime once = predict_step(per_host, 32, gpu);
     const double row = 7168.0 * (1 + 1.0 / 128), tokens = 4096;
     const double rows = tokens * plan::expected_distinct_ranks(config.moe, 4) * 3 / 4;
     EXPECT_NEAR(stage_of(once, "dispatch", "forward").wire, rows * row / gpu.sheet.network_rate, 1e-9);
     EXPECT_LT(once.step, flat.step);
-    EXPECT_EQ(crossing_of(config), Crossing::per_rank);
-    config.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
-    EXPECT_EQ(predicted(config, 32, gpu).time.step, once.step);
+    const Choice choice = predicted(config, 32, gpu);
+    EXPECT_EQ(choice.time.step, flat.step);
+    EXPECT_EQ(choice.per_host->step, once.step);
 }
 
 // A bench times a whole call of core attention.
@@ -83,7 +84,7 @@ TEST(Time, CoreAttentionCountsItsLaunchesOnce) {
     Gpu gpu = load_gpu("h200");
     const Config config = layer("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]"});
     const auto core = [&] {
-        const StepTime time = predict_step(config, config.parallel.expert_model_parallel_size, gpu, {});
+        const StepTime time = predict_step(config, config.parallel.expert_model_parallel_size, gpu);
         for (const StageTime& one : time.stages)
             if (one.work.stage == "core attention" && one.work.direction == "forward") return one;
         throw std::runtime_error("core attention");
@@ -102,7 +103,7 @@ TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
     Gpu gpu = load_gpu("h200");
     const Config config = layer("layer_deepseek_v3");
     const auto seconds = [&] {
-        const StepTime time = predict_step(config, 4, gpu, {});
+        const StepTime time = predict_step(config, 4, gpu);
         double experts = 0;
         for (const char* stage : {"fc1", "swiglu", "fc2"})
             experts += stage_of(time, stage, "forward").seconds;
@@ -117,7 +118,7 @@ TEST(Time, ACombineTakesItsRowsAndTheLateRanks) {
     const double whole = gpu.calibration.recipes.at("fp8_flow").whole_over_stages;
     EXPECT_NEAR(alone.seconds, whole * (gpu.calibration.exchange_seconds + alone.wire), 1e-9);
     EXPECT_EQ(
-        stage_of(predict_step(layer("layer_deepseek_v3_1gpu"), 1, load_gpu("h200"), {}), "combine", "forward")
+        stage_of(predict_step(layer("layer_deepseek_v3_1gpu"), 1, load_gpu("h200")), "combine", "forward")
             .wire,
         0);
 }
@@ -129,7 +130,7 @@ TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     Config config = layer("h200_100m", {"data.data_kind=synthetic", "data.data_path=[]",
                                         "parallel.expert_model_parallel_size=1"});
     const auto shared = [&](const char* direction) {
-        return stage_of(predict_step(config, 1, gpu, {}), "shared expert", direction);
+        return stage_of(predict_step(config, 1, gpu), "shared expert", direction);
     };
     const double tokens = f64(config.training.micro_batch_size * config.model.seq_length);
     const StageTime serial = shared("backward");
@@ -144,7 +145,7 @@ TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
     config.schedule.moe_shared_expert_overlap = true;
     EXPECT_LT(shared("backward").seconds, 0.9 * serial.seconds);
     // the DeepSeek-V3 layer fills its waves
-    const StageTime wide = stage_of(predict_step(layer("layer_deepseek_v3"), 4, gpu, {}), "fc1", "forward");
+    const StageTime wide = stage_of(predict_step(layer("layer_deepseek_v3"), 4, gpu), "fc1", "forward");
     EXPECT_LT(wide.work.fp8_idle, 0.1 * wide.work.fp8_flops);
 }
 
@@ -152,15 +153,15 @@ TEST(Time, NarrowWeightGradientsLeaveSmsIdle) {
 TEST(Time, AStepIsNoShorterThanItsLaunches) {
     Gpu gpu = load_gpu("h200");
     Config config = layer("layer_deepseek_v3");
-    const StepTime device = predict_step(config, 4, gpu, {});
+    const StepTime device = predict_step(config, 4, gpu);
     EXPECT_FALSE(device.host_bound);
     ASSERT_GT(device.launches, 0);
     gpu.calibration.host_seconds = 2 * device.step / device.launches;
-    const StepTime host = predict_step(config, 4, gpu, {});
+    const StepTime host = predict_step(config, 4, gpu);
     EXPECT_TRUE(host.host_bound);
     EXPECT_DOUBLE_EQ(host.step, 2 * device.step);
     config.schedule.cuda_graph_impl = CudaGraphImpl::full_iteration;
-    EXPECT_DOUBLE_EQ(predict_step(config, 4, gpu, {}).step, device.step);
+    EXPECT_DOUBLE_EQ(predict_step(config, 4, gpu).step, device.step);
 }
 
 // What formulas leave out is known from the configuration, before anything is measured.
@@ -176,15 +177,15 @@ TEST(Time, WhatIsNotCoveredIsSaid) {
 TEST(Time, InterleavedMicroBatchesHideTheNetworkAndNothingInsideAHost) {
     const Gpu gpu = load_gpu("h200");
     Config config = layer("layer_deepseek_v3", {"global_batch_size=32"});
-    const StepTime serial = predict_step(config, 4, gpu, {});
+    const StepTime serial = predict_step(config, 4, gpu);
     config.schedule.overlap_moe_expert_parallel_comm = true;
-    EXPECT_EQ(predict_step(config, 4, gpu, {}).step, serial.step);
+    EXPECT_EQ(predict_step(config, 4, gpu).step, serial.step);
     config.parallel.expert_model_parallel_size = 16;
     config.training.global_batch_size = 128;
-    const StepTime interleaved = predict_step(config, 16, gpu, {});
+    const StepTime interleaved = predict_step(config, 16, gpu);
     EXPECT_LT(interleaved.exposed, interleaved.wire);
     config.schedule.overlap_moe_expert_parallel_comm = false;
-    const StepTime alone = predict_step(config, 16, gpu, {});
+    const StepTime alone = predict_step(config, 16, gpu);
     EXPECT_DOUBLE_EQ(alone.exposed, alone.wire);
     EXPECT_NEAR(alone.step - interleaved.step, interleaved.wire - interleaved.exposed, 1e-9);
 }
@@ -195,7 +196,7 @@ TEST(Time, GradientsOfReplicasCrossHosts) {
     const auto reduction = [&](int64_t gpus) {
         config.training.global_batch_size = gpus;
         double seconds = 0;
-        for (const StageTime& stage : predict_step(config, gpus, gpu, {}).stages)
+        for (const StageTime& stage : predict_step(config, gpus, gpu).stages)
             if (stage.work.part == "gradient reduction") seconds += stage.seconds;
         return seconds;
     };
@@ -208,29 +209,7 @@ TEST(Time, UnknownRecipesAreRefused) {
     const Gpu gpu = load_gpu("h200");
     const Config config = layer("layer_deepseek_v3_1gpu", {"recipe=mxfp8"});
     EXPECT_FALSE(can_predict(config, gpu));
-    EXPECT_THROW(predict_step(config, 1, gpu, {}), Error);
-}
-
-class ShippedCalibration : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Kinds, ShippedCalibration, testing::Values("h200", "h100"),
-                         [](const auto& kind) { return std::string(kind.param); });
-
-// What plan prints about itself.
-TEST_P(ShippedCalibration, StatesTheErrorsOnTheCommittedProfiles) {
-    const Gpu gpu = load_gpu(GetParam());
-    ASSERT_TRUE(gpu.calibration.check.has_value());
-    const CheckSummary said = *gpu.calibration.check,
-                       found = check_profiles({FP8FLOW_SOURCE_DIR "/tests/data/profiles"}, gpu).summary;
-    EXPECT_GE(found.runs, said.runs);
-    EXPECT_NEAR(found.mean_layer, said.mean_layer, 0.01);
-    EXPECT_NEAR(found.mean_step, said.mean_step, 0.01);
-    EXPECT_NEAR(found.worst_layer, said.worst_layer, 0.02);
-    EXPECT_NEAR(found.worst_step, said.worst_step, 0.02);
-    EXPECT_EQ(found.gpus, said.gpus);
-    if (gpu.sheet.gpu != "H200") return;  // the H100's runs are of small models bound by their hosts, too
-    // the targets of predictions
-    EXPECT_LE(std::max(found.worst_layer, found.worst_step), 0.10);
-    EXPECT_LE(std::max(found.mean_layer, found.mean_step), 0.05);
+    EXPECT_THROW(predict_step(config, 1, gpu), Error);
 }
 
 // A file with shares alone: stages and recipes that it does not have keep the shares that ship.
@@ -270,41 +249,7 @@ TEST(Gpu, FilesFromElsewhereAreRefusedWithTheirNames) {
     EXPECT_NE(refusal(recipes + R"(, "launch seconds": 1e-6, "exchange seconds": 1e-6})")
                   .find("a recipe without shares"),
               std::string::npos);
-    EXPECT_NE(refusal(recipes + R"(, "launches from": 3})").find("no text 'launches from'"),
-              std::string::npos);
     EXPECT_THROW(load_gpu("b100"), Error);
-    EXPECT_THROW(parse_profile("{}", "p.json"), Error);
-}
-
-// All runs count but those that gave the calibration, those of earlier programs, and what the formulas leave
-// out.
-TEST(Check, CountsAndListsApart) {
-    const Gpu gpu = load_gpu("h200");
-    const Check check = check_profiles(
-        {result("profile_deepseek_v3_4gpu_recipes.json"), result("profile_qwen3_1gpu.json"),
-         result("exposed_mixtral_2gpu.json"), result("profile_100m_4gpu_state_divided_overlapped.json"),
-         result("exposed_100m_4gpu.json")},
-        gpu);
-    int64_t counted = 0, others = 0;
-    double worst = 0;
-    for (const CheckRow& row : check.rows) {
-        const bool calibration = row.file == "profile_deepseek_v3_4gpu_recipes.json",
-                   gather = row.file == "profile_100m_4gpu_state_divided_overlapped.json",
-                   earlier = row.file == "profile_qwen3_1gpu.json";
-        EXPECT_EQ(row.apart.empty(), !calibration && !gather && !earlier) << row.file << row.apart;
-        EXPECT_EQ(row.other_model, !calibration) << row.file;
-        if (!row.apart.empty()) continue;
-        ++counted;
-        others += row.other_model ? 1 : 0;
-        worst = std::max(worst, std::abs(row.step_error));
-    }
-    EXPECT_EQ(check.summary.runs, counted);
-    EXPECT_EQ(counted, 6 + 6) << "graphs count, too";
-    ASSERT_TRUE(check.other_models.has_value());
-    EXPECT_EQ(check.other_models->runs, others);
-    EXPECT_DOUBLE_EQ(check.summary.worst_step, worst);
-    EXPECT_NE(check_text(check, gpu).find("not counted, of earlier programs"), std::string::npos);
-    EXPECT_THROW(check_profiles({result("profile_qwen3_1gpu.json")}, load_gpu("h20")), Error);
 }
 
 }  // namespace
