@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Makes the shares that `fp8flow plan` predicts with, from results of `fp8flow profile`, and checks predictions.
+"""Makes the shares that `fp8flow plan` predicts with from results of `fp8flow profile`, and checks them.
 
 calibrate.py PROFILE > mine.json makes a file for `plan --gpu mine.json`. The files of configs/gpus are made
 from three results: PROFILE of a large layer (a share for every stage and recipe), --launches of a small model
@@ -9,7 +9,7 @@ configs/gpus with the new calibration; --check FOLDER adds the error on the prof
 
 calibrate.py --check PROFILE_OR_FOLDER... [--gpu KIND] prints the error of predictions: every arm of every
 profile is predicted by `plan` at the clock that the profile states. A run is listed apart, and counts in no
-mean, if it gave the calibration, if its program is older than that, or if the formulas leave out a part of it.
+mean, if it gave the calibration, its program is older than that, or the formulas leave out a part of it.
 Exit status 1: a run or the mean is worse than --max-error or --max-mean-error.
 """
 import argparse
@@ -174,7 +174,7 @@ def profiles_of(paths):
                 data = load(file)
             except (OSError, ValueError) as error:
                 sys.exit(f"--check: {error}")
-            if isinstance(data, dict) and "config" in data and data.get("recipes", [{}])[0].get("rows") is not None:
+            if isinstance(data, dict) and "config" in data and "rows" in data.get("recipes", [{}])[0]:
                 found.append((file, data))
             elif not path.is_dir():
                 sys.exit(f"--check: {file} is no result of profile")
@@ -262,7 +262,8 @@ def check_text(result, calibration):
     for apart in sorted({row["apart"] for row in result["rows"]}):
         rows = [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"])] +
                 [cell for what in ("layer", "step")
-                 for cell in (f"{1e3 * row[f'{what} seconds measured']:.4g}", percent(error_of(row, what), "+.1f"))]
+                 for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
+                              percent(error_of(row, what), "+.1f"))]
                 for row in result["rows"] if row["apart"] == apart]
         text += f"\n{'Apart: ' + apart if apart else 'Runs that count'}. Milliseconds are measured.\n\n"
         text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"], rows)
@@ -279,7 +280,8 @@ def print_check(planner, options):
     print(check_text(result, calibration), end="")
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(result, indent=2) + "\n")
-    worst, mean = (max(result[f"{how} {what} error"] for what in ("layer", "step")) for how in ("worst", "mean"))
+    worst, mean = (max(result[f"{how} {what} error"] for what in ("layer", "step"))
+                   for how in ("worst", "mean"))
     if 100 * worst > options.max_error or 100 * mean > options.max_mean_error:
         sys.exit(f"worse than allowed: {options.max_error} % at most, {options.max_mean_error} % on average")
 
@@ -411,8 +413,8 @@ def main():
     parser.add_argument("--attention", help="bench.json of `bench --suite model`")
     parser.add_argument("--datasheet", help="a file like those of configs/gpus: printed with new shares")
     parser.add_argument("--check", nargs="+", help="profiles, or folders of profiles, to predict")
-    parser.add_argument("--gpu", default="h200", help="of --check without PROFILE: as of plan (default: h200)")
-    parser.add_argument("--json", help="of --check without PROFILE: also write every row to this file")
+    parser.add_argument("--gpu", default="h200", help="of --check without PROFILE (default: h200)")
+    parser.add_argument("--json", help="of --check without PROFILE: a file for every row")
     parser.add_argument("--max-error", type=float, default=math.inf, help="percent, of one run")
     parser.add_argument("--max-mean-error", type=float, default=math.inf, help="percent, of all runs")
     parser.add_argument("--program", default=str(ROOT / "build" / "cpu" / "fp8flow"))

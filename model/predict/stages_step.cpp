@@ -16,23 +16,15 @@ struct Held {
     double dense = 0, experts = 0;  // by one rank
 };
 
-// Parameters; and bytes of the working copies that are gathered (use_distributed_optimizer): BF16, or the
-// FP32 master of weights with FP8 copies.
-Held parameters_of(const Config& config) {
+// Of every parameter of a rank `each`, of weights with FP8 copies `ffn`.
+Held held_of(const Config& config, double each, double ffn) {
     Held result;
-    for (const plan::ParameterPart& part : plan::count_parameters(config))
-        (part.part == "experts" ? result.experts : result.dense) += f64(part.per_rank);
-    return result;
-}
-Held gathered_bytes(const Config& config) {
-    const double ffn = config.precision.recipe == Recipe::bf16 ? kPlain : kWord;
-    Held result;
-    for (const auto& [part, total, active, count] : plan::count_parameters(config)) {
-        const bool own_ffn = part == "shared expert" || part == "dense FFN";
-        if (part == "experts")
-            result.experts += ffn * f64(count);
+    for (const plan::ParameterPart& part : plan::count_parameters(config)) {
+        const bool own_ffn = part.part == "shared expert" || part.part == "dense FFN";
+        if (part.part == "experts")
+            result.experts += ffn * f64(part.per_rank);
         else
-            result.dense += (own_ffn ? ffn : kPlain) * f64(count);
+            result.dense += (own_ffn ? ffn : each) * f64(part.per_rank);
     }
     return result;
 }
@@ -66,7 +58,7 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
 }
 
 std::vector<Work> update_work(const Config& config, int64_t gpus) {
-    const Held parameters = parameters_of(config);
+    const Held parameters = held_of(config, 1, 1);
     const StateDtypes& state = config.training.state;
     const double gradient = state.main_grads_dtype == StateDtype::bf16 ? 2 : kWord;
     const double moments =
@@ -109,7 +101,9 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
          .launches = updates,
          .bytes = (dense + experts) * state_bytes + kWord * 2 * dense + gradient * (normed + experts)}};
     if (divided) {
-        const Held bytes = gathered_bytes(config);
+        // BF16 copies, or the FP32 masters of weights with FP8 copies
+        const double ffn = config.precision.recipe == Recipe::bf16 ? kPlain : kWord;
+        const Held bytes = held_of(config, kPlain, ffn);
         work.push_back(reduction("parameter gather", Wire::dense_reduction, bytes.dense, all, 1));
         // masters and plain copies are gathered in a few calls; FP8 copies are made weight by weight
         work.back().launches = 4 * (f64(config.model.num_layers) + 1);

@@ -261,7 +261,7 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
 
 TEST(Plan, MovedOptionsNameTheirScript) {
     for (const char* option : {"--calibrate", "--check"}) {
-        const CommandResult plan = fp8flow_alone({"plan", option, "profile.json", "--max-error", "10"});
+        const CommandResult plan = fp8flow_alone({"plan", option, "profile.json"});
         EXPECT_EQ(plan.status, 2);
         expect_contains(plan.err, option);
         expect_contains(plan.err, "scripts/calibrate.py");
