@@ -68,10 +68,10 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
     std::vector<int64_t> expert_parallel, micro_batches;
     std::optional<ScheduleSpec> schedule;
-    double clock = 0;                                // Hz, under load; 0: the calibration's
-    bool markdown = false;                           // the table alone
-    std::optional<std::string> json;                 // a file below output.out
-    std::string picture;                             // NAME of NAME.html; empty: none
+    double clock = 0;                 // Hz, under load; 0: the calibration's
+    bool markdown = false;            // the table alone
+    std::optional<std::string> json;  // a file below output.out
+    std::string picture;              // NAME of NAME.html; empty: none
 };
 
 // Where a run of these options writes.
