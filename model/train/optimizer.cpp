@@ -120,13 +120,17 @@ void Optimizer::step(Context& ctx, ParameterStore& store, const StepInputs& inpu
     if (!ctx.overlaps_param_gather) gather_copies(ctx, store);
 }
 
+void Optimizer::agree_on_status(Context& ctx, const StepInputs& inputs) {
+    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, inputs.sums(), ctx.launch);
+    ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
+}
+
 void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     auto timed = ctx.part("optimizer");
-    ctx.exchange.all_reduce(Reduce::sum, Ranks::world, inputs.sums(), ctx.launch);
     // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
     // whatever they are. Both are the same on every rank, so one that is not finite needs no second
     // reduction.
-    ctx.exchange.all_reduce(Reduce::max, Ranks::world, ctx.step_status, ctx.launch);
+    agree_on_status(ctx, inputs);
     global_norm(ctx, store);
     auto judge = [&](const TensorView& value, double clip, const TensorView& limit) {
         ctx.ops.clip_factor({.norm_squared = value,

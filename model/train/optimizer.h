@@ -26,6 +26,8 @@ public:
     // inputs are summed over ranks with them; a loss that is not finite or past its limit prevents the
     // update, as such a gradient does.
     void step(Context& ctx, ParameterStore& store, const StepInputs& inputs);
+    // Sums the inputs' sums over ranks; the step is bad on all ranks if it is bad on one.
+    static void agree_on_status(Context& ctx, const StepInputs& inputs);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
 

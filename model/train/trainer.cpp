@@ -192,6 +192,12 @@ void Trainer::time_stages(TimerDetail detail) {
     }
 }
 
+void Trainer::run_passes_alone(bool alone) {
+    FP8FLOW_CHECK(flights_.empty(), "work of a step switched with {} steps in flight", flights_.size());
+    passes_alone_ = alone;
+    if (captured_) captured_->forget();
+}
+
 Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     Memory& memory = memory_of(micro_batch);
     if (!memory.rows)
@@ -218,9 +224,9 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.delayed = delayed_.get();
     ctx.side = side_.get();
     ctx.wire = wire_.get();
-    ctx.reduces_gradients =
-        config_.schedule.overlap_grad_reduce && micro_batch == batcher_.num_micro_batches() - 1;
-    ctx.overlaps_param_gather = config_.schedule.overlap_param_gather;
+    ctx.reduces_gradients = config_.schedule.overlap_grad_reduce && !passes_alone_ &&
+                            micro_batch == batcher_.num_micro_batches() - 1;
+    ctx.overlaps_param_gather = config_.schedule.overlap_param_gather && !passes_alone_;
     ctx.sums_squares = config_.moe.moe_combine_order == CombineOrder::rank &&
                        micro_batch == batcher_.num_micro_batches() - 1 &&
                        exchange_->num_ranks(Ranks::expert_replicas) == 1;
@@ -277,6 +283,7 @@ void Trainer::run_micro_batches(const Flight& flight) {
     if (end.wire != nullptr) end.wire->join(end);
     end.wire = nullptr;
     end.timer.set_direction("update");
+    if (passes_alone_) return optimizer_->agree_on_status(end, *inputs_);
     optimizer_->step(end, transformer_->parameters(), *inputs_);
     transformer_->end_step(end, inputs_->update());
 }

@@ -128,6 +128,9 @@ public:
     // Seconds per stage of the steps launched from now on, and what each had to do; off costs nothing.
     // Nothing is in flight.
     void time_stages(TimerDetail detail);
+    // For measurements: the steps launched from now on end after the backward pass. Gradients are neither
+    // reduced nor applied, so the weights stay. Nothing is in flight.
+    void run_passes_alone(bool alone);
     // Of the last step with a result, until another is launched in its place.
     const StageTimer& timer() const { return timers_[slot_of(steps_done() - 1)]; }
     // Routed rows by layer, as bytes and FLOPs of stages should count them (default: the row
@@ -143,6 +146,9 @@ public:
     using Rows = RowArena::Wanted;
     Rows row_capacity() const { return capacity_; }
     Rows most_wanted() const;  // stops the host; nothing is in flight
+    // The share of padding among the rows that the grouped GEMMs of the last micro-batch read, on all ranks.
+    // Collective; stops the host; nothing is in flight.
+    double padding_share() const;
     // Evaluations that were run again with a larger capacity.
     int64_t evaluations_redone() const { return evaluations_redone_; }
     // Bytes saved for the backward at the peak of the last step, by category, this rank; routed rows per
@@ -265,6 +271,7 @@ private:
     std::unique_ptr<Turns> turns_;
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
+    bool passes_alone_ = false;
     TensorStats* tensor_stats_ = nullptr;
     Stream stream_;  // of the main stream
     TensorView status_, held_out_sum_;

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 namespace fp8flow {
 
@@ -48,6 +49,21 @@ Trainer::Rows Trainer::most_wanted() const {
         most.together = std::max(most.together, wanted.together);
     }
     return most;
+}
+
+double Trainer::padding_share() const {
+    const auto& rows = memory_[static_cast<size_t>(batcher_.num_micro_batches() - 1) % memory_.size()]->rows;
+    if (!rows || transformer_->num_moe_layers() == 0) return 0;
+    // Every token takes top-k rows on some rank; padding is what ranks hold beyond that.
+    const double tokens =
+        static_cast<double>(config_.training.micro_batch_size * config_.model.seq_length * world_.size());
+    const int64_t layers = rows_of_layers(1).together;  // saved together
+    const auto mine = rows->used_rows();
+    std::vector<int64_t> used(static_cast<size_t>(world_.size()));
+    world_.all_gather(&mine, sizeof mine, used.data());
+    const auto all = static_cast<double>(std::accumulate(used.begin(), used.end(), int64_t{0}));
+    const double routed = tokens * static_cast<double>(config_.moe.moe_router_topk * layers);
+    return all > 0 ? 1 - routed / all : 0;
 }
 
 // Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step

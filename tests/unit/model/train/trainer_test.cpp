@@ -62,6 +62,55 @@ TEST(Training, WidthOfTheInitialEmbedding) {
     }
 }
 
+// What `profile` takes the energy of. The gradients are those of a whole step; nothing is updated.
+TEST(Training, PassesAloneLeaveTheWeights) {
+    const Config config = test_config(Recipe::fp8_flow);
+    const TrainingRun whole = train(config, 1, {.steps = 1});
+    const auto data = open_data(config);
+    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        const Values before = test::collect(trainer, world, 1);
+        trainer.run_passes_alone(true);
+        EXPECT_EQ(trainer.run_step().lm_loss, whole.steps[0].lm_loss);
+        const Values after = test::collect(trainer, world, 1);
+        test::expect_same_bits(whole.state, after, "gradient ");
+        for (const char* kind : {"weight ", "m ", "v "}) test::expect_same_bits(before, after, kind);
+        trainer.run_passes_alone(false);
+        trainer.run_step();
+        EXPECT_NE(test::collect(trainer, world, 1), after);
+    });
+}
+
+// Rank 0 holds the expert with twice the mean rows and runs out of them; rank 1 has to redo the step as well.
+TEST(Training, PassesAloneAreRedoneByAllRanks) {
+    const Config config =
+        test_config(Recipe::bf16, {"parallel.expert_model_parallel_size=2", "moe.moe_router_force_biased=2",
+                                   "moe.moe_row_alignment=1", "moe.moe_expert_rank_capacity_factor=1",
+                                   "training.micro_batch_size=4"});
+    const auto data = open_data(config);
+    run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        trainer.run_passes_alone(true);
+        EXPECT_EQ(trainer.run_step().redone, 1);
+        EXPECT_EQ(trainer.run_step().redone, 0);
+    });
+}
+
+// 64 rows per rank, expert and micro-batch, and groups that begin at multiples of the alignment.
+TEST(Training, PaddingShareCountsTheRowsOfTheLastMicroBatch) {
+    for (const auto& [alignment, share] : {std::pair{"128", 0.5}, std::pair{"32", 0.0}}) {
+        const Config config = test_config(Recipe::bf16, {"parallel.expert_model_parallel_size=2",
+                                                         "moe.moe_router_force_load_balancing=true",
+                                                         std::string("moe.moe_row_alignment=") + alignment});
+        train(config, 2,
+              {.steps = 1, .before_step = [&, share = share](Trainer& trainer, ProcessGroup&, int64_t step) {
+                   if (step == 1) {
+                       EXPECT_EQ(trainer.padding_share(), share);
+                   }
+               }});
+    }
+}
+
 // To bless new values after a change that is meant to move them: run this test, copy the losses that it
 // prints.
 void expect_golden(Recipe recipe, const std::vector<double>& golden) {
