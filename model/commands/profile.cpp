@@ -81,12 +81,12 @@ public:
         profile_.machine = ceilings.rates();
         report_machine();
         for (const Arm& arm : arms_) {
-            profile_.arms.push_back(
-                profile_arm(arm, world_, backend_, data_, ceilings,
-                            [&](const char* phase, int64_t step, int64_t of, double seconds) {
-                                eta_.step_done(seconds);
-                                progress(arm.name, phase, step, of);
-                            }));
+            profile_.arms.push_back(profile_arm(
+                arm, world_, backend_, data_, ceilings, [&] { return energy_joules(backend_); },
+                [&](const char* phase, int64_t step, int64_t of, double seconds) {
+                    eta_.step_done(seconds);
+                    progress(arm.name, phase, step, of);
+                }));
             log_.line(fmt::format(
                 "\n{}: one layer and micro-batch (MoE layer, attention, dense layer), otherwise one step; "
                 "times over {} and {}",

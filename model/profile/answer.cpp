@@ -15,37 +15,63 @@ using namespace report;
 
 namespace {
 
-constexpr size_t kShownArms = 9, kShownStages = 5, kShownAdvice = 2;
+constexpr size_t kShownArms = 7, kShownStages = 5, kShownAdvice = 2, kShownParts = 3;
 constexpr double kWorthwhile = 0.03;  // of the layer; a smaller gain is not worth a run
 
 std::string layer_table(const Profile& profile) {
-    Table table({{"recipe", Align::left},
-                 {"layer ms"},
-                 {"min"},
-                 {"max"},
-                 {"forward"},
-                 {"backward"},
-                 {"speed-up"},
-                 {"TFLOP/s"},
-                 {"saved"},
-                 {"step ms"}});
+    const auto any = [&](auto known) { return std::any_of(profile.arms.begin(), profile.arms.end(), known); };
+    const bool clock = any([](const ArmProfile& arm) { return arm.whole.clock.median > 0; });
+    const bool energy = any([](const ArmProfile& arm) { return arm.passes_joules_per_step.has_value(); });
+    std::vector<Table::Column> columns = {
+        {"recipe", Align::left}, {"layer ms"}, {"min"}, {"max"}, {"speed-up"}, {"TFLOP/s"}};
+    if (clock) columns.push_back({"M cycles"});
+    if (energy) columns.push_back({"mJ/token"});
+    columns.insert(columns.end(), {{"saved"}, {"step ms"}});
+    Table table(columns);
     const size_t shown = std::min(profile.arms.size(), kShownArms);
     bool unresolved = false;
     for (size_t i = 0; i < shown; ++i) {
         const ArmProfile& arm = profile.arms[i];
         const std::string speed_up = speed_up_text(profile, arm);
         unresolved |= speed_up == kNotResolved;
-        table.add_row({arm.name, milliseconds(arm.whole.layer.median), milliseconds(arm.whole.layer.min),
-                       milliseconds(arm.whole.layer.max), milliseconds(arm.whole.forward.median),
-                       milliseconds(arm.whole.backward.median), speed_up,
-                       fmt::format("{:.3g}", arm.flops_per_second() * 1e-12), format_bytes(arm.saved_total()),
-                       milliseconds(arm.step_seconds)});
+        std::vector<std::string> cells = {arm.name,
+                                          milliseconds(arm.whole.layer.median),
+                                          milliseconds(arm.whole.layer.min),
+                                          milliseconds(arm.whole.layer.max),
+                                          speed_up,
+                                          fmt::format("{:.3g}", arm.flops_per_second() * 1e-12)};
+        if (clock) cells.push_back(cycles_text(arm.whole.cycles));
+        if (energy) cells.push_back(energy_text(arm));
+        cells.insert(cells.end(), {format_bytes(arm.saved_total()), milliseconds(arm.step_seconds)});
+        table.add_row(cells);
     }
     std::string text = table.text(2);
     if (shown < profile.arms.size())
         text += fmt::format("  {} more: profile.log\n", profile.arms.size() - shown);
     if (unresolved) text += fmt::format("  {}: {}\n", kNotResolved, kResolvedRule);
     return text;
+}
+
+// What the time of the stages hides.
+std::string rows_and_waiting(const Profile& profile, const ArmProfile& arm) {
+    std::string text = fmt::format("  padding: {} of the GEMMs' rows", format_percent(arm.padding_share, 1));
+    if (profile.ranks > 1)
+        text += fmt::format("; plan, dispatch, combine: {} ms, {} of it waiting for other ranks",
+                            milliseconds(arm.wire_seconds), milliseconds(arm.waiting_seconds()));
+    return text + "\n";
+}
+
+// Of a whole model: the parts that lose most.
+std::string parts_text(const ArmProfile& arm) {
+    const auto is_attention = [](const ProfileRow& row) { return row.part == "attention"; };
+    if (std::none_of(arm.rows.begin(), arm.rows.end(), is_attention)) return "";
+    std::string text;
+    std::vector<PartTime> parts = parts_above_ceiling(arm.rows);
+    parts.resize(std::min(parts.size(), kShownParts));
+    for (const PartTime& part : parts)
+        text += fmt::format("{} {} {} of {}", text.empty() ? "" : ",", part.name,
+                            milliseconds(part.above_ceiling()), milliseconds(part.seconds));
+    return "  to improve next (ms of a step above the ceiling, of all)\n   " + text + "\n";
 }
 
 std::vector<const ProfileRow*> largest_stages(const ArmProfile& arm) {
@@ -243,11 +269,12 @@ std::string answer_text(const Profile& profile, const std::vector<Config>& confi
                                     [&](const ArmProfile& arm) { return arm.recipe == recipe; });
     const size_t own = found != profile.arms.end() ? static_cast<size_t>(found - profile.arms.begin())
                                                    : profile.arms.size() - 1;
+    const ArmProfile& arm = profile.arms[own];
     return fmt::format(
         "MoE layer, forward + backward, {} routing: median over {} steps, slowest rank of each\n{}\n"
-        "largest stages of {} (of ceiling: time at the rates measured here, over their own time)\n{}\n{}",
-        profile.routing, profile.steps, layer_table(profile), profile.arms[own].name,
-        stage_table(profile.arms.front(), profile.arms[own]),
+        "largest stages of {} (of ceiling: time at the rates measured here, over their own time)\n{}{}{}\n{}",
+        profile.routing, profile.steps, layer_table(profile), arm.name,
+        stage_table(profile.arms.front(), arm), rows_and_waiting(profile, arm), parts_text(arm),
         advice_text(Adviser(profile, configs, own).advice()));
 }
 

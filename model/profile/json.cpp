@@ -25,6 +25,8 @@ json json_of(const ProfileRow& row) {
                    {"product flops", row.gemm_flops},
                    {"casts", row.casts},
                    {"wire bytes", row.wire_bytes},
+                   {"wait seconds", row.wait_seconds},
+                   {"runs per step", row.runs},
                    {"memory in use", row.peak_bytes}};
     const double seconds = row.seconds.median;
     if (seconds > 0) {
@@ -64,6 +66,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"layer forward seconds", json_of(arm.whole.forward)},
             {"layer backward seconds", json_of(arm.whole.backward)},
             {"layer clock hertz", json_of(arm.whole.clock)},
+            {"layer cycles", json_of(arm.whole.cycles)},
             {"passes seconds", json_of(arm.whole.passes)},
             {"layer seconds by step", arm.whole.layer_by_step},
             {"layer clock hertz by step", arm.whole.clock_by_step},
@@ -73,6 +76,8 @@ std::string profile_json(const Profile& profile, const Config& config) {
             {"host stops per step", arm.host_stops ? json(*arm.host_stops) : json()},
             {"joules per step", nullptr},
             {"joules per token", nullptr},
+            {"passes joules per token", nullptr},
+            {"step seconds per token of a gpu", arm.step_seconds_per_token(profile.ranks)},
             {"tokens per second per gpu", arm.tokens_per_second()},
             {"useful flops", arm.useful_flops},
             {"flops per second per gpu", arm.flops_per_second()},
@@ -82,12 +87,16 @@ std::string profile_json(const Profile& profile, const Config& config) {
              {{"routing", arm.wire.routing}, {"dispatch", arm.wire.dispatch}, {"combine", arm.wire.combine}}},
             {"wire seconds", arm.wire_seconds},
             {"wire seconds alone", arm.wire_alone_seconds()},
+            {"wait seconds", arm.waiting_seconds()},
             {"work seconds by rank", json::array()},
             {"wire seconds by rank", json::array()},
+            {"wait seconds by rank", json::array()},
             {"slowest rank", nullptr},
             {"exposed wire seconds", nullptr},  // no longer measured; readers of 0.2.0 expect the key
             {"expert load max over mean", arm.expert_load},
             {"rank load max over mean", arm.rank_load},
+            {"padding share", arm.padding_share},
+            {"parts above ceiling", json::array()},
             {"saved bytes", arm.saved},
             {"saved bytes reserved", arm.saved_reserved},
             {"saved bytes used", arm.saved_used},
@@ -103,11 +112,16 @@ std::string profile_json(const Profile& profile, const Config& config) {
         for (const RankSeconds& rank : arm.by_rank) {
             one["work seconds by rank"].push_back(rank.work.median);
             one["wire seconds by rank"].push_back(rank.wire);
+            one["wait seconds by rank"].push_back(rank.waiting);
         }
         if (const auto slowest = slowest_of(arm.by_rank))
             one["slowest rank"] = {{"rank", slowest->rank},
                                    {"over median", slowest->over_median},
                                    {"resolved", slowest->resolved}};
+        for (const PartTime& part : parts_above_ceiling(arm.rows))
+            one["parts above ceiling"].push_back({{"part", part.name},
+                                                  {"step seconds", part.seconds},
+                                                  {"step seconds above ceiling", part.above_ceiling()}});
         if (arm.num_hosts > 1) {
             one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
             one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
@@ -115,6 +129,11 @@ std::string profile_json(const Profile& profile, const Config& config) {
         if (arm.joules_per_step) {
             one["joules per step"] = *arm.joules_per_step;
             one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
+        }
+        if (const auto joules = arm.passes_joules_per_token()) {
+            one["passes joules per token"] = *joules;
+            one["passes joules over first"] = *joules / *profile.arms.front().passes_joules_per_token();
+            one["passes watts per gpu"] = arm.passes_watts(profile.ranks);
         }
         if (arm.whole.layer.median > 0) one["speed-up"] = base / arm.whole.layer.median;
         one["speed-up resolved"] = report::resolved(profile.arms.front().whole.layer, arm.whole.layer);

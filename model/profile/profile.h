@@ -34,7 +34,9 @@ struct ProfileRow {
     double gemm_flops = 0;        // of them, GEMMs
     double ideal_seconds = 0;     // its calls one by one at the measured ceilings; 0: no ceiling
     double casts = 0, wire_bytes = 0, peak_bytes = 0;
-    double share = 0;  // of its part's time, both directions
+    double wait_seconds = 0;  // of its time: for other ranks (add_waiting)
+    double runs = 1;          // of its part in a step
+    double share = 0;         // of its part's time, both directions
 };
 
 // What one rank saw: rows in order of first appearance, the same on every rank, with the counts of the last
@@ -44,15 +46,22 @@ struct RowSamples {
         size_t row = 0;
         OpCall call;
         double wire_bytes = 0;
-        double runs = 1;  // of the row's part in the step
     };
     std::vector<ProfileRow> rows;
     std::vector<std::vector<double>> seconds;  // [step][row]
     std::vector<double> wire_alone;            // [step], RankSeconds::alone
     std::vector<Call> calls;                   // of the last step
+    // Each plan, dispatch and combine by itself, in the order of the program, the same on every rank.
+    std::vector<size_t> exchange_rows;                  // [call], its row
+    std::vector<std::vector<double>> exchange_seconds;  // [step][call]
+    std::vector<double> waiting;                        // [step], RankSeconds::waiting
 };
 // Adds one resolved step.
 void add_step(const StageTimer& timer, RowSamples& samples);
+// Separates waiting from wire time. The rank that comes last to a call waits for no other, so the shortest
+// time of the call over the ranks that share the experts is its wire time, and what a rank takes longer is
+// waiting. Collective.
+void add_waiting(ProcessGroup& expert_parallel, RowSamples& samples);
 // Bytes that the device counted for a whole step (`sent`), charged to the calls of the exchange by leg, and
 // within a leg as `split` says. Does nothing where the exchange reported its bytes call by call.
 struct WireSplit {
@@ -78,7 +87,8 @@ LayerSeconds layer_seconds(const StageTimer& timer);
 // One MoE layer and micro-batch as a whole, without marks between stages; of each step the slowest rank.
 struct LayerTimes {
     Spread layer, forward, backward, passes;
-    Spread clock;  // Hz, meanwhile; of each step the lowest rank; 0: not known
+    Spread clock;   // Hz, meanwhile; of each step the lowest rank; 0: not known
+    Spread cycles;  // layer x clock, step by step
     std::vector<double> layer_by_step, clock_by_step;
 };
 
@@ -88,6 +98,7 @@ struct LayerTimes {
 struct RankSeconds {
     Spread work;                 // all stages but plan, dispatch and combine
     double wire = 0, alone = 0;  // medians of those, and of them while no stage computes on any lane
+    double waiting = 0;          // median of the part of `wire` that waits for other ranks
 };
 RankSeconds rank_seconds(const RowSamples& samples);
 // The rank with most work, and by which share that is more than the median's; absent: one rank.
@@ -111,10 +122,13 @@ struct ArmProfile {
     // ranks; absent: the host is the device.
     std::optional<int64_t> host_stops;
     int num_hosts = 1;  // of the job
-    // of a step, all ranks' devices; absent: not measured, or a device does not count
-    std::optional<double> joules_per_step;
-    double step_tokens = 0;   // of a step, all ranks
-    double tokens = 0;        // of one rank and micro-batch
+    // Of all ranks' devices, per step; absent: not measured, or a device does not count. Of whole steps, and
+    // of the passes: steps that end after the backward pass, back to back.
+    std::optional<double> joules_per_step, passes_joules_per_step;
+    double passes_step_seconds = 0;  // of such a step, host clock
+    double padding_share = 0;        // Trainer::padding_share
+    double step_tokens = 0;          // of a step, all ranks
+    double tokens = 0;               // of one rank and micro-batch
     double useful_flops = 0;  // of one layer and rank: FLOPs of the model, pads and recomputation left out
     double expert_load = 1, rank_load = 1;  // most rows over the mean, first MoE layer
     WireBytes wire;                         // that rank 0 sent in one step
@@ -135,16 +149,40 @@ struct ArmProfile {
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }
-    // Of wire_seconds, while no stage that computes is under way; mean over ranks.
-    double wire_alone_seconds() const {
-        double alone = 0, wire = 0;
+    // Of wire_seconds, mean over ranks: while no stage that computes is under way; waiting for other ranks.
+    double wire_alone_seconds() const { return of_wire(&RankSeconds::alone); }
+    double waiting_seconds() const { return of_wire(&RankSeconds::waiting); }
+    std::optional<double> passes_joules_per_token() const {
+        return passes_joules_per_step ? std::optional(*passes_joules_per_step / step_tokens) : std::nullopt;
+    }
+    // The mean of one device while it runs the passes.
+    double passes_watts(int64_t ranks) const {
+        const double seconds = passes_step_seconds * static_cast<double>(ranks);
+        return seconds > 0 ? passes_joules_per_step.value_or(0) / seconds : 0;
+    }
+    double step_seconds_per_token(int64_t ranks) const {
+        return step_tokens > 0 ? step_seconds * static_cast<double>(ranks) / step_tokens : 0;
+    }
+
+private:
+    double of_wire(double RankSeconds::*part) const {
+        double parts = 0, wire = 0;
         for (const RankSeconds& rank : by_rank) {
-            alone += rank.alone;
+            parts += rank.*part;
             wire += rank.wire;
         }
-        return wire > 0 ? wire_seconds * alone / wire : 0;
+        return wire > 0 ? wire_seconds * parts / wire : 0;
     }
 };
+
+// A part of a step as one would improve it: the attention core, the experts, the head, ...
+struct PartTime {
+    std::string name;
+    double seconds = 0, ideal_seconds = 0;  // of a step
+    double above_ceiling() const { return seconds - ideal_seconds; }
+};
+// All of them, the furthest above its ceiling first. What has no ceiling counts whole.
+std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows);
 
 // What the machine reaches, measured at the start; 0: not measured.
 struct MachineRates {
@@ -175,6 +213,8 @@ std::string side_by_side_table(const Profile& profile);  // milliseconds by stag
 std::string summary_table(const Profile& profile);       // every other number, recipes as columns
 std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
 std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
+std::string cycles_text(const Spread& cycles);           // millions, or "-"
+std::string energy_text(const ArmProfile& arm);          // of the passes, mJ per token, or "-"
 std::string profile_json(const Profile& profile, const Config& config);
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"

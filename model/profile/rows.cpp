@@ -83,32 +83,60 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     };
     std::vector<size_t> row_by_span;
     for (size_t i = 0; i < spans.size(); ++i) row_by_span.push_back(row_of(static_cast<int>(i)));
-    std::vector<double> runs;
     for (ProfileRow& row : rows) {
-        runs.push_back(runs_of(spans, row.part));
+        row.runs = runs_of(spans, row.part);
         row.bytes = row.flops = row.gemm_flops = row.casts = row.wire_bytes = row.peak_bytes = 0;
     }
     std::vector<double> seconds(rows.size(), 0.0), wire_left;  // by span: bytes not charged to a call yet
     for (size_t i = 0; i < spans.size(); ++i) {
         const size_t r = row_by_span[i];
-        seconds[r] += spans[i].own_seconds / runs[r];
-        rows[r].wire_bytes += spans[i].wire_bytes / runs[r];
+        seconds[r] += spans[i].own_seconds / rows[r].runs;
+        rows[r].wire_bytes += spans[i].wire_bytes / rows[r].runs;
         rows[r].peak_bytes = std::max(rows[r].peak_bytes, static_cast<double>(spans[i].peak_bytes));
         wire_left.push_back(spans[i].wire_bytes);
     }
+    std::vector<double> exchange_seconds;
+    samples.exchange_rows.clear();
+    for (size_t i = 0; i < spans.size(); ++i) {
+        const ProfileRow& row = rows[row_by_span[i]];
+        if (!crosses_ranks(row.part, row.stage)) continue;
+        samples.exchange_rows.push_back(row_by_span[i]);
+        exchange_seconds.push_back(spans[i].own_seconds);
+    }
+    samples.exchange_seconds.push_back(std::move(exchange_seconds));
     samples.calls.clear();
     for (const StageTimer::Call& call : timer.calls()) {
         const auto span = static_cast<size_t>(call.span);
         const size_t r = row_by_span[span];
         const OpCost& cost = call.call.cost;
-        rows[r].bytes += cost.bytes / runs[r];
-        rows[r].flops += cost.flops / runs[r];
-        if (cost.unit != Unit::vector) rows[r].gemm_flops += cost.flops / runs[r];
-        if (call.call.cast) rows[r].casts += 1 / runs[r];
-        samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0), runs[r]});
+        rows[r].bytes += cost.bytes / rows[r].runs;
+        rows[r].flops += cost.flops / rows[r].runs;
+        if (cost.unit != Unit::vector) rows[r].gemm_flops += cost.flops / rows[r].runs;
+        if (call.call.cast) rows[r].casts += 1 / rows[r].runs;
+        samples.calls.push_back({r, call.call, std::exchange(wire_left[span], 0.0)});
     }
     samples.seconds.push_back(std::move(seconds));
     samples.wire_alone.push_back(wire_alone(spans) / runs_of(spans, kMoeLayer));
+}
+
+void add_waiting(ProcessGroup& expert_parallel, RowSamples& samples) {
+    std::vector<std::vector<double>> by_row(samples.rows.size());  // [row][step]
+    samples.waiting.clear();
+    for (const std::vector<double>& own : samples.exchange_seconds) {
+        std::vector<float> fastest;  // negative, for the reduction
+        for (const double seconds : own) fastest.push_back(static_cast<float>(-seconds));
+        expert_parallel.all_reduce_max(fastest);
+        for (std::vector<double>& steps : by_row) steps.push_back(0);
+        samples.waiting.push_back(0);
+        for (size_t call = 0; call < own.size(); ++call) {
+            const size_t r = samples.exchange_rows[call];
+            const float excess = static_cast<float>(own[call]) + fastest[call];
+            by_row[r].back() += static_cast<double>(excess) / samples.rows[r].runs;
+            samples.waiting.back() += static_cast<double>(excess) / samples.rows[r].runs;
+        }
+    }
+    for (size_t r = 0; r < by_row.size(); ++r)
+        samples.rows[r].wait_seconds = spread_of(std::move(by_row[r])).median;
 }
 
 double wire_seconds(const std::vector<ProfileRow>& rows) {
@@ -129,7 +157,8 @@ RankSeconds rank_seconds(const RowSamples& samples) {
     }
     return {.work = spread_of(work),
             .wire = spread_of(wire).median,
-            .alone = spread_of(samples.wire_alone).median};
+            .alone = spread_of(samples.wire_alone).median,
+            .waiting = spread_of(samples.waiting).median};
 }
 
 std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {
@@ -172,19 +201,22 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
         for (RowSamples::Call& call : samples.calls) {
             const double bytes = leg.total * weight(leg, call) / weights;
             call.wire_bytes += bytes;
-            samples.rows[call.row].wire_bytes += bytes / call.runs;
+            samples.rows[call.row].wire_bytes += bytes / samples.rows[call.row].runs;
         }
     }
 }
 
 void add_ceilings(const IdealSeconds& ideal, RowSamples& samples) {
-    for (const RowSamples::Call& call : samples.calls)
-        samples.rows[call.row].ideal_seconds += ideal(call.call, call.wire_bytes) / call.runs;
+    for (const RowSamples::Call& call : samples.calls) {
+        ProfileRow& row = samples.rows[call.row];
+        row.ideal_seconds += ideal(call.call, call.wire_bytes) / row.runs;
+    }
 }
 
 std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& world) {
-    const auto counts = std::array{&ProfileRow::bytes, &ProfileRow::flops,      &ProfileRow::gemm_flops,
-                                   &ProfileRow::casts, &ProfileRow::wire_bytes, &ProfileRow::ideal_seconds};
+    const auto counts = std::array{
+        &ProfileRow::bytes,      &ProfileRow::flops,         &ProfileRow::gemm_flops,  &ProfileRow::casts,
+        &ProfileRow::wire_bytes, &ProfileRow::ideal_seconds, &ProfileRow::wait_seconds};
     std::vector<double> mine;
     for (const std::vector<double>& step : samples.seconds) mine.insert(mine.end(), step.begin(), step.end());
     for (const ProfileRow& row : samples.rows) {
@@ -234,6 +266,37 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
         row.share = part > 0 ? row.seconds.median / part : 0;
     }
     return rows;
+}
+
+namespace {
+
+// What one would work on as a whole.
+std::string part_to_improve(const ProfileRow& row) {
+    if (row.part == kMoeLayer) {
+        if (crosses_ranks(row.part, row.stage)) return "MoE exchange";
+        if (row.stage == "norm" || row.stage == "route") return "router and norm";
+        return row.stage == "shared expert" ? row.stage : "MoE experts";
+    }
+    if (row.part != "attention") return row.part;
+    if (row.stage == "qkv" || row.stage == "proj") return "attention projections";
+    return row.stage == "core attention" ? "attention core" : "attention norm";
+}
+
+}  // namespace
+
+std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows) {
+    std::vector<PartTime> parts;
+    for (const ProfileRow& row : rows) {
+        const std::string name = part_to_improve(row);
+        auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.name == name; });
+        if (part == parts.end()) part = parts.insert(part, {.name = name});
+        part->seconds += row.seconds.median * row.runs;
+        part->ideal_seconds += row.ideal_seconds * row.runs;
+    }
+    std::stable_sort(parts.begin(), parts.end(), [](const PartTime& a, const PartTime& b) {
+        return a.above_ceiling() > b.above_ceiling();
+    });
+    return parts;
 }
 
 const ProfileRow* ArmProfile::find(std::string_view stage, std::string_view direction) const {

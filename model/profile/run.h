@@ -19,10 +19,12 @@ Config profiled_config(const Config& config, std::optional<int64_t> measured_ste
 // Steps that one recipe takes.
 int64_t profiled_steps(const ProfileSpec& spec);
 
+// Joules that this rank's device has used so far; nothing where it does not count.
+using EnergyCounter = std::function<std::optional<double>()>;
 // Collective. on_step(phase, step, of, seconds) after every step.
 using OnStep = std::function<void(const char* phase, int64_t step, int64_t of, double seconds)>;
 ArmProfile profile_arm(const validate::Arm& arm, ProcessGroup& world, const BackendChoice& backend,
                        const std::shared_ptr<const data::TokenSource>& data, ProfileCeilings& ceilings,
-                       const OnStep& on_step);
+                       const EnergyCounter& energy, const OnStep& on_step);
 
 }  // namespace fp8flow::profile

@@ -48,6 +48,15 @@ std::string ceiling_text(const ProfileRow& row) {
                    format_percent(row.ideal_seconds / row.seconds.median, 0));
 }
 
+std::string cycles_text(const Spread& cycles) {
+    return or_dash(cycles.median > 0, fmt::format("{:.4g}", cycles.median * 1e-6));
+}
+
+std::string energy_text(const ArmProfile& arm) {
+    const std::optional<double> joules = arm.passes_joules_per_token();
+    return joules ? fmt::format("{:.4g}", *joules * 1e3) : "-";
+}
+
 std::string slowest_text(const SlowestRank& slowest) {
     if (!slowest.resolved) return std::string(kNotResolved);
     return fmt::format("{}, +{}", slowest.rank, format_percent(slowest.over_median, 1));
@@ -66,6 +75,7 @@ std::string arm_table(const ArmProfile& arm) {
                  {"achieved"},
                  {"of ceiling"},
                  {"casts"},
+                 {"waiting"},
                  {"wire"},
                  {"memory"}});
     std::string part;
@@ -77,6 +87,7 @@ std::string arm_table(const ArmProfile& arm) {
                        or_dash(row.bytes > 0, format_bytes(row.bytes)),
                        or_dash(row.flops > 0, format_si(row.flops)), rate(row), ceiling_text(row),
                        or_dash(row.casts > 0, format_fixed(row.casts, 0)),
+                       or_dash(row.wait_seconds > 0, milliseconds(row.wait_seconds)),
                        or_dash(row.wire_bytes > 0, format_bytes(row.wire_bytes)),
                        or_dash(row.peak_bytes > 0, format_bytes(row.peak_bytes))});
         part = row.part;
@@ -151,6 +162,7 @@ std::string summary_table(const Profile& profile) {
     add("  fastest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.min); });
     add("  slowest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.max); });
     add("  clock, MHz", [&](const ArmProfile& arm) { return megahertz(arm.whole.clock); });
+    add("  cycles, M", [](const ArmProfile& arm) { return cycles_text(arm.whole.cycles); });
     add("speed-up", [&](const ArmProfile& arm) { return speed_up_text(profile, arm); });
     add("tokens/s/GPU", [](const ArmProfile& arm) { return format_si(arm.tokens_per_second()); });
     add("TFLOP/s/GPU, without padding and recomputation",
@@ -164,6 +176,8 @@ std::string summary_table(const Profile& profile) {
     add("plan, dispatch, combine, ms", [](const ArmProfile& arm) { return milliseconds(arm.wire_seconds); });
     add("  alone: no compute in parallel",
         [](const ArmProfile& arm) { return milliseconds(arm.wire_alone_seconds()); });
+    add("  waiting for other ranks, mean",
+        [](const ArmProfile& arm) { return milliseconds(arm.waiting_seconds()); });
     add("slowest rank, its work over the median rank's", [](const ArmProfile& arm) {
         const auto slowest = slowest_of(arm.by_rank);
         return slowest ? slowest_text(*slowest) : "-";
@@ -171,6 +185,9 @@ std::string summary_table(const Profile& profile) {
     add("saved for the backward, rank 0",
         [](const ArmProfile& arm) { return format_bytes(arm.saved_total()); });
     add("step, ms", [](const ArmProfile& arm) { return milliseconds(arm.step_seconds); });
+    add("  ns per token of a GPU", [&](const ArmProfile& arm) {
+        return format_fixed(arm.step_seconds_per_token(profile.ranks) * 1e9, 0);
+    });
     add("  host busy launching it, ms", [](const ArmProfile& arm) { return milliseconds(arm.host_seconds); });
     add("  waits of the host for the GPU",
         [](const ArmProfile& arm) { return arm.host_stops ? std::to_string(*arm.host_stops) : "-"; });
@@ -181,6 +198,18 @@ std::string summary_table(const Profile& profile) {
         return arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3)
                                    : "-";
     });
+    add("  of forward and backward alone, mJ/token", energy_text);
+    add("    over the first recipe's", [&](const ArmProfile& arm) {
+        const auto own = arm.passes_joules_per_token(),
+                   first = profile.arms.front().passes_joules_per_token();
+        return own && first ? fmt::format("{:.2f}x", *own / *first) : "-";
+    });
+    add("    W per GPU", [&](const ArmProfile& arm) {
+        const double watts = arm.passes_watts(profile.ranks);
+        return or_dash(watts > 0, format_fixed(watts, 0));
+    });
+    add("padding rows in the grouped GEMMs",
+        [](const ArmProfile& arm) { return format_percent(arm.padding_share, 1); });
     add("rows of the fullest expert over the mean",
         [](const ArmProfile& arm) { return fmt::format("{:.2f}", arm.expert_load); });
     add("rows of the fullest rank over the mean",

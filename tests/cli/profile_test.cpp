@@ -128,6 +128,12 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             EXPECT_LT(recipe.at("saved bytes used"), recipe.at("saved bytes reserved")) << name;
             EXPECT_GT(recipe.at("flops per second per gpu").get<double>(), 0) << name;
             EXPECT_NEAR(recipe.at("expert load max over mean").get<double>(), 1.0, 1e-9);
+            // 32 rows per rank, expert and micro-batch, in groups of 128
+            EXPECT_EQ(recipe.at("padding share"), 1 - 0.25 * ranks) << name;
+            EXPECT_EQ(recipe.at("wait seconds").get<double>() > 0, ranks > 1) << name;
+            EXPECT_LT(recipe.at("wait seconds"), recipe.at("wire seconds")) << name;
+            EXPECT_EQ(recipe.at("parts above ceiling").size(), 14u) << name;
+            EXPECT_TRUE(recipe.at("passes joules per token").is_null()) << "the host does not count";
             for (const json& row : recipe.at("rows")) {
                 EXPECT_LE(row.at("seconds").at("min").get<double>(),
                           row.at("seconds").at("median").get<double>());
@@ -178,7 +184,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
             }
             EXPECT_NE(std::find(logged.begin(), logged.end(), line), logged.end()) << line;
         }
-        for (const char* text : {"| ETA ", "speed-up", "largest stages of fp8_flow", "what to try next"})
+        for (const char* text :
+             {"| ETA ", "speed-up", "largest stages of fp8_flow", "to improve next", "what to try next"})
             expect_contains(run.out, text);
     }
 }

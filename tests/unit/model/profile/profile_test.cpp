@@ -148,10 +148,11 @@ RowSamples untold_exchange() {
         row.stage = op;
         row.direction = direction;
         row.wire_bytes = wire_bytes / runs;
+        row.runs = runs;
         samples.rows.push_back(row);
         for (int call = 0; call < static_cast<int>(runs); ++call)
             samples.calls.push_back(
-                {samples.rows.size() - 1, {.op = op, .cost = {.bytes = 1}}, wire_bytes / runs, runs});
+                {samples.rows.size() - 1, {.op = op, .cost = {.bytes = 1}}, wire_bytes / runs});
     };
     add(kMoeLayer, "gather_routing", "forward", 2, 0);
     add(kMoeLayer, "dispatch", "forward", 2, 0);
@@ -244,6 +245,56 @@ TEST(Profile, WireIsAloneWhereNoLaneComputes) {
     EXPECT_DOUBLE_EQ(samples.wire_alone.at(0), (1 + 2 + 3 + 1 + 2) / 2.0);
     EXPECT_DOUBLE_EQ(rank_seconds(samples).alone, 4.5);
     timer.disable();
+}
+
+// Two layers, one dispatch each, with 2 seconds on the wire. Rank 1 comes 3 seconds late to the first, rank 0
+// one second late to the second.
+TEST(Profile, WaitingIsWhatACallTakesBeyondTheRankThatComesLast) {
+    run_thread_ranks(2, 20, [&](ProcessGroup& world) {
+        const std::vector<double> first = {0, 0, 5, 5, 5, 6, 8, 8}, second = {0, 3, 5, 5, 5, 5, 8, 8};
+        StageTimer timer;
+        timer.enable(std::make_unique<ScriptedTimeline>(world.rank() == 0 ? first : second),
+                     TimerDetail::stages);
+        timer.set_direction("forward");
+        for (int layer = 0; layer < 2; ++layer) {
+            auto part = scope(timer, StageLevel::part, kMoeLayer);
+            auto dispatch = scope(timer, StageLevel::stage, "dispatch");
+        }
+        timer.resolve();
+        RowSamples samples;
+        add_step(timer, samples);
+        timer.disable();
+        add_waiting(world, samples);
+        EXPECT_DOUBLE_EQ(rank_seconds(samples).wire, world.rank() == 0 ? 3.5 : 2.5);
+        EXPECT_DOUBLE_EQ(rank_seconds(samples).waiting, world.rank() == 0 ? 1.5 : 0.5);
+        EXPECT_DOUBLE_EQ(find(merge_rows(samples, world), "dispatch", "forward")->wait_seconds, 1);
+    });
+}
+
+// Two layers and micro-batches of each part of a layer, one of all else in a step.
+std::vector<ProfileRow> whole_model() {
+    const auto row = [](const char* part, const char* stage, double seconds, double ideal, double runs) {
+        ProfileRow row;
+        row.part = part;
+        row.stage = stage;
+        row.seconds = {seconds, seconds, seconds, 5};
+        row.ideal_seconds = ideal;
+        row.runs = runs;
+        return row;
+    };
+    return {row(kMoeLayer, "fc1", 4, 3.5, 4),      row(kMoeLayer, "transpose", 1, 0.5, 4),
+            row(kMoeLayer, "dispatch", 1, 0.5, 4), row("attention", "core attention", 3, 1, 4),
+            row("attention", "qkv", 1, 0.75, 4),   row("attention", "proj", 1, 0.75, 4),
+            row("head", "head", 9, 8, 1),          row("optimizer", "optimizer", 20, 17, 1)};
+}
+
+TEST(Profile, PartsOfAStepAreSortedByTheirTimeAboveTheCeiling) {
+    std::string sorted;
+    for (const PartTime& part : parts_above_ceiling(whole_model()))
+        sorted += fmt::format("{} {} of {}; ", part.name, part.above_ceiling(), part.seconds);
+    EXPECT_EQ(sorted,
+              "attention core 8 of 12; MoE experts 4 of 20; optimizer 3 of 20; MoE exchange 2 of 4; "
+              "attention projections 2 of 8; head 1 of 9; ");
 }
 
 ArmProfile arm_of(const std::string& name) {
@@ -367,9 +418,18 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     profile.arms[1].host_stops = 0;
     profile.arms[1].wire = {.routing = 1, .dispatch = 2, .combine = 4, .between_hosts = 3};
     profile.arms[1].wire_seconds = 3;
-    profile.arms[1].by_rank = {{.work = {2, 2, 2.5, 5}, .wire = 3, .alone = 1.5},
+    profile.arms[1].by_rank = {{.work = {2, 2, 2.5, 5}, .wire = 3, .alone = 1.5, .waiting = 1},
                                {.work = {3, 3, 3.5, 5}, .wire = 2, .alone = 1},
-                               {.work = {2, 2, 2, 5}, .wire = 4, .alone = 2}};
+                               {.work = {2, 2, 2, 5}, .wire = 4, .alone = 2, .waiting = 2}};
+    profile.arms[1].whole.cycles = {7.5e9, 7.5e9, 7.5e9, 5};
+    profile.arms[1].padding_share = 0.125;
+    for (ArmProfile& arm : profile.arms) {
+        arm.step_tokens = 400;
+        arm.step_seconds = 2;
+        arm.passes_joules_per_step = &arm == &profile.arms[0] ? 200 : 120;
+        arm.passes_step_seconds = 0.25;
+    }
+    profile.ranks = 3;
     profile.machine = {.device = "a <machine>", .bytes_per_second = 1e9, .bf16_flops = 1000};
     profile.routing = "balanced";
     const std::string table = summary_table(profile);
@@ -387,6 +447,18 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     EXPECT_EQ(two.at("work seconds by rank"), (json{2.0, 3.0, 2.0}));
     EXPECT_EQ(two.at("wire seconds alone"), 1.5);
     EXPECT_EQ(two.at("wire seconds by rank"), (json{3.0, 2.0, 4.0}));
+    EXPECT_EQ(two.at("wait seconds"), 1.0);
+    EXPECT_EQ(two.at("wait seconds by rank"), (json{1.0, 0.0, 2.0}));
+    EXPECT_EQ(two.at("layer cycles").at("median"), 7.5e9);
+    EXPECT_EQ(two.at("padding share"), 0.125);
+    EXPECT_EQ(two.at("parts above ceiling").size(), 2u);
+    EXPECT_EQ(two.at("passes joules per token"), 0.3);
+    EXPECT_EQ(two.at("passes joules over first"), 0.6);
+    EXPECT_EQ(two.at("passes watts per gpu"), 160.0);
+    EXPECT_EQ(two.at("step seconds per token of a gpu"), 0.015);
+    EXPECT_TRUE(two.at("joules per token").is_null()) << "whole steps were not measured";
+    for (const char* text : {"7500", "12.5 %", "0.60x", "1000.0"})
+        EXPECT_NE(table.find(text), std::string::npos) << text << "\n" << table;
     EXPECT_TRUE(one.at("slowest rank").is_null());
     EXPECT_TRUE(one.at("host stops per step").is_null());
     EXPECT_EQ(two.at("host stops per step"), 0);
@@ -426,8 +498,22 @@ TEST(Profile, TheAnswerFitsAScreenAndNamesSettings) {
         for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 120u) << line;
         return text;
     };
+    flow.padding_share = 0.043;
+    flow.whole.clock = {1.5e9, 1.5e9, 1.5e9, 5};
+    flow.whole.cycles = {7.5e9, 7.5e9, 7.5e9, 5};
+    flow.by_rank[0].waiting = 0.5;
+    flow.passes_joules_per_step = 3.05;
+    flow.step_tokens = 200;
+    for (const ProfileRow& row : whole_model())
+        if (row.part != kMoeLayer) flow.rows.push_back(row);
     const std::string text = answer();
-    for (const char* part : {"largest stages of fp8_flow", "not resolved: two medians", "3 more: profile.log",
+    expect_contains(
+        text, "\n    MoE experts 20000.0 of 20000.0, attention core 8000.0 of 12000.0, optimizer 4000.0");
+    expect_contains(text,
+                    "\n  padding: 4.3 % of the GEMMs' rows; plan, dispatch, combine: 2000.0 ms, 500.0 of it "
+                    "waiting for other ranks\n");
+    for (const char* part : {"M cycles", "7500", "mJ/token", "15.25"}) expect_contains(text, part);
+    for (const char* part : {"largest stages of fp8_flow", "not resolved: two medians", "5 more: profile.log",
                              "--set schedule.cuda_graph_impl=full_iteration", "12000.0 ms",
                              "--set schedule.overlap_moe_expert_parallel_comm=true",
                              "takes 1000.0 ms (10 %) per layer with no compute in parallel"})
