@@ -40,7 +40,7 @@ install(FILES ${PROJECT_BINARY_DIR}/generated/fp8flowConfig.cmake ${PROJECT_BINA
 # Headers name each other from the repository's root ("kernels/ops.h"); installed, from the include folder ("fp8flow/kernels/ops.h"), so
 # that a caller's own folder kernels/ is never meant.
 file(GLOB public_headers RELATIVE ${PROJECT_SOURCE_DIR} CONFIGURE_DEPENDS kernels/*.h kernels/core/*.h kernels/ops/*.h
-     kernels/comm/group_exchange.h kernels/comm/host_layout.h kernels/comm/levels/*.h
+     kernels/comm/exchange_groups.h kernels/comm/group_exchange.h kernels/comm/host_layout.h kernels/comm/levels/*.h
      kernels/comm/process_group.h kernels/reference/reference_ops.h kernels/hopper/factory.h kernels/hopper/kernel_choice.h
      kernels/hopper/runtime/device_query.h kernels/backends/*.h layers/*.h layers/flows/*.h layers/lone/*.h layers/schedule/*.h)
 install(CODE "

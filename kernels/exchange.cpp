@@ -101,7 +101,9 @@ void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, co
     observed(
         "gather_routing",
         with_writes({.bytes = bytes_of({ids, probs, all_ids, all_probs})}, bytes_of({all_ids, all_probs})),
-        [&] { do_gather_routing(ids, probs, all_ids, all_probs, launch); });
+        [&] {
+            do_gather_routing({ids, probs, all_ids, all_probs}, launch);
+        });
 }
 
 void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
@@ -120,8 +122,9 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
     check_moved(rows, dst, "dst");
     ++num_dispatches_;
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
-    observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written),
-             [&] { do_dispatch(rows, plan, dst, scratch, launch); });
+    observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written), [&] {
+        do_dispatch(rows, dst, {plan, scratch, launch});
+    });
 }
 
 void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
@@ -137,8 +140,9 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
     check_moved(rows, received, "received");
     ++num_dispatches_;
     const double moved = bytes_of({rows.data, rows.scales});
-    observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved),
-             [&] { do_dispatch_rows(rows, plan, received, scratch, launch); });
+    observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved), [&] {
+        do_dispatch_rows(rows, received, {plan, scratch, launch});
+    });
 }
 
 void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
@@ -177,15 +181,17 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     const double written = bytes_of({y, args.dprob});
     const double read =
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
-    observed("combine", with_writes({.bytes = read + written}, written),
-             [&] { do_combine(args, plan, scratch, launch); });
+    observed("combine", with_writes({.bytes = read + written}, written), [&] {
+        do_combine(args, {plan, scratch, launch});
+    });
 }
 
 void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
     // Shards to their owners and sums back: each rank sends all but its own shard, twice.
     const double others = static_cast<double>(num_ranks(ranks) - 1) / static_cast<double>(num_ranks(ranks));
-    reduced("all_reduce", 2 * others * bytes_of({values}),
-            [&] { do_all_reduce(reduce, ranks, values, launch); });
+    reduced("all_reduce", 2 * others * bytes_of({values}), [&] {
+        if (num_ranks(ranks) > 1 && values.numel() > 0) do_all_reduce(reduce, ranks, values, launch);
+    });
 }
 
 void Exchange::reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
@@ -198,7 +204,7 @@ void Exchange::reduce_scatter(Ranks ranks, const TensorView& values, const Share
     double sent = 0;
     for (size_t r = 0; r < shares.size(); ++r)
         if (r != static_cast<size_t>(rank_among(ranks))) sent += bytes_of_share(shares[r], values);
-    reduced("reduce_scatter", sent, [&] { do_reduce_scatter(ranks, values, shares, launch); });
+    reduced("reduce_scatter", sent, [&] { do_reduce_scatter({ranks, values, shares}, launch); });
 }
 
 void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch) {
@@ -206,13 +212,7 @@ void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shares& s
     if (num_ranks(ranks) == 1) return;
     const double own = bytes_of_share(shares[static_cast<size_t>(rank_among(ranks))], values);
     const double sent = static_cast<double>(num_ranks(ranks) - 1) * own;
-    reduced("all_gather", sent, [&] { do_all_gather(ranks, values, shares, launch); });
-}
-
-TensorView Exchange::residual_with_addend(Ops& ops, const Combine& args, const Launch& launch) {
-    if (!args.addend) return args.residual;
-    ops.add({.a = args.residual, .b = args.addend, .y = args.y.data}, launch);
-    return args.y.data;
+    reduced("all_gather", sent, [&] { do_all_gather({ranks, values, shares}, launch); });
 }
 
 void Exchange::require_capturable() const {
@@ -227,19 +227,34 @@ void Exchange::reset_counts() {
     num_dispatches_ = num_combines_ = 0;
 }
 
-void Exchange::dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
-                                     const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
-    ArenaScope scope(scratch);
-    const int64_t capacity = plan.all_ids.dim(0) * plan.all_ids.dim(1);
-    ScaledTensor received{.data = scratch.tensor(rows.data.dtype, {capacity, rows.data.dim(1)}, "dispatch"),
-                          .scales = {},
-                          .layout = rows.layout,
-                          .format = rows.format};
-    if (rows.scales)
-        received.scales = scratch.tensor(rows.scales.dtype, {capacity, rows.scales.dim(1)}, "dispatch");
-    do_dispatch_rows(rows, plan, received, scratch, launch);
-    ops.permute_pad({.src = received, .row_source = plan.row_source, .groups = plan.groups, .dst = dst},
-                    launch);
+ScaledTensor Exchange::rows_like(const ScaledTensor& rows, int64_t count, Arena& scratch) {
+    const auto like = [&](const TensorView& view) {
+        return view ? scratch.tensor(view.dtype, {count, view.dim(1)}, "dispatch") : TensorView{};
+    };
+    return {like(rows.data), like(rows.scales), rows.layout, rows.format};
 }
+
+void Exchange::do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) {
+    ArenaScope scope(call.scratch);
+    const DispatchPlan& plan = call.plan;
+    const ScaledTensor received = rows_like(rows, plan.all_ids.dim(0) * plan.all_ids.dim(1), call.scratch);
+    do_dispatch_rows(rows, received, call);
+    ops_.permute_pad({.src = received, .row_source = plan.row_source, .groups = plan.groups, .dst = dst},
+                     call.launch);
+}
+
+TensorView Exchange::residual_with_addend(const Combine& args, const Launch& launch) const {
+    if (!args.addend) return args.residual;
+    ops_.add({.a = args.residual, .b = args.addend, .y = args.y.data}, launch);
+    return args.y.data;
+}
+
+namespace {
+[[noreturn]] void fail_alone() { fail(ExitCode::internal, "an exchange of one rank is asked to reduce"); }
+}  // namespace
+
+void Exchange::do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) { fail_alone(); }
+void Exchange::do_reduce_scatter(const Shared&, const Launch&) { fail_alone(); }
+void Exchange::do_all_gather(const Shared&, const Launch&) { fail_alone(); }
 
 }  // namespace fp8flow

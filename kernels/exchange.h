@@ -25,9 +25,6 @@
 #include "kernels/dispatch_plan.h"
 #include "kernels/ops.h"
 
-#include <map>
-#include <string>
-
 namespace fp8flow {
 
 enum class CombineOrder : uint8_t { rank, invariant };
@@ -47,9 +44,24 @@ struct WireBytes {
 
 class Exchange {
 public:
+    // This rank's number among some ranks, and how many they are.
+    struct Place {
+        int rank = 0, size = 1;
+    };
+    struct Places {
+        Place experts;  // the ranks that share the experts
+        Place world, replicas;
+    };
     virtual ~Exchange() = default;
-    virtual int rank() const = 0;
-    virtual int size() const = 0;
+    Exchange(const Exchange&) = delete;
+    Exchange& operator=(const Exchange&) = delete;
+    const Places& places() const { return places_; }
+    int rank() const { return places_.experts.rank; }
+    int size() const { return places_.experts.size; }
+    int rank_among(Ranks ranks) const { return place_among(ranks).rank; }
+    int num_ranks(Ranks ranks) const { return place_among(ranks).size; }
+    // True on exactly one of the ranks that hold the same experts.
+    bool holds_first_replica() const { return places_.replicas.rank == 0; }
 
     // Sends every rank's routing to all ranks: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs
     // [G, S, K], S = tokens_per_rank >= T. Absent tokens get id -1 and probability 0.
@@ -92,15 +104,11 @@ public:
                         const Launch& launch = {});
     // all_gather: every rank receives every share. Any dtype: bytes are copied.
     void all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch = {});
-    virtual int num_ranks(Ranks ranks) const = 0;
-    virtual int rank_among(Ranks ranks) const = 0;
     // Throws Error(peer) if a wait for another rank on the device passed its deadline. Call it after waiting
     // for the device. Results since then are worthless.
     virtual void check_peers() {}
     // Throws Error(usage) if a call stops the host, because such calls cannot be captured (Device::capture).
     virtual void require_capturable() const;
-    // True on exactly one of the ranks that hold the same experts.
-    bool holds_first_replica() const { return rank_among(Ranks::expert_replicas) == 0; }
 
     // May wait for the device, if it counts bytes that depend on routing. Call it between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
@@ -125,31 +133,53 @@ public:
     void observe(OpObserver* observer) { observer_ = observer; }
 
 protected:
-    virtual void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                                   const TensorView& all_probs, const Launch& launch) = 0;
-    virtual void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                             Arena& scratch, const Launch& launch) = 0;
-    virtual void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                  const ScaledTensor& received, Arena& scratch, const Launch& launch) = 0;
-    virtual void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                            const Launch& launch) = 0;
-    virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values,
-                               const Launch& launch) = 0;
-    // Called with more than one rank.
-    virtual void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                                   const Launch& launch) = 0;
-    virtual void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                               const Launch& launch) = 0;
-    // do_dispatch for backends that receive rows first: do_dispatch_rows into scratch, then permute and pad.
-    void dispatch_through_rows(Ops& ops, const ScaledTensor& rows, const DispatchPlan& plan,
-                               const ScaledTensor& dst, Arena& scratch, const Launch& launch);
+    // `ops` work where the tensors are, and outlive the exchange.
+    Exchange(Ops& ops, CombineOrder order, const Places& places)
+        : ops_(ops), order_(order), places_(places) {}
+    // For an exchange that hands its calls on to `inner`.
+    explicit Exchange(const Exchange* inner) : Exchange(inner->ops_, inner->order_, inner->places_) {}
+
+    // The calls after their checks. An exchange of one rank has no reductions.
+    struct Routing {
+        const TensorView &ids, &probs, &all_ids, &all_probs;
+    };
+    struct Call {  // what a call that moves rows works with
+        const DispatchPlan& plan;
+        Arena& scratch;
+        const Launch& launch;
+    };
+    struct Shared {
+        Ranks ranks;
+        const TensorView& values;
+        const Shares& shares;
+    };
+    virtual void do_gather_routing(const Routing& routing, const Launch& launch) = 0;
+    // By default do_dispatch_rows into scratch, then permute and pad.
+    virtual void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call);
+    virtual void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                  const Call& call) = 0;
+    virtual void do_combine(const Combine& args, const Call& call) = 0;
+    // Called with more than one rank, and values.
+    virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch);
+    virtual void do_reduce_scatter(const Shared& shared, const Launch& launch);
+    virtual void do_all_gather(const Shared& shared, const Launch& launch);
+
+    // Uninitialised tensors for `count` rows like `rows`.
+    static ScaledTensor rows_like(const ScaledTensor& rows, int64_t count, Arena& scratch);
     // residual + addend, computed in y; for backends with kernels that add one tensor.
-    static TensorView residual_with_addend(Ops& ops, const Combine& args, const Launch& launch);
+    TensorView residual_with_addend(const Combine& args, const Launch& launch) const;
+
+    Ops& ops_;
+    const CombineOrder order_;
     WireBytes wire_;  // backends add what they send
 
 private:
+    const Place& place_among(Ranks ranks) const {
+        return ranks == Ranks::world ? places_.world : places_.replicas;
+    }
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
     template <class Step> void reduced(const char* name, double sent, Step step);
+    const Places places_;
     int64_t num_dispatches_ = 0, num_combines_ = 0;
     OpObserver* observer_ = nullptr;
 };

@@ -21,14 +21,6 @@ HostLayout hosts_that_share(const HostLayout& job, int64_t group_size, int rank)
     return HostLayout(hosts);
 }
 
-std::unique_ptr<GroupExchange> make_group_exchange(const ExchangeGroups& ranks, Ops& ops,
-                                                   CombineOrder order) {
-    auto exchange = std::make_unique<GroupExchange>(ranks.expert_parallel, ops, order);
-    exchange->set_groups(ranks.world, ranks.expert_replicas);
-    exchange->set_hosts(ranks.hosts);
-    return exchange;
-}
-
 class Chooser {
 public:
     Chooser(BackendKind backend, Ops& ops, const ExchangeGroups& groups, const ExchangeSpec& spec)
@@ -36,10 +28,11 @@ public:
           spec_(spec),
           world_(groups.world),
           sharing_(groups.expert_parallel),
-          replicas_(groups.expert_replicas),
-          job_rank_(groups.rank_of_job()),
           on_gpu_(backend == BackendKind::hopper),
-          hosts_(hosts_that_share(spec.hosts, sharing_.size(), world_.rank())) {}
+          whole_(groups) {
+        whole_.job_rank = groups.rank_of_job();
+        whole_.hosts = hosts_that_share(spec.hosts, sharing_.size(), world_.rank());
+    }
 
     ExchangeChoice choose() {
         const bool spanned = any_group_spans_hosts(spec_.hosts, sharing_.size());
@@ -51,7 +44,7 @@ public:
         if (spec_.dispatcher == TokenDispatcher::alltoall) {
             why = "parallel.moe_token_dispatcher_type is alltoall";
         } else if (spec_.hosts.num_hosts() == 1) {
-            if (auto exchange = peer_memory(whole(), spec_.limits, spec_.order, way, why))
+            if (auto exchange = peer_memory(whole_, spec_.limits, spec_.order, way, why))
                 return {std::move(exchange),
                         fmt::format("exchange: peer memory ({}, all ranks on one host)", way)};
         } else if (spanned) {
@@ -60,14 +53,15 @@ public:
             if (ExchangeChoice inside = rows_inside_hosts(why); inside.exchange) return inside;
             why = "ranks on several hosts" + (why.empty() ? "" : ": " + why);
         }
-        return {nccl(whole(), spec_.order, why), fmt::format("exchange: {} ({})", nccl_name(), why)};
+        return {nccl(whole_, spec_.order, why), fmt::format("exchange: {} ({})", nccl_name(), why)};
     }
 
 private:
-    // whole: all ranks that share the experts. part: some of them; reductions stay among these ranks.
-    ExchangeGroups whole() const { return {world_, sharing_, replicas_, job_rank_, hosts_}; }
-    ExchangeGroups part(ProcessGroup& group, ProcessGroup& alone, const HostLayout& hosts = {}) const {
-        return {group, group, alone, job_rank_, hosts};
+    // For an exchange that reduces over all ranks and moves no rows.
+    ExchangeGroups reducing() const { return {world_, world_, *whole_.expert_replicas, whole_.job_rank}; }
+    // Some of the ranks that share the experts; reductions stay among them.
+    ExchangeGroups part(ProcessGroup& group, HostLayout hosts = {}) const {
+        return {group, whole_.job_rank, std::move(hosts)};
     }
 
     std::unique_ptr<Exchange> peer_memory(const ExchangeGroups& ranks, const ExchangeLimits& limits,
@@ -97,10 +91,10 @@ private:
             on_gpu_ ? hopper::derive_level_plans : derive_level_plans);
     }
     std::string two_levels_note(const std::string& between = "", const std::string& inside = "") const {
-        const auto ranks = hosts_.ranks(0).size();
+        const auto ranks = whole_.hosts.ranks(0).size();
         return fmt::format(
             "rows once per (token, host) between {} hosts of {} rank{}{}, fanned out inside{}; {}",
-            hosts_.num_hosts(), ranks, ranks == 1 ? "" : "s", between, inside,
+            whole_.hosts.num_hosts(), ranks, ranks == 1 ? "" : "s", between, inside,
             spec_.order == CombineOrder::rank ? "sums inside a host first, then one row per (token, host)"
                                               : "for sums one row per (token, expert), directly to its owner "
                                                 "(moe.moe_combine_order is invariant)");
@@ -114,14 +108,12 @@ private:
     // one of the groups has no peer memory.
     ExchangeChoice rows_inside_hosts(std::string& why) {
         HierarchicalExchange::Parts parts;
-        parts.groups.alone = world_.split(world_.rank());
-        ProcessGroup& alone = *parts.groups.alone;
         std::string way;
         parts.inside = sharing_.size() == 1
                            ? hopper::make_local_exchange(ops_, spec_.order)
-                           : peer_memory(part(sharing_, alone), spec_.limits, spec_.order, way, why);
+                           : peer_memory(part(sharing_), spec_.limits, spec_.order, way, why);
         if (!world_.all_true(parts.inside != nullptr)) return {};
-        parts.flat = nccl({world_, alone, replicas_, job_rank_}, spec_.order, "reductions cross hosts");
+        parts.flat = nccl(reducing(), spec_.order, "reductions cross hosts");
         const std::string rows =
             sharing_.size() == 1
                 ? "on each GPU"
@@ -131,52 +123,49 @@ private:
     }
 
     ExchangeChoice two_levels_of_gpus() {
-        HierarchicalExchange::Parts parts{make_level_groups(sharing_, hosts_), {}, {}, {}};
-        ProcessGroup &rail = *parts.groups.rail, &inside = *parts.groups.inside, &alone = *parts.groups.alone;
-        parts.rail = nccl(part(rail, alone, HostLayout::consecutive(0, hosts_.num_hosts(), 1)),
+        HierarchicalExchange::Parts parts{make_level_groups(sharing_, whole_.hosts), {}, {}, {}};
+        ProcessGroup &rail = *parts.groups.rail, &inside = *parts.groups.inside;
+        parts.rail = nccl(part(rail, HostLayout::consecutive(0, whole_.hosts.num_hosts(), 1)),
                           CombineOrder::rank, "rows cross hosts");
         ExchangeLimits limits = spec_.limits;
-        limits.tokens_per_rank *= hosts_.num_hosts();
+        limits.tokens_per_rank *= whole_.hosts.num_hosts();
         std::string way, why, note;
-        parts.inside = inside.size() == 1
-                           ? hopper::make_local_exchange(ops_, CombineOrder::rank)
-                           : peer_memory(part(inside, alone), limits, CombineOrder::rank, way, why);
+        parts.inside = inside.size() == 1 ? hopper::make_local_exchange(ops_, CombineOrder::rank)
+                                          : peer_memory(part(inside), limits, CombineOrder::rank, way, why);
         // Every rank is asked, because other groups of the job may be spread over their hosts differently.
         const bool mapped = world_.all_true(parts.inside != nullptr);
         if (inside.size() > 1 && mapped) note = fmt::format(" over peer memory ({})", way);
         if (inside.size() > 1 && !mapped) {
             if (why.empty()) why = "no peer memory on another host";
-            parts.inside = nccl(part(inside, alone), CombineOrder::rank, why);
+            parts.inside = nccl(part(inside), CombineOrder::rank, why);
             note = fmt::format(" by {} ({})", nccl_name(), why);
         }
-        parts.flat = nccl(whole(), spec_.order, "rows cross hosts");
-        return {levels(std::move(parts), hosts_),
+        parts.flat = nccl(whole_, spec_.order, "rows cross hosts");
+        return {levels(std::move(parts), whole_.hosts),
                 fmt::format("exchange: {}", two_levels_note(fmt::format(" by {}", nccl_name()), note))};
     }
 
     ExchangeChoice two_levels_of_processes() {
-        return {make_host_levels(sharing_, world_, replicas_, ops_, spec_.order, hosts_),
+        return {make_host_levels(whole_, ops_, spec_.order),
                 fmt::format("exchange: messages between processes (the reference backend): {}",
                             two_levels_note())};
     }
     ExchangeChoice messages_of_processes(bool spanned) {
         std::string note =
             world_.size() > 1 ? "exchange: messages between processes (the reference backend)" : "";
-        auto exchange = make_group_exchange(whole(), ops_, spec_.order);
+        auto exchange = std::make_unique<GroupExchange>(whole_, ops_, spec_.order);
         if (spec_.hosts.num_hosts() == 1 || spanned) return {std::move(exchange), note};
         HierarchicalExchange::Parts parts;
-        parts.groups.alone = world_.split(world_.rank());
         parts.inside = std::move(exchange);
-        parts.flat = make_group_exchange({world_, *parts.groups.alone, replicas_}, ops_, spec_.order);
+        parts.flat = std::make_unique<GroupExchange>(reducing(), ops_, spec_.order);
         return {with_rows_inside(std::move(parts)), note + ", reductions apart"};
     }
 
     Ops& ops_;
     const ExchangeSpec& spec_;
-    ProcessGroup &world_, &sharing_, &replicas_;
-    int job_rank_;
+    ProcessGroup &world_, &sharing_;
     bool on_gpu_;
-    HostLayout hosts_;  // of the ranks that share the experts
+    ExchangeGroups whole_;
 };
 
 }  // namespace

@@ -9,32 +9,29 @@
 
 #include <algorithm>
 #include <numeric>
-#include <utility>
+#include <span>
 
 namespace fp8flow {
 
 using namespace comm;
 
-GroupExchange::GroupExchange(ProcessGroup& group, Ops& ops, CombineOrder order)
-    : group_(group), ops_(ops), order_(order) {}
-
-void GroupExchange::count_sent(double& leg, const std::vector<ProcessGroup::Part>& parts) {
+void GroupExchange::count_sent(double& leg, const Parts& parts) {
     for (int r = 0; r < size(); ++r) {
         if (r == rank()) continue;
         const auto bytes = static_cast<double>(parts[static_cast<std::size_t>(r)].bytes);
         leg += bytes;
-        if (!hosts_.same_host(r, rank())) wire_.between_hosts += bytes;
+        if (!groups_.hosts.same_host(r, rank())) wire_.between_hosts += bytes;
     }
 }
 
 void GroupExchange::exchange_rows(double& leg, const TensorView& outbox, const Parts& send_parts,
                                   const TensorView& inbox, const Parts& recv_parts) {
-    group_.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
+    groups_.expert_parallel.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
     count_sent(leg, send_parts);
 }
 
-void GroupExchange::place_own_routing(const TensorView& ids, const TensorView& probs,
-                                      const TensorView& all_ids, const TensorView& all_probs) const {
+void GroupExchange::do_gather_routing(const Routing& routing, const Launch&) {
+    const auto& [ids, probs, all_ids, all_probs] = routing;
     const int64_t own_slots = all_ids.dim(1) * all_ids.dim(2), present = ids.numel();
     int32_t* own_ids = all_ids.as<int32_t>() + rank() * own_slots;
     float* own_probs = all_probs.as<float>() + rank() * own_slots;
@@ -42,25 +39,17 @@ void GroupExchange::place_own_routing(const TensorView& ids, const TensorView& p
     std::fill(own_ids + present, own_ids + own_slots, -1);
     std::copy_n(probs.as<float>(), present, own_probs);
     std::fill(own_probs + present, own_probs + own_slots, 0.0f);
-}
-
-void GroupExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
-                                      const TensorView& all_ids, const TensorView& all_probs, const Launch&) {
-    place_own_routing(ids, probs, all_ids, all_probs);
     for (const TensorView& all : {all_ids, all_probs}) {
         const auto bytes = static_cast<std::size_t>(all.bytes() / size());
-        group_.all_gather(all.bytes_ptr() + static_cast<std::size_t>(rank()) * bytes, bytes, all.data);
+        groups_.expert_parallel.all_gather(all.bytes_ptr() + static_cast<std::size_t>(rank()) * bytes, bytes,
+                                           all.data);
         count_sent(wire_.routing, Parts(static_cast<std::size_t>(size()), {0, bytes}));
     }
 }
 
-void GroupExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                                Arena& scratch, const Launch& launch) {
-    dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
-}
-
-void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                     const ScaledTensor& received, Arena& scratch, const Launch&) {
+void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                     const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     ArenaScope scope(scratch);
     const MessageShape shape(rows);
     const Sizes sizes(plan);
@@ -98,23 +87,9 @@ void GroupExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPla
     }
 }
 
-// What this rank sends back in order `rank`: one sum per received row.
-TensorView GroupExchange::rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                                    const Launch& launch) {
-    const Sizes sizes(plan);
-    const TensorView sums =
-        scratch.tensor(args.src.data.dtype, {sizes.ranks * sizes.slots, args.src.data.dim(1)}, "combine");
-    ops_.unpermute_unpad({.src = args.src.data,
-                          .recv_rows = plan.recv_rows,
-                          .num_rows = plan.recv_offsets.slice(sizes.ranks, 1),
-                          .row_prob = args.row_prob,
-                          .dst = sums},
-                         launch);
-    return sums;
-}
-
 // What this rank sends back in order `invariant`: the row of every (token, expert) choice.
-TensorView GroupExchange::choice_rows(const TensorView& src, const DispatchPlan& plan, Arena& scratch) {
+TensorView GroupExchange::choice_rows(const TensorView& src, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     const Sizes sizes(plan);
     const int64_t capacity = sizes.ranks * sizes.slots * std::min(sizes.topk, sizes.local_experts);
     const TensorView rows = scratch.tensor(src.dtype, {capacity, src.dim(1)}, "combine");
@@ -130,18 +105,18 @@ TensorView GroupExchange::choice_rows(const TensorView& src, const DispatchPlan&
     return rows;
 }
 
-void GroupExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                               const Launch& launch) {
-    ArenaScope scope(scratch);
-    if (args.dprob) return_dprobs(args, plan, scratch);
+void GroupExchange::do_combine(const Combine& args, const Call& call) {
+    ArenaScope scope(call.scratch);
+    if (args.dprob) return_dprobs(args, call);
     if (order_ == CombineOrder::rank)
-        combine_rank_sums(args, plan, scratch, launch);
+        combine_rank_sums(args, call);
     else
-        combine_choices(args, plan, scratch, launch);
+        combine_choices(args, call);
 }
 
 // Each (token, k) gets its row's value. A rank's values arrive in ascending expert order of each token.
-void GroupExchange::return_dprobs(const Combine& args, const DispatchPlan& plan, Arena& scratch) {
+void GroupExchange::return_dprobs(const Combine& args, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     ArenaScope scope(scratch);
     const Sizes sizes(plan);
     const std::vector<int64_t> sent = choices_for(plan, rank()), returned = choices_of(plan, rank());
@@ -170,41 +145,48 @@ void GroupExchange::return_dprobs(const Combine& args, const DispatchPlan& plan,
     }
 }
 
-void GroupExchange::combine_rank_sums(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                                      const Launch& launch) {
+// Sends one sum per received row.
+void GroupExchange::combine_rank_sums(const Combine& args, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     const Sizes sizes(plan);
-    const int64_t row_bytes = args.src.data.dim(1) * size_of(args.src.data.dtype);
-    const TensorView sent = rank_sums(args, plan, scratch, launch),
+    const TensorView& src = args.src.data;
+    const int64_t width = src.dim(1), row_bytes = width * size_of(src.dtype);
+    const TensorView sums = scratch.tensor(src.dtype, {sizes.ranks * sizes.slots, width}, "combine"),
                      returned = scratch.tensor(
-                         args.src.data.dtype,
-                         {plan.num_tokens * std::min(sizes.ranks, sizes.topk), args.src.data.dim(1)},
-                         "combine");
+                         src.dtype, {plan.num_tokens * std::min(sizes.ranks, sizes.topk), width}, "combine");
+    ops_.unpermute_unpad({.src = src,
+                          .recv_rows = plan.recv_rows,
+                          .num_rows = plan.recv_offsets.slice(sizes.ranks, 1),
+                          .row_prob = args.row_prob,
+                          .dst = sums},
+                         launch);
     const Parts send_parts = packed_parts(received_counts(plan), row_bytes),
                 recv_parts = packed_parts(sent_counts(plan), row_bytes);
-    exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
-    add_returned_rows(args, plan, returned, recv_parts, launch);
+    exchange_rows(wire_.combine, sums, send_parts, returned, recv_parts);
+    add_returned_rows(args, call, returned, recv_parts);
 }
 
-void GroupExchange::combine_choices(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                                    const Launch& launch) {
+void GroupExchange::combine_choices(const Combine& args, const Call& call) {
+    const DispatchPlan& plan = call.plan;
+    const TensorView& src = args.src.data;
     FP8FLOW_CHECK(!args.row_prob || plan.all_probs, "a plan without all_probs");
-    const int64_t row_bytes = args.src.data.dim(1) * size_of(args.src.data.dtype);
-    const TensorView sent = choice_rows(args.src.data, plan, scratch),
-                     returned = scratch.tensor(
-                         args.src.data.dtype, {plan.num_tokens * plan.topk, args.src.data.dim(1)}, "combine");
+    const int64_t row_bytes = src.dim(1) * size_of(src.dtype);
+    const TensorView sent = choice_rows(src, call),
+                     returned =
+                         call.scratch.tensor(src.dtype, {plan.num_tokens * plan.topk, src.dim(1)}, "combine");
     const Parts send_parts = packed_parts(choices_for(plan, rank()), row_bytes),
                 recv_parts = packed_parts(choices_of(plan, rank()), row_bytes);
     exchange_rows(wire_.combine, sent, send_parts, returned, recv_parts);
-    add_returned_rows(args, plan, returned, recv_parts, launch);
+    add_returned_rows(args, call, returned, recv_parts);
 }
 
 // Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's
 // rows arrive in the order in which they are used here. In order `rank` its sums are weighted already.
-void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& plan,
-                                      const TensorView& returned,
-                                      const std::vector<ProcessGroup::Part>& parts, const Launch& launch) {
+void GroupExchange::add_returned_rows(const Combine& args, const Call& call, const TensorView& returned,
+                                      const Parts& parts) {
+    const DispatchPlan& plan = call.plan;
     const Sizes sizes(plan);
-    const TensorView residual = residual_with_addend(ops_, args, launch);
+    const TensorView residual = residual_with_addend(args, call.launch);
     const int64_t row_bytes = returned.dim(1) * size_of(returned.dtype);
     std::vector<int64_t> next_row;  // by rank
     next_row.reserve(parts.size());
@@ -231,6 +213,45 @@ void GroupExchange::add_returned_rows(const Combine& args, const DispatchPlan& p
         if (residual) add_row(residual, token, sum.data());
         store_row(sum.data(), args.y.data, token);
     }
+}
+
+namespace {
+
+// visit(values) as a span of their type: f32, bf16 or i64.
+template <class Visit> void visit_values(const TensorView& values, Visit visit) {
+    const auto count = static_cast<std::size_t>(values.numel());
+    switch (values.dtype) {
+        case DType::i64: return visit(std::span(values.as<int64_t>(), count));
+        case DType::bf16: return visit(std::span(values.as<Bf16>(), count));
+        default: return visit(std::span(values.as<float>(), count));
+    }
+}
+
+}  // namespace
+
+void GroupExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch&) {
+    ProcessGroup& group = groups_.among(ranks);
+    if (reduce == Reduce::sum) {
+        FP8FLOW_CHECK(values.dtype != DType::i32, "no sums of {}", describe(values));
+        return visit_values(values, [&](auto span) { group.all_reduce_sum(span); });
+    }
+    if (values.dtype == DType::f32)
+        return group.all_reduce_max(std::span(values.as<float>(), static_cast<std::size_t>(values.numel())));
+    FP8FLOW_CHECK(values.dtype == DType::i32 && values.numel() == 1,
+                  "only the maximum of f32 or one i32, not of {}", describe(values));
+    int64_t word = *values.as<int32_t>();
+    group.all_reduce_max(std::span<int64_t>(&word, 1));
+    *values.as<int32_t>() = static_cast<int32_t>(word);
+}
+
+void GroupExchange::do_reduce_scatter(const Shared& shared, const Launch&) {
+    visit_values(shared.values,
+                 [&](auto span) { groups_.among(shared.ranks).reduce_scatter_sum(span, shared.shares); });
+}
+
+void GroupExchange::do_all_gather(const Shared& shared, const Launch&) {
+    const auto element = static_cast<std::size_t>(size_of(shared.values.dtype));
+    groups_.among(shared.ranks).all_gather_shares(shared.values.data, element, shared.shares);
 }
 
 }  // namespace fp8flow

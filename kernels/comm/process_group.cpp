@@ -164,7 +164,7 @@ std::byte* ProcessGroup::scratch(std::size_t bytes) {
     return scratch_.data();
 }
 
-template <class T> void ProcessGroup::reduce_scatter(std::span<T> values, const Shares& shares) {
+template <class T> void ProcessGroup::reduce_scatter_sum(std::span<T> values, const Shares& shares) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
     auto* const data = reinterpret_cast<std::byte*>(values.data());
     for (const Shares& round : rounds_of(shares, limits_of(ranks, sizeof(T)))) {
@@ -195,15 +195,9 @@ void ProcessGroup::all_gather_shares(void* data, std::size_t element_bytes, cons
     }
 }
 
-void ProcessGroup::reduce_scatter_sum(std::span<float> values, const Shares& shares) {
-    reduce_scatter(values, shares);
-}
-void ProcessGroup::reduce_scatter_sum(std::span<Bf16> values, const Shares& shares) {
-    reduce_scatter(values, shares);
-}
-void ProcessGroup::reduce_scatter_sum(std::span<int64_t> values, const Shares& shares) {
-    reduce_scatter(values, shares);
-}
+template void ProcessGroup::reduce_scatter_sum(std::span<float>, const Shares&);
+template void ProcessGroup::reduce_scatter_sum(std::span<Bf16>, const Shares&);
+template void ProcessGroup::reduce_scatter_sum(std::span<int64_t>, const Shares&);
 
 void ProcessGroup::all_reduce_sum(std::span<float> values) {
     all_reduce("all_reduce_sum", values, [](float a, float b) { return a + b; });

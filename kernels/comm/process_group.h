@@ -57,9 +57,8 @@ public:
     void all_reduce_max(std::span<int64_t> values);
     bool all_true(bool here);  // on every rank of the group
     // This rank's share becomes the sum over the ranks, with the bits of all_reduce_sum; the rest stays.
-    void reduce_scatter_sum(std::span<float> values, const Shares& shares);
-    void reduce_scatter_sum(std::span<Bf16> values, const Shares& shares);
-    void reduce_scatter_sum(std::span<int64_t> values, const Shares& shares);
+    // T: float, Bf16 or int64_t.
+    template <class T> void reduce_scatter_sum(std::span<T> values, const Shares& shares);
     // Every rank's share of `data`, elements of so many bytes, comes to all.
     void all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares);
 
@@ -82,7 +81,6 @@ protected:
 private:
     template <class T, class Reduce>
     void all_reduce(const char* operation, std::span<T> values, Reduce reduce);
-    template <class T> void reduce_scatter(std::span<T> values, const Shares& shares);
     std::byte* scratch(std::size_t bytes);
 
     std::shared_ptr<std::string> activity_;

@@ -3,9 +3,8 @@
 // Callers need no CUDA header.
 #pragma once
 
+#include "kernels/comm/exchange_groups.h"
 #include "kernels/comm/levels/level_plans.h"
-#include "kernels/comm/process_group.h"
-#include "kernels/exchange.h"
 #include "kernels/hopper/kernel_choice.h"
 #include "kernels/ops.h"
 #include "kernels/probe.h"
@@ -28,15 +27,6 @@ struct ExchangeLimits {
     int64_t hidden = 0;
     DType row = DType::bf16;  // dtype of combined rows; dispatched rows are at most as wide
 };
-struct ExchangeGroups {
-    ProcessGroup& world;
-    ProcessGroup& expert_parallel;
-    ProcessGroup& expert_replicas;
-    int job_rank = -1;      // names this rank in messages; -1: its rank in `world`
-    HostLayout hosts = {};  // of expert_parallel, to count what crosses them; default: one host
-    int rank_of_job() const { return job_rank < 0 ? world.rank() : job_rank; }
-};
-
 namespace hopper {
 
 // Operations on CUDA device `device`. Throws Error(usage) without a usable Hopper GPU.

@@ -54,7 +54,7 @@ inline std::vector<int> two_hosts(int ranks) {
 // why.
 struct Rig {
     Kind kind;
-    std::unique_ptr<ProcessGroup> world, expert_parallel, expert_replicas, alone;
+    std::unique_ptr<ProcessGroup> world, expert_parallel, expert_replicas;
     std::unique_ptr<Exchange> exchange;
     std::unique_ptr<OnDevice> on_device;
     std::string reason;
@@ -103,7 +103,6 @@ private:
             return nullptr;
         }
         const HostLayout hosts(two_hosts(expert_parallel->size()));
-        alone = world->split(world->rank());
         const auto between = [&](const ExchangeGroups& groups, CombineOrder of) -> std::unique_ptr<Exchange> {
             if (over_nccl) return hopper::make_nccl_exchange(ops, groups, of, sizes, deadline_seconds);
             return hopper::make_peer_exchange(ops, groups, kLimits, of, deadline_seconds,
@@ -112,14 +111,13 @@ private:
         HierarchicalExchange::Parts parts{make_level_groups(*expert_parallel, hosts), {}, {}, {}};
         ProcessGroup &rail = *parts.groups.rail, &inside = *parts.groups.inside;
         parts.flat = between({*world, *expert_parallel, *expert_replicas, world->rank(), hosts}, order);
-        parts.rail =
-            between({rail, rail, *alone, world->rank(), HostLayout::consecutive(0, hosts.num_hosts(), 1)},
-                    CombineOrder::rank);
-        parts.inside = inside.size() == 1
-                           ? hopper::make_local_exchange(ops, CombineOrder::rank)
-                           : hopper::make_peer_exchange(ops, {inside, inside, *alone, world->rank()},
-                                                        kLimitsInside, CombineOrder::rank, deadline_seconds,
-                                                        PeerMapping::cuda_ipc, reason);
+        parts.rail = between({rail, world->rank(), HostLayout::consecutive(0, hosts.num_hosts(), 1)},
+                             CombineOrder::rank);
+        parts.inside =
+            inside.size() == 1
+                ? hopper::make_local_exchange(ops, CombineOrder::rank)
+                : hopper::make_peer_exchange(ops, {inside, world->rank()}, kLimitsInside, CombineOrder::rank,
+                                             deadline_seconds, PeerMapping::cuda_ipc, reason);
         if (!parts.flat || !parts.rail || !parts.inside) return nullptr;
         return std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts),
                                                       hopper::derive_level_plans);

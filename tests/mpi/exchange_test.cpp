@@ -90,8 +90,7 @@ TEST(MpiExchange, RandomCases) {
 TEST(MpiExchange, SharesAreReducedAndGathered) {
     const auto world = make_mpi_group(60);
     const auto replicas = world->split(world->rank() % 2);
-    test::ExchangeRank self(*world, CombineOrder::rank);
-    self.exchange.set_groups(*world, *replicas);
+    test::ExchangeRank self({*world, *world, *replicas}, CombineOrder::rank);
     test::check_shares(self.exchange, Ranks::world, 2'200'000);
     test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);
 }

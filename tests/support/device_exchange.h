@@ -73,42 +73,39 @@ class OnDevice final : public Exchange {
 public:
     // `inner` works on memory of `device`; both outlive this.
     OnDevice(Exchange& inner, Device& device)
-        : inner_(inner), device_(device), arena_(device, "copies"), scratch_(device, "scratch", true) {}
-    int rank() const override { return inner_.rank(); }
-    int size() const override { return inner_.size(); }
-    int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
-    int rank_among(Ranks ranks) const override { return inner_.rank_among(ranks); }
+        : Exchange(&inner),
+          inner_(inner),
+          device_(device),
+          arena_(device, "copies"),
+          scratch_(device, "scratch", true) {}
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override {
+    void do_gather_routing(const Routing& routing, const Launch& launch) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
-        const TensorView to_ids = tensors.put(all_ids), to_probs = tensors.put(all_probs);
-        inner_.gather_routing(tensors.put(ids), tensors.put(probs), to_ids, to_probs, launch);
-        tensors.get(to_ids, all_ids);
-        tensors.get(to_probs, all_probs);
+        const TensorView to_ids = tensors.put(routing.all_ids), to_probs = tensors.put(routing.all_probs);
+        inner_.gather_routing(tensors.put(routing.ids), tensors.put(routing.probs), to_ids, to_probs, launch);
+        tensors.get(to_ids, routing.all_ids);
+        tensors.get(to_probs, routing.all_probs);
         end_call();
     }
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
-                     const Launch& launch) override {
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
         const ScaledTensor to = tensors.put(dst);
-        inner_.dispatch(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
+        inner_.dispatch(tensors.put(rows), tensors.put(call.plan), to, scratch_, call.launch);
         tensors.get(to, dst);
         end_call();
     }
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena&, const Launch& launch) override {
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
         const ScaledTensor to = tensors.put(received);
-        inner_.dispatch_rows(tensors.put(rows), tensors.put(plan), to, scratch_, launch);
+        inner_.dispatch_rows(tensors.put(rows), tensors.put(call.plan), to, scratch_, call.launch);
         tensors.get(to, received);
         end_call();
     }
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override {
+    void do_combine(const Combine& args, const Call& call) override {
         ArenaScope scope(arena_);
         DeviceTensors tensors(device_, arena_);
         const Combine copies{.src = tensors.put(args.src),
@@ -118,7 +115,7 @@ protected:
                              .drow_prob = tensors.put(args.drow_prob),
                              .y = tensors.put(args.y),
                              .dprob = tensors.put(args.dprob)};
-        inner_.combine(copies, tensors.put(plan), scratch_, launch);
+        inner_.combine(copies, tensors.put(call.plan), scratch_, call.launch);
         tensors.get(copies.y.data, args.y.data);
         tensors.get(copies.dprob, args.dprob);
         end_call();
@@ -126,13 +123,15 @@ protected:
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
         on_copy(values, [&](const TensorView& copy) { inner_.all_reduce(reduce, ranks, copy, launch); });
     }
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override {
-        on_copy(values, [&](const TensorView& copy) { inner_.reduce_scatter(ranks, copy, shares, launch); });
+    void do_reduce_scatter(const Shared& shared, const Launch& launch) override {
+        on_copy(shared.values, [&](const TensorView& copy) {
+            inner_.reduce_scatter(shared.ranks, copy, shared.shares, launch);
+        });
     }
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override {
-        on_copy(values, [&](const TensorView& copy) { inner_.all_gather(ranks, copy, shares, launch); });
+    void do_all_gather(const Shared& shared, const Launch& launch) override {
+        on_copy(shared.values, [&](const TensorView& copy) {
+            inner_.all_gather(shared.ranks, copy, shared.shares, launch);
+        });
     }
 
 private:

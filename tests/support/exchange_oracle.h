@@ -479,23 +479,15 @@ struct ExchangeRank {
     Arena scratch{ops.device(), "scratch", true};
     GroupExchange exchange;
 
-    ExchangeRank(ProcessGroup& group, CombineOrder order) : exchange(group, ops, order) {}
+    ExchangeRank(const ExchangeGroups& groups, CombineOrder order) : exchange(groups, ops, order) {}
 };
 
 // Over the levels and hosts of the case.
-inline std::unique_ptr<Exchange> make_reference_exchange(ProcessGroup& group, ProcessGroup& world,
-                                                         ProcessGroup& expert_replicas, Ops& ops,
+inline std::unique_ptr<Exchange> make_reference_exchange(ExchangeGroups groups, Ops& ops,
                                                          const ExchangeCase& c) {
-    const HostLayout hosts(c.host_of);
-    if (c.levels == Levels::two) return make_host_levels(group, world, expert_replicas, ops, c.order, hosts);
-    auto exchange = std::make_unique<GroupExchange>(group, ops, c.order);
-    exchange->set_groups(world, expert_replicas);
-    exchange->set_hosts(hosts);
-    return exchange;
-}
-inline std::unique_ptr<Exchange> make_reference_exchange(ProcessGroup& group, Ops& ops,
-                                                         const ExchangeCase& c) {
-    return make_reference_exchange(group, group, group, ops, c);
+    groups.hosts = HostLayout(c.host_of);
+    if (c.levels == Levels::two) return make_host_levels(groups, ops, c.order);
+    return std::make_unique<GroupExchange>(groups, ops, c.order);
 }
 
 // Forward and backward of one layer: out, back, out again with the gradient, back again; nothing is planned

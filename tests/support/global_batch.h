@@ -61,8 +61,7 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     const auto group_begin = c.tokens.begin() + world.rank() / expert_ranks * expert_ranks;
     LayerCase own = c;  // of this expert-parallel group
     own.tokens.assign(group_begin, group_begin + expert_ranks);
-    RankFixture rank(*groups.expert_parallel, own);
-    rank.group_exchange.set_groups(*groups.world, *groups.expert_replicas);
+    RankFixture rank({*groups.world, *groups.expert_parallel, *groups.expert_replicas}, own);
     ParameterStore store(rank.ops, c.seed);
     TransformerBlock block(store, rank.poison, c.block_spec(groups.expert_parallel->rank(), expert_ranks));
     store.allocate_gradients();

@@ -19,18 +19,25 @@ LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts) {
             "choose parallel.expert_model_parallel_size, or flex or alltoall",
             group.size(), hosts.ranks(0).size(), hosts.num_hosts());
     const int host = hosts.host(group.rank());
-    return {.rail = group.split(hosts.place(group.rank()), host),
-            .inside = group.split(host),
-            .alone = group.split(group.rank())};
+    return {.rail = group.split(hosts.place(group.rank()), host), .inside = group.split(host)};
 }
+
+namespace {
+
+Exchange::Places places_of(const HierarchicalExchange::Parts& parts) {
+    Exchange::Places places = parts.flat->places();
+    if (!parts.rail) places.experts = parts.inside->places().experts;
+    return places;
+}
+
+}  // namespace
 
 HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
                                            DeriveLevelPlans& derive)
-    : ops_(ops),
-      order_(order),
+    : Exchange(ops, order, places_of(parts)),
       parts_(std::move(parts)),
       tables_(ops.device(), "levels of exchange"),
-      map_(make_level_map(hosts, of_group().rank(), ops.device(), tables_)),
+      map_(make_level_map(hosts, rank(), ops.device(), tables_)),
       derive_(derive),
       kept_(ops.device(), "plans of two levels") {
     const int hosts_on_rail = parts_.rail ? parts_.rail->size() : 1,
@@ -73,11 +80,9 @@ void HierarchicalExchange::reset_counts() {
     for_each_part([](Exchange& part) { part.reset_counts(); });
 }
 
-void HierarchicalExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
-                                             const TensorView& all_ids, const TensorView& all_probs,
-                                             const Launch& launch) {
+void HierarchicalExchange::do_gather_routing(const Routing& routing, const Launch& launch) {
     key_.reset();
-    of_group().gather_routing(ids, probs, all_ids, all_probs, launch);
+    of_group().gather_routing(routing.ids, routing.probs, routing.all_ids, routing.all_probs, launch);
 }
 
 HierarchicalExchange::PlanKey HierarchicalExchange::key_of(const DispatchPlan& plan) {
@@ -91,8 +96,8 @@ HierarchicalExchange::PlanKey HierarchicalExchange::key_of(const DispatchPlan& p
             .capacity = plan.groups.row_capacity};
 }
 
-const LevelPlans& HierarchicalExchange::plans_of(const DispatchPlan& plan, Arena& scratch,
-                                                 const Launch& launch) {
+const LevelPlans& HierarchicalExchange::plans_of(const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     if (key_ == key_of(plan)) return levels_;
     key_.reset();  // in case there is no memory
     kept_.rewind({});
@@ -104,61 +109,46 @@ const LevelPlans& HierarchicalExchange::plans_of(const DispatchPlan& plan, Arena
 }
 
 ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const LevelPlans& levels,
-                                               Arena& scratch, const Launch& launch) {
-    const int64_t most = levels.inside.num_tokens;
-    ScaledTensor landed{.data = scratch.tensor(rows.data.dtype, {most, rows.data.dim(1)}, "dispatch"),
-                        .scales = {},
-                        .layout = rows.layout,
-                        .format = rows.format};
-    if (rows.scales)
-        landed.scales = scratch.tensor(rows.scales.dtype, {most, rows.scales.dim(1)}, "dispatch");
-    parts_.rail->dispatch_rows(rows, levels.rail, landed, scratch, launch);
+                                               const Call& call) {
+    const ScaledTensor landed = rows_like(rows, levels.inside.num_tokens, call.scratch);
+    parts_.rail->dispatch_rows(rows, levels.rail, landed, call.scratch, call.launch);
     return landed;
 }
 
-void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan,
-                                       const ScaledTensor& dst, Arena& scratch, const Launch& launch) {
+void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     if (!parts_.rail) return of_group().dispatch(rows, plan, dst, scratch, launch);
     ArenaScope scope(scratch);
-    const LevelPlans& levels = plans_of(plan, scratch, launch);
-    parts_.inside->dispatch(cross_hosts(rows, levels, scratch, launch), levels.inside, dst, scratch, launch);
+    const LevelPlans& levels = plans_of(call);
+    parts_.inside->dispatch(cross_hosts(rows, levels, call), levels.inside, dst, scratch, launch);
 }
 
 // Inside the host rows arrive in order (place, host, token); values and scales are then put in order (rank,
 // token), as plain rows.
-void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                            const ScaledTensor& received, Arena& scratch,
-                                            const Launch& launch) {
+void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                            const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     if (!parts_.rail) return of_group().dispatch_rows(rows, plan, received, scratch, launch);
     ArenaScope scope(scratch);
-    const LevelPlans& levels = plans_of(plan, scratch, launch);
-    const ScaledTensor landed = cross_hosts(rows, levels, scratch, launch);
-    const auto like = [&](const TensorView& view) {
-        return view ? scratch.tensor(view.dtype, {view.dim(0), view.dim(1)}, "dispatch") : view;
-    };
-    const ScaledTensor arrived{.data = like(received.data),
-                               .scales = like(received.scales),
-                               .layout = received.layout,
-                               .format = rows.format};
+    const LevelPlans& levels = plans_of(call);
+    const ScaledTensor landed = cross_hosts(rows, levels, call),
+                       arrived = rows_like(rows, received.data.dim(0), scratch);
     parts_.inside->dispatch_rows(landed, levels.inside, arrived, scratch, launch);
-    const auto reorder = [&](const TensorView& from, const TensorView& to) {
+    for (const auto& [from, to] : {std::pair(arrived.data, received.data), {arrived.scales, received.scales}})
         if (from)
             ops_.permute_pad({.src = {.data = from, .scales = {}},
                               .row_source = levels.arrival,
                               .groups = levels.received,
                               .dst = {.data = to, .scales = {}}},
                              launch);
-    };
-    reorder(arrived.data, received.data);
-    reorder(arrived.scales, received.scales);
 }
 
-void HierarchicalExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                                      const Launch& launch) {
+void HierarchicalExchange::do_combine(const Combine& args, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     if (!parts_.rail || order_ == CombineOrder::invariant)
         return of_group().combine(args, plan, scratch, launch);
     ArenaScope scope(scratch);
-    const LevelPlans& levels = plans_of(plan, scratch, launch);
+    const LevelPlans& levels = plans_of(call);
     const int64_t most = levels.inside.num_tokens;
     const TensorView sums = scratch.tensor(args.src.data.dtype, {most, args.src.data.dim(1)}, "combine");
     TensorView probs;
@@ -183,27 +173,20 @@ void HierarchicalExchange::do_all_reduce(Reduce reduce, Ranks ranks, const Tenso
     parts_.flat->all_reduce(reduce, ranks, values, launch);
 }
 
-void HierarchicalExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                                             const Launch& launch) {
-    parts_.flat->reduce_scatter(ranks, values, shares, launch);
+void HierarchicalExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
+    parts_.flat->reduce_scatter(shared.ranks, shared.values, shared.shares, launch);
 }
 
-void HierarchicalExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                                         const Launch& launch) {
-    parts_.flat->all_gather(ranks, values, shares, launch);
+void HierarchicalExchange::do_all_gather(const Shared& shared, const Launch& launch) {
+    parts_.flat->all_gather(shared.ranks, shared.values, shared.shares, launch);
 }
 
-std::unique_ptr<Exchange> make_host_levels(ProcessGroup& group, ProcessGroup& world,
-                                           ProcessGroup& expert_replicas, Ops& ops, CombineOrder order,
-                                           const HostLayout& hosts) {
-    HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
-    auto flat = std::make_unique<GroupExchange>(group, ops, order);
-    flat->set_groups(world, expert_replicas);
-    flat->set_hosts(hosts);
-    auto rail = std::make_unique<GroupExchange>(*parts.groups.rail, ops, CombineOrder::rank);
-    rail->set_hosts(HostLayout::consecutive(0, hosts.num_hosts(), 1));
-    parts.flat = std::move(flat);
-    parts.rail = std::move(rail);
+std::unique_ptr<Exchange> make_host_levels(const ExchangeGroups& groups, Ops& ops, CombineOrder order) {
+    const HostLayout& hosts = groups.hosts;
+    HierarchicalExchange::Parts parts{make_level_groups(groups.expert_parallel, hosts), {}, {}, {}};
+    const ExchangeGroups rail(*parts.groups.rail, -1, HostLayout::consecutive(0, hosts.num_hosts(), 1));
+    parts.flat = std::make_unique<GroupExchange>(groups, ops, order);
+    parts.rail = std::make_unique<GroupExchange>(rail, ops, CombineOrder::rank);
     parts.inside = std::make_unique<GroupExchange>(*parts.groups.inside, ops, CombineOrder::rank);
     return std::make_unique<HierarchicalExchange>(ops, order, hosts, std::move(parts), derive_level_plans);
 }

@@ -13,18 +13,17 @@
 // Without a rail, each group is on one host and only reductions cross hosts: `inside` moves all rows.
 #pragma once
 
+#include "kernels/comm/exchange_groups.h"
 #include "kernels/comm/levels/level_plans.h"
-#include "kernels/comm/process_group.h"
-#include "kernels/exchange.h"
 
 #include <memory>
 #include <optional>
 
 namespace fp8flow {
 
-// The groups of a rank: its rail, in the order of hosts; its host; and itself.
+// The groups of a rank: its rail, in the order of hosts, and its host.
 struct LevelGroups {
-    std::unique_ptr<ProcessGroup> rail, inside, alone;
+    std::unique_ptr<ProcessGroup> rail, inside;
 };
 // Collective over `group`. Throws Error(usage) where its hosts have different numbers of its ranks.
 LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts);
@@ -40,10 +39,6 @@ public:
     };
     HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
                          DeriveLevelPlans& derive);
-    int rank() const override { return of_group().rank(); }
-    int size() const override { return of_group().size(); }
-    int num_ranks(Ranks ranks) const override { return parts_.flat->num_ranks(ranks); }
-    int rank_among(Ranks ranks) const override { return parts_.flat->rank_among(ranks); }
     void check_peers() override;
     void require_capturable() const override;
     WireBytes wire_bytes() const override;
@@ -51,19 +46,13 @@ public:
     void reset_counts() override;
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                     Arena& scratch, const Launch& launch) override;
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena& scratch, const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                    const Launch& launch) override;
+    void do_gather_routing(const Routing& routing, const Launch& launch) override;
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
+    void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override;
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override;
+    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
+    void do_all_gather(const Shared& shared, const Launch& launch) override;
 
 private:
     // Distinguishes plans between two calls of gather_routing.
@@ -84,13 +73,10 @@ private:
     // follows. So dispatch and combine of a layer share them, and so do their backwards. Of one plan alone:
     // kept for each layer until its backward they would double what plans take. Calls are in one order of
     // streams, so nothing reads them any more when they are replaced.
-    const LevelPlans& plans_of(const DispatchPlan& plan, Arena& scratch, const Launch& launch);
+    const LevelPlans& plans_of(const Call& call);
     // The rows that land here over the rail.
-    ScaledTensor cross_hosts(const ScaledTensor& rows, const LevelPlans& levels, Arena& scratch,
-                             const Launch& launch);
+    ScaledTensor cross_hosts(const ScaledTensor& rows, const LevelPlans& levels, const Call& call);
 
-    Ops& ops_;
-    CombineOrder order_;
     Parts parts_;
     Arena tables_;  // of the map
     LevelMap map_;
@@ -100,9 +86,7 @@ private:
     LevelPlans levels_;  // of the key
 };
 
-// In host memory: `ops` work on it, and all groups outlive the exchange. Collective over `group`.
-std::unique_ptr<Exchange> make_host_levels(ProcessGroup& group, ProcessGroup& world,
-                                           ProcessGroup& expert_replicas, Ops& ops, CombineOrder order,
-                                           const HostLayout& hosts);
+// In host memory: `ops` work on it. Collective over the ranks that share the experts.
+std::unique_ptr<Exchange> make_host_levels(const ExchangeGroups& groups, Ops& ops, CombineOrder order);
 
 }  // namespace fp8flow

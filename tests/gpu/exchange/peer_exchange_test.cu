@@ -61,41 +61,35 @@ struct Rank {
 // The oracle's host tensors on the device: copied in, exchanged, copied back. Nothing is allocated.
 class OnStream final : public Exchange {
 public:
-    explicit OnStream(Rank& rank) : rank_(rank), inner_(*rank.exchange) {}
-    int rank() const override { return inner_.rank(); }
-    int size() const override { return inner_.size(); }
-    int num_ranks(Ranks ranks) const override { return inner_.num_ranks(ranks); }
-    int rank_among(Ranks ranks) const override { return inner_.rank_among(ranks); }
+    explicit OnStream(Rank& rank) : Exchange(rank.exchange.get()), rank_(rank), inner_(*rank.exchange) {}
     void check_peers() override { inner_.check_peers(); }
     WireBytes wire_bytes() const override { return inner_.wire_bytes(); }
     void reset_counts() override { inner_.reset_counts(); }
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch&) override {
+    void do_gather_routing(const Routing& routing, const Launch&) override {
+        const auto& [ids, probs, all_ids, all_probs] = routing;
         ArenaScope scope(rank_.arena);
         const TensorView to_ids = put(all_ids), to_probs = put(all_probs);
         inner_.gather_routing(put(ids), put(probs), to_ids, to_probs, rank_.launch());
         get(to_ids, all_ids);
         get(to_probs, all_probs);
     }
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                     Arena& scratch, const Launch&) override {
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override {
         ArenaScope scope(rank_.arena);
         const ScaledTensor to = put(dst);
-        inner_.dispatch(put(rows), put(plan), to, scratch, rank_.launch());
+        inner_.dispatch(put(rows), put(call.plan), to, call.scratch, rank_.launch());
         get(to.data, dst.data);
         get(to.scales, dst.scales);
     }
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena& scratch, const Launch&) override {
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override {
         ArenaScope scope(rank_.arena);
         const ScaledTensor to = put(received);
-        inner_.dispatch_rows(put(rows), put(plan), to, scratch, rank_.launch());
+        inner_.dispatch_rows(put(rows), put(call.plan), to, call.scratch, rank_.launch());
         get(to.data, received.data);
         get(to.scales, received.scales);
     }
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch&) override {
+    void do_combine(const Combine& args, const Call& call) override {
         ArenaScope scope(rank_.arena);
         const Combine copies{.src = put(args.src),
                              .row_prob = put(args.row_prob),
@@ -104,7 +98,7 @@ protected:
                              .drow_prob = put(args.drow_prob),
                              .y = put(args.y),
                              .dprob = put(args.dprob)};
-        inner_.combine(copies, put(plan), scratch, rank_.launch());
+        inner_.combine(copies, put(call.plan), call.scratch, rank_.launch());
         get(copies.y.data, args.y.data);
         get(copies.dprob, args.dprob);
     }
@@ -114,18 +108,17 @@ protected:
         inner_.all_reduce(reduce, ranks, copy, rank_.launch());
         get(copy, values);
     }
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch&) override {
+    void do_reduce_scatter(const Shared& shared, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const TensorView copy = put(values);
-        inner_.reduce_scatter(ranks, copy, shares, rank_.launch());
-        get(copy, values);
+        const TensorView copy = put(shared.values);
+        inner_.reduce_scatter(shared.ranks, copy, shared.shares, rank_.launch());
+        get(copy, shared.values);
     }
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch&) override {
+    void do_all_gather(const Shared& shared, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const TensorView copy = put(values);
-        inner_.all_gather(ranks, copy, shares, rank_.launch());
-        get(copy, values);
+        const TensorView copy = put(shared.values);
+        inner_.all_gather(shared.ranks, copy, shared.shares, rank_.launch());
+        get(copy, shared.values);
     }
 
 private:

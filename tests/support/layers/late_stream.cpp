@@ -96,30 +96,31 @@ void LateExchange::reset_counts() {
     exchange_.reset_counts();
 }
 
-void LateExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
-                                     const TensorView& all_ids, const TensorView& all_probs,
-                                     const Launch& launch) {
-    device_.give(launch.stream, [=, this] { exchange_.gather_routing(ids, probs, all_ids, all_probs); });
+// What a call works with may be gone by the time it is made, so it is copied.
+void LateExchange::do_gather_routing(const Routing& routing, const Launch& launch) {
+    device_.give(launch.stream, [this, ids = routing.ids, probs = routing.probs, all_ids = routing.all_ids,
+                                 all_probs = routing.all_probs] {
+        exchange_.gather_routing(ids, probs, all_ids, all_probs);
+    });
 }
 
-void LateExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                               Arena&, const Launch& launch) {
-    device_.give(launch.stream, [=, this] {
+void LateExchange::do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) {
+    device_.give(call.launch.stream, [=, this, plan = call.plan] {
         ArenaScope scope(scratch_);
         exchange_.dispatch(rows, plan, dst, scratch_);
     });
 }
 
-void LateExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                    const ScaledTensor& received, Arena&, const Launch& launch) {
-    device_.give(launch.stream, [=, this] {
+void LateExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                    const Call& call) {
+    device_.give(call.launch.stream, [=, this, plan = call.plan] {
         ArenaScope scope(scratch_);
         exchange_.dispatch_rows(rows, plan, received, scratch_);
     });
 }
 
-void LateExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) {
-    device_.give(launch.stream, [=, this] {
+void LateExchange::do_combine(const Combine& args, const Call& call) {
+    device_.give(call.launch.stream, [=, this, plan = call.plan] {
         ArenaScope scope(scratch_);
         exchange_.combine(args, plan, scratch_);
     });
@@ -129,14 +130,16 @@ void LateExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
 }
 
-void LateExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                                     const Launch& launch) {
-    device_.give(launch.stream, [=, this] { exchange_.reduce_scatter(ranks, values, shares); });
+void LateExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
+    device_.give(launch.stream, [this, ranks = shared.ranks, values = shared.values, shares = shared.shares] {
+        exchange_.reduce_scatter(ranks, values, shares);
+    });
 }
 
-void LateExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                                 const Launch& launch) {
-    device_.give(launch.stream, [=, this] { exchange_.all_gather(ranks, values, shares); });
+void LateExchange::do_all_gather(const Shared& shared, const Launch& launch) {
+    device_.give(launch.stream, [this, ranks = shared.ranks, values = shared.values, shares = shared.shares] {
+        exchange_.all_gather(ranks, values, shares);
+    });
 }
 
 }  // namespace fp8flow::test

@@ -89,29 +89,21 @@ private:
 // calls still meet.
 class LateExchange final : public Exchange {
 public:
-    LateExchange(Exchange& exchange, LateDevice& device) : exchange_(exchange), device_(device) {}
+    LateExchange(Exchange& exchange, LateDevice& device)
+        : Exchange(&exchange), exchange_(exchange), device_(device) {}
 
-    int rank() const override { return exchange_.rank(); }
-    int size() const override { return exchange_.size(); }
-    int num_ranks(Ranks ranks) const override { return exchange_.num_ranks(ranks); }
     void check_peers() override { exchange_.check_peers(); }
-    int rank_among(Ranks ranks) const override { return exchange_.rank_among(ranks); }
     WireBytes wire_bytes() const override { return exchange_.wire_bytes(); }
     void reset_counts() override;
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
-                     const Launch& launch) override;
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena&, const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena&, const Launch& launch) override;
+    void do_gather_routing(const Routing& routing, const Launch& launch) override;
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
+    void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override;
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override;
+    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
+    void do_all_gather(const Shared& shared, const Launch& launch) override;
 
 private:
     Exchange& exchange_;

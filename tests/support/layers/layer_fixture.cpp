@@ -39,11 +39,11 @@ BlockSpec LayerCase::block_spec(int expert_parallel_rank, int expert_parallel_si
             .expert_parallel_size = expert_parallel_size};
 }
 
-RankFixture::RankFixture(ProcessGroup& group, const LayerCase& layer_case)
+RankFixture::RankFixture(const ExchangeGroups& groups, const LayerCase& layer_case)
     : c(layer_case),
-      group_exchange(group, ops, c.moe.moe_combine_order),
+      group_exchange(groups, ops, c.moe.moe_combine_order),
       exchange(group_exchange, ops.late_device()),
-      layer_rows(MoeLayer::worst_rows(c.moe, c.slots(), group.size())),
+      layer_rows(MoeLayer::worst_rows(c.moe, c.slots(), exchange.size())),
       rows(poison, layer_rows * c.model.num_layers, c.model.num_layers + 1) {
     if (c.main_is_late) ops.late_device().be_late_on_main();
     if (c.schedule.has_side_stream()) side = std::make_unique<SideStream>(ops.device(), c.schedule);

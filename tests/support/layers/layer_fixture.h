@@ -95,7 +95,7 @@ struct RankFixture {
     RowGroups all_tokens;
     TensorView status, step_number;  // of the first step
 
-    RankFixture(ProcessGroup& group, const LayerCase& layer_case);
+    RankFixture(const ExchangeGroups& groups, const LayerCase& layer_case);
     int64_t tokens() const { return c.tokens[static_cast<std::size_t>(exchange.rank())]; }
 
     Context context() { return context(saved, scratch, rows); }

@@ -244,16 +244,16 @@ TEST(Exchange, OverflowNeitherHangsNorReadsWild) {
 TEST(Exchange, AllReduceRunsOverTheNamedRanks) {
     run_thread_ranks(4, 60, [](ProcessGroup& world) {
         const auto experts = world.split(world.rank() / 2), replicas = world.split(world.rank() % 2);
-        test::ExchangeRank self(*experts, CombineOrder::rank);
+        test::ExchangeRank alone(*experts, CombineOrder::rank);
         float value = static_cast<float>(world.rank() + 1);
         const TensorView view = make_view(&value, DType::f32, {1});
-        self.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
+        alone.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
         EXPECT_EQ(value, static_cast<float>(world.rank() + 1))
             << "nobody else is known to hold the same experts";
-        EXPECT_EQ(self.exchange.num_ranks(Ranks::world), 2) << "the group of the exchange is all there is";
-        EXPECT_TRUE(self.exchange.holds_first_replica());
+        EXPECT_EQ(alone.exchange.num_ranks(Ranks::world), 2) << "the group of the exchange is all there is";
+        EXPECT_TRUE(alone.exchange.holds_first_replica());
 
-        self.exchange.set_groups(world, *replicas);
+        test::ExchangeRank self({world, *experts, *replicas}, CombineOrder::rank);
         self.exchange.all_reduce(Reduce::sum, Ranks::expert_replicas, view);
         EXPECT_EQ(value, world.rank() % 2 == 0 ? 4.0f : 6.0f);
         self.exchange.all_reduce(Reduce::max, Ranks::world, view);
@@ -274,8 +274,7 @@ TEST(Exchange, SharesAreReducedAndGathered) {
     for (const int ranks : {1, 2, 3, 4})
         run_thread_ranks(ranks, 60, [&](ProcessGroup& world) {
             const auto replicas = world.split(world.rank() % 2);
-            test::ExchangeRank self(world, CombineOrder::rank);
-            self.exchange.set_groups(world, *replicas);
+            test::ExchangeRank self({world, world, *replicas}, CombineOrder::rank);
             // more than a round of i64
             test::check_shares(self.exchange, Ranks::world, ranks == 3 ? 2'200'000 : 20'000);
             test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);

@@ -164,16 +164,15 @@ TEST(HierarchicalExchange, IsMadeOfItsPartsAndReduces) {
         run_thread_ranks(4, 60, [&](ProcessGroup& group) {
             ReferenceOps ops;
             Arena scratch(ops.device(), "scratch", true);
-            const auto replicas = group.split(group.rank() % 2), alone = group.split(group.rank());
+            const auto replicas = group.split(group.rank() % 2);
             const HostLayout hosts(c.host_of);
             HierarchicalExchange::Parts parts{make_level_groups(group, hosts), {}, {}, {}};
             ExchangeCase one = c;
             one.levels = Levels::one;
-            parts.flat = test::make_reference_exchange(group, group, *replicas, ops, one);
+            parts.flat = test::make_reference_exchange({group, group, *replicas}, ops, one);
             one.order = CombineOrder::rank;
             one.host_of = {0, 1};
-            parts.rail =
-                test::make_reference_exchange(*parts.groups.rail, *parts.groups.rail, *alone, ops, one);
+            parts.rail = test::make_reference_exchange(*parts.groups.rail, ops, one);
             one.host_of = {};
             parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
             HierarchicalExchange exchange(ops, order, hosts, std::move(parts), derive_level_plans);
@@ -202,11 +201,10 @@ TEST(HierarchicalExchange, WithoutARailAllRowsStayInside) {
         run_thread_ranks(4, 60, [&](ProcessGroup& world) {
             ReferenceOps ops;
             Arena scratch(ops.device(), "scratch", true);
-            const auto sharing = world.split(world.rank() / 2), replicas = world.split(world.rank() % 2),
-                       alone = world.split(world.rank());
+            const auto sharing = world.split(world.rank() / 2), replicas = world.split(world.rank() % 2);
             HierarchicalExchange::Parts parts;
             parts.inside = test::make_reference_exchange(*sharing, ops, c);
-            parts.flat = test::make_reference_exchange(*alone, world, *replicas, ops, c);
+            parts.flat = test::make_reference_exchange({world, world, *replicas}, ops, c);
             HierarchicalExchange exchange(ops, order, HostLayout::consecutive(0, 2, 2), std::move(parts),
                                           derive_level_plans);
             EXPECT_EQ(exchange.size(), 2);

@@ -74,8 +74,7 @@ void expect_copies(int64_t most, int calls) {
     run_thread_ranks(kRanks, 60, [&](ProcessGroup& thread) {
         CountingGroup group(thread);
         ReferenceOps ops;
-        GroupExchange exchange(group, ops, CombineOrder::rank);
-        exchange.set_groups(group, group);
+        GroupExchange exchange({group, group, group}, ops, CombineOrder::rank);
         const StateShards::Place place{group.rank(), group.size()};
         ParameterStore whole(ops, 5),
             divided(ops, 5, {}, {.dense = place, .expert = place, .most_gathered = most});

@@ -40,16 +40,12 @@ __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows
 
 class LocalExchange final : public Exchange {
 public:
-    LocalExchange(Ops& ops, CombineOrder order) : ops_(ops), order_(order) {}
-    int rank() const override { return 0; }
-    int size() const override { return 1; }
-    int num_ranks(Ranks) const override { return 1; }
-    int rank_among(Ranks) const override { return 0; }
+    LocalExchange(Ops& ops, CombineOrder order) : Exchange(ops, order, {}) {}
     void require_capturable() const override {}
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override {
+    void do_gather_routing(const Routing& routing, const Launch& launch) override {
+        const auto& [ids, probs, all_ids, all_probs] = routing;
         FP8FLOW_CHECK(ids.dim(0) == all_ids.dim(1), "one rank has {} tokens, {} slots", ids.dim(0),
                       all_ids.dim(1));
         Device& device = ops_.device();
@@ -59,8 +55,8 @@ protected:
 
     // Tokens without an expert here come last (two levels), so received row t is token t. What combine leaves
     // in their rows nobody reads.
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst, Arena&,
-                     const Launch& launch) override {
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override {
+        const auto& [plan, scratch, launch] = call;
         const op::PermutePad moves{.src = rows,
                                    .row_source = plan.row_source,
                                    .recv_rows = plan.recv_rows.slice(0, plan.num_tokens),
@@ -70,22 +66,22 @@ protected:
         if (!hopper::permute::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
     }
 
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan&, const ScaledTensor& received, Arena&,
-                          const Launch& launch) override {
-        Device& device = ops_.device();
-        device.copy(received.data.data, rows.data.data, static_cast<std::size_t>(rows.data.bytes()),
-                    launch.stream);
-        if (rows.scales)
-            device.copy(received.scales.data, rows.scales.data, static_cast<std::size_t>(rows.scales.bytes()),
-                        launch.stream);
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override {
+        const auto copy = [&](const TensorView& from, const TensorView& to) {
+            if (from)
+                ops_.device().copy(to.data, from.data, static_cast<std::size_t>(from.bytes()),
+                                   call.launch.stream);
+        };
+        copy(rows.data, received.data);
+        copy(rows.scales, received.scales);
     }
 
-    void do_combine(const Combine& asked, const DispatchPlan& plan, Arena& scratch,
-                    const Launch& launch) override {
+    void do_combine(const Combine& asked, const Call& call) override {
+        const auto& [plan, scratch, launch] = call;
         const int64_t tokens = plan.num_tokens;
         Combine args = asked;
         if (args.row_prob) {  // the kernel of weighted sums adds one tensor
-            args.residual = residual_with_addend(ops_, asked, launch);
+            args.residual = residual_with_addend(asked, launch);
             args.addend = {};
         }
         // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one
@@ -105,7 +101,7 @@ protected:
             // rows of tokens without an expert here are read below, though nobody uses what comes of them
             ops_.device().fill(sums.dst.data, 0, static_cast<std::size_t>(sums.dst.bytes()), launch.stream);
             ops_.unpermute_unpad(sums, launch);
-            const TensorView residual = residual_with_addend(ops_, args, launch);
+            const TensorView residual = residual_with_addend(args, launch);
             if (residual)
                 ops_.add({.a = sums.dst, .b = residual, .y = args.y.data}, launch);
             else
@@ -117,14 +113,6 @@ protected:
                    plan.rows_of_probs().as<int32_t>(), device_view(args.drow_prob), args.dprob.as<float>(),
                    tokens, plan.topk);
     }
-
-    void do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) override {}  // a sum over one rank
-    void do_reduce_scatter(Ranks, const TensorView&, const Shares&, const Launch&) override {}
-    void do_all_gather(Ranks, const TensorView&, const Shares&, const Launch&) override {}
-
-private:
-    Ops& ops_;
-    CombineOrder order_;
 };
 
 }  // namespace

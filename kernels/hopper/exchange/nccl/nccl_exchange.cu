@@ -42,7 +42,7 @@ class NcclExchange final : public Exchange {
 public:
     NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, MessageSizes sizes,
                  double deadline_seconds)
-        : ops_(ops), groups_(groups), order_(order), sizes_(sizes) {
+        : Exchange(ops, order, groups.places()), groups_(groups), sizes_(sizes) {
         const int own_rank = groups.rank_of_job();
         const auto comm_of = [&](ProcessGroup& group) {
             if (group.size() == 1) return std::shared_ptr<NcclComm>();
@@ -51,7 +51,7 @@ public:
         };
         world_ = comm_of(groups.world);
         expert_parallel_ = comm_of(groups.expert_parallel);
-        expert_replicas_ = comm_of(groups.expert_replicas);
+        expert_replicas_ = groups.expert_replicas != nullptr ? comm_of(*groups.expert_replicas) : nullptr;
         void* memory = nullptr;
         check_cuda(cudaMallocHost(&memory, static_cast<std::size_t>(4 * size()) * sizeof(int64_t)),
                    "allocating pinned memory");
@@ -61,32 +61,17 @@ public:
         cudaFreeHost(host_counts_);
         if (reduce_buffer_ != nullptr) ops_.device().free(reduce_buffer_);
     }
-    int rank() const override { return groups_.expert_parallel.rank(); }
-    int size() const override { return groups_.expert_parallel.size(); }
-    int num_ranks(Ranks ranks) const override {
-        return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).size();
-    }
-    int rank_among(Ranks ranks) const override {
-        return (ranks == Ranks::world ? groups_.world : groups_.expert_replicas).rank();
-    }
     void require_capturable() const override {
         if (sizes_ == MessageSizes::own) Exchange::require_capturable();
     }
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                     Arena& scratch, const Launch& launch) override;
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena& scratch, const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                    const Launch& launch) override;
+    void do_gather_routing(const Routing& routing, const Launch& launch) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
+    void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override;
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override;
+    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
+    void do_all_gather(const Shared& shared, const Launch& launch) override;
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
@@ -118,9 +103,7 @@ private:
     void reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece, const Launch& launch);
     void reduce_round(NcclComm& comm, const TensorView& values, const Shares& round, const Launch& launch);
 
-    Ops& ops_;
     ExchangeGroups groups_;
-    CombineOrder order_;
     MessageSizes sizes_;
     std::shared_ptr<NcclComm> world_, expert_parallel_, expert_replicas_;  // null: one rank; may be the same
     int64_t* host_counts_ = nullptr;                                       // pinned [4, G]
@@ -147,9 +130,8 @@ Counts NcclExchange::fixed_counts(const DispatchPlan& plan) const {
     return {rows, rows, choices, choices};
 }
 
-void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
-                                     const TensorView& all_ids, const TensorView& all_probs,
-                                     const Launch& launch) {
+void NcclExchange::do_gather_routing(const Routing& routing, const Launch& launch) {
+    const auto& [ids, probs, all_ids, all_probs] = routing;
     Device& device = ops_.device();
     const int64_t own = all_ids.dim(1) * all_ids.dim(2) * static_cast<int64_t>(sizeof(int32_t)),
                   present = ids.bytes();
@@ -166,57 +148,49 @@ void NcclExchange::do_gather_routing(const TensorView& ids, const TensorView& pr
     wait(expert_parallel_.get(), "gather_routing", launch);
 }
 
-void NcclExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                               Arena& scratch, const Launch& launch) {
-    dispatch_through_rows(ops_, rows, plan, dst, scratch, launch);
-}
-
 // FP8 values and scales are two messages, so that both arrive at their final place: received rows are in the
 // order of the messages.
-void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                    const ScaledTensor& received, Arena& scratch, const Launch& launch) {
+void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                    const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     ArenaScope scope(scratch);
     const Positions positions = make_positions(plan, scratch);
     find_positions(plan, rank(), positions, launch);
     const bool fixed = sizes_ == MessageSizes::fixed;
     const Counts counts = fixed ? fixed_counts(plan) : read_counts(positions, launch);
     const int64_t num_rows = sum_of(counts.rows_sent);
-    const auto message = [&](const TensorView& like) {
-        return like ? scratch.tensor(like.dtype, {num_rows, like.dim(1)}, "dispatch") : TensorView{};
-    };
-    const TensorView codes = message(rows.data), scales = message(rows.scales);
+    const ScaledTensor sent = rows_like(rows, num_rows, scratch);
     pack_rows({.rows = rows,
-               .out_codes = codes,
-               .out_scales = scales,
+               .out_codes = sent.data,
+               .out_scales = sent.scales,
                .received = received,
                .num_rows = num_rows,
                .stride = stride(plan)},
               plan, positions, rank(), launch);
     if (expert_parallel_ == nullptr) return;
-    const TensorView arrived = fixed ? message(rows.data) : received.data,
-                     arrived_scales = fixed ? message(rows.scales) : received.scales;
+    const ScaledTensor arrived = fixed ? rows_like(rows, num_rows, scratch) : received;
 
     std::vector<NcclComm::Send> sends;
     std::vector<NcclComm::Receive> receives;
     const auto add_messages = [&](const TensorView& out, const TensorView& in) {
         if (!out) return;
         const int64_t row_bytes = in.dim(1) * size_of(in.dtype);
-        int64_t sent = 0, arrived = 0;
+        int64_t from = 0, to = 0;
         for (int r = 0; r < size(); ++r) {
             const auto peer = static_cast<std::size_t>(r);
             const int64_t out_bytes = counts.rows_sent[peer] * row_bytes,
                           in_bytes = counts.rows_received[peer] * row_bytes;
             if (r != rank()) {
-                sends.push_back({out.bytes_ptr() + sent, out_bytes, r});
-                receives.push_back({in.bytes_ptr() + arrived, in_bytes, r});
+                sends.push_back({out.bytes_ptr() + from, out_bytes, r});
+                receives.push_back({in.bytes_ptr() + to, in_bytes, r});
                 count_sent(wire_.dispatch, r, out_bytes);
             }
-            sent += out_bytes;
-            arrived += in_bytes;
+            from += out_bytes;
+            to += in_bytes;
         }
     };
-    add_messages(codes, arrived);
-    add_messages(scales, arrived_scales);
+    add_messages(sent.data, arrived.data);
+    add_messages(sent.scales, arrived.scales);
     expert_parallel_->send_receive("dispatch", sends, receives, stream_of(launch));
     wait(expert_parallel_.get(), "dispatch", launch);
     if (!fixed) return;
@@ -225,8 +199,8 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan
             move_rows({.packed = packed, .spread = spread, .skip_own = true, .stride = stride(plan)}, plan,
                       rank(), launch);
     };
-    close(received.data, arrived);
-    close(received.scales, arrived_scales);
+    close(received.data, arrived.data);
+    close(received.scales, arrived.scales);
 }
 
 void NcclExchange::return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
@@ -240,7 +214,7 @@ void NcclExchange::return_segments(const TensorView& sent, const std::vector<int
         const int64_t out_bytes = sends[peer] * item_bytes, in_bytes = receives[peer] * item_bytes;
         if (r == rank()) {
             copy(returned.bytes_ptr() + to, sent.bytes_ptr() + from, in_bytes, launch);
-        } else if (r != rank()) {
+        } else {
             out.push_back({sent.bytes_ptr() + from, out_bytes, r});
             in.push_back({returned.bytes_ptr() + to, in_bytes, r});
             count_sent(wire_.combine, r, out_bytes);
@@ -251,8 +225,8 @@ void NcclExchange::return_segments(const TensorView& sent, const std::vector<int
     if (expert_parallel_ != nullptr) expert_parallel_->send_receive("combine", out, in, stream_of(launch));
 }
 
-void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                              const Launch& launch) {
+void NcclExchange::do_combine(const Combine& args, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     ArenaScope scope(scratch);
     const bool by_rank = order_ == CombineOrder::rank;
     const int64_t ranks = plan.all_ids.dim(0), slots = plan.all_ids.dim(1), width = args.src.data.dim(1),
@@ -289,7 +263,7 @@ void NcclExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     add_returned({.returned = returned,
                   .starts = by_rank ? positions.row_starts : positions.choice_starts,
                   .weights = weights,
-                  .residual = residual_with_addend(ops_, args, launch),
+                  .residual = residual_with_addend(args, launch),
                   .y = args.y.data,
                   .stride = rows_of_token * stride(plan)},
                  launch);
@@ -353,7 +327,6 @@ void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView&
 }
 
 void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
-    if (num_ranks(ranks) == 1 || values.numel() == 0) return;
     NcclComm& comm = comm_among(ranks);
     const TensorView flat = values.reshape({values.numel()});
     if (values.bytes() <= kSmallReduceBytes) {
@@ -402,8 +375,8 @@ void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const 
     }
 }
 
-void NcclExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                                     const Launch& launch) {
+void NcclExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
+    const auto& [ranks, values, shares] = shared;
     NcclComm& comm = comm_among(ranks);
     const int64_t most = kReducePieceBytes / (comm.size() * size_of(values.dtype));
     for (const Shares& round : rounds_of(shares, {.elements = most, .slices = kSlicesAtOnce}))
@@ -412,8 +385,8 @@ void NcclExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, cons
 }
 
 // Straight to their places, so of any size.
-void NcclExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                                 const Launch& launch) {
+void NcclExchange::do_all_gather(const Shared& shared, const Launch& launch) {
+    const auto& [ranks, values, shares] = shared;
     NcclComm& comm = comm_among(ranks);
     const int64_t element = size_of(values.dtype), own = comm.rank();
     for (const Shares& round : rounds_of(shares, {.elements = values.numel() + 1, .slices = kSlicesAtOnce})) {

@@ -270,8 +270,8 @@ void launch_add(const WeightedArgs& args, Access access, const Launch& launch) {
 
 }  // namespace
 
-void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                              const Launch& launch) {
+void PeerExchange::do_combine(const Combine& args, const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     ArenaScope scope(scratch);
     last_stream_ = launch.stream;
     const int64_t slots = plan.all_ids.dim(1), topk = plan.topk, hidden = args.src.data.cols(),
@@ -280,7 +280,7 @@ void PeerExchange::do_combine(const Combine& args, const DispatchPlan& plan, Are
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
     FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
-    const TensorView residual = residual_with_addend(ops_, args, launch);
+    const TensorView residual = residual_with_addend(args, launch);
     const bool vectorised = is_vectorisable(args.src.data.data, hidden),
                vectorised_y = is_vectorisable(args.y.data.data, hidden) &&
                               (!residual || is_vectorisable(residual.data, hidden)),

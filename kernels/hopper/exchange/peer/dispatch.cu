@@ -394,8 +394,9 @@ template <int kMost> void launch_dispatch(const DispatchArgs& args, const Launch
 
 }  // namespace
 
-void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,
-                               const ScaledTensor& dst, const Launch& launch) {
+void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const ScaledTensor& dst,
+                               const Call& call) {
+    const auto& [plan, scratch, launch] = call;
     last_stream_ = launch.stream;
     const int64_t slots = plan.all_ids.dim(1), row_bytes = rows.data.cols() * size_of(rows.data.dtype);
     if (row_bytes == 0) return;
@@ -461,14 +462,13 @@ void PeerExchange::dispatch_to(RowTarget target, const ScaledTensor& rows, const
     launch_deferred_rows(args, launch);
 }
 
-void PeerExchange::do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                               Arena&, const Launch& launch) {
-    dispatch_to(RowTarget::experts, rows, plan, dst, launch);
+void PeerExchange::do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) {
+    dispatch_to(RowTarget::experts, rows, dst, call);
 }
 
-void PeerExchange::do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
-                                    const ScaledTensor& received, Arena&, const Launch& launch) {
-    dispatch_to(RowTarget::received, rows, plan, received, launch);
+void PeerExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
+                                    const Call& call) {
+    dispatch_to(RowTarget::received, rows, received, call);
 }
 
 }  // namespace fp8flow::hopper::peer

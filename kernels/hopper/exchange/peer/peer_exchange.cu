@@ -59,35 +59,34 @@ void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch) {
     check_launch("group barrier of peers");
 }
 
-PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world_size,
-                       int replicas_size) {
+PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const Exchange::Places& places) {
     const auto take = [this](int64_t size) {
         const int64_t at = bytes;
         bytes += peer_aligned(size);
         return at;
     };
-    const int64_t slots = limits.tokens_per_rank, element = size_of(limits.row),
+    const int64_t ranks = places.experts.size, slots = limits.tokens_per_rank, element = size_of(limits.row),
                   blocks = ceil_div(limits.hidden, kBlock);
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
     flags = take(kFlagBytes);
     flagged_rows = std::max(slots, kFlaggedRows);
-    row_flags = take(expert_parallel * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
+    row_flags = take(ranks * flagged_rows * static_cast<int64_t>(sizeof(uint64_t)));
     combine_words = take(sizeof(CombineWords));
     combine_progress = take(PeerMemory::kMaxRanks * kCombineProgress);
 
-    const int64_t routing = expert_parallel * slots * limits.topk * 8;
-    const int64_t sent = expert_parallel * slots;
+    const int64_t routing = ranks * slots * limits.topk * 8;
+    const int64_t sent = ranks * slots;
     const int64_t plain_rows = peer_aligned(sent * limits.hidden * element);
     const int64_t fp8_rows = peer_aligned(sent * limits.hidden) + sent * blocks * 4;
-    const int64_t rows_of_token = order == CombineOrder::rank ? expert_parallel : limits.topk;
+    const int64_t rows_of_token = order == CombineOrder::rank ? ranks : limits.topk;
     const int64_t sums =
         peer_aligned(rows_of_token * slots * limits.hidden * element) + slots * limits.topk * 4;
     buffer_bytes = peer_aligned(std::max({routing, plain_rows, fp8_rows, sums}));
     buffers = take(2 * buffer_bytes);
 
-    world.size = world_size;
-    replicas.size = replicas_size;
+    world.size = places.world.size;
+    replicas.size = places.replicas.size;
     for (Reduction* reduction : {&world, &replicas}) {
         if (reduction->size == 1) continue;
         reduction->flags = take(kFlagBytes);
@@ -99,25 +98,26 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, int exp
 
 PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits,
                            CombineOrder order, double deadline_seconds, std::unique_ptr<PeerMemory> memory)
-    : ops_(ops),
+    : Exchange(ops, order, groups.places()),
       groups_(groups),
       limits_(limits),
-      order_(order),
-      layout_(limits, order, groups.expert_parallel.size(), groups.world.size(),
-              groups.expert_replicas.size()),
+      layout_(limits, order, places()),
       deadline_seconds_(deadline_seconds),
       memory_(std::move(memory)),
       words_(reinterpret_cast<PeerWords*>(memory_->own() + layout_.words)),
       lost_(static_cast<LostPeers*>(memory_->host_words())) {
     ProcessGroup* const processes[kNumGroups] = {&groups_.expert_parallel, &groups_.world,
-                                                 &groups_.expert_replicas};
+                                                 groups_.expert_replicas};
     const int world_rank = groups_.world.rank(), job_rank = groups_.rank_of_job();
     names_.resize(static_cast<std::size_t>(groups_.world.size()));
     groups_.world.all_gather(&job_rank, sizeof job_rank, names_.data());
     for (int g = 0; g < kNumGroups; ++g) {
-        ProcessGroup& group = *processes[g];
-        members_[g].resize(static_cast<std::size_t>(group.size()));
-        group.all_gather(&world_rank, sizeof world_rank, members_[g].data());
+        const Place place = g == kExpertParallel ? places().experts
+                            : g == kWorld        ? places().world
+                                                 : places().replicas;
+        members_[g].assign(static_cast<std::size_t>(place.size), world_rank);
+        if (processes[g] != nullptr)
+            processes[g]->all_gather(&world_rank, sizeof world_rank, members_[g].data());
         std::vector<uint8_t*> table;
         for (const int member : members_[g]) table.push_back(memory_->of(member));
         auto** device_table =
@@ -127,8 +127,8 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
             "storing the addresses of peers");
         device_groups_[g] = {.regions = device_table,
                              .words = words_,
-                             .rank = group.rank(),
-                             .size = group.size(),
+                             .rank = place.rank,
+                             .size = place.size,
                              .index = g,
                              .flags = layout_.flags,
                              .buffers = layout_.buffers,
@@ -140,14 +140,6 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
         device_groups_[g].buffers = reduction.buffers;
         device_groups_[g].buffer_bytes = reduction.size * PeerLayout::kSmallBytes;
     }
-}
-
-int PeerExchange::num_ranks(Ranks ranks) const {
-    return ranks == Ranks::world ? groups_.world.size() : groups_.expert_replicas.size();
-}
-
-int PeerExchange::rank_among(Ranks ranks) const {
-    return ranks == Ranks::world ? groups_.world.rank() : groups_.expert_replicas.rank();
 }
 
 GroupBarrier PeerExchange::barrier_of(GroupIndex group, PeerOperation operation) const {
@@ -223,8 +215,7 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
             fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kWarpSize);
         return nullptr;
     }
-    const peer::PeerLayout layout(limits, order, groups.expert_parallel.size(), groups.world.size(),
-                                  groups.expert_replicas.size());
+    const peer::PeerLayout layout(limits, order, groups.places());
     auto memory = peer::PeerMemory::create(groups.world, mapping, layout.bytes, reason);
     if (!memory) return nullptr;
     return std::make_unique<peer::PeerExchange>(ops, groups, limits, order, deadline_seconds,

@@ -58,8 +58,7 @@ struct PeerLayout {
     static constexpr int64_t kChunkBytes = int64_t{32} << 20;   // chunk of larger ones
     static constexpr int64_t kFlaggedRows = int64_t{32} << 10;  // at least: narrow rows may be more
 
-    PeerLayout(const ExchangeLimits& limits, CombineOrder order, int expert_parallel, int world,
-               int replicas);
+    PeerLayout(const ExchangeLimits& limits, CombineOrder order, const Exchange::Places& places);
 
     int64_t words = 0, tables = 0;
     int64_t flags = 0, buffers = 0, buffer_bytes = 0;  // of the expert-parallel group
@@ -78,10 +77,6 @@ public:
     //   replicas, n ranks.
     PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits, CombineOrder order,
                  double deadline_seconds, std::unique_ptr<PeerMemory> memory);
-    int rank() const override { return groups_.expert_parallel.rank(); }
-    int size() const override { return groups_.expert_parallel.size(); }
-    int num_ranks(Ranks ranks) const override;
-    int rank_among(Ranks ranks) const override;
     void require_capturable() const override {}
     void check_peers() override;
     // Waits for the stream of the latest call.
@@ -90,19 +85,13 @@ public:
     void reset_counts() override;
 
 protected:
-    void do_gather_routing(const TensorView& ids, const TensorView& probs, const TensorView& all_ids,
-                           const TensorView& all_probs, const Launch& launch) override;
-    void do_dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
-                     Arena& scratch, const Launch& launch) override;
-    void do_dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& received,
-                          Arena& scratch, const Launch& launch) override;
-    void do_combine(const Combine& args, const DispatchPlan& plan, Arena& scratch,
-                    const Launch& launch) override;
+    void do_gather_routing(const Routing& routing, const Launch& launch) override;
+    void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override;
+    void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
+    void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                           const Launch& launch) override;
-    void do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                       const Launch& launch) override;
+    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
+    void do_all_gather(const Shared& shared, const Launch& launch) override;
 
 private:
     enum GroupIndex { kExpertParallel, kWorld, kReplicas, kNumGroups };
@@ -112,18 +101,15 @@ private:
     }
     // Where fanned-out rows go: M-rows with pads, or one row per received row.
     enum class RowTarget { experts, received };
-    void dispatch_to(RowTarget target, const ScaledTensor& rows, const DispatchPlan& plan,
-                     const ScaledTensor& dst, const Launch& launch);
+    void dispatch_to(RowTarget target, const ScaledTensor& rows, const ScaledTensor& dst, const Call& call);
     GroupBarrier barrier_of(GroupIndex group, PeerOperation operation) const;
     void synchronize(GroupIndex group, PeerOperation operation, const Launch& launch);
     WireBytes wire_since_start() const;
     // Throws unless a call's data fits into a receive buffer.
     void check_fits(int64_t bytes, const char* what) const;
 
-    Ops& ops_;
     ExchangeGroups groups_;
     ExchangeLimits limits_;
-    CombineOrder order_;
     PeerLayout layout_;
     double deadline_seconds_;
     std::unique_ptr<PeerMemory> memory_;

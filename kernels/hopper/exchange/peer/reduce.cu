@@ -201,7 +201,6 @@ ReduceKernels choose(Reduce reduce, const TensorView& values) {
 }  // namespace
 
 void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
-    if (num_ranks(ranks) == 1 || values.numel() == 0) return;
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
@@ -237,8 +236,8 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     }
 }
 
-void PeerExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
-                                     const Launch& launch) {
+void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
+    const auto& [ranks, values, shares] = shared;
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
@@ -283,8 +282,8 @@ void PeerExchange::do_reduce_scatter(Ranks ranks, const TensorView& values, cons
     }
 }
 
-void PeerExchange::do_all_gather(Ranks ranks, const TensorView& values, const Shares& shares,
-                                 const Launch& launch) {
+void PeerExchange::do_all_gather(const Shared& shared, const Launch& launch) {
+    const auto& [ranks, values, shares] = shared;
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);

@@ -53,9 +53,8 @@ __global__ __launch_bounds__(kPeerThreads) void copy_routing_kernel(const Routin
 
 }  // namespace
 
-void PeerExchange::do_gather_routing(const TensorView& ids, const TensorView& probs,
-                                     const TensorView& all_ids, const TensorView& all_probs,
-                                     const Launch& launch) {
+void PeerExchange::do_gather_routing(const Routing& routing, const Launch& launch) {
+    const auto& [ids, probs, all_ids, all_probs] = routing;
     last_stream_ = launch.stream;
     const int64_t values = all_ids.dim(1) * all_ids.dim(2);
     check_fits(size() * values * 8, "the routing");
