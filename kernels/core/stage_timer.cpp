@@ -41,7 +41,7 @@ void StageTimer::open(StageLevel level, const char* name, const Launch& launch) 
                    .layer = at_.layer,
                    .parent = at_.span,
                    .level = level,
-                   .lane = launch.lane,
+                   .role = launch.role,
                    .turn = at_.turn};
     timeline_->begin_range(at_.direction, name);
     span.first = timeline_->mark(launch.stream);
@@ -69,7 +69,7 @@ void StageTimer::resolve() {
         // a child is never longer than what it lies in, but event times are rounded
         if (span.parent >= 0) {
             StageSpan& outer = spans_[static_cast<std::size_t>(span.parent)];
-            if (outer.lane == span.lane) outer.own_seconds = std::max(0.0, outer.own_seconds - span.seconds);
+            if (outer.role == span.role) outer.own_seconds = std::max(0.0, outer.own_seconds - span.seconds);
         }
     }
 }

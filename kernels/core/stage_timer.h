@@ -5,8 +5,8 @@
 //
 // Parts (the MoE layer, attention, head, optimizer, ...) contain stages; stages may contain stages. A scope
 // leaves two marks in the timeline of the stream it works on and does nothing else, so nothing waits;
-// resolve(), after the step, turns marks into seconds. Stages of the side lane lie in the span that the host
-// has open, but take no time of it.
+// resolve(), after the step, turns marks into seconds. Stages of the side stream lie in the span that the
+// host has open, but take no time of it.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -33,13 +33,13 @@ struct StageSpan {
     int layer = -1;
     int parent = -1;  // index of the span around this one
     StageLevel level = StageLevel::stage;
-    Lane lane = Lane::main;
+    StreamRole role = StreamRole::main;
     int turn = 0;                 // of two micro-batches (StageTimer::Position)
     int64_t first = 0, last = 0;  // marks
     double wire_bytes = 0;        // that left this rank, children not counted
     int64_t peak_bytes = 0;       // of the watched arenas while it was open, children counted
     double begin = 0, seconds = 0,
-           own_seconds = 0;  // resolved: since the step's first mark; with and without children of its lane
+           own_seconds = 0;  // resolved: since the step's first mark; with and without children of its stream
     double clock = 0;        // resolved: the device's mean clock in Hz; 0: not known
 };
 

@@ -17,16 +17,16 @@ struct Event {
     void* handle = nullptr;
 };
 
-// Operations of one lane follow each other; those of different lanes may run at the same time, and so have
-// workspaces of their own. side, wire: layers/schedule/.
-enum class Lane : uint8_t { main, side, wire };
-constexpr int kNumLanes = 3;
+// What a stream is for. Operations of one role follow each other. Those of different roles may run at the
+// same time, so each role has its own workspace. side, wire: layers/schedule/.
+enum class StreamRole : uint8_t { main, side, wire };
+constexpr int kNumStreamRoles = 3;
 
 struct Launch {
     Stream stream;
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
-    Lane lane = Lane::main;
+    StreamRole role = StreamRole::main;
     // This call depends on no call of the stream since the last one without this mark, that one included, and
     // none of them depends on it. A backend may run these calls in parallel. A call without the mark waits
     // for everything before it.

@@ -21,7 +21,7 @@ HopperOps::HopperOps(int device, const KernelChoice& kernels) : kernels_(kernels
 HopperOps::~HopperOps() = default;
 
 HopperOps::Workspace& HopperOps::workspace(const Launch& launch) {
-    std::unique_ptr<Workspace>& own = workspaces_[static_cast<int>(launch.lane)];
+    std::unique_ptr<Workspace>& own = workspaces_[static_cast<int>(launch.role)];
     if (!own) own = std::make_unique<Workspace>(*device_);
     return *own;
 }

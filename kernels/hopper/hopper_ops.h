@@ -23,7 +23,7 @@ public:
 
     int64_t cublaslt_gemms() const;  // computed by cuBLASLt so far
 
-    struct Workspace;  // cuBLASLt handle and scratch, reduction buffers of one lane: allocated once
+    struct Workspace;  // cuBLASLt handle and scratch, reduction buffers of one stream role: allocated once
 
 protected:
 #define FP8FLOW_OVERRIDE(name, Args) void do_##name(const op::Args& args, const Launch& launch) override;
@@ -33,11 +33,11 @@ protected:
 
 private:
     KernelChoice kernels_;
-    // The side lane's appears at its first operation.
+    // The one of a role appears at its first operation.
     Workspace& workspace(const Launch& launch);
 
     std::unique_ptr<Device> device_;
-    std::unique_ptr<Workspace> workspaces_[kNumLanes];  // by Lane
+    std::unique_ptr<Workspace> workspaces_[kNumStreamRoles];  // by StreamRole
 };
 
 }  // namespace fp8flow

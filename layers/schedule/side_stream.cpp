@@ -58,7 +58,7 @@ Context SideStream::begin(const Context& main, Kept kept) {
     busy_ = true;
     marked_ = false;
     Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
-    own.launch = {.stream = stream_, .lane = Lane::side};
+    own.launch = {.stream = stream_, .role = StreamRole::side};
     own.side = nullptr;
     own.wire = nullptr;
     return own;

@@ -26,7 +26,7 @@ Launch WireStream::begin(const Context& ctx, Width width) {
     busy_ = true;
     // a single rank sends nothing: its row kernels need the full memory bandwidth
     const bool narrow = width == Width::narrow && ctx.exchange.size() > 1;
-    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .lane = Lane::wire};
+    return {.stream = stream_, .sm_limit = narrow ? wire_sms_ : 0, .role = StreamRole::wire};
 }
 
 void WireStream::mark(Event point) { device_.record(point, stream_); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// report.html of `profile`: profile.json, the answer as its title, and the lanes of one MoE layer.
+// report.html of `profile`: profile.json, the answer as its title, and the CUDA streams of one MoE layer.
 #include "model/report/page/page.h"
 #include "model/profile/profile.h"
 #include "model/report/run_report.h"
@@ -19,12 +19,12 @@ namespace {
 
 using nlohmann::json;
 
-// From top to bottom. The second of two micro-batches on the main lane has its own row.
-constexpr std::array kLaneNames = {"main lane", "other micro-batch", "side lane", "wire lane"};
-static_assert(kLaneNames.size() == kNumLanes + 1);
-const char* name_of_lane(const StageSpan& span) {
-    if (span.lane == Lane::main) return kLaneNames[span.turn > 0 ? 1 : 0];
-    return kLaneNames[1 + static_cast<size_t>(span.lane)];
+// From top to bottom. The second of two micro-batches on the main stream has its own row.
+constexpr std::array kStreamNames = {"main stream", "other micro-batch", "side stream", "wire stream"};
+static_assert(kStreamNames.size() == kNumStreamRoles + 1);
+const char* name_of_stream(const StageSpan& span) {
+    if (span.role == StreamRole::main) return kStreamNames[span.turn > 0 ? 1 : 0];
+    return kStreamNames[1 + static_cast<size_t>(span.role)];
 }
 
 double speed_up(const Profile& profile, const ArmProfile& arm) {
@@ -69,7 +69,7 @@ json window_of(const std::vector<StageSpan>& trace, std::string_view direction) 
         const double begin = std::max(span.begin - way.begin, 0.0);
         const double end = std::min(span.begin + span.seconds - way.begin, way.seconds);
         if (end > begin)
-            window["boxes"].push_back({{"lane", name_of_lane(span)},
+            window["boxes"].push_back({{"lane", name_of_stream(span)},
                                        {"stage", stage},
                                        {"begin", begin},
                                        {"end", end},
@@ -93,7 +93,7 @@ std::string profile_page(const Profile& profile, const Config& config) {
     page.fact("routing", profile.routing);
     if (!profile.busy.empty()) page.fact("busy", profile.busy);
     page.fact(std::string(kNotResolved), std::string(kResolvedRule));
-    json timeline = {{"lanes", kLaneNames}, {"arms", json::array()}};
+    json timeline = {{"lanes", kStreamNames}, {"arms", json::array()}};
     for (const ArmProfile& arm : profile.arms) {
         timeline["arms"].push_back(
             {{"name", arm.name},

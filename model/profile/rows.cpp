@@ -30,8 +30,8 @@ bool crosses_ranks(std::string_view part, std::string_view stage) {
 }
 
 // Seconds of a step in which a MoE layer's plan, dispatch or combine is under way and nothing that computes:
-// no other stage without stages in it, on the main lanes or a side lane. Reductions of gradients, on the wire
-// lane, compute nothing.
+// no other stage without stages in it, on the main stream or a side stream. Reductions of gradients, on
+// the wire stream, compute nothing.
 double wire_alone(const std::vector<StageSpan>& spans) {
     std::vector<bool> innermost(spans.size(), true);
     for (const StageSpan& span : spans)
@@ -45,7 +45,7 @@ double wire_alone(const std::vector<StageSpan>& spans) {
         const StageSpan& span = spans[i];
         const StageName name = stage_of(spans, static_cast<int>(i));
         const bool wire = crosses_ranks(name.part, name.stage);
-        if (!wire && (!innermost[i] || span.lane == Lane::wire)) continue;
+        if (!wire && (!innermost[i] || span.role == StreamRole::wire)) continue;
         const Edge begins{.at = span.begin, .wire = wire ? 1 : 0, .work = wire ? 0 : 1};
         edges.push_back(begins);
         edges.push_back({.at = span.begin + span.seconds, .wire = -begins.wire, .work = -begins.work});

@@ -16,12 +16,13 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
     };
     metadata("process_name", 0, "rank " + std::to_string(rank));
     for (size_t a = 0; a < arms.size(); ++a) {
-        // a thread for each lane, and for the second of two micro-batches on the main lane
-        constexpr int kThreads = kNumLanes + 1;
+        // a thread for each stream, and for the second of two micro-batches on the main one
+        constexpr int kThreads = kNumStreamRoles + 1;
         const auto thread_of = [](const StageSpan& span) {
-            return span.lane == Lane::main && span.turn > 0 ? kNumLanes : static_cast<int>(span.lane);
+            return span.role == StreamRole::main && span.turn > 0 ? kNumStreamRoles
+                                                                  : static_cast<int>(span.role);
         };
-        constexpr const char* kNames[kThreads] = {"", ", side lane", ", wire lane",
+        constexpr const char* kNames[kThreads] = {"", ", side stream", ", wire stream",
                                                   ", the other micro-batch"};
         const int first = static_cast<int>(a) * kThreads;
         for (int thread = 0; thread < kThreads; ++thread)

@@ -106,7 +106,7 @@ TEST(SideStream, WorksWhenTheMainLaneWaits) {
         HostTensor word(DType::f32, {1});
         word.as<float>()[0] = 1;
         Context side_ctx = side.begin(main);
-        EXPECT_EQ(side_ctx.launch.lane, Lane::side);
+        EXPECT_EQ(side_ctx.launch.role, StreamRole::side);
         EXPECT_EQ(side_ctx.side, nullptr);
         ops.zero({.y = word}, side_ctx.launch);
         const Event mark = side.mark();
@@ -129,22 +129,22 @@ TEST(SideStream, TheWireHasALaneBesideWork) {
         RankFixture rank(group, c);
         SideStream& side = *rank.side;
         Context main = rank.context();
-        const auto lane = [&] {
-            const Lane used = begin_wire(main).lane;
+        const auto role = [&] {
+            const StreamRole used = begin_wire(main).role;
             end_wire(main);
             return used;
         };
-        EXPECT_EQ(lane(), Lane::main);
+        EXPECT_EQ(role(), StreamRole::main);
         side.begin(main);
-        EXPECT_EQ(lane(), Lane::wire);
+        EXPECT_EQ(role(), StreamRole::wire);
         const Event mark = side.mark();
         side.await(main, mark);
-        EXPECT_EQ(lane(), Lane::main);
+        EXPECT_EQ(role(), StreamRole::main);
         side.begin(main);
         side.await(main, mark);
-        EXPECT_EQ(lane(), Lane::wire) << "work was given after the mark";
+        EXPECT_EQ(role(), StreamRole::wire) << "work was given after the mark";
         side.join(main);
-        EXPECT_EQ(lane(), Lane::main);
+        EXPECT_EQ(role(), StreamRole::main);
     });
 }
 

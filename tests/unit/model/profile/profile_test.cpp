@@ -47,8 +47,9 @@ private:
     int64_t marks_ = 0;
 };
 
-StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name, Lane lane = Lane::main) {
-    return {timer, level, name, {.lane = lane}};
+StageTimer::Scope scope(StageTimer& timer, StageLevel level, const char* name,
+                        StreamRole role = StreamRole::main) {
+    return {timer, level, name, {.role = role}};
 }
 
 // Two layers, forward and backward; each: 7 seconds forward (fc1 3, its cast 1), 3 backward; then the
@@ -215,29 +216,31 @@ TEST(Profile, OwnWorkLeavesOutStagesThatCrossRanks) {
     EXPECT_FALSE(slowest_of({rank_seconds(samples)}).has_value());
 }
 
-// Two micro-batches; the times of marks are of the device, so that lanes lie beside each other.
+// Two micro-batches; the times of marks are of the device, so that streams lie next to each other.
 TEST(Profile, WireIsAloneWhereNoLaneComputes) {
     StageTimer timer;
     timer.enable(std::make_unique<ScriptedTimeline>(std::vector<double>{
                      0,  1,  5,  2,  3,  6,  10, 6, 8, 9, 12, 12,  // alone from 1 to 2, 3 to 5, 6 to 9
                      12, 13, 17, 13, 14, 15, 17, 18}),             // from 13 to 14 and 15 to 17
                  TimerDetail::stages);
-    const auto play = [&](StageLevel level, const char* name, Lane lane) { scope(timer, level, name, lane); };
+    const auto play = [&](StageLevel level, const char* name, StreamRole role) {
+        scope(timer, level, name, role);
+    };
     timer.set_direction("forward");
     {
         auto part = scope(timer, StageLevel::part, kMoeLayer);
-        play(StageLevel::stage, "dispatch", Lane::main);
-        play(StageLevel::stage, "fc1", Lane::side);
-        play(StageLevel::stage, "combine", Lane::main);
-        play(StageLevel::part, "gradient reduction", Lane::wire);
-        play(StageLevel::stage, "fc1 wgrad", Lane::side);
+        play(StageLevel::stage, "dispatch", StreamRole::main);
+        play(StageLevel::stage, "fc1", StreamRole::side);
+        play(StageLevel::stage, "combine", StreamRole::main);
+        play(StageLevel::part, "gradient reduction", StreamRole::wire);
+        play(StageLevel::stage, "fc1 wgrad", StreamRole::side);
     }
     {
         auto part = scope(timer, StageLevel::part, kMoeLayer);
-        play(StageLevel::stage, "dispatch", Lane::main);
+        play(StageLevel::stage, "dispatch", StreamRole::main);
         auto shared =
-            scope(timer, StageLevel::stage, "shared expert", Lane::side);  // nothing between its stages
-        play(StageLevel::stage, "fc1", Lane::side);
+            scope(timer, StageLevel::stage, "shared expert", StreamRole::side);  // nothing between its stages
+        play(StageLevel::stage, "fc1", StreamRole::side);
     }
     timer.resolve();
     RowSamples samples;
@@ -326,7 +329,7 @@ TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
     int events = 0;
     for (const json& event : trace.at("traceEvents")) {
         EXPECT_EQ(event.at("pid"), 5);
-        if (event.at("ph") != "X" || event.at("tid") != kNumLanes + 1) continue;  // the second arm
+        if (event.at("ph") != "X" || event.at("tid") != kNumStreamRoles + 1) continue;  // the second arm
         const double begin = event.at("ts"), end = begin + event.at("dur").get<double>();
         EXPECT_GE(begin, last);
         last = begin;
@@ -340,14 +343,14 @@ TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
     EXPECT_EQ(events, static_cast<int>(arm.trace.size()));
 }
 
-// Lanes, and the second of two micro-batches on the main lane, have threads of their own, whose spans may lie
-// across those of others.
+// Streams, and the second of two micro-batches on the main stream, have threads of their own, whose spans may
+// lie across those of others.
 TEST(Profile, TraceHasAThreadForEachLane) {
     ArmProfile arm = arm_of("flow");
     const StageSpan span{.name = "fc1", .direction = "forward", .begin = 1, .seconds = 2};
     arm.trace.assign(4, span);
-    arm.trace[1].lane = Lane::side;
-    arm.trace[2].lane = Lane::wire;
+    arm.trace[1].role = StreamRole::side;
+    arm.trace[2].role = StreamRole::wire;
     arm.trace[3].turn = 1;
     const json trace = json::parse(chrome_trace({arm}, 0));
     std::map<int, std::string> names;
@@ -362,8 +365,8 @@ TEST(Profile, TraceHasAThreadForEachLane) {
     }
     EXPECT_EQ(threads, (std::set<int>{0, 1, 2, 3}));
     EXPECT_EQ(names, (std::map<int, std::string>{{0, "flow"},
-                                                 {1, "flow, side lane"},
-                                                 {2, "flow, wire lane"},
+                                                 {1, "flow, side stream"},
+                                                 {2, "flow, wire stream"},
                                                  {3, "flow, the other micro-batch"}}));
 }
 
@@ -396,7 +399,7 @@ TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
                          .seconds = 0.1});
     }
     trace.push_back(
-        {.name = "combine", .direction = "backward", .lane = Lane::wire, .begin = 2.4, .seconds = 0.4});
+        {.name = "combine", .direction = "backward", .role = StreamRole::wire, .begin = 2.4, .seconds = 0.4});
     const json timeline = expect_report_page(profile_page(profile, Config{})).at("timeline");
     const json& windows = timeline.at("arms")[0].at("windows");
     EXPECT_EQ(windows[0].at("seconds"), 0.5);
@@ -404,8 +407,8 @@ TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
     std::vector<std::string> shown;
     for (const json& box : windows[0].at("boxes"))
         shown.push_back(box.at("lane").get<std::string>() + ": " + box.at("tooltip").get<std::string>());
-    EXPECT_EQ(shown, (std::vector<std::string>{"main lane: fc1, forward, 200.000 ms",
-                                               "wire lane: combine, backward, 400.000 ms"}));
+    EXPECT_EQ(shown, (std::vector<std::string>{"main stream: fc1, forward, 200.000 ms",
+                                               "wire stream: combine, backward, 400.000 ms"}));
     EXPECT_NEAR(windows[0].at("boxes")[1].at("end").get<double>(), 0.5, 1e-9) << "cut at the window's end";
 }
 
