@@ -488,8 +488,7 @@ struct CommandLine {
         if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (schedules) options.ablation = validate::Ablation::schedules;
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
-        const char* fault = std::getenv("FP8FLOW_FAULT");
-        options.plants_fault = fault != nullptr && std::string_view(fault) == "wrong_scale_index";
+        options.plants_fault = plants_fault(std::getenv("FP8FLOW_FAULT"));
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::overwrite;
         if (take_over) options.holder = bench_options.holder = FolderLock::Holder::is_replaced;

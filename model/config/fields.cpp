@@ -421,7 +421,8 @@ std::vector<ConfigField> profile_fields() {
 std::vector<ConfigField> kernels_fields() {
     return {
         choice(KEY(kernels, attention_backend), {"auto", "native", "cudnn"},
-               "GPUs: this project's attention, or cuDNN's"),
+               "GPUs: native is this project's attention, cudnn is cuDNN's; auto takes cuDNN's where the "
+               "program was built with it and it supports the shape, otherwise native"),
     };
 }
 

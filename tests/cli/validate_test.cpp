@@ -79,6 +79,15 @@ TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
     }
 }
 
+TEST(Validate, AnUnknownFaultIsRefused) {
+    TemporaryFolder folder;
+    ::setenv("FP8FLOW_FAULT", "wrong_scale", 1);
+    const CommandResult run = fp8flow_alone(validate(folder.path("out"), {}));
+    ::unsetenv("FP8FLOW_FAULT");
+    EXPECT_EQ(run.status, 2);
+    expect_contains(run.err, "FP8FLOW_FAULT: got 'wrong_scale', the only known fault is wrong_scale_index");
+}
+
 TEST(Validate, NoiseAboveHalfTheBarIsInconclusive) {
     TemporaryFolder folder;
     const CommandResult run = fp8flow_alone(
