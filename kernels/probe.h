@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Probe: the limits of a machine, measured on it: streaming memory traffic of any size and mix. Also the two
 // things that timing needs in addition to a clock: work that only takes time, and the size of the cache. Read
-// next: measure.h, ceilings.h.
+// next: model/measure/measure.h.
 #pragma once
 
 #include "kernels/core/stream.h"

@@ -3,7 +3,6 @@
 #include "layers/router.h"
 
 #include "kernels/core/error.h"
-#include "layers/forced_routing.h"
 #include "layers/schedule/wire_stream.h"
 
 #include <algorithm>
@@ -49,25 +48,15 @@ void Router::place_statistics(const TensorView& counts, const TensorView& losses
 }
 
 // Made once: a step must neither compute on the host nor wait for copies from it.
-TensorView Router::forced_ids(Context& ctx) const {
-    const double skew = moe_.moe_router_force_load_balancing ? 1.0 : moe_.moe_router_force_biased;
-    if (skew == 0.0) return {};
-    if (!forced_ || forced_.dim(0) < ctx.tokens_per_rank) {
-        // Order invariant promises bits that do not depend on who shares the experts: a token's place
-        // decides.
-        const bool invariant = moe_.moe_combine_order == CombineOrder::invariant;
-        const std::vector<int32_t> ids = forced_assignment({.tokens = ctx.tokens_per_rank,
-                                                            .rank = invariant ? 0 : ctx.exchange.rank(),
-                                                            .num_experts = moe_.num_experts,
-                                                            .topk = moe_.moe_router_topk,
-                                                            .num_groups = moe_.moe_router_num_groups,
-                                                            .group_topk = moe_.moe_router_group_topk,
-                                                            .max_over_mean = skew,
-                                                            .seed = static_cast<uint64_t>(layer_)});
-        forced_ = state_->tensor(DType::i32, {ctx.tokens_per_rank, moe_.moe_router_topk}, "router");
-        ctx.ops.device().copy_in(forced_.data, ids.data(), ids.size() * sizeof(int32_t), ctx.launch.stream);
+TensorView Router::given_ids(Context& ctx) const {
+    if (moe_.given_ids == nullptr) return {};
+    const int64_t tokens = ctx.tokens_per_rank;
+    if (!given_ || given_.dim(0) < tokens) {
+        const std::vector<int32_t> ids = moe_.given_ids(moe_, layer_, ctx.exchange.rank(), tokens);
+        given_ = state_->tensor(DType::i32, {tokens, moe_.moe_router_topk}, "router");
+        ctx.ops.device().copy_in(given_.data, ids.data(), ids.size() * sizeof(int32_t), ctx.launch.stream);
     }
-    return forced_.slice(0, ctx.tokens);
+    return given_.slice(0, ctx.tokens);
 }
 
 void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) const {
@@ -88,7 +77,7 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
     ctx.ops.router_top_k({.logits = saved.logits,
                           .expert_bias = bias_,
                           .options = options_,
-                          .forced_ids = forced_ids(ctx),
+                          .forced_ids = given_ids(ctx),
                           .ids = saved.ids,
                           .probs = saved.probs,
                           .counts = counts,

@@ -53,7 +53,7 @@ private:
     op::RouterBalance place_balance(Context& ctx) const;
     op::BalanceTerm balance_term(Context& ctx, BalancingLoss type, double coeff,
                                  const op::RouterBalance& balance) const;
-    TensorView forced_ids(Context& ctx) const;
+    TensorView given_ids(Context& ctx) const;
 
     ModelSpec model_;
     MoeSpec moe_;
@@ -64,8 +64,8 @@ private:
     std::unique_ptr<Arena> state_;
     TensorView counts_, bias_, losses_;
     bool owns_statistics_ = true;
-    TensorView global_counts_;   // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
-    mutable TensorView forced_;  // [S, K] i32, benchmarks: made by the first forward
+    TensorView global_counts_;  // [E] f32: global_aux_loss, summed over ranks and the micro-batches so far
+    mutable TensorView given_;  // [S, K] i32, of MoeSpec::given_ids: made by the first forward
 };
 
 }  // namespace fp8flow

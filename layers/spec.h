@@ -73,12 +73,16 @@ struct MoeSpec {
     std::vector<double> moe_aux_loss_coeff;                     // one per entry above
     GlobalLossGradient moe_global_aux_loss_gradient = GlobalLossGradient::mean;
     double moe_z_loss_coeff = 0.0;
-    bool moe_router_force_load_balancing = false;  // benchmark: uniform round-robin assignment
-    double moe_router_force_biased = 0.0;          // benchmark: wanted max/mean load; 0: off
+    // benchmarks: uniform assignment; wanted max/mean load, 0: off. They take effect through given_ids
+    bool moe_router_force_load_balancing = false;
+    double moe_router_force_biased = 0.0;
     // Row capacity of a rank at the start, in units of T*K; grown by redoing the step. 0: worst case
     double moe_expert_rank_capacity_factor = 1.25;
     int64_t moe_row_alignment = 128;  // rows every expert group is padded to
     CombineOrder moe_combine_order = CombineOrder::rank;
+    // The experts [tokens, K] of the tokens of a rank in a layer, in place of the router's choice. Null: the
+    // router chooses.
+    std::vector<int32_t> (*given_ids)(const MoeSpec& moe, int layer, int64_t rank, int64_t tokens) = nullptr;
 };
 // Number of source ranks with their own row groups and weight-gradient sums.
 inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size) {

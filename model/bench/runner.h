@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Measuring cases: builds the rotating sets of one case's tensors, times its calls, counts its launches, and
-// compares with the ceilings. Read next: case.h, kernels/measure.h, report.h.
+// compares with the ceilings. Read next: case.h, model/measure/measure.h, report.h.
 #pragma once
 
-#include "kernels/ceilings.h"
 #include "model/bench/cases/case.h"
+#include "model/measure/ceilings.h"
 
 #include <memory>
 #include <optional>

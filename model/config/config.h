@@ -131,7 +131,7 @@ struct KernelSpec {
     AttentionBackendKey attention_backend = AttentionBackendKey::automatic;
 };
 
-// balanced and skewed: the router is ignored (layers/forced_routing.h); data: as it chooses.
+// balanced and skewed: the router is ignored (model/train/forced_routing.h); data: as it chooses.
 enum class ProfileRouting : uint8_t { balanced, skewed_1_25, skewed_2_0, data };
 
 struct ProfileSpec {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // The ceilings that `profile` compares with: the time each call of a stage would take at the rates that this
-// machine reaches on the simplest work of the same size. Read next: kernels/ceilings.h.
+// machine reaches on the simplest work of the same size. Read next: model/measure/ceilings.h.
 #pragma once
 
-#include "kernels/ceilings.h"
 #include "model/job/backend.h"
+#include "model/measure/ceilings.h"
 #include "model/profile/profile.h"
 
 #include <memory>

@@ -10,6 +10,7 @@
 #include "model/data/synthetic.h"
 #include "model/data/text.h"
 #include "model/job/watchdog.h"
+#include "model/train/forced_routing.h"
 
 #include <algorithm>
 #include <array>
@@ -130,7 +131,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     Device& device = ops_->device();
     transformer_ =
         std::make_unique<Transformer>(TransformerSpec{.model = config.model,
-                                                      .moe = config.moe,
+                                                      .moe = with_forced_routing(config.moe),
                                                       .precision = config.precision,
                                                       .recompute = config.recompute,
                                                       .expert_parallel_rank = groups_.expert_parallel->rank(),

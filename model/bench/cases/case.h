@@ -5,12 +5,12 @@
 #pragma once
 
 #include "kernels/comm/process_group.h"
-#include "kernels/measure.h"
 #include "kernels/ops.h"
 #include "model/bench/buffers.h"
 #include "model/bench/plugin.h"
 #include "model/bench/shape.h"
 #include "model/job/backend.h"
+#include "model/measure/measure.h"
 
 #include <functional>
 #include <string>

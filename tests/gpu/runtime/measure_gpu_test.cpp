@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 // Clock and probe of the GPU: events measure a delay of known length, streaming traffic writes what it should
 // and nothing else, and the ceilings are those of a GPU.
-#include "kernels/ceilings.h"
 #include "kernels/core/error.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/count_launches.h"
+#include "model/measure/ceilings.h"
 
 #include <gtest/gtest.h>
 

@@ -6,6 +6,7 @@
 
 #include "kernels/comm/group_exchange.h"
 #include "layers/schedule/wire_stream.h"
+#include "model/train/forced_routing.h"
 #include "model/train/transformer.h"
 #include "tests/support/layers/late_stream.h"
 #include "tests/support/tensors.h"
@@ -70,7 +71,7 @@ struct LayerCase {
     MoeSpec moe_spec() const {
         MoeSpec spec = moe;
         spec.moe_router_force_load_balancing = forced_routing;
-        return spec;
+        return with_forced_routing(spec);
     }
     // Layer 0 on one of the ranks that share its experts.
     BlockSpec block_spec(int expert_parallel_rank, int expert_parallel_size) const;

@@ -2,8 +2,8 @@
 // Every recipe's MoE layer, forward and backward: against the fp32 recipe on the same weights and the same
 // choice of experts; its casts, transposes and bytes on the wire; and what each switch of the flow changes
 // and what it must not change. All memory starts as NaN.
-#include "layers/forced_routing.h"
 #include "model/config/config.h"
+#include "model/train/forced_routing.h"
 #include "model/train/transformer.h"
 #include "tests/support/layers/layer_fixture.h"
 

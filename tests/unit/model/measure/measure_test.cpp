@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The timing protocol on a device of the test's own: what is called how often, on which set, behind which
 // pauses; the ceilings; and the random tensors that both work on.
-#include "kernels/measure.h"
+#include "model/measure/measure.h"
 
-#include "kernels/ceilings.h"
 #include "kernels/core/random_fill.h"
 #include "kernels/reference/host_device.h"
 #include "kernels/reference/reference_ops.h"
+#include "model/measure/ceilings.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>

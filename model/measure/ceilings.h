@@ -5,8 +5,8 @@
 #pragma once
 
 #include "kernels/core/random_fill.h"
-#include "kernels/measure.h"
 #include "kernels/ops.h"
+#include "model/measure/measure.h"
 
 #include <map>
 #include <utility>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Forced assignments: exact loads, distinct experts, as many ranks per token as uniform routing reaches, the
 // same every time.
-#include "layers/forced_routing.h"
+#include "model/train/forced_routing.h"
 #include "model/plan/plan.h"
 
 #include <gtest/gtest.h>

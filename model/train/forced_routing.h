@@ -3,6 +3,8 @@
 // every run.
 #pragma once
 
+#include "layers/spec.h"
+
 #include <cstdint>
 #include <vector>
 
@@ -23,5 +25,8 @@ struct ForcedRouting {
 // token goes to as many ranks as under uniform routing. Skewed: loads fall from max_over_mean times the mean
 // along a line (above 2: a power), over the experts in random order, the same on every rank.
 std::vector<int32_t> forced_assignment(const ForcedRouting& routing);
+
+// The same spec, with given_ids where its keys force the routing.
+MoeSpec with_forced_routing(MoeSpec moe);
 
 }  // namespace fp8flow

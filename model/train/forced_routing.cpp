@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Draws every token's experts at random with the wanted loads as weights, then moves single choices from
 // experts with too many to experts with too few.
-#include "layers/forced_routing.h"
+#include "model/train/forced_routing.h"
 
 #include "kernels/core/error.h"
 #include "kernels/core/random.h"
@@ -185,6 +185,25 @@ std::vector<int32_t> forced_assignment(const ForcedRouting& routing) {
                   routing.topk, routing.num_experts);
     if (routing.tokens == 0) return {};
     return Assignment(routing).balanced();
+}
+
+MoeSpec with_forced_routing(MoeSpec moe) {
+    if (!moe.moe_router_force_load_balancing && moe.moe_router_force_biased == 0.0) return moe;
+    moe.given_ids = [](const MoeSpec& spec, int layer, int64_t rank, int64_t tokens) {
+        // Order invariant promises bits that do not depend on who shares the experts: a token's place
+        // decides.
+        const bool invariant = spec.moe_combine_order == CombineOrder::invariant;
+        return forced_assignment(
+            {.tokens = tokens,
+             .rank = invariant ? 0 : rank,
+             .num_experts = spec.num_experts,
+             .topk = spec.moe_router_topk,
+             .num_groups = spec.moe_router_num_groups,
+             .group_topk = spec.moe_router_group_topk,
+             .max_over_mean = spec.moe_router_force_load_balancing ? 1.0 : spec.moe_router_force_biased,
+             .seed = static_cast<uint64_t>(layer)});
+    };
+    return moe;
 }
 
 }  // namespace fp8flow

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The protocol: warm-up, pause, queued samples, then calls back to back.
-#include "kernels/measure.h"
+#include "model/measure/measure.h"
 
 #include "kernels/core/error.h"
 #include "kernels/core/random_fill.h"

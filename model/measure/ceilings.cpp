@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Measuring what a machine can do at most.
-#include "kernels/ceilings.h"
+#include "model/measure/ceilings.h"
 
 #include "kernels/core/arena.h"
 
