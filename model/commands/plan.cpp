@@ -10,7 +10,7 @@
 #include "model/config/fields.h"
 #include "model/predict/choose.h"
 #include "model/report/page/page.h"
-#include "model/report/titles.h"
+#include "model/report/run_report.h"
 #include "model/safetensors/header.h"
 
 #include <fmt/core.h>

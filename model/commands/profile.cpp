@@ -10,7 +10,6 @@
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
-#include "model/report/titles.h"
 
 #include <optional>
 
@@ -167,7 +166,9 @@ private:
     }
 
     void report() {
-        folder_->write_atomic("profile.json", profile_json(profile_, config_));
+        const nlohmann::json result = profile_json(profile_, config_);
+        folder_->write_atomic("profile.json",
+                              result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));

@@ -15,7 +15,6 @@
 #include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/report/tensor_stats.h"
-#include "model/report/titles.h"
 #include "model/weights/export.h"
 
 #include <fmt/ranges.h>
@@ -440,13 +439,15 @@ private:
 
     void finish(double seconds) {
         const RunTitle title{run_name(options_.config_path, options_.hf_config), config_, provenance_};
-        const TrainLosses losses{.train = records_.losses(),
-                                 .held_out = records_.held_out(),
-                                 .floor = data_->entropy_floor_nats(),
-                                 .tokens_per_second = tokens_read() / seconds};
-        folder_->write_atomic(
-            kPageFile,
-            train_page(title, losses, {trainer_->steps_done(), seconds, last_, memory_, records_.routing()}));
+        folder_->write_atomic(kPageFile, train_page(title, {.losses = records_.losses(),
+                                                            .held_out = records_.held_out(),
+                                                            .floor = data_->entropy_floor_nats(),
+                                                            .steps_done = trainer_->steps_done(),
+                                                            .seconds = seconds,
+                                                            .tokens_per_second = tokens_read() / seconds,
+                                                            .last = last_,
+                                                            .memory = memory_,
+                                                            .routing = records_.routing()}));
         summary(seconds);
     }
 

@@ -11,7 +11,6 @@
 #include "model/report/run_report.h"
 #include "model/report/step_values.h"
 #include "model/report/table.h"
-#include "model/report/titles.h"
 #include "model/validate/arms.h"
 
 #include <algorithm>

@@ -4,7 +4,6 @@
 #include "model/predict/choose.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
-#include "model/report/titles.h"
 
 #include <fmt/format.h>
 

@@ -48,7 +48,7 @@ json machine_json(const MachineRates& machine) {
 
 }  // namespace
 
-std::string profile_json(const Profile& profile, const Config& config) {
+json profile_json(const Profile& profile, const Config& config) {
     json result = {{"ranks", profile.ranks},        {"steps", profile.steps},
                    {"routing", profile.routing},    {"machine", machine_json(profile.machine)},
                    {"config", dump_config(config)}, {"recipes", json::array()}};
@@ -139,7 +139,7 @@ std::string profile_json(const Profile& profile, const Config& config) {
         one["speed-up resolved"] = report::resolved(profile.arms.front().whole.layer, arm.whole.layer);
         result["recipes"].push_back(std::move(one));
     }
-    return result.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+    return result;
 }
 
 }  // namespace fp8flow::profile

@@ -4,7 +4,6 @@
 #include "model/profile/profile.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
-#include "model/report/titles.h"
 
 #include <fmt/format.h>
 
@@ -101,7 +100,7 @@ std::string profile_page(const Profile& profile, const Config& config) {
         if (const auto slowest = slowest_of(arm.by_rank))
             page.fact(arm.name + ", slowest rank and how far over the median", slowest_text(*slowest));
     }
-    json result = json::parse(profile_json(profile, config));
+    json result = profile_json(profile, config);
     page.set("configuration", result["config"]);
     result.erase("config");
     page.set("profile", std::move(result));

@@ -215,7 +215,7 @@ std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
 std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
 std::string cycles_text(const Spread& cycles);           // millions, or "-"
 std::string energy_text(const ArmProfile& arm);          // of the passes, mJ per token, or "-"
-std::string profile_json(const Profile& profile, const Config& config);
+nlohmann::json profile_json(const Profile& profile, const Config& config);
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"
 std::string speed_up_text(const Profile& profile, const ArmProfile& arm, std::string_view unit = "x");

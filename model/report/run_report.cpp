@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Texts of a run: its start, its memory and its data.
+// Texts of a run: its start, its memory, its data, its names.
 #include "model/report/run_report.h"
 
 #include "model/config/fields.h"
@@ -13,6 +13,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 
 namespace fp8flow::report {
 
@@ -161,6 +162,28 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
 
 std::string counted(int64_t count, std::string_view noun) {
     return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+std::string run_name(const std::string& config_path, const std::string& hf_config) {
+    std::filesystem::path path = config_path;
+    if (config_path.empty()) path = std::filesystem::path(hf_config).parent_path().filename();
+    const std::string stem = path.stem().string();
+    return stem.empty() ? "a model" : stem;
+}
+
+std::string model_shape(const Config& config) {
+    return fmt::format("{}, hidden {}, {} experts top-{} of width {}",
+                       counted(config.model.num_layers, "layer"), config.model.hidden_size,
+                       config.moe.num_experts, config.moe.moe_router_topk, config.moe.moe_ffn_hidden_size);
+}
+
+std::string device_count(const Provenance& provenance) {
+    return provenance.gpus > 0 ? counted(provenance.gpus, "GPU") : counted(provenance.ranks, "rank");
+}
+
+std::string device_name(const Provenance& provenance) {
+    if (provenance.gpus > 0) return provenance.machine.gpu;
+    return provenance.machine.cpu.empty() ? "CPU" : provenance.machine.cpu;
 }
 
 std::vector<std::string> data_warnings(const Config& config, const TokenSource& data) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Texts of a run: its start, its memory and its data.
+// Texts of a run: its start, its memory, its data, its names.
 #pragma once
 
 #include "model/base/provenance.h"
@@ -50,6 +50,15 @@ std::string capacity_text(const Config& config, const StepResult& result, const 
 
 // config.yaml of a run: its command line as a comment, then every key.
 std::string run_config_yaml(const Config& config, const Provenance& provenance);
+// "quickstart" of configs/quickstart.yaml; without a configuration the folder of the Hugging Face
+// config.json.
+std::string run_name(const std::string& config_path, const std::string& hf_config);
+// "2 layers, hidden 256, 8 experts top-4 of width 256"
+std::string model_shape(const Config& config);
+// "4 GPUs" (NVIDIA H200), or "2 ranks" on the host's processor.
+std::string device_count(const Provenance& provenance);
+std::string device_name(const Provenance& provenance);
+
 // "1 rank", "2 ranks"
 std::string counted(int64_t count, std::string_view noun);
 // "held-out loss 2.10 nats = 3.03 bits per byte"

@@ -24,30 +24,15 @@ std::string inside_script(const json& data) {
     return text;
 }
 
-json machine_rows(const Provenance& provenance) {
-    const MachineFacts& machine = provenance.machine;
-    json rows = json::array();
-    if (!machine.gpu.empty()) {
-        rows.push_back({"GPU", fmt::format("{} x {}", provenance.gpus, machine.gpu)});
-        if (machine.gpu_clock_hertz > 0)
-            rows.push_back({"highest clock", fmt::format("{:.0f} MHz", machine.gpu_clock_hertz * 1e-6)});
-    }
-    rows.push_back({"CPU", fmt::format("{}, {} cores online", machine.cpu, machine.host_cores)});
-    rows.push_back({"ranks", std::to_string(provenance.ranks)});
-    rows.push_back({"commit", provenance.commit});
-    rows.push_back({"date", provenance.date});
-    rows.push_back({"command", provenance.command});
-    return rows;
-}
-
 }  // namespace
 
 Page::Page(std::string title, std::string subtitle, const Provenance& provenance)
     : data_{{"format", 2},
             {"title", std::move(title)},
             {"subtitle", std::move(subtitle)},
-            {"facts", json::array()},
-            {"machine", machine_rows(provenance)}} {}
+            {"facts", json::array()}} {
+    add_provenance(data_, provenance);
+}
 
 void Page::fact(const std::string& name, const std::string& value) {
     data_["facts"].push_back({name, value});

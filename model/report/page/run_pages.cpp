@@ -3,7 +3,6 @@
 #include "model/report/page/run_pages.h"
 
 #include "model/report/table.h"
-#include "model/report/titles.h"
 
 #include <algorithm>
 
@@ -103,35 +102,33 @@ std::string verdict_text(const Config& config, const ValidateLosses& losses) {
 
 }  // namespace
 
-std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end) {
+std::string train_page(const RunTitle& title, const TrainResult& run) {
     const Config& config = title.config;
     Page page = page_of(fmt::format("{}: training under {} on {}", title.name, recipe_name(config.precision),
                                     device_count(title.provenance)),
                         title);
-    page.fact("iterations", fmt::format("{} of {}", end.steps_done, config.training.train_iters));
-    json curves = json::array({curve(losses.train, {{"name", "train"}})}), lines = json::array();
-    if (!losses.train.y.empty())
-        page.fact("training loss", fmt::format("{:.4f} to {:.4f} nats per token", losses.train.y.front(),
-                                               losses.train.y.back()));
-    if (!losses.held_out.y.empty()) {
-        page.fact("held out", evaluation_text(config, losses.held_out.y.back()));
-        curves.push_back(curve(losses.held_out, {{"name", "held out"}, {"points", true}}));
+    page.fact("iterations", fmt::format("{} of {}", run.steps_done, config.training.train_iters));
+    json curves = json::array({curve(run.losses, {{"name", "train"}})}), lines = json::array();
+    if (!run.losses.y.empty())
+        page.fact("training loss",
+                  fmt::format("{:.4f} to {:.4f} nats per token", run.losses.y.front(), run.losses.y.back()));
+    if (!run.held_out.y.empty()) {
+        page.fact("held out", evaluation_text(config, run.held_out.y.back()));
+        curves.push_back(curve(run.held_out, {{"name", "held out"}, {"points", true}}));
     }
-    if (losses.floor) lines.push_back({{"name", "entropy of the source"}, {"y", *losses.floor}});
-    page.fact("time", format_duration(end.seconds));
-    page.fact("tokens per second, all ranks", format_si(losses.tokens_per_second));
+    if (run.floor) lines.push_back({{"name", "entropy of the source"}, {"y", *run.floor}});
+    page.fact("time", format_duration(run.seconds));
+    page.fact("tokens per second, all ranks", format_si(run.tokens_per_second));
     page.set("loss", json::array({{{"title", "nats per token"},
                                    {"x_label", "iteration"},
                                    {"series", std::move(curves)},
                                    {"lines", std::move(lines)}}}));
-    json stages = json::array();
-    for (const auto& [stage, seconds] : end.last.stage_seconds) stages.push_back({stage, seconds});
-    page.set("stage_seconds", std::move(stages));
-    const json memory = {{"parameters", end.memory.parameters},
-                         {"saved", end.memory.saved},
-                         {"workspace", end.memory.workspace.reserved}};
+    page.set("stage_seconds", run.last.stage_seconds);
+    const json memory = {{"parameters", run.memory.parameters},
+                         {"saved", run.memory.saved},
+                         {"workspace", run.memory.workspace.reserved}};
     page.set("memory", json::array({memory}));
-    if (!end.routing.empty()) page.set("routing", json::array({end.routing.group("Layers, over this run")}));
+    if (!run.routing.empty()) page.set("routing", json::array({run.routing.group("Layers, over this run")}));
     return page.html();
 }
 

@@ -19,19 +19,16 @@ struct RunTitle {
     const Provenance& provenance;
 };
 
-struct TrainLosses {
-    const Series &train, &held_out;    // over iterations, nats
+struct TrainResult {
+    const Series &losses, &held_out;   // over iterations, nats
     std::optional<double> floor = {};  // entropy of the source
-    double tokens_per_second = 0;      // all ranks; 0: not known
-};
-struct TrainEnd {
     int64_t steps_done = 0;
-    double seconds = 0;
+    double seconds = 0, tokens_per_second = 0;  // all ranks
     const StepResult& last;
     const MemoryUse& memory;
     const RoutingHistory& routing;
 };
-std::string train_page(const RunTitle& title, const TrainLosses& losses, const TrainEnd& end);
+std::string train_page(const RunTitle& title, const TrainResult& run);
 
 struct ValidateLosses {
     const std::vector<validate::Curve>& curves;            // the baseline first

@@ -439,7 +439,7 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     EXPECT_NE(table.find("2.00x"), std::string::npos) << table;
     EXPECT_NE(side_by_side_table(profile).find("fc1"), std::string::npos);
     EXPECT_NE(arm_table(profile.arms[0]).find("optimizer"), std::string::npos);
-    const json result = json::parse(profile_json(profile, Config{}));
+    const json result = profile_json(profile, Config{});
     EXPECT_EQ(result.at("recipes").size(), 2u);
     EXPECT_EQ(result.at("recipes")[1].at("speed-up"), 2.0);
     EXPECT_EQ(result.at("recipes")[0].at("exposed wire seconds"), nullptr);
@@ -556,7 +556,7 @@ TEST(Profile, WhatIsWithinTheSpreadIsNotResolved) {
     }
     EXPECT_NE(page.find("none faster than bf16 beyond the spread"), std::string::npos);
     EXPECT_NE(page.find("other programs use 50 %"), std::string::npos);
-    const json result = json::parse(profile_json(profile, Config{})), &two = result.at("recipes")[1];
+    const json result = profile_json(profile, Config{}), &two = result.at("recipes")[1];
     EXPECT_EQ(two.at("speed-up"), 2.5) << "the numbers stay in the file";
     EXPECT_EQ(two.at("speed-up resolved"), false);
     EXPECT_EQ(two.at("slowest rank").at("resolved"), false);
