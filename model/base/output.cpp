@@ -85,6 +85,24 @@ off_t end_of_lines(int descriptor, off_t size) {
 
 }  // namespace
 
+int list_folder(int folder, std::vector<std::string>& names) {
+    names.clear();
+    // A descriptor of its own: reading moves its position, and closedir closes it.
+    Descriptor copy(::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    DIR* const entries = copy ? ::fdopendir(copy.get()) : nullptr;
+    if (entries == nullptr) return errno;
+    copy.release();
+    errno = 0;
+    while (const dirent* entry = ::readdir(entries)) {
+        const std::string_view name = entry->d_name;
+        if (name != "." && name != "..") names.emplace_back(name);
+    }
+    const int error = errno;
+    ::closedir(entries);
+    std::sort(names.begin(), names.end());
+    return error;
+}
+
 void print_err(std::string_view text) { write_all(STDERR_FILENO, text); }
 
 std::string refusal_of_output_path(const std::string& path, const std::string& home) {
@@ -98,19 +116,6 @@ std::string refusal_of_output_path(const std::string& path, const std::string& h
     return "";
 }
 
-LineFile::LineFile(LineFile&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
-
-LineFile& LineFile::operator=(LineFile&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(path_, other.path_);
-    return *this;
-}
-
-LineFile::~LineFile() {
-    if (descriptor_ >= 0) ::close(descriptor_);
-}
-
 void LineFile::write_line(std::string_view line) {
     std::string text(line);
     text += '\n';
@@ -118,7 +123,7 @@ void LineFile::write_line(std::string_view line) {
 }
 
 void LineFile::write_bytes(std::string_view bytes) {
-    const int error = write_all(descriptor_, bytes);
+    const int error = write_all(file_.get(), bytes);
     require(error == 0, class_of(error, ExitCode::output), "{}: cannot write: {}", path_, reason(error));
 }
 
@@ -140,38 +145,32 @@ AtomicFile::AtomicFile(int folder, const std::string& folder_path, std::string_v
       temporary_("." + name_ + std::string(kTemporary) + std::to_string(::getpid())),
       path_(folder_path + "/" + name_) {
     const int flags = O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC;
-    descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kNewFileMode);
-    if (descriptor_ < 0 && errno == EEXIST) {  // left by a process of the same id that died
+    const auto create = [&] {
+        return Descriptor(::openat(folder_, temporary_.c_str(), flags, kNewFileMode));
+    };
+    file_ = create();
+    if (!file_ && errno == EEXIST) {  // left by a process of the same id that died
         ::unlinkat(folder_, temporary_.c_str(), 0);
-        descriptor_ = ::openat(folder_, temporary_.c_str(), flags, kNewFileMode);
+        file_ = create();
     }
-    require(descriptor_ >= 0, class_of(errno, ExitCode::output),
-            "{}: cannot create: {}; choose another --out", path_, reason(errno));
+    require(bool(file_), class_of(errno, ExitCode::output), "{}: cannot create: {}; choose another --out",
+            path_, reason(errno));
 }
 
-AtomicFile::AtomicFile(AtomicFile&& other) noexcept
-    : folder_(other.folder_),
-      descriptor_(std::exchange(other.descriptor_, -1)),
-      name_(std::move(other.name_)),
-      temporary_(std::move(other.temporary_)),
-      path_(std::move(other.path_)) {}
-
 AtomicFile::~AtomicFile() {
-    if (descriptor_ < 0) return;
-    ::close(descriptor_);
-    ::unlinkat(folder_, temporary_.c_str(), 0);
+    if (file_) ::unlinkat(folder_, temporary_.c_str(), 0);
 }
 
 void AtomicFile::write(const void* data, size_t bytes) {
-    const int error = write_all(descriptor_, {static_cast<const char*>(data), bytes});
+    const int error = write_all(file_.get(), {static_cast<const char*>(data), bytes});
     require(error == 0, class_of(error, ExitCode::output), "{}: cannot write {} bytes: {}", path_, bytes,
             reason(error));
     note_progress();
 }
 
 void AtomicFile::commit() {
-    int error = ::fsync(descriptor_) == 0 ? 0 : errno;
-    if (::close(std::exchange(descriptor_, -1)) != 0 && error == 0) error = errno;
+    int error = ::fsync(file_.get()) == 0 ? 0 : errno;
+    if (const int closed = file_.close(); error == 0) error = closed;
     if (error == 0 && ::renameat(folder_, temporary_.c_str(), folder_, name_.c_str()) != 0) error = errno;
     if (error != 0) ::unlinkat(folder_, temporary_.c_str(), 0);
     if (error == 0 && ::fsync(folder_) != 0) error = errno;
@@ -199,43 +198,25 @@ OutputFolder::OutputFolder(const std::string& path) {
     require(!error, class_of(error.value(), ExitCode::output), "--out {}: cannot create: {}; choose another",
             path, error.message());
     path_ = real.string();
-    descriptor_ = ::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
-    require(descriptor_ >= 0, class_of(errno, ExitCode::output), "--out {}: {}", path, reason(errno));
-    try {
-        check_writable();
-    } catch (...) {
-        ::close(descriptor_);
-        throw;
-    }
-}
-
-OutputFolder::OutputFolder(OutputFolder&& other) noexcept
-    : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
-
-OutputFolder& OutputFolder::operator=(OutputFolder&& other) noexcept {
-    std::swap(descriptor_, other.descriptor_);
-    std::swap(path_, other.path_);
-    return *this;
-}
-
-OutputFolder::~OutputFolder() {
-    if (descriptor_ >= 0) ::close(descriptor_);
+    folder_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
+    require(bool(folder_), class_of(errno, ExitCode::output), "--out {}: {}", path, reason(errno));
+    check_writable();
 }
 
 void OutputFolder::check_writable() const {
     const std::string probe = ".writable" + std::string(kTemporary) + std::to_string(::getpid());
-    const int file = ::openat(descriptor_, probe.c_str(),
+    const int file = ::openat(descriptor(), probe.c_str(),
                               O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kNewFileMode);
     const int error = errno;
     if (file >= 0) ::close(file);
-    if (file >= 0) ::unlinkat(descriptor_, probe.c_str(), 0);
+    if (file >= 0) ::unlinkat(descriptor(), probe.c_str(), 0);
     require(file >= 0 || error == EEXIST, class_of(error, ExitCode::output),
             "{}: cannot write here: {}; choose another --out", path_, reason(error));
 }
 
 AtomicFile OutputFolder::create_atomic(std::string_view name) const {
     check_name(name, path_);
-    return {descriptor_, path_, name};
+    return {descriptor(), path_, name};
 }
 
 void OutputFolder::write_atomic(std::string_view name, std::string_view text) const {
@@ -249,7 +230,7 @@ LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) 
     // O_NONBLOCK: a pipe of that name must not wait for a reader. O_TRUNC only after we know that it is a
     // regular file.
     const int file =
-        ::openat(descriptor_, std::string(name).c_str(),
+        ::openat(descriptor(), std::string(name).c_str(),
                  O_RDWR | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, kNewFileMode);
     require(file >= 0, class_of(errno, ExitCode::output), "{}: cannot open: {}", path_of(name),
             reason(errno));
@@ -266,10 +247,11 @@ LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) 
 OutputFolder OutputFolder::subfolder(std::string_view name) const {
     check_name(name, path_);
     const std::string folder(name);
-    const int made = ::mkdirat(descriptor_, folder.c_str(), kNewFolderMode);
+    const int made = ::mkdirat(descriptor(), folder.c_str(), kNewFolderMode);
     require(made == 0 || errno == EEXIST, class_of(errno, ExitCode::output), "{}: cannot create: {}",
             path_of(name), reason(errno));
-    const int opened = ::openat(descriptor_, folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    const int opened =
+        ::openat(descriptor(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     require(opened >= 0, class_of(errno, ExitCode::output), "{}: {}", path_of(name), reason(errno));
     OutputFolder result(opened, path_of(name));
     result.check_writable();
@@ -277,18 +259,12 @@ OutputFolder OutputFolder::subfolder(std::string_view name) const {
 }
 
 void OutputFolder::remove_files(const std::function<bool(const std::string&)>& which) const {
-    // A descriptor of its own: reading moves its position, and closedir closes it.
-    const int copy = ::openat(descriptor_, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    DIR* const entries = copy < 0 ? nullptr : ::fdopendir(copy);
-    if (entries == nullptr && copy >= 0) ::close(copy);
-    require(entries != nullptr, class_of(errno, ExitCode::output), "{}: cannot list: {}", path_,
-            reason(errno));
     std::vector<std::string> names;
-    while (const dirent* entry = ::readdir(entries))
-        if (which(entry->d_name)) names.emplace_back(entry->d_name);
-    ::closedir(entries);
+    const int error = list_folder(descriptor(), names);
+    require(error == 0, class_of(error, ExitCode::output), "{}: cannot list: {}", path_, reason(error));
+    std::erase_if(names, [&](const std::string& name) { return !which(name); });
     for (const std::string& name : names)
-        require(::unlinkat(descriptor_, name.c_str(), 0) == 0 || errno == ENOENT || errno == EISDIR,
+        require(::unlinkat(descriptor(), name.c_str(), 0) == 0 || errno == ENOENT || errno == EISDIR,
                 class_of(errno, ExitCode::output), "{}: cannot remove: {}", path_of(name), reason(errno));
 }
 

@@ -5,11 +5,14 @@
 // table.h.
 #pragma once
 
+#include "model/safetensors/input.h"
+
 #include <nlohmann/json_fwd.hpp>
 
 #include <functional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8flow {
 
@@ -23,10 +26,6 @@ class LineFile {
 public:
     enum class Start { truncate, append };
 
-    LineFile(LineFile&& other) noexcept;
-    LineFile& operator=(LineFile&& other) noexcept;
-    ~LineFile();
-
     // Appends `line` and a line end. Throws ExitCode::output, e.g. on a full disk.
     void write_line(std::string_view line);
     void write_bytes(std::string_view bytes);       // unchanged: records that are not lines
@@ -36,9 +35,9 @@ public:
 
 private:
     friend class OutputFolder;
-    LineFile(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+    LineFile(int file, std::string path) : file_(file), path_(std::move(path)) {}
 
-    int descriptor_ = -1;
+    Descriptor file_;
     std::string path_;
 };
 
@@ -46,8 +45,7 @@ private:
 // or the new one, also after a power cut. Without commit() nothing stays.
 class AtomicFile {
 public:
-    AtomicFile(AtomicFile&& other) noexcept;
-    AtomicFile& operator=(AtomicFile&&) = delete;
+    AtomicFile(AtomicFile&& other) noexcept = default;
     ~AtomicFile();
 
     // Both throw ExitCode::output, e.g. on a full disk.
@@ -60,7 +58,8 @@ private:
     friend class OutputFolder;
     AtomicFile(int folder, const std::string& folder_path, std::string_view name);
 
-    int folder_, descriptor_ = -1;
+    int folder_;
+    Descriptor file_;
     std::string name_, temporary_, path_;
 };
 
@@ -70,13 +69,11 @@ public:
     // system folder such as /etc or /usr/lib, somebody's whole home folder, or not writable.
     explicit OutputFolder(const std::string& path);
 
-    OutputFolder(OutputFolder&& other) noexcept;
-    OutputFolder& operator=(OutputFolder&& other) noexcept;
-    ~OutputFolder();
-
     const std::string& path() const { return path_; }  // absolute
     std::string path_of(std::string_view name) const { return path_ + "/" + std::string(name); }
-    int descriptor() const { return descriptor_; }  // open as long as this object, or the one it is moved to
+    int descriptor() const {
+        return folder_.get();
+    }  // open as long as this object, or the one it is moved to
 
     // In all of these, `name` is a plain file name: letters, digits, '.', '_', '-', '+', '='; not beginning
     // with '.'.
@@ -97,12 +94,15 @@ public:
     void remove_leftovers() const;
 
 private:
-    OutputFolder(int descriptor, std::string path) : descriptor_(descriptor), path_(std::move(path)) {}
+    OutputFolder(int folder, std::string path) : folder_(folder), path_(std::move(path)) {}
     void check_writable() const;
 
-    int descriptor_ = -1;
+    Descriptor folder_;
     std::string path_;
 };
+
+// The sorted names in an open folder, without "." and "..". Returns 0 or the error number.
+int list_folder(int folder, std::vector<std::string>& names);
 
 // To standard error, in whole. What cannot be written is lost, and no exception.
 void print_err(std::string_view text);

@@ -8,7 +8,7 @@
 #include "model/config/layer_pattern.h"
 #include "model/config/meanings.h"
 #include "model/config/yaml_guard.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
 #include "kernels/core/error.h"
 #include "layers/flows/flow.h"
@@ -19,7 +19,6 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <set>
 
 namespace fp8flow {
@@ -53,9 +52,8 @@ public:
     }
 
     void read_setting(const ConfigSetting& setting) {
-        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
-        FP8FLOW_CHECK(field != nullptr && field->name() == setting.key, "setting {}", setting.key);
-        if (const auto value = load(setting.value, setting.where)) read_field(*field, *value, setting.where);
+        if (const auto value = load(setting.value, setting.where))
+            read_field(field_named(setting.key), *value, setting.where);
     }
 
     // `section.key=value`, or `key=value`: leaf keys are unique.
@@ -247,10 +245,10 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     std::vector<std::string> changed;  // of the imported model
     bool in_file = false;
     for (const ConfigSetting& setting : first.settings) {
-        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        const ConfigField& field = field_named(setting.key);
         if (!set_by_user(setting.key)) {
             problems.mark_imported(setting.key);
-        } else if (const std::string now = field->get(config), before = field->get(theirs); now != before) {
+        } else if (const std::string now = field.get(config), before = field.get(theirs); now != before) {
             changed.push_back(
                 fmt::format("{} {} ({} there)", setting.key, printable(now, 40), printable(before, 40)));
             in_file = in_file || config.origin[setting.key].starts_with(name);
@@ -276,11 +274,7 @@ Config load_config(const std::string& path, const std::vector<std::string>& over
             "{}: got no such file, want a configuration (see configs/)", path);
     require(std::filesystem::is_regular_file(status), ExitCode::usage,
             "{}: got something other than a file, want a configuration (see configs/)", path);
-    std::ifstream file(path, std::ios::binary);
-    require(file.good(), ExitCode::usage, "{}: got a file that cannot be read, want read permission", path);
-    std::string text(kMaxYamlBytes + 1, '\0');  // one byte more than is legal shows a file that is too long
-    file.read(text.data(), static_cast<std::streamsize>(text.size()));
-    text.resize(static_cast<size_t>(file.gcount()));
+    const std::string text = InputFile(path, ExitCode::usage).text(kMaxYamlBytes);
     return parse_config(text, path, overrides, world_size, first);
 }
 

@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: MIT
-// Expansion of data_path entries, and reads that never hang on a pipe nor trust a size.
+// Expansion of data_path entries.
 #include "model/data/files.h"
 
 #include "kernels/core/error.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
 
-#include <fcntl.h>
 #include <glob.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -39,40 +37,26 @@ struct Braces {
 
 Braces count_braces(const std::string& pattern) {
     constexpr int64_t kEnough = 1 << 20;
-    struct Open {
-        int64_t before = 1;  // patterns of what precedes this list on its level
-        int64_t others = 0;  // patterns of the alternatives that are complete
-    };
     Braces braces;
-    std::vector<Open> open;
-    int64_t current = 1;  // of the alternative at hand
+    std::vector<int64_t> alternatives;  // of the lists that are open
     const auto close = [&] {
-        current = std::min(kEnough, open.back().before * std::min(kEnough, open.back().others + current));
-        open.pop_back();
+        braces.patterns = std::min(kEnough, braces.patterns * alternatives.back());
+        alternatives.pop_back();
     };
     for (size_t i = 0; i < pattern.size(); ++i) {
         const char c = pattern[i];
-        if (c == '\\') {
-            ++i;
-        } else if (c == '{') {
-            ++braces.count;
-            open.push_back({.before = current});
-            current = 1;
-        } else if (c == ',' && !open.empty()) {
-            open.back().others = std::min(kEnough, open.back().others + current);
-            current = 1;
-        } else if (c == '}' && !open.empty()) {
-            close();
-        }
+        if (c == '\\') ++i;
+        if (c == '{') ++braces.count, alternatives.push_back(1);
+        if (c == ',' && !alternatives.empty()) ++alternatives.back();
+        if (c == '}' && !alternatives.empty()) close();
     }
-    while (!open.empty()) close();
-    braces.patterns = current;
+    while (!alternatives.empty()) close();
     return braces;
 }
 
 class Lister {
 public:
-    explicit Lister(const FileListOptions& options) : options_(options) {}
+    explicit Lister(const std::vector<std::string>& extensions) : extensions_(extensions) {}
 
     void add_entry(const std::string& entry) {
         require(!entry.empty(), ExitCode::data, "data.data_path holds an empty entry");
@@ -209,13 +193,11 @@ private:
     }
 
     bool wanted(const fs::path& path) const {
-        if (options_.extensions.empty()) return true;
-        const std::string extension = path.extension().string();
-        return std::find(options_.extensions.begin(), options_.extensions.end(), extension) !=
-               options_.extensions.end();
+        return extensions_.empty() || std::find(extensions_.begin(), extensions_.end(),
+                                                path.extension().string()) != extensions_.end();
     }
 
-    const FileListOptions& options_;
+    const std::vector<std::string>& extensions_;
     std::vector<DataFile> found_;
     std::set<FileId> folders_;     // that were read
     std::set<std::string> links_;  // to folders and to what is no file
@@ -223,39 +205,19 @@ private:
 
 }  // namespace
 
-DataFiles list_data_files(const std::vector<std::string>& entries, const FileListOptions& options) {
+DataFiles list_data_files(const std::vector<std::string>& entries,
+                          const std::vector<std::string>& extensions) {
     require(!entries.empty(), ExitCode::data,
             "data.data_path is empty: name at least one file, folder or glob");
-    Lister lister(options);
+    Lister lister(extensions);
     for (const std::string& entry : entries) lister.add_entry(entry);
     return lister.take();
 }
 
 std::vector<uint8_t> read_data_file(const std::string& path, int64_t limit) {
-    // O_NONBLOCK: opening a pipe that took the file's place must not wait for a writer.
-    const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    require(fd >= 0, class_of(errno, ExitCode::data), "{}: {}", path, reason(errno));
-    struct stat info {};
-    std::vector<uint8_t> bytes;
-    int error = 0;
-    if (::fstat(fd, &info) != 0) {
-        error = errno;
-    } else if (!S_ISREG(info.st_mode)) {
-        error = EINVAL;
-    } else {
-        bytes.resize(static_cast<size_t>(std::min<int64_t>(limit, info.st_size)));
-        size_t done = 0;
-        while (done < bytes.size()) {
-            const ssize_t got = ::read(fd, bytes.data() + done, bytes.size() - done);
-            if (got < 0 && errno == EINTR) continue;
-            if (got < 0) error = errno;
-            if (got <= 0) break;
-            done += static_cast<size_t>(got);
-        }
-        bytes.resize(done);
-    }
-    ::close(fd);
-    require(error == 0, ExitCode::data, "{}: {}", path, reason(error));
+    const InputFile file(path, ExitCode::data);
+    std::vector<uint8_t> bytes(static_cast<size_t>(std::min(limit, file.size())));
+    file.read(0, bytes.data(), static_cast<int64_t>(bytes.size()));
     return bytes;
 }
 

@@ -23,12 +23,6 @@ struct DataFiles {
     std::vector<std::string> warnings;  // of what is named and has no effect
 };
 
-struct FileListOptions {
-    // Kept endings of file names, e.g. ".h"; "": names without an extension. Empty list: every
-    // file. A file that an entry names itself is kept whatever its ending.
-    std::vector<std::string> extensions = {};
-};
-
 // Expands files, folders (recursive) and globs (*, ?, [..], {a,b}; a wildcard does not cross '/'). Of braces,
 // one alternative that matches is enough, so that a list can name places of several systems. Sorted by
 // relative path, then by path; a file reached twice (same device and inode) is listed once, with a warning.
@@ -36,7 +30,10 @@ struct FileListOptions {
 // not, so that no loop of links matters; a warning counts those to folders that no entry reaches, or to
 // nothing. Throws ExitCode::data for an entry that does
 // not exist, matches nothing, or cannot be read.
-DataFiles list_data_files(const std::vector<std::string>& entries, const FileListOptions& options);
+// `extensions`: kept endings of file names, e.g. ".h"; "": names without an extension; empty list: every
+// file. A file that an entry names itself is kept whatever its ending.
+DataFiles list_data_files(const std::vector<std::string>& entries,
+                          const std::vector<std::string>& extensions = {});
 
 // At most `limit` bytes from the start of a regular file. Throws ExitCode::data with the path and the
 // system's reason.

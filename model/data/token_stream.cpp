@@ -6,16 +6,10 @@
 #include "kernels/core/tensor.h"
 #include "model/base/crc32c.h"
 #include "model/data/permutation.h"
-#include "model/safetensors/header.h"
-
-#include <fcntl.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
-#include <cstring>
+#include <cstdlib>
 
 namespace fp8flow::data {
 
@@ -57,48 +51,16 @@ void read_run(const TokenRun& run, int64_t first, std::span<int32_t> out, int64_
 
 }  // namespace
 
-TokenFile::TokenFile(const std::string& path) : path_(path) {
-    // O_NONBLOCK: a pipe that took the file's place must not wait for a writer.
-    fd_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    require(fd_ >= 0, class_of(errno, ExitCode::data), "{}: {}", path, std::strerror(errno));
-    struct stat info {};
-    const bool regular = ::fstat(fd_, &info) == 0 && S_ISREG(info.st_mode);
-    char first[64] = {};
-    const ssize_t got = regular ? ::pread(fd_, first, sizeof first, 0) : 0;
-    const std::string_view text(first, static_cast<size_t>(std::max<ssize_t>(got, 0)));
-    if (!regular || is_lfs_pointer(text)) ::close(fd_);
-    require(regular, ExitCode::data, "{}: not a regular file", path);
-    refuse_lfs_pointer(text, path, ExitCode::data);
-    size_ = info.st_size;
-}
-
-TokenFile::~TokenFile() { ::close(fd_); }
-
-void TokenFile::read(int64_t offset, void* out, int64_t bytes) const {
-    auto* to = static_cast<uint8_t*>(out);
-    while (bytes > 0) {
-        const ssize_t got = ::pread(fd_, to, static_cast<size_t>(bytes), offset);
-        if (got < 0 && errno == EINTR) continue;
-        require(got >= 0, class_of(errno, ExitCode::data), "{}: cannot read at byte {}: {}", path_, offset,
-                std::strerror(errno));
-        require(got > 0, ExitCode::data, "{}: the file ends at byte {}, expected {} bytes more", path_,
-                offset, bytes);
-        to += got;
-        offset += got;
-        bytes -= got;
-    }
+TokenFile::TokenFile(const std::string& path) : InputFile(path, ExitCode::data) {
+    char first[64];
+    const auto given = std::min<int64_t>(size(), sizeof first);
+    read(0, first, given);
+    refuse_lfs_pointer({first, static_cast<size_t>(given)}, path, ExitCode::data);
 }
 
 int64_t size_of(TokenType type) {
-    switch (type) {
-        case TokenType::u8: return 1;
-        case TokenType::u16:
-        case TokenType::i16: return 2;
-        case TokenType::u32:
-        case TokenType::i32: return 4;
-        case TokenType::i64: return 8;
-    }
-    return 0;
+    constexpr int64_t kBytes[] = {1, 2, 4, 2, 4, 8};
+    return kBytes[static_cast<size_t>(type)];
 }
 
 void TokenStream::add(TokenRun run) {
@@ -161,10 +123,15 @@ void TokenStream::check_all(int64_t vocab_size) const {
     }
 }
 
-StreamSource::StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed)
+StreamSource::StreamSource(int64_t vocab_size, int64_t seq_length, uint64_t seed)
     : WindowedSource(seq_length, seed), vocab_size_(vocab_size) {
-    require(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, ExitCode::usage,
-            "{}: vocab_size must be in [1, 2^31), got {}", kind, vocab_size_);
+    FP8FLOW_CHECK(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, "vocabulary of {}", vocab_size_);
+}
+
+void require_size(const TokenFile& file, const std::string& path, int64_t expected, const std::string& why) {
+    require(file.size() == expected, ExitCode::data, "{}: {} by {} bytes: {} = {} bytes, the file has {}",
+            path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected), why,
+            expected, file.size());
 }
 
 void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) {

@@ -5,33 +5,21 @@
 #pragma once
 
 #include "model/data/data.h"
+#include "model/safetensors/input.h"
 
 #include <array>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace fp8flow::data {
 
-// A file open for reading; closes itself. pread, not mmap: a file that shrinks while we train must be an
-// error with a name, not a signal.
-class TokenFile {
+// A file of tokens. Throws Error(data) also for a pointer of Git LFS.
+class TokenFile : public InputFile {
 public:
-    // Throws Error(data) for anything but a regular file.
     explicit TokenFile(const std::string& path);
-    ~TokenFile();
-    TokenFile(const TokenFile&) = delete;
-    TokenFile& operator=(const TokenFile&) = delete;
-
-    int64_t size() const { return size_; }
-    // Throws Error(data) where the file ends before.
-    void read(int64_t offset, void* out, int64_t bytes) const;
-
-private:
-    std::string path_;
-    int fd_ = -1;
-    int64_t size_ = 0;
 };
+// Throws Error(data) unless it has the bytes that `why` comes to, as "2 tokens x 4 bytes".
+void require_size(const TokenFile& file, const std::string& path, int64_t expected, const std::string& why);
 
 enum class TokenType : uint8_t { u8, u16, u32, i16, i32, i64 };
 int64_t size_of(TokenType type);
@@ -81,8 +69,7 @@ public:
     uint64_t fingerprint_without_content() const final { return fingerprint_; }
 
 protected:
-    // `kind` begins the message about a vocabulary that int32 does not number.
-    StreamSource(std::string_view kind, int64_t vocab_size, int64_t seq_length, uint64_t seed);
+    StreamSource(int64_t vocab_size, int64_t seq_length, uint64_t seed);
 
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }

@@ -4,10 +4,8 @@
 
 #include "kernels/core/scalar_math.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -20,12 +18,6 @@ namespace fp8flow {
 static_assert(std::endian::native == std::endian::little, "tensors are read as they lie");
 
 namespace {
-
-int64_t regular_file_size(int descriptor, const std::string& path, ExitCode code) {
-    struct stat info {};
-    require(::fstat(descriptor, &info) == 0 && S_ISREG(info.st_mode), code, "{}: not a regular file", path);
-    return info.st_size;
-}
 
 template <class T> T load(const uint8_t* bytes) {
     T value;
@@ -46,62 +38,26 @@ void convert_all(std::span<const uint8_t> bytes, std::span<float> out, Convert c
 
 }  // namespace
 
-std::string read_text_file(const std::string& path, ExitCode code, std::string_view option,
-                           int64_t most_bytes) {
-    const std::string name = fmt::format("{}{}{}", option, option.empty() ? "" : " ", printable(path));
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    require(file >= 0, code, "{}: cannot be read: {}", name, std::strerror(errno));
-    struct stat info {};
-    const bool regular = ::fstat(file, &info) == 0 && S_ISREG(info.st_mode),
-               fits = info.st_size <= most_bytes;
-    std::string text(regular && fits ? static_cast<size_t>(info.st_size) : 0, '\0');
-    size_t done = 0;
-    ssize_t got = 0;
-    while (done < text.size() && (got = ::read(file, text.data() + done, text.size() - done)) > 0)
-        done += static_cast<size_t>(got);
-    const int error = got < 0 ? errno : 0;
-    ::close(file);
-    require(regular, code, "{}: not a regular file", name);
-    require(fits, code, "{}: has {} bytes, at most {} are read", name, info.st_size, most_bytes);
-    require(error == 0, code, "{}: cannot be read: {}", name, std::strerror(error));
-    text.resize(done);
-    return text;
-}
-
 SafetensorsFile::SafetensorsFile(const std::string& path, const OpenTensors& options)
-    : path_(path), options_(options) {
-    // O_NONBLOCK: a pipe of that name must not wait for a writer.
-    const int links = options.links == FileLinks::refuse ? O_NOFOLLOW : 0;
-    descriptor_ = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | links);
-    require(descriptor_ >= 0, class_of(errno, options.code), "{}: {}", path,
-            errno == ELOOP && links != 0 ? "is a symbolic link; name the file itself" : std::strerror(errno));
-    try {
-        size_ = regular_file_size(descriptor_, path, options.code);
-        std::array<uint8_t, 8> first{};
-        const ssize_t got = ::pread(descriptor_, first.data(), first.size(), 0);
-        const int64_t length =
-            header_length(std::span(first).first(static_cast<size_t>(std::max<ssize_t>(got, 0))), size_, path,
-                          options.code);
-        void* mapped = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_PRIVATE, descriptor_, 0);
-        require(mapped != MAP_FAILED, class_of(errno, options.code), "{}: cannot map {} bytes: {}", path,
-                size_, std::strerror(errno));
-        data_ = static_cast<const uint8_t*>(mapped);
-        header_ =
-            parse_header({reinterpret_cast<const char*>(data_) + first.size(), static_cast<size_t>(length)},
-                         size_, path, options.code);
-    } catch (...) {
-        if (data_ != nullptr) ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
-        ::close(descriptor_);
-        throw;
-    }
+    : path_(path), options_(options), file_(path, options.code, "", options.links) {
+    std::array<uint8_t, 8> first{};
+    const auto given = std::min<int64_t>(size(), first.size());
+    file_.read(0, first.data(), given);
+    const int64_t length =
+        header_length(std::span(first).first(static_cast<size_t>(given)), size(), path, options.code);
+    std::string text(static_cast<size_t>(length), '\0');
+    file_.read(first.size(), text.data(), length);
+    header_ = parse_header(text, size(), path, options.code);
     by_name_.reserve(header_.tensors.size());
     for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
+    void* mapped =
+        ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_PRIVATE, file_.descriptor(), 0);
+    require(mapped != MAP_FAILED, class_of(errno, options.code), "{}: cannot map {} bytes: {}", path, size(),
+            std::strerror(errno));
+    data_ = static_cast<const uint8_t*>(mapped);
 }
 
-SafetensorsFile::~SafetensorsFile() {
-    ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size_));
-    ::close(descriptor_);
-}
+SafetensorsFile::~SafetensorsFile() { ::munmap(const_cast<uint8_t*>(data_), static_cast<size_t>(size())); }
 
 const TensorEntry* SafetensorsFile::find(std::string_view name) const {
     const auto found = by_name_.find(name);
@@ -109,9 +65,9 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 }
 
 std::span<const uint8_t> SafetensorsFile::bytes(const TensorEntry& entry) const {
-    const int64_t now = regular_file_size(descriptor_, path_, options_.code);
-    require(now >= size_, options_.code, "{}: had {} bytes when it was opened, now {}: it was cut under us",
-            path_, size_, now);
+    struct stat now {};
+    require(::fstat(file_.descriptor(), &now) == 0 && now.st_size >= size(), options_.code,
+            "{}: had {} bytes when it was opened, now {}: it was cut under us", path_, size(), now.st_size);
     return {data_ + header_.data_start + entry.begin, static_cast<size_t>(entry.bytes())};
 }
 

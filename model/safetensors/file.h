@@ -12,15 +12,6 @@
 
 namespace fp8flow {
 
-// refuse: for files of our own making, where a link means that a name was swapped. follow: for a user's
-// downloads, which the Hugging Face cache stores as links.
-enum class FileLinks { refuse, follow };
-
-// The text of a file that a user names. Throws Error(code) where it is no regular file (a pipe of that name
-// would wait for a writer), cannot be read, or has more than so many bytes. `option`: what names it.
-std::string read_text_file(const std::string& path, ExitCode code, std::string_view option = "",
-                           int64_t most_bytes = int64_t{64} << 20);
-
 struct OpenTensors {
     ExitCode code = ExitCode::data;  // class of the errors
     FileLinks links = FileLinks::follow;
@@ -35,7 +26,7 @@ public:
     SafetensorsFile& operator=(const SafetensorsFile&) = delete;
 
     const std::string& path() const { return path_; }
-    int64_t size() const { return size_; }
+    int64_t size() const { return file_.size(); }
     const SafetensorsHeader& header() const { return header_; }
     const std::vector<TensorEntry>& tensors() const { return header_.tensors; }
     const TensorEntry* find(std::string_view name) const;  // null: not in this file
@@ -46,8 +37,7 @@ public:
 private:
     std::string path_;
     OpenTensors options_;
-    int descriptor_ = -1;
-    int64_t size_ = 0;
+    InputFile file_;
     const uint8_t* data_ = nullptr;
     SafetensorsHeader header_;
     std::unordered_map<std::string_view, size_t> by_name_;  // into header_.tensors

@@ -1,17 +1,14 @@
 // SPDX-License-Identifier: MIT
-// Reading a safetensors header: a stream of JSON events goes through a small state machine that knows the
-// only legal shape of the document, so that nesting, duplicates and foreign values are refused where they
-// occur; then the places of all tensors are compared.
+// Reading a safetensors header: each tensor for itself, then the places of all are compared.
 #include "model/safetensors/header.h"
+
+#include "model/safetensors/json.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cstring>
-#include <limits>
 #include <nlohmann/json.hpp>
-#include <set>
 
 namespace fp8flow {
 
@@ -43,174 +40,65 @@ constexpr int64_t kLengthBytes = 8;
 
 bool is_control(char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7F; }
 
-// The only legal document: {"__metadata__": {text: text}, name: {"dtype": text, "shape": [n...],
-// "data_offsets": [begin, end]}, ...}
-class HeaderReader : public nlohmann::json_sax<nlohmann::json> {
-public:
-    explicit HeaderReader(SafetensorsHeader& header) : header_(header) {}
-    const std::string& problem() const { return problem_; }
-
-    bool null() override { return foreign("null"); }
-    bool boolean(bool) override { return foreign("true or false"); }
-    bool number_float(double, const std::string& text) override { return number(text); }
-    bool number_integer(int64_t value) override { return number(std::to_string(value)); }
-    bool binary(binary_t&) override { return foreign("binary data"); }
-
-    bool number_unsigned(uint64_t value) override {
-        if (in_ != In::list) return foreign("a number");
-        if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-            return number(std::to_string(value));
-        return list_item(static_cast<int64_t>(value));
+// `what`: the list, for messages.
+std::vector<int64_t> integers(const nlohmann::json& list, const std::string& what, size_t most,
+                              ExitCode code) {
+    require(list.is_array(), code, "{} is {}, want a list of integers", what, kind_of(list));
+    require(list.size() <= most, code, "{} has {} numbers, want at most {}", what, list.size(), most);
+    std::vector<int64_t> numbers;
+    for (const nlohmann::json& item : list) {
+        const auto number = whole_number(item);
+        require(number && *number >= 0, code, "{} holds {}, want integers from 0 to 2^63 - 1", what,
+                item.is_number() ? item.dump() : kind_of(item));
+        numbers.push_back(*number);
     }
+    return numbers;
+}
 
-    bool string(std::string& value) override {
-        if (in_ == In::metadata) {
-            header_.metadata[key_] = value;
-            return true;
-        }
-        if (in_ != In::tensor || key_ != "dtype") return foreign("text");
-        const auto dtype = file_dtype_of(value);
-        if (!dtype)
-            return refuse(
-                "{}: dtype \"{}\" is not supported (BOOL, U8 to I64, F8_E4M3, F8_E5M2, F8_E8M0, F16, BF16, "
-                "F32, F64 are)",
-                tensor(), printable(value));
-        entry_.dtype = *dtype;
-        return true;
-    }
-
-    bool start_object(size_t) override {
-        if (in_ == In::nothing) {
-            in_ = In::file;
-            return true;
-        }
-        if (in_ != In::file) return foreign("an object");
-        if (key_ == kMetadata) {
-            in_ = In::metadata;
+// {"dtype": text, "shape": [n...], "data_offsets": [begin, end]}
+TensorEntry read_tensor(const std::string& name, const nlohmann::json& json, int64_t data_bytes,
+                        const std::string& file, ExitCode code) {
+    require(is_plain_tensor_name(name), code,
+            "{}: a tensor is named \"{}\": a name has 1 to {} bytes and no control characters", file,
+            printable(name), kMaxTensorName);
+    require(json.is_object(), code, "{}: \"{}\" is {}, want an object", file, printable(name), kind_of(json));
+    const std::string where = fmt::format("{}: tensor \"{}\"", file, printable(name));
+    TensorEntry entry{.name = name};
+    std::vector<int64_t> offsets;
+    for (const auto& [key, value] : json.items()) {
+        const std::string what = fmt::format("{}: {}", where, printable(key));
+        if (key == "dtype") {
+            require(value.is_string(), code, "{} is {}, want text", what, kind_of(value));
+            const auto& text = value.get_ref<const std::string&>();
+            const auto dtype = file_dtype_of(text);
+            require(dtype.has_value(), code,
+                    "{} \"{}\" is not supported (BOOL, U8 to I64, F8_E4M3, F8_E5M2, F8_E8M0, F16, BF16, F32, "
+                    "F64 are)",
+                    what, printable(text));
+            entry.dtype = *dtype;
+        } else if (key == "shape") {
+            entry.shape = integers(value, what, kMaxTensorRank, code);
         } else {
-            in_ = In::tensor;
-            entry_ = {};
-            entry_.name = key_;
+            require(key == "data_offsets", code, "{}: unknown key \"{}\"", where, printable(key));
+            offsets = integers(value, what, 2, code);
+            require(offsets.size() == 2, code, "{} has {} numbers, want 2", what, offsets.size());
         }
-        seen_.clear();
-        return true;
     }
-
-    bool key(std::string& name) override {
-        if (in_ == In::file) {
-            if (name != kMetadata && !is_plain_tensor_name(name))
-                return refuse("a tensor is named \"{}\": a name has 1 to {} bytes and no control characters",
-                              printable(name), kMaxTensorName);
-            if (!names_.insert(name).second)
-                return refuse("tensor \"{}\" appears twice in the header", printable(name));
-        } else {
-            if (in_ == In::tensor && name != "dtype" && name != "shape" && name != "data_offsets")
-                return refuse("{}: unknown key \"{}\"", tensor(), printable(name));
-            if (!seen_.insert(name).second) {
-                return in_ == In::metadata ? refuse("{} has the key \"{}\" twice", kMetadata, printable(name))
-                                           : refuse("{}: key \"{}\" appears twice", tensor(), name);
-            }
-        }
-        key_ = name;
-        return true;
-    }
-
-    bool end_object() override {
-        if (in_ == In::tensor) {
-            for (const char* wanted : {"dtype", "shape", "data_offsets"})
-                if (!seen_.contains(wanted)) return refuse("{}: \"{}\" is missing", tensor(), wanted);
-            if (!check_size()) return false;
-            header_.tensors.push_back(std::move(entry_));
-        }
-        in_ = In::file;
-        return true;
-    }
-
-    bool start_array(size_t) override {
-        if (in_ != In::tensor || key_ == "dtype") return foreign("a list");
-        in_ = In::list;
-        offsets_.clear();
-        return true;
-    }
-
-    bool end_array() override {
-        in_ = In::tensor;
-        if (key_ != "data_offsets") return true;
-        if (offsets_.size() != 2)
-            return refuse("{}: data_offsets has {} numbers, want 2", tensor(), offsets_.size());
-        entry_.begin = offsets_[0];
-        entry_.end = offsets_[1];
-        return true;
-    }
-
-    bool parse_error(size_t position, const std::string&, const nlohmann::detail::exception& error) override {
-        return refuse("the header is no JSON at byte {}: {}", position, printable(error.what()));
-    }
-
-private:
-    enum class In { nothing, file, metadata, tensor, list };
-
-    template <class... Args> bool refuse(fmt::format_string<Args...> format, Args&&... args) {
-        problem_ = fmt::format(format, std::forward<Args>(args)...);
-        return false;
-    }
-    std::string tensor() const { return fmt::format("tensor \"{}\"", printable(entry_.name)); }
-
-    // A value where another kind belongs.
-    bool foreign(const char* got) {
-        switch (in_) {
-            case In::nothing: return refuse("the header is {}, want an object", got);
-            case In::file: return refuse("\"{}\" is {}, want an object", printable(key_), got);
-            case In::metadata: return refuse("{} \"{}\" is {}, want text", kMetadata, printable(key_), got);
-            case In::tensor:
-                return refuse("{}: {} is {}, want {}", tensor(), key_, got,
-                              key_ == "dtype" ? "text" : "a list of integers");
-            case In::list: return refuse("{}: {} holds {}, want integers", tensor(), key_, got);
-        }
-        return false;
-    }
-
-    // A number that is no integer of 0 to 2^63 - 1.
-    bool number(const std::string& text) {
-        if (in_ != In::list) return foreign("a number");
-        return refuse("{}: {} holds {}, want integers from 0 to 2^63 - 1", tensor(), key_, printable(text));
-    }
-
-    bool list_item(int64_t value) {
-        if (key_ == "shape") {
-            if (entry_.shape.size() == kMaxTensorRank)
-                return refuse("{}: more than {} dimensions", tensor(), kMaxTensorRank);
-            entry_.shape.push_back(value);
-        } else if (offsets_.size() == 2) {
-            return refuse("{}: data_offsets has more than 2 numbers", tensor());
-        } else {
-            offsets_.push_back(value);
-        }
-        return true;
-    }
-
-    bool check_size() {
-        const auto wanted = checked_bytes(entry_.dtype, entry_.shape);
-        if (!wanted) return refuse("{}: its shape has more bytes than 63 bits can count", tensor());
-        if (entry_.begin > entry_.end)
-            return refuse("{}: data_offsets begin at {} and end at {}", tensor(), entry_.begin, entry_.end);
-        if (entry_.end > header_.data_bytes)
-            return refuse(
-                "{}: ends at byte {} of the data, the file has {}: it is cut off, or another header's",
-                tensor(), entry_.end, header_.data_bytes);
-        if (entry_.bytes() != *wanted)
-            return refuse("{}: data_offsets span {} bytes, {} takes {}", tensor(), entry_.bytes(),
-                          describe(entry_), *wanted);
-        return true;
-    }
-
-    SafetensorsHeader& header_;
-    In in_ = In::nothing;
-    std::string key_, problem_;
-    TensorEntry entry_;
-    std::vector<int64_t> offsets_;
-    std::set<std::string> names_, seen_;  // of the file, of the object at hand
-};
+    for (const char* wanted : {"dtype", "shape", "data_offsets"})
+        require(json.contains(wanted), code, "{}: \"{}\" is missing", where, wanted);
+    entry.begin = offsets[0];
+    entry.end = offsets[1];
+    const auto bytes = checked_bytes(entry.dtype, entry.shape);
+    require(bytes.has_value(), code, "{}: its shape has more bytes than 63 bits can count", where);
+    require(entry.begin <= entry.end, code, "{}: data_offsets begin at {} and end at {}", where, entry.begin,
+            entry.end);
+    require(entry.end <= data_bytes, code,
+            "{}: ends at byte {} of the data, the file has {}: it is cut off, or another header's", where,
+            entry.end, data_bytes);
+    require(entry.bytes() == *bytes, code, "{}: data_offsets span {} bytes, {} takes {}", where,
+            entry.bytes(), describe(entry), *bytes);
+    return entry;
+}
 
 // The tensors, sorted by place, cover the data from its first byte to its last.
 std::string problem_of_places(const SafetensorsHeader& header) {
@@ -253,31 +141,6 @@ std::optional<int64_t> checked_bytes(FileDType dtype, std::span<const int64_t> s
     return bytes;
 }
 
-std::string printable(std::string_view text, size_t longest) {
-    std::string out;
-    for (const char c : text.substr(0, longest)) {
-        if (c == '\n')
-            out += "\\n";
-        else if (is_control(c))
-            out += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-        else
-            out += c;
-    }
-    if (text.size() > longest) out += "...";
-    return out;
-}
-
-bool is_lfs_pointer(std::string_view text) {
-    constexpr std::string_view kPointer = "version https://git-lfs.github.com/spec/";
-    return text.starts_with(kPointer) || text == kPointer.substr(0, kLengthBytes);
-}
-
-void refuse_lfs_pointer(std::string_view text, const std::string& file, ExitCode code) {
-    require(!is_lfs_pointer(text), code,
-            "{}: is a Git LFS pointer, not the file itself; fetch it with git lfs pull, or download it again",
-            file);
-}
-
 bool is_plain_tensor_name(std::string_view name) {
     return !name.empty() && name.size() <= kMaxTensorName &&
            std::none_of(name.begin(), name.end(), is_control);
@@ -305,14 +168,22 @@ int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const 
 SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const std::string& file,
                                ExitCode code) {
     require(!text.empty() && text.front() == '{', code, "{}: its header does not begin with '{{'", file);
-    // the JSON reader would take one for the end of the text
-    require(text.find('\0') == std::string_view::npos, code, "{}: its header has a zero byte", file);
     SafetensorsHeader header;
     header.data_start = kLengthBytes + static_cast<int64_t>(text.size());
     header.data_bytes = file_bytes - header.data_start;
-    HeaderReader reader(header);
-    const bool read = nlohmann::json::sax_parse(text.begin(), text.end(), &reader);
-    require(read, code, "{}: {}", file, reader.problem());
+    const nlohmann::json json = parse_json(text, file, code);
+    for (const auto& [name, value] : json.items()) {
+        if (name != kMetadata) {
+            header.tensors.push_back(read_tensor(name, value, header.data_bytes, file, code));
+            continue;
+        }
+        require(value.is_object(), code, "{}: {} is {}, want an object", file, kMetadata, kind_of(value));
+        for (const auto& [key, item] : value.items()) {
+            require(item.is_string(), code, "{}: {} \"{}\" is {}, want text", file, kMetadata, printable(key),
+                    kind_of(item));
+            header.metadata[key] = item.get<std::string>();
+        }
+    }
     std::stable_sort(header.tensors.begin(), header.tensors.end(),
                      [](const TensorEntry& a, const TensorEntry& b) {
                          return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;

@@ -4,7 +4,7 @@
 // its data. Read next: file.h.
 #pragma once
 
-#include "kernels/core/error.h"
+#include "model/safetensors/input.h"
 
 #include <cstdint>
 #include <map>
@@ -73,13 +73,6 @@ int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const 
 SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const std::string& file,
                                ExitCode code);
 
-// Text from a user or a file made fit for a message: control characters escaped (\n, \x1b), and no more than
-// `longest` bytes of it.
-std::string printable(std::string_view text, size_t longest = 200);
-// Whether `text`, the first bytes of a file or the first 8, are those of the pointer that Git LFS leaves in
-// its place; and an Error(code) if so.
-bool is_lfs_pointer(std::string_view text);
-void refuse_lfs_pointer(std::string_view text, const std::string& file, ExitCode code);
 // Whether a name may appear in messages and files: not empty, not too long, no control characters.
 bool is_plain_tensor_name(std::string_view name);
 

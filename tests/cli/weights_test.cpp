@@ -218,7 +218,7 @@ TEST(Weights, AnExportThatNobodyCouldReadIsRefusedBeforeTraining) {
     const CommandResult config =
         fp8flow_alone(train(folder.path("c"), kModel, {"--hf-config", folder.path("none.json")}));
     EXPECT_EQ(config.status, 2);
-    expect_contains(config.err, "--hf-config " + folder.path("none.json") + ": no such file");
+    expect_contains(config.err, "--hf-config " + folder.path("none.json") + ": No such file");
 }
 
 }  // namespace

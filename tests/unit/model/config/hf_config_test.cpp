@@ -482,8 +482,8 @@ TEST(HfConfig, IsReadFromAFileOrAFolder) {
         return error_of(ExitCode::usage, [&] { load_config(yaml, {}, std::nullopt, path); });
     };
     expect_contains(error(folder.path("absent.json")),
-                    "--hf-config " + folder.path("absent.json") + ": no such file");
-    expect_contains(error(folder.write("empty.json", "")), "is no JSON object");
+                    "--hf-config " + folder.path("absent.json") + ": No such file");
+    expect_contains(error(folder.write("empty.json", "")), "no JSON at byte 1");
     expect_contains(error(folder.write("large.json", std::string((1 << 20) + 1, ' '))),
                     "at most 1048576 are read");
 }

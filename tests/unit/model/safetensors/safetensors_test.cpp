@@ -96,21 +96,6 @@ TEST(Safetensors, TensorsMayStandInAnyOrderAndSpacesFollowTheHeader) {
     EXPECT_EQ(file.find("z")->numel(), 0);
 }
 
-TEST(Safetensors, WiderElementsComeFirstSoThatAllAreAligned) {
-    std::vector<TensorDeclaration> tensors = {{"a", FileDType::u8, {3}},
-                                              {"b", FileDType::f32, {1}},
-                                              {"c", FileDType::bf16, {1}},
-                                              {"d", FileDType::f32, {2}},
-                                              {"e", FileDType::i64, {1}}};
-    sort_for_alignment(tensors);
-    std::string order;
-    for (const auto& tensor : tensors) order += tensor.name;
-    EXPECT_EQ(order, "ebdca");
-    const SafetensorsWriter writer(tensors, {}, [](const void*, size_t) {});
-    for (const TensorEntry& entry : writer.header().tensors)
-        EXPECT_EQ((writer.header().data_start + entry.begin) % size_of(entry.dtype), 0) << entry.name;
-}
-
 TEST(Safetensors, TheWriterRefusesWhatNoReaderWouldTake) {
     const auto sink = [](const void*, size_t) {};
     const auto refused = [&](const std::vector<TensorDeclaration>& tensors) {
