@@ -22,7 +22,4 @@ ImportedModel parse_hf_config(std::string_view text, const std::string& file);
 // model.attention.
 void require_own_layers(const Config& config);
 
-// Throws Error(usage) if a model type is not one of ours: with the reason where we know it.
-void require_known_model_type(const std::string& model_type, const std::string& file);
-
 }  // namespace fp8flow
