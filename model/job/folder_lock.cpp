@@ -1,12 +1,9 @@
 // SPDX-License-Identifier: MIT
-// The lock file: opened, locked, found in its place, and written. A lease is what releases before the lock
-// left.
+// The lock file: opened, locked, found in its place, and written.
 #include "model/job/folder_lock.h"
 
 #include "kernels/core/error.h"
 #include "kernels/host_memory.h"
-#include "model/job/watchdog.h"
-#include "model/safetensors/header.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -15,9 +12,7 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <csignal>
 #include <cstring>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <utility>
@@ -29,20 +24,16 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kLock = ".lock";
-constexpr const char* kLease = ".lease";
-constexpr int64_t kLeaseSeconds = 60;  // an owner renewed its lease every 5 s
-constexpr mode_t kMode = 0666;         // and the umask
-constexpr size_t kLargest = 4096;      // what we write has some hundred bytes
+constexpr mode_t kMode = 0666;     // and the umask
+constexpr size_t kLargest = 4096;  // what we write has some hundred bytes
 constexpr std::chrono::seconds kBetweenChecks{5};
 
 // Of a file in the folder, which is opened for it: that asks the server of a network file system for the file
 // as it is now. Empty where there is none.
 std::string text_of(int folder, const char* name) {
-    const int file = ::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
-    if (file < 0) return "";
+    const Descriptor file(::openat(folder, name, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
     std::string text(kLargest, '\0');
-    const ssize_t length = ::pread(file, text.data(), text.size(), 0);
-    ::close(file);
+    const ssize_t length = ::pread(file.get(), text.data(), text.size(), 0);
     text.resize(static_cast<size_t>(std::max<ssize_t>(length, 0)));
     return text;
 }
@@ -68,15 +59,6 @@ std::string described(const std::string& text) {
                        printable(value_in<std::string>(record, "command", "?")));
 }
 
-// Where process ids of a lease mean the same: the boot of a kernel, and the name space of its processes.
-std::string this_machine() {
-    char space[64] = "";
-    const ssize_t length = ::readlink("/proc/self/ns/pid", space, sizeof space - 1);
-    std::string boot;
-    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-    return length > 0 && !boot.empty() ? boot + " " + space : "";
-}
-
 bool is_gone(int error) { return error == ENOENT || error == ESTALE; }
 
 }  // namespace
@@ -94,22 +76,18 @@ FolderLock::FolderLock(int folder, std::string folder_path, const std::string& c
 
 FolderLock::~FolderLock() {
     if (is_ours()) [[maybe_unused]]
-        const int emptied = ::ftruncate(file_, 0);
-    close();
+        const int emptied = ::ftruncate(file_.get(), 0);
 }
 
 bool FolderLock::is_ours() const { return seen_ != 0 && text_of(folder_, kLock) == text_; }
 
-void FolderLock::close() {
-    if (file_ >= 0) ::close(std::exchange(file_, -1));
-}
-
 // Returns 0 or the error number; of flock with the file open.
 int FolderLock::open_locked(const std::string& name) {
-    close();
-    file_ = ::openat(folder_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kMode);
-    if (file_ < 0) return errno;
-    while (::flock(file_, LOCK_EX | LOCK_NB) != 0)
+    file_.close();
+    file_ = Descriptor(
+        ::openat(folder_, name.c_str(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, kMode));
+    if (!file_) return errno;
+    while (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0)
         if (errno != EINTR) return errno;
     return 0;
 }
@@ -118,41 +96,23 @@ int FolderLock::open_locked(const std::string& name) {
 bool FolderLock::is_in_place() const {
     struct stat ours {
     }, named{};
-    return ::fstat(file_, &ours) == 0 && ::fstatat(folder_, kLock, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
+    return ::fstat(file_.get(), &ours) == 0 && ::fstatat(folder_, kLock, &named, AT_SYMLINK_NOFOLLOW) == 0 &&
            ours.st_dev == named.st_dev && ours.st_ino == named.st_ino;
-}
-
-// Whether the owner of the lease may be alive: of this machine, its process; of another, one that has renewed
-// it lately by the clock of the file system, which is that of the file we have just locked. A lease dated in
-// the future counts as renewed.
-bool FolderLock::is_leased(const std::string& lease) const {
-    struct stat now {
-    }, renewed{};
-    if (::fstatat(folder_, kLease, &renewed, AT_SYMLINK_NOFOLLOW) != 0) return false;
-    const nlohmann::json record = parsed(lease);
-    if (const std::string here = this_machine();
-        !here.empty() && value_in<std::string>(record, "machine", "") == here) {
-        const auto process = value_in<int64_t>(record, "pid", 0);
-        const int64_t start = process_start(process);
-        if (start == 0) return process > 0 && ::kill(static_cast<pid_t>(process), 0) != 0 && errno == EPERM;
-        return start == value_in<int64_t>(record, "process start", -1);
-    }
-    ::futimens(file_, nullptr);
-    return ::fstat(file_, &now) == 0 && now.st_mtim.tv_sec - renewed.st_mtim.tv_sec < kLeaseSeconds;
 }
 
 void FolderLock::write_record() const {
     const auto size = static_cast<ssize_t>(text_.size());
     errno = ENOSPC;  // where it writes less than asked
-    const bool written = ::ftruncate(file_, 0) == 0 &&
-                         ::pwrite(file_, text_.data(), text_.size(), 0) == size && ::fsync(file_) == 0;
+    const bool written = ::ftruncate(file_.get(), 0) == 0 &&
+                         ::pwrite(file_.get(), text_.data(), text_.size(), 0) == size &&
+                         ::fsync(file_.get()) == 0;
     require(written, ExitCode::output, "{}: cannot write .lock: {}", path_, std::strerror(errno));
 }
 
 // A file of our own takes the place of the one that another holds, or that cannot be locked.
 void FolderLock::replace(const std::string& candidate) {
     const int error = open_locked(candidate);
-    require(file_ >= 0, ExitCode::output, "{}: cannot create .lock: {}", path_, std::strerror(error));
+    require(bool(file_), ExitCode::output, "{}: cannot create .lock: {}", path_, std::strerror(error));
     write_record();
     require(::renameat(folder_, candidate.c_str(), folder_, kLock) == 0, ExitCode::output,
             "{}: cannot replace .lock: {}", path_, std::strerror(errno));
@@ -164,9 +124,8 @@ FolderLock::Attempt FolderLock::try_to_take() {
         error = open_locked(kLock);
         if (is_gone(error)) return Attempt::gone;
     } while (error == 0 && !is_in_place());  // removed or replaced between opening and locking
-    const std::string lease = text_of(folder_, kLease), lock = text_of(folder_, kLock);
-    const bool leased = error == 0 && is_leased(lease), held = leased || error == EWOULDBLOCK;
-    holder_ = described(leased ? lease : lock);
+    const std::string lock = text_of(folder_, kLock);
+    holder_ = described(lock);
     if (other_ == Holder::is_replaced && error != 0) {
         const std::string candidate = fmt::format("{}.{}", kLock, id_);
         try {
@@ -175,11 +134,11 @@ FolderLock::Attempt FolderLock::try_to_take() {
             ::unlinkat(folder_, candidate.c_str(), 0);
             throw;
         }
-    } else if (other_ == Holder::keeps && held) {
-        close();
+    } else if (other_ == Holder::keeps && error == EWOULDBLOCK) {
+        file_.close();
         return Attempt::held;
     } else {
-        require(file_ >= 0, ExitCode::output, "{}: cannot open .lock, which says whose folder it is: {}",
+        require(bool(file_), ExitCode::output, "{}: cannot open .lock, which says whose folder it is: {}",
                 path_, std::strerror(error));
         if (error != 0 && lock.empty()) ::unlinkat(folder_, kLock, 0);  // nobody's: we have just made it
         require(error == 0, ExitCode::output,
@@ -189,7 +148,6 @@ FolderLock::Attempt FolderLock::try_to_take() {
                 path_, std::strerror(error), holder_);
         write_record();
     }
-    ::unlinkat(folder_, kLease, 0);  // whose owner finds out
     seen_ = Clock::now().time_since_epoch().count();
     return Attempt::taken;
 }

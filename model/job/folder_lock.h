@@ -8,6 +8,8 @@
 // next: run_folder.h.
 #pragma once
 
+#include "model/safetensors/input.h"
+
 #include <atomic>
 #include <chrono>
 #include <string>
@@ -43,14 +45,13 @@ public:
 
 private:
     int open_locked(const std::string& name);
-    void close();
     bool is_in_place() const;
     bool is_ours() const;
-    bool is_leased(const std::string& lease) const;
     void replace(const std::string& candidate);
     void write_record() const;
 
-    int folder_, file_ = -1;
+    int folder_;
+    Descriptor file_;
     std::string path_, id_, text_, holder_;
     Holder other_;
     mutable std::atomic<std::chrono::steady_clock::rep> seen_{0};  // when it was ours for sure

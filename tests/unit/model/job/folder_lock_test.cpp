@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: MIT
 // The lock of a folder: one owner, which the kernel forgets when it dies; taking over; file systems without
-// locks; leases of earlier releases. Here flock fails with `flock_error` where that is not 0.
+// locks. Here flock fails with `flock_error` where that is not 0.
 #include "model/job/folder_lock.h"
 
 #include "kernels/core/error.h"
 #include "model/base/output.h"
 #include "model/base/run_folder.h"
 #include "model/job/stop_signals.h"
-#include "model/job/watchdog.h"
 #include "tests/support/files.h"
 
 #include <fcntl.h>
@@ -53,20 +52,6 @@ protected:
         return names;
     }
     std::string path() const { return out_.path_of(".lock"); }
-    // Of an earlier release; how long ago it was renewed.
-    void write_lease(const std::string& machine, int64_t process, int64_t start, int64_t seconds_ago) {
-        const nlohmann::json lease = {{"id", "other"},  {"machine", machine},     {"host", "there"},
-                                      {"pid", process}, {"process start", start}, {"command", "earlier"}};
-        const std::string file = out_.path_of(".lease");
-        std::ofstream(file) << lease.dump();
-        const timespec then{.tv_sec = ::time(nullptr) - seconds_ago, .tv_nsec = 0}, times[2] = {then, then};
-        ::utimensat(AT_FDCWD, file.c_str(), times, 0);
-    }
-    static std::string this_machine() {
-        std::string boot;
-        std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
-        return boot + " " + std::filesystem::read_symlink("/proc/self/ns/pid").string();
-    }
 
     TemporaryFolder folder_;
     OutputFolder out_{folder_.path("run")};
@@ -140,37 +125,6 @@ TEST_F(FolderLockTest, WithoutLocksNothingIsTakenUnlessTakenOver) {
     first.reset();
     second->check();
     EXPECT_EQ(names(), (std::set<std::string>{".lock"}));
-}
-
-TEST_F(FolderLockTest, ALeaseOfAnEarlierReleaseIsHonoured) {
-    const std::string here = this_machine();
-    const int64_t self = ::getpid(), start = process_start(self);
-    ASSERT_GT(start, 0);
-    struct Case {
-        std::string machine;
-        int64_t process, start, seconds_ago;
-        bool held;
-    };
-    for (const Case& lease : std::vector<Case>{
-             {here, self, start, 0, true},
-             {here, self, start, 86400, true},    // stopped
-             {here, self, start + 1, 0, false},   // its id is in use again
-             {here, 999999999, start, 0, false},  // gone
-             {"another", 7, 1, 0, true},
-             {"another", 7, 1, -86400, true},  // of a clock ahead of ours: no wait for it
-             {"another", 7, 1, 3600, false},
-         }) {
-        SCOPED_TRACE(lease.machine + " " + std::to_string(lease.seconds_ago));
-        write_lease(lease.machine, lease.process, lease.start, lease.seconds_ago);
-        auto ours = lock();
-        EXPECT_EQ(ours->try_to_take(), lease.held ? Attempt::held : Attempt::taken);
-        EXPECT_EQ(names().contains(".lease"), lease.held);  // its owner finds out
-        if (lease.held) {
-            expect_contains(ours->holder(), "on there (earlier)");
-            EXPECT_EQ(lock("train", Holder::is_replaced)->try_to_take(), Attempt::taken);
-            EXPECT_FALSE(names().contains(".lease"));
-        }
-    }
 }
 
 TEST_F(FolderLockTest, AFolderThatIsGone) {
@@ -273,7 +227,6 @@ TEST(RunFolder, RanksAgreeAndAFailedStartLeavesNothing) {
 TEST(RunFolder, WhatAKilledStartLeavesIsFree) {
     const TemporaryFolder folder;
     std::filesystem::create_directories(folder.path("run/checkpoints"));
-    folder.write("run/.lease", "");  // of an earlier release, of whatever machine
     folder.write("run/.lock", "{}");
     folder.write("run/checkpoints/.lock", "{}");
     const auto name = [&] {
@@ -283,8 +236,6 @@ TEST(RunFolder, WhatAKilledStartLeavesIsFree) {
         });
         return name;
     };
-    EXPECT_EQ(name(), folder.path("run-2"));  // whose lease it is, is not known yet
-    std::filesystem::remove(folder.path("run/.lease"));
     EXPECT_EQ(name(), folder.path("run"));
     folder.write("run/checkpoints/step_00000001/manifest.json", "");
     EXPECT_EQ(name(), folder.path("run-2"));
