@@ -4,7 +4,6 @@
 
 #include "model/base/output.h"
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -33,10 +32,7 @@ template <class Call> auto uninterrupted(Call call) {
 
 }  // namespace
 
-int Disk::open_folder(const std::string& path) {
-    return uninterrupted(
-        [&] { return ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); });
-}
+int Disk::open_folder(const std::string& path) { return Disk::open_folder(AT_FDCWD, path); }
 
 int Disk::open_folder(int folder, const std::string& name) {
     return uninterrupted(
@@ -105,27 +101,7 @@ int Disk::remove_folder(int folder, const std::string& name) {
     return or_error(::unlinkat(folder, name.c_str(), AT_REMOVEDIR));
 }
 
-int Disk::list(int folder, std::vector<std::string>& names) {
-    names.clear();
-    // A descriptor of its own: reading moves its position, and closedir closes it.
-    const int copy = ::openat(folder, ".", O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (copy < 0) return -errno;
-    DIR* entries = ::fdopendir(copy);
-    if (entries == nullptr) {
-        const int error = errno;
-        ::close(copy);
-        return -error;
-    }
-    errno = 0;
-    while (const dirent* entry = ::readdir(entries)) {
-        const std::string_view name = entry->d_name;
-        if (name != "." && name != "..") names.emplace_back(name);
-    }
-    const int error = errno;
-    ::closedir(entries);
-    std::sort(names.begin(), names.end());
-    return -error;
-}
+int Disk::list(int folder, std::vector<std::string>& names) { return -list_folder(folder, names); }
 
 DiskHandle& DiskHandle::operator=(DiskHandle&& other) noexcept {
     std::swap(disk_, other.disk_);
@@ -153,29 +129,30 @@ void require_read(int64_t result, const std::string& what) {
 
 std::string reason(int64_t result) { return std::strerror(static_cast<int>(-result)); }
 
-int write_all(Disk& disk, int file, const void* data, size_t bytes) {
-    const auto* at = static_cast<const uint8_t*>(data);
-    while (bytes > 0) {
-        const int64_t done = disk.write(file, at, bytes);
-        if (done < 0) return static_cast<int>(done);
-        if (done == 0) return -EIO;
-        at += done;
-        bytes -= static_cast<size_t>(done);
+namespace {
+
+// `call` does a part of what is left, from byte `at` on.
+template <class Call> int all_of(size_t bytes, Call call) {
+    for (size_t at = 0; at < bytes;) {
+        const int64_t done = call(at, bytes - at);
+        if (done <= 0) return done < 0 ? static_cast<int>(done) : -EIO;
+        at += static_cast<size_t>(done);
     }
     return 0;
 }
 
+}  // namespace
+
+int write_all(Disk& disk, int file, const void* data, size_t bytes) {
+    const auto* from = static_cast<const uint8_t*>(data);
+    return all_of(bytes, [&](size_t at, size_t left) { return disk.write(file, from + at, left); });
+}
+
 int read_all(Disk& disk, int file, void* data, size_t bytes, int64_t offset) {
-    auto* at = static_cast<uint8_t*>(data);
-    while (bytes > 0) {
-        const int64_t done = disk.read(file, at, bytes, offset);
-        if (done < 0) return static_cast<int>(done);
-        if (done == 0) return -EIO;
-        at += done;
-        offset += done;
-        bytes -= static_cast<size_t>(done);
-    }
-    return 0;
+    auto* to = static_cast<uint8_t*>(data);
+    return all_of(bytes, [&](size_t at, size_t left) {
+        return disk.read(file, to + at, left, offset + static_cast<int64_t>(at));
+    });
 }
 
 }  // namespace fp8flow::checkpoint

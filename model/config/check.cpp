@@ -225,14 +225,22 @@ private:
         problems_.add(where, fmt::format("{}: {}", names.front(), text));
     }
 
+    // `got`, of the first name, divides `whole`, of the second.
+    void divides(int64_t got, int64_t whole, List names) {
+        if (whole % got == 0) return;
+        const std::string_view of = *(names.begin() + 1);
+        const auto legal = numbers_where(1, whole, [&](int64_t n) { return whole % n == 0; });
+        rule(false, names,
+             fmt::format("got {}, want a divisor of {} = {}; nearest {}", got, of.substr(of.find('.') + 1),
+                         whole, nearest_of(got, legal)));
+    }
+
     void check_clash(const Clash& clash) {
         if (!clash.broken(c_)) return;
         const Names names(clash.keys);
-        const std::string key = names.front();
-        const ConfigField* field = find_leaf(key.substr(key.find('.') + 1));
-        FP8FLOW_CHECK(field != nullptr && field->name() == key, "no key {}", key);
         std::string text = clash.text;
-        if (const size_t at = text.find("{}"); at != std::string::npos) text.replace(at, 2, field->get(c_));
+        if (const size_t at = text.find("{}"); at != std::string::npos)
+            text.replace(at, 2, field_named(names.front()).get(c_));
         rule(false,
              names.first(static_cast<size_t>(std::find(names.begin(), names.end(), nullptr) - names.begin())),
              text);
@@ -244,14 +252,8 @@ private:
              {"model.moe_layer_freq", "model.num_layers"},
              fmt::format("got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers));
         if (m.attention) {
-            rule(m.num_attention_heads % m.num_query_groups == 0,
-                 {"model.num_query_groups", "model.num_attention_heads"},
-                 fmt::format(
-                     "got {}, want a divisor of num_attention_heads = {}; nearest {}", m.num_query_groups,
-                     m.num_attention_heads,
-                     nearest_of(m.num_query_groups, numbers_where(1, m.num_attention_heads, [&](int64_t n) {
-                                    return m.num_attention_heads % n == 0;
-                                }))));
+            divides(m.num_query_groups, m.num_attention_heads,
+                    {"model.num_query_groups", "model.num_attention_heads"});
         }
         rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
              {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},
@@ -286,12 +288,7 @@ private:
              fmt::format("got {} with moe_router_group_topk = {}, want both above 0 or both 0",
                          m.moe_router_num_groups, m.moe_router_group_topk));
         if (m.moe_router_num_groups == 0 || m.moe_router_group_topk == 0) return;
-        rule(m.num_experts % m.moe_router_num_groups == 0, {"moe.moe_router_num_groups", "moe.num_experts"},
-             fmt::format("got {}, want a divisor of num_experts = {}; nearest {}", m.moe_router_num_groups,
-                         m.num_experts,
-                         nearest_of(m.moe_router_num_groups, numbers_where(1, m.num_experts, [&](int64_t n) {
-                                        return m.num_experts % n == 0;
-                                    }))));
+        divides(m.moe_router_num_groups, m.num_experts, {"moe.moe_router_num_groups", "moe.num_experts"});
         rule(m.moe_router_group_topk <= m.moe_router_num_groups,
              {"moe.moe_router_group_topk", "moe.moe_router_num_groups"},
              fmt::format("got {}, want at most moe_router_num_groups = {}", m.moe_router_group_topk,
@@ -341,12 +338,7 @@ private:
         const int64_t ep = c_.parallel.expert_model_parallel_size;
         const int64_t experts = c_.moe.num_experts;
         const auto names = {"parallel.expert_model_parallel_size", "moe.num_experts"};
-        if (has_moe_layer(c_)) {
-            rule(experts % ep == 0, names,
-                 fmt::format(
-                     "got {}, want a divisor of num_experts = {}; nearest {}", ep, experts,
-                     nearest_of(ep, numbers_where(1, experts, [&](int64_t n) { return experts % n == 0; }))));
-        }
+        if (has_moe_layer(c_)) divides(ep, experts, names);
         if (!world_size_) return;
         const int64_t world = *world_size_;
         const ParallelSpec& p = c_.parallel;

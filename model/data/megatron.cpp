@@ -133,10 +133,8 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
                   expected = bounds_at + 8 * static_cast<int64_t>(bounds);
     require(file.size() != expected + index.sequences, ExitCode::data,
             "{}: has a mode for each sequence: multimodal data, which this program does not train on", path);
-    require(file.size() == expected, ExitCode::data,
-            "{}: {} by {} bytes: {} sequences and {} bounds of documents take {} bytes, the file has {}",
-            path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected),
-            sequences, bounds, expected, file.size());
+    require_size(file, path, expected,
+                 fmt::format("{} sequences and {} bounds of documents", sequences, bounds));
 
     // Which sequence is the first that is held out.
     int64_t kept = index.documents;
@@ -179,10 +177,10 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
 }
 
 MegatronSource::MegatronSource(const MegatronOptions& options)
-    : StreamSource("Megatron data", options.vocab_size, options.seq_length, options.seed) {
+    : StreamSource(options.vocab_size, options.seq_length, options.seed) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
-    const DataFiles list = list_data_files(entries, {.extensions = {".idx"}});
+    const DataFiles list = list_data_files(entries, {".idx"});
     warnings_ = list.warnings;
     for (const DataFile& file : list.files) {
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
@@ -190,11 +188,9 @@ MegatronSource::MegatronSource(const MegatronOptions& options)
         const std::string bin_path = file.path.substr(0, file.path.size() - 4) + ".bin";
         const MegatronIndex index = read_megatron_index(file.path, options.held_out_fraction);
         const TokenFile bin(bin_path);
-        const int64_t width = size_of(index.type), expected = index.tokens * width;
-        require(bin.size() == expected, ExitCode::data,
-                "{}: {} by {} bytes: its index counts {} tokens x {} bytes = {} bytes, the file has {}",
-                bin_path, bin.size() < expected ? "truncated" : "too long", std::abs(bin.size() - expected),
-                index.tokens, width, expected, bin.size());
+        const int64_t width = size_of(index.type);
+        require_size(bin, bin_path, index.tokens * width,
+                     fmt::format("its index counts {} tokens x {} bytes", index.tokens, width));
         TokenRun run{
             .path = bin_path, .type = index.type, .tokens = index.held_out_from, .file_bytes = bin.size()};
         add(Split::train, run);

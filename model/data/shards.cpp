@@ -6,7 +6,6 @@
 #include "model/data/files.h"
 #include "model/data/permutation.h"
 
-#include <cmath>
 #include <filesystem>
 
 namespace fp8flow::data {
@@ -47,21 +46,20 @@ TokenRun open_header(const std::string& path) {
                          .begin = kShardHeaderBytes,
                          .tokens = count,
                          .file_bytes = file.size()};
-    const int64_t width = size_of(shard.type), expected = kShardHeaderBytes + shard.tokens * width;
-    require(file.size() == expected, ExitCode::data,
-            "{}: {} by {} bytes: the header counts {} tokens x {} bytes + {} = {} bytes, the file has {}",
-            path, file.size() < expected ? "truncated" : "too long", std::abs(file.size() - expected),
-            shard.tokens, width, kShardHeaderBytes, expected, file.size());
+    const int64_t width = size_of(shard.type);
+    require_size(
+        file, path, kShardHeaderBytes + shard.tokens * width,
+        fmt::format("the header counts {} tokens x {} bytes + {}", shard.tokens, width, kShardHeaderBytes));
     return shard;
 }
 
 }  // namespace
 
 ShardSource::ShardSource(const ShardOptions& options)
-    : StreamSource("token shards", options.vocab_size, options.seq_length, options.seed) {
+    : StreamSource(options.vocab_size, options.seq_length, options.seed) {
     std::string first_path;
     int64_t width = 0;
-    const DataFiles list = list_data_files(options.data_path, {.extensions = {".bin"}});
+    const DataFiles list = list_data_files(options.data_path, {".bin"});
     warnings_ = list.warnings;
     for (const DataFile& file : list.files) {
         const std::string name = std::filesystem::path(file.path).filename().string();

@@ -25,25 +25,15 @@ double entropy_term(double p) { return p > 0.0 ? -p * std::log(p) : 0.0; }
 
 SyntheticSource::SyntheticSource(const SyntheticOptions& options) : options_(options) {
     const auto& o = options_;
-    require(o.vocab_size >= 2 && o.vocab_size <= 65536, ExitCode::usage,
-            "synthetic data: vocab_size must be in [2, 65536], got {}", o.vocab_size);
-    require(o.order >= 1 && o.order <= 16, ExitCode::usage,
-            "synthetic data: order must be in [1, 16], got {}", o.order);
-    require(o.noise >= 0.01 && o.noise <= 1.0, ExitCode::usage,
-            "synthetic data: noise must be in [0.01, 1], got {}", o.noise);
-    require(o.zipf_exponent >= 0.0 && o.zipf_exponent <= 4.0, ExitCode::usage,
-            "synthetic data: zipf_exponent must be in [0, 4], got {}", o.zipf_exponent);
-    require(o.successors >= 1 && o.successors <= 32, ExitCode::usage,
-            "synthetic data: successors must be in [1, 32], got {}", o.successors);
-    require(o.seq_length >= 1, ExitCode::usage, "synthetic data: seq_length must be positive, got {}",
-            o.seq_length);
+    // the ranges of data.synthetic_* in model/config
+    FP8FLOW_CHECK(o.vocab_size >= 2 && o.order >= 1 && o.noise > 0 && o.successors >= 1 && o.seq_length >= 1,
+                  "{} symbols, order {}, noise {}, {} successors, seq_length {}", o.vocab_size, o.order,
+                  o.noise, o.successors, o.seq_length);
     contexts_ = 1;
     for (int64_t i = 0; i < o.order; ++i) {
         contexts_ *= o.vocab_size;
-        require(contexts_ * o.vocab_size <= kMaxTableEntries, ExitCode::usage,
-                "synthetic data: vocab_size {} to the power of order + 1 = {} exceeds {} table entries; "
-                "lower either",
-                o.vocab_size, o.order + 1, kMaxTableEntries);
+        FP8FLOW_CHECK(contexts_ * o.vocab_size <= kMaxTableEntries, "{} symbols, order {}", o.vocab_size,
+                      o.order);
     }
     build_table();
     find_stationary();

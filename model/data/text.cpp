@@ -4,7 +4,9 @@
 
 #include "kernels/core/error.h"
 #include "model/data/permutation.h"
-#include "model/safetensors/header.h"
+#include "model/safetensors/input.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -23,12 +25,6 @@ constexpr size_t kSniffBytes =
 // fraction.
 uint64_t path_hash(const std::string& relative) { return mix64(fnv1a(relative.data(), relative.size())); }
 
-std::string join(const std::vector<std::string>& entries) {
-    std::string text;
-    for (const std::string& entry : entries) text += (text.empty() ? "" : ", ") + entry;
-    return text;
-}
-
 }  // namespace
 
 bool is_held_out(const std::string& relative_path, double held_out_fraction) {
@@ -36,18 +32,17 @@ bool is_held_out(const std::string& relative_path, double held_out_fraction) {
 }
 
 TextSource::TextSource(const TextOptions& options)
-    : WindowedSource(options.seq_length, options.seed), where_(join(options.data_path)) {
-    require(options.held_out_fraction >= 0.0 && options.held_out_fraction < 1.0, ExitCode::usage,
-            "held_out_fraction must be in [0, 1), got {}", options.held_out_fraction);
-    require(options.max_bytes > 0, ExitCode::usage, "the limit of text bytes must be positive, got {}",
-            options.max_bytes);
+    : WindowedSource(options.seq_length, options.seed),
+      where_(fmt::format("{}", fmt::join(options.data_path, ", "))) {
+    FP8FLOW_CHECK(options.held_out_fraction >= 0 && options.held_out_fraction < 1 && options.max_bytes > 0,
+                  "held_out_fraction {}, max_bytes {}", options.held_out_fraction, options.max_bytes);
     split(load(options), options.held_out_fraction);
     require_one_window(Split::train, where_);
     if (options.held_out_fraction > 0.0) require_one_window(Split::held_out, where_);
 }
 
 std::vector<TextSource::Document> TextSource::load(const TextOptions& options) {
-    const auto [files, warnings] = list_data_files(options.data_path, {.extensions = options.extensions});
+    const auto [files, warnings] = list_data_files(options.data_path, options.extensions);
     warnings_ = warnings;
     std::vector<Document> documents;
     std::unordered_set<uint64_t> contents;

@@ -25,13 +25,6 @@ std::string header_text(const SafetensorsHeader& header) {
 
 }  // namespace
 
-void sort_for_alignment(std::vector<TensorDeclaration>& tensors) {
-    std::stable_sort(tensors.begin(), tensors.end(),
-                     [](const TensorDeclaration& a, const TensorDeclaration& b) {
-                         return size_of(a.dtype) > size_of(b.dtype);
-                     });
-}
-
 SafetensorsWriter::SafetensorsWriter(const std::vector<TensorDeclaration>& tensors,
                                      const std::map<std::string, std::string>& metadata, Sink sink)
     : sink_(std::move(sink)) {

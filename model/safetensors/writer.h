@@ -18,10 +18,6 @@ struct TensorDeclaration {
     std::vector<int64_t> shape;
 };
 
-// Wider elements first, otherwise in the given order: then every tensor lies at a multiple of its element
-// size.
-void sort_for_alignment(std::vector<TensorDeclaration>& tensors);
-
 class SafetensorsWriter {
 public:
     using Sink = std::function<void(const void* data, size_t bytes)>;

@@ -35,8 +35,6 @@ FileDType stored_type(const WeightTarget& target, ExportFormat format) {
     return is_quantised(target.spec, format) ? FileDType::e4m3 : FileDType::bf16;
 }
 
-std::string scale_name(const std::string& tensor) { return tensor + "_scale_inv"; }
-
 class Exporter {
 public:
     Exporter(const std::vector<WeightTarget>& targets, const WeightShapes& shapes, const ExportChoice& choice,
@@ -66,10 +64,7 @@ public:
         for (const Stored& one : stored) {
             tensors.push_back(one.tensor);
             if (one.tensor.dtype != FileDType::e4m3) continue;
-            std::vector<int64_t> shape = one.tensor.shape;
-            for (size_t i = shape.size() - 2; i < shape.size(); ++i)
-                shape[i] = (shape[i] + kScaleBlock - 1) / kScaleBlock;
-            tensors.push_back({scale_name(one.tensor.name), FileDType::f32, shape});
+            tensors.push_back({scale_name(one.tensor.name), FileDType::f32, scale_shape(one.tensor.shape)});
         }
         return tensors;
     }

@@ -122,6 +122,13 @@ std::string reason_of(const std::vector<std::string>& names) {
 
 }  // namespace
 
+std::string scale_name(const std::string& tensor) { return tensor + "_scale_inv"; }
+
+std::vector<int64_t> scale_shape(std::vector<int64_t> shape) {
+    for (size_t i = shape.size() - 2; i < shape.size(); ++i) shape[i] = ceil_div(shape[i], kScaleBlock);
+    return shape;
+}
+
 std::string HfNames::layer(int64_t ours) const {
     return only_block ? "" : fmt::format("{}layers.{}.", root, first_layer + ours);
 }

@@ -15,6 +15,10 @@ namespace fp8flow::weights {
 constexpr int64_t kScaleBlock = 128;                   // FP8 weights have one scale for 128 x 128 values
 constexpr int64_t kElementsAtOnce = int64_t{1} << 22;  // of a tensor in memory
 
+// Of the scales of an FP8 tensor: its name, and its shape [.., ceil(N/128), ceil(K/128)] for [.., N, K].
+std::string scale_name(const std::string& tensor);
+std::vector<int64_t> scale_shape(std::vector<int64_t> shape);
+
 // How the experts of a layer are stored.
 enum class ExpertNames {
     projections,  // experts.E.gate_proj.weight, up_proj, down_proj (DeepSeek-V3, Qwen3-MoE)

@@ -21,10 +21,6 @@ namespace fp8flow::weights {
 
 namespace {
 
-constexpr const char* kScaleEnding = "_scale_inv";
-
-int64_t blocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
-
 bool is_floating(FileDType dtype) {
     switch (dtype) {
         case FileDType::f32:
@@ -34,12 +30,6 @@ bool is_floating(FileDType dtype) {
         case FileDType::e4m3: return true;
         default: return false;
     }
-}
-
-// [.., N, K] -> [.., ceil(N/128), ceil(K/128)]
-std::vector<int64_t> scale_shape(std::vector<int64_t> shape) {
-    for (size_t i = shape.size() - 2; i < shape.size(); ++i) shape[i] = blocks(shape[i]);
-    return shape;
 }
 
 std::string shape_text(const std::vector<int64_t>& shape) {
@@ -86,7 +76,7 @@ public:
 
 private:
     void want_scales(const WeightPiece& piece) {
-        const std::string name = piece.tensor + kScaleEnding;
+        const std::string name = scale_name(piece.tensor);
         wanted_.insert(name);
         if (piece.shape.size() < 2)
             return problem("tensor \"{}\" is F8_E4M3, want a matrix for that", piece.tensor);
@@ -121,7 +111,7 @@ public:
     PieceReader(const TensorSet& set, const WeightPiece& piece)
         : piece_(piece), code_(set.code()), item_(set.find(piece.tensor)), bytes_(item_.bytes()) {
         if (item_.entry->dtype != FileDType::e4m3) return;
-        const TensorSet::Item scales = set.find(piece.tensor + kScaleEnding);
+        const TensorSet::Item scales = set.find(scale_name(piece.tensor));
         scales_.resize(static_cast<size_t>(scales.entry->numel()));
         read_floats(*scales.entry, scales.bytes(), 0, scales_, code_);
         matrix_rows_ = piece.shape[piece.shape.size() - 2];
@@ -131,7 +121,8 @@ public:
         read_floats(*item_.entry, bytes_, (piece_.file_row + first) * piece_.cols,
                     out.first(static_cast<size_t>(rows * piece_.cols)), code_);
         if (scales_.empty()) return;
-        const int64_t scale_cols = blocks(piece_.cols), scale_rows = blocks(matrix_rows_);
+        const int64_t scale_cols = ceil_div(piece_.cols, kScaleBlock),
+                      scale_rows = ceil_div(matrix_rows_, kScaleBlock);
         for (int64_t r = 0; r < rows; ++r) {
             const int64_t row = piece_.file_row + first + r, matrix = row / matrix_rows_;
             const float* scales =
@@ -282,15 +273,15 @@ std::vector<std::string> differences(const std::string& hf_config, const Config&
     const Config theirs =
         parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, imported);
     for (const ConfigSetting& setting : imported.settings) {
-        const ConfigField* field = find_leaf(setting.key.substr(setting.key.find('.') + 1));
+        const ConfigField& field = field_named(setting.key);
         const bool same = setting.key == "model.moe_layer_freq"
                               ? theirs.model.moe_layer_freq == config.model.moe_layer_freq
-                              : field->get(theirs) == field->get(config);
+                              : field.get(theirs) == field.get(config);
         const bool computed =  // has a part in what the model computes
             setting.key != "model.init_method_std" && setting.key != "model.max_position_embeddings";
         if (!same && computed)
             lines.push_back(fmt::format("warning: {}: {} is {} there and {} here", setting.where, setting.key,
-                                        field->get(theirs), field->get(config)));
+                                        field.get(theirs), field.get(config)));
     }
     return lines;
 }

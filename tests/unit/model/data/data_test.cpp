@@ -284,16 +284,5 @@ TEST(Synthetic, GoldenTokens) {
     EXPECT_EQ(tokens_of(source, Split::train, 0), golden);
 }
 
-TEST(Synthetic, RefusesWhatItCannotDo) {
-    const auto make = [](SyntheticOptions options) { return [options] { SyntheticSource source(options); }; };
-    expect_contains(error_of(ExitCode::usage, make({.vocab_size = 1})),
-                    "vocab_size must be in [2, 65536], got 1");
-    expect_contains(error_of(ExitCode::usage, make({.vocab_size = 4096, .order = 1})),
-                    "exceeds 4194304 table entries");
-    expect_contains(error_of(ExitCode::usage, make({.order = 0})), "order must be in [1, 16], got 0");
-    expect_contains(error_of(ExitCode::usage, make({.noise = 0.0})), "noise must be in [0.01, 1], got 0");
-    expect_contains(error_of(ExitCode::usage, make({.noise = std::nan("")})), "noise");
-}
-
 }  // namespace
 }  // namespace fp8flow
