@@ -176,8 +176,7 @@ MegatronIndex read_megatron_index(const std::string& path, double held_out_fract
     return index;
 }
 
-MegatronSource::MegatronSource(const MegatronOptions& options)
-    : StreamSource(options.vocab_size, options.seq_length, options.seed) {
+MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(options) {
     std::vector<std::string> entries;
     for (const std::string& entry : options.data_path) entries.push_back(index_entry(entry));
     const DataFiles list = list_data_files(entries, {".idx"});
@@ -201,8 +200,8 @@ MegatronSource::MegatronSource(const MegatronOptions& options)
         documents_ += index.documents;
         ++files_;
     }
-    require(files_ > 0, ExitCode::data, "{}: no .idx file", where(options.data_path));
-    check({Split::train}, where(options.data_path), options.check_at_start_bytes);
+    require(files_ > 0, ExitCode::data, "{}: no .idx file", where());
+    check();
     if (options.held_out_fraction > 0.0)
         check_share(options.held_out_fraction,
                     fmt::format("the last of {} documents are, of each file at least one; name longer files",

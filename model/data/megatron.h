@@ -12,23 +12,8 @@
 #include "model/data/token_stream.h"
 
 #include <string>
-#include <string_view>
-#include <vector>
 
 namespace fp8flow::data {
-
-struct MegatronOptions {
-    // Names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs over .idx
-    // files.
-    std::vector<std::string> data_path = {};
-    // Share of each file's documents that is held out: its last ones, at least one. Of a single document its
-    // end.
-    double held_out_fraction = 0.1;
-    int64_t vocab_size = 50257;
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-    int64_t check_at_start_bytes = int64_t{64} << 20;  // as of ShardOptions
-};
 
 // What an index says about its .bin.
 struct MegatronIndex {
@@ -41,9 +26,11 @@ struct MegatronIndex {
 // and the numbers.
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction);
 
+// data_path: names without ending, as Megatron's --data-path has them; .idx or .bin files; folders; globs
+// over .idx files. Of each file the last documents are held out, at least one; of a single document its end.
 class MegatronSource final : public StreamSource {
 public:
-    explicit MegatronSource(const MegatronOptions& options);
+    explicit MegatronSource(const TokenOptions& options);
 
     std::string description() const override;
 

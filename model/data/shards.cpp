@@ -55,8 +55,7 @@ TokenRun open_header(const std::string& path) {
 
 }  // namespace
 
-ShardSource::ShardSource(const ShardOptions& options)
-    : StreamSource(options.vocab_size, options.seq_length, options.seed) {
+ShardSource::ShardSource(const TokenOptions& options) : StreamSource(options) {
     std::string first_path;
     int64_t width = 0;
     const DataFiles list = list_data_files(options.data_path, {".bin"});
@@ -81,9 +80,7 @@ ShardSource::ShardSource(const ShardOptions& options)
             mix64(fingerprint_, fnv1a(name.data(), name.size()), static_cast<uint64_t>(shard.tokens));
         add(train ? Split::train : Split::held_out, std::move(shard));
     }
-    std::vector<Split> wanted = {Split::train};
-    if (options.held_out == ShardOptions::HeldOut::required) wanted.push_back(Split::held_out);
-    check(wanted, where(options.data_path), options.check_at_start_bytes);
+    check();
 }
 
 std::string ShardSource::description() const {

@@ -7,28 +7,14 @@
 
 #include "model/data/token_stream.h"
 
-#include <string>
-#include <vector>
-
 namespace fp8flow::data {
 
-struct ShardOptions {
-    // Files, folders, globs. A file belongs to the train part if its name holds "_train", to the held-out
-    // part if it holds "_val", each followed by '_' or '.', e.g. fineweb_train_000001.bin,
-    // tiny_shakespeare_val.bin.
-    std::vector<std::string> data_path = {};
-    int64_t vocab_size = 50257;
-    int64_t seq_length = 256;
-    uint64_t seed = 1;
-    enum class HeldOut : uint8_t { required, optional } held_out = HeldOut::required;
-    // Parts of up to this many bytes are checked whole at the start; larger ones when a sample is read.
-    int64_t check_at_start_bytes = int64_t{64} << 20;
-};
-
+// A file belongs to the train part if its name holds "_train", to the held-out part if it holds "_val", each
+// followed by '_' or '.', e.g. fineweb_train_000001.bin, tiny_shakespeare_val.bin.
 class ShardSource final : public StreamSource {
 public:
     // Checks every header and file size. Throws ExitCode::data naming the file and the numbers.
-    explicit ShardSource(const ShardOptions& options);
+    explicit ShardSource(const TokenOptions& options);
 
     std::string description() const override;
 };

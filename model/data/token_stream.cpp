@@ -123,8 +123,11 @@ void TokenStream::check_all(int64_t vocab_size) const {
     }
 }
 
-StreamSource::StreamSource(int64_t vocab_size, int64_t seq_length, uint64_t seed)
-    : WindowedSource(seq_length, seed), vocab_size_(vocab_size) {
+StreamSource::StreamSource(const TokenOptions& options)
+    : WindowedSource(options.seq_length, options.seed),
+      vocab_size_(options.vocab_size),
+      check_at_start_bytes_(options.check_at_start_bytes),
+      where_(options.data_path.size() == 1 ? options.data_path[0] : "data.data_path") {
     FP8FLOW_CHECK(vocab_size_ > 0 && vocab_size_ <= INT32_MAX, "vocabulary of {}", vocab_size_);
 }
 
@@ -134,11 +137,11 @@ void require_size(const TokenFile& file, const std::string& path, int64_t expect
             expected, file.size());
 }
 
-void StreamSource::check(const std::vector<Split>& wanted, const std::string& where, int64_t limit) {
-    for (const Split split : wanted) require_one_window(split, where);
+void StreamSource::check() {
+    require_one_window(Split::train, where_);
     int64_t bytes = 0, runs = 0;
     for (const TokenStream& part : parts_) {
-        if (part.bytes() <= limit) part.check_all(vocab_size_);
+        if (part.bytes() <= check_at_start_bytes_) part.check_all(vocab_size_);
         bytes += part.bytes();
         runs += part.num_runs();
     }

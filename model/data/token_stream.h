@@ -59,6 +59,16 @@ private:
     int64_t tokens_ = 0;
 };
 
+struct TokenOptions {
+    std::vector<std::string> data_path = {};  // files, folders, globs
+    double held_out_fraction = 0.1;           // of formats whose files do not say it themselves
+    int64_t vocab_size = 50257;
+    int64_t seq_length = 256;
+    uint64_t seed = 1;
+    // Parts of up to this many bytes are checked whole at the start; larger ones when a sample is read.
+    int64_t check_at_start_bytes = int64_t{64} << 20;
+};
+
 // Tokens of files as a source; a reader of a format adds their runs and ends with check().
 class StreamSource : public WindowedSource {
 public:
@@ -69,16 +79,14 @@ public:
     uint64_t fingerprint_without_content() const final { return fingerprint_; }
 
 protected:
-    StreamSource(int64_t vocab_size, int64_t seq_length, uint64_t seed);
+    explicit StreamSource(const TokenOptions& options);
 
     void add(Split split, TokenRun run) { parts_[static_cast<size_t>(split)].add(std::move(run)); }
     const TokenStream& part(Split split) const { return parts_[static_cast<size_t>(split)]; }
-    // One window in each of `wanted`; and every id of parts of up to `limit` bytes, those of larger ones when
-    // a sample is read. Reads what the fingerprint covers.
-    void check(const std::vector<Split>& wanted, const std::string& where, int64_t limit);
-    static std::string where(const std::vector<std::string>& data_path) {
-        return data_path.size() == 1 ? data_path[0] : "data.data_path";
-    }
+    // One window to train on; and every id of small parts, those of larger ones when a sample is read. Reads
+    // what the fingerprint covers.
+    void check();
+    const std::string& where() const { return where_; }  // the data, for messages
     void read(Split split, int64_t first, std::span<int32_t> tokens) const final {
         part(split).read(first, tokens, vocab_size_);
     }
@@ -89,7 +97,8 @@ private:
     static constexpr int64_t kBytesOfContent = int64_t{64} << 20;  // a moment to read, also over a network
 
     std::array<TokenStream, 2> parts_;
-    int64_t vocab_size_;
+    int64_t vocab_size_, check_at_start_bytes_;
+    std::string where_;
     uint64_t content_ = 0;
 };
 

@@ -59,6 +59,11 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
     const int64_t seq = config.model.seq_length;
     const uint64_t seed = config.training.seed;
+    const TokenOptions tokens{.data_path = d.data_path,
+                              .held_out_fraction = d.held_out_fraction,
+                              .vocab_size = config.model.vocab_size,
+                              .seq_length = seq,
+                              .seed = seed};
     switch (d.data_kind) {
         case DataKind::text:
             require(config.imported.empty() || config.model.vocab_size == kByteVocabulary, ExitCode::usage,
@@ -79,18 +84,8 @@ std::shared_ptr<const TokenSource> make_source(const Config& config) {
                                  .noise = d.synthetic_noise,
                                  .seq_length = seq,
                                  .seed = d.synthetic_seed});
-        case DataKind::shards:
-            return std::make_shared<ShardSource>(ShardOptions{.data_path = d.data_path,
-                                                              .vocab_size = config.model.vocab_size,
-                                                              .seq_length = seq,
-                                                              .seed = seed,
-                                                              .held_out = ShardOptions::HeldOut::optional});
-        case DataKind::megatron:
-            return std::make_shared<MegatronSource>(MegatronOptions{.data_path = d.data_path,
-                                                                    .held_out_fraction = d.held_out_fraction,
-                                                                    .vocab_size = config.model.vocab_size,
-                                                                    .seq_length = seq,
-                                                                    .seed = seed});
+        case DataKind::shards: return std::make_shared<ShardSource>(tokens);
+        case DataKind::megatron: return std::make_shared<MegatronSource>(tokens);
     }
     fail(ExitCode::internal, "unknown data kind {}", static_cast<int>(d.data_kind));
 }

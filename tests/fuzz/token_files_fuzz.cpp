@@ -66,10 +66,7 @@ int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     if (kind % 2 == 0) {
         const std::string path = folder.write("x_train.bin", data + 1, size - 1);
         fuzz::accepts(ExitCode::data, [&] {
-            read_all(ShardSource({.data_path = {path},
-                                  .vocab_size = kVocabulary,
-                                  .seq_length = 8,
-                                  .held_out = ShardOptions::HeldOut::optional}));
+            read_all(ShardSource({.data_path = {path}, .vocab_size = kVocabulary, .seq_length = 8}));
         });
         return 0;
     }

@@ -69,7 +69,7 @@ struct Dataset {
     }
 };
 
-MegatronOptions options_of(const std::string& path, double held_out = 0.25, int64_t vocab = 1000) {
+TokenOptions options_of(const std::string& path, double held_out = 0.25, int64_t vocab = 1000) {
     return {.data_path = {path}, .held_out_fraction = held_out, .vocab_size = vocab, .seq_length = 8};
 }
 
@@ -159,7 +159,7 @@ TEST(Megatron, SeveralFilesAreOneStreamAndTheOrderIsThatOfASeed) {
     for (int64_t& id : second.ids) id += 9;  // goes on where the first file's train part ends
     first.write(folder, "a");
     second.write(folder, "b");
-    MegatronOptions options = options_of(folder.path(), 0.5);
+    TokenOptions options = options_of(folder.path(), 0.5);
     const MegatronSource source(options);
     EXPECT_EQ(source.num_tokens(Split::train), 29);
     EXPECT_EQ(windows_of(source, Split::train),
@@ -204,7 +204,7 @@ TEST(Megatron, WarnsOfWhatIsNamedTwiceAndOfAHeldOutPartFarFromItsShare) {
     expect_contains(far[0],
                     "20 % of the tokens are held out, though data.held_out_fraction is 0.05: the last of 4 "
                     "documents are");
-    MegatronOptions options = options_of(folder.path("a"));
+    TokenOptions options = options_of(folder.path("a"));
     options.data_path = {folder.path("a"), folder.path("a.bin"), folder.path("a.idx"), folder.path("a")};
     const MegatronSource source(options);
     EXPECT_EQ(source.num_tokens(Split::train), 47);

@@ -55,7 +55,7 @@ std::vector<int32_t> tokens_of(const TokenSource& source, Split split, int64_t i
     return tokens;
 }
 
-ShardOptions options_of(const std::string& path, int64_t vocab = 1000) {
+TokenOptions options_of(const std::string& path, int64_t vocab = 1000) {
     return {.data_path = {path}, .vocab_size = vocab, .seq_length = 8};
 }
 
@@ -207,7 +207,6 @@ TEST(Shards, RefusesWrongSetsOfFiles) {
     const auto make = [&](const std::string& name) {
         return [path = folder.path(name)] { ShardSource source(options_of(path)); };
     };
-    expect_contains(error_of(ExitCode::data, make("train_only")), "the held-out part has 0 tokens");
     expect_contains(error_of(ExitCode::data, make("val_only")), "the train part has 0 tokens");
     expect_contains(error_of(ExitCode::data, make("unnamed")), "x_0.bin: cannot tell its part from its name");
     expect_contains(error_of(ExitCode::data, make("both")), "cannot tell its part");
@@ -216,9 +215,7 @@ TEST(Shards, RefusesWrongSetsOfFiles) {
     expect_contains(error_of(ExitCode::data, make("none")), "the train part has 0 tokens");
     expect_contains(error_of(ExitCode::data, make("pipe")), "the train part has 0 tokens");
     expect_contains(error_of(ExitCode::data, make("missing")), "No such file");
-    ShardOptions optional = options_of(folder.path("train_only"));
-    optional.held_out = ShardOptions::HeldOut::optional;
-    const ShardSource source(optional);
+    const ShardSource source(options_of(folder.path("train_only")));
     EXPECT_EQ(source.num_tokens(Split::held_out), 0);
     std::vector<int32_t> tokens(9);
     expect_contains(error_of(ExitCode::data, [&] { source.sample(Split::held_out, 0, tokens); }),
@@ -311,7 +308,7 @@ TEST(Shards, LargePartsAreCheckedWhenRead) {
     folder.write("x_val_0.bin", shard16(ids));
     ids[20] = 5000;
     const std::string path = folder.write("x_train_0.bin", shard16(ids));
-    ShardOptions options = options_of(folder.path("x_*.bin"));
+    TokenOptions options = options_of(folder.path("x_*.bin"));
     options.check_at_start_bytes = 0;
     const ShardSource source(options);
     std::vector<int32_t> tokens(9);

@@ -55,8 +55,7 @@ TEST(DataFiles, BraceListsAreBounded) {
 
 std::vector<std::string> relatives(const Paths& entries, const Paths& extensions = {}) {
     std::vector<std::string> names;
-    for (const DataFile& file : list_data_files(entries, extensions).files)
-        names.push_back(file.relative);
+    for (const DataFile& file : list_data_files(entries, extensions).files) names.push_back(file.relative);
     return names;
 }
 
