@@ -197,10 +197,24 @@ void CheckpointFolder::Part::fail_with(int error, std::string_view what) const {
 }
 
 void CheckpointFolder::Part::write(const void* data, size_t bytes) {
-    if (const int error = write_all(disk_, file_.get(), data, bytes)) fail_with(error, "write it");
+    const auto* from = static_cast<const uint8_t*>(data);
+    while (bytes > 0) {
+        const size_t count = std::min(bytes, static_cast<size_t>(kBlockBytes) - block_.size());
+        block_.insert(block_.end(), from, from + count);
+        from += count;
+        bytes -= count;
+        if (block_.size() == static_cast<size_t>(kBlockBytes)) flush();
+    }
+}
+
+void CheckpointFolder::Part::flush() {
+    if (const int error = write_all(disk_, file_.get(), block_.data(), block_.size()))
+        fail_with(error, "write it");
+    block_.clear();
 }
 
 void CheckpointFolder::Part::finish() {
+    flush();
     if (const int error = disk_.sync(file_.get())) fail_with(error, "sync it");
     if (const int error = file_.close()) fail_with(error, "close it");
     if (const int error = disk_.sync(folder_.get())) fail_with(error, "sync its folder");

@@ -20,6 +20,8 @@ namespace fp8flow::checkpoint {
 
 inline constexpr const char* kCheckpoints = "checkpoints";  // below a run's output folder, where train saves
 
+inline constexpr int64_t kBlockBytes = int64_t{8} << 20;  // of a file, written at once
+
 std::string checkpoint_name(int64_t step);  // "step_00000020"
 // The step of such a name, exactly as checkpoint_name writes it; nothing for other names.
 std::optional<int64_t> step_of_name(std::string_view name);
@@ -48,7 +50,7 @@ public:
     std::vector<std::string> keep_latest(int64_t count, std::optional<uint64_t> run);
     void set_aside(int64_t step) { set_aside(checkpoint_name(step), step); }  // step_N becomes step_N.refused
 
-    // A file of step_N.tmp, by any rank.
+    // A file of step_N.tmp, by any rank. Tensors by the thousand, most of them small, become few writes.
     class Part {
     public:
         Part(const CheckpointFolder& folder, int64_t step, const std::string& name);
@@ -57,10 +59,12 @@ public:
 
     private:
         [[noreturn]] void fail_with(int error, std::string_view what) const;
+        void flush();
 
         Disk& disk_;
         std::string path_;
         DiskHandle folder_, file_;
+        std::vector<uint8_t> block_;
     };
 
 private:

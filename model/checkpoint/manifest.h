@@ -48,6 +48,9 @@ struct CheckpointManifest {
 inline constexpr int64_t kMaxManifestBytes = int64_t{16} << 20;
 inline constexpr const char* kManifestName = "manifest.json";
 std::string rank_file_name(int64_t rank);  // "rank_0003.safetensors"
+// The key of its header's metadata that holds the checksums of its tensors, eight hexadecimal digits each in
+// the order of the data.
+inline constexpr const char* kChecksumsKey = "crc32c";
 
 // JSON; its first line is the checksum of the others.
 std::string manifest_text(const CheckpointManifest& manifest);

@@ -3,7 +3,6 @@
 #include "model/checkpoint/reader.h"
 
 #include "model/base/crc32c.h"
-#include "model/checkpoint/rank_file.h"
 #include "model/checkpoint/state.h"
 #include "model/job/watchdog.h"
 

@@ -4,8 +4,10 @@
 
 #include "kernels/core/scaled_tensor.h"
 #include "model/base/build_info.h"
+#include "model/base/crc32c.h"
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/state.h"
+#include "model/safetensors/writer.h"
 
 #include <algorithm>
 #include <thread>
@@ -62,9 +64,7 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::save(Trainer& trainer
     }
     copy_state(trainer);
     pending.paused = seconds_since(pending.started);
-    pending.file = std::async(std::launch::async, [this, &pending] {
-        return write_rank_file(*folder_, pending.step, world_.rank(), pending.tensors, stop_);
-    });
+    pending.file = std::async(std::launch::async, [this, &pending] { return write_file(pending); });
     if (config_.checkpoint.async_save) return before;
     const std::optional<Published> now = finish();
     return before ? before : now;
@@ -95,6 +95,42 @@ void CheckpointSaver::copy_state(Trainer& trainer) {
     }
     copied.record({});
     copied.wait();
+}
+
+// Checksums first, since the header holds them; then the file as a stream. Returns when it is on the disk.
+CheckpointManifest::File CheckpointSaver::write_file(const Pending& pending) const {
+    const auto go_on = [&] {
+        require(!stop_, ExitCode::checkpoint, "the run ended while a checkpoint was being written");
+    };
+    std::vector<TensorDeclaration> declared;
+    std::string checksums;
+    for (const SavedTensor& tensor : pending.tensors) {
+        go_on();
+        declared.push_back({tensor.name, tensor.dtype, tensor.shape});
+        checksums += fmt::format("{:08x}", crc32c(tensor.data, static_cast<size_t>(tensor.bytes)));
+    }
+    CheckpointFolder::Part part(*folder_, pending.step, rank_file_name(world_.rank()));
+    CheckpointManifest::File file;
+    bool in_header = true;
+    SafetensorsWriter writer(declared,
+                             {{"format", "fp8flow checkpoint"},
+                              {"step", std::to_string(pending.step)},
+                              {"rank", std::to_string(world_.rank())},
+                              {kChecksumsKey, checksums}},
+                             [&](const void* data, size_t bytes) {
+                                 if (in_header) file.header_crc = crc32c(data, bytes, file.header_crc);
+                                 part.write(data, bytes);
+                             });
+    in_header = false;
+    for (const SavedTensor& tensor : pending.tensors)
+        for (int64_t done = 0; done < tensor.bytes; done += kBlockBytes) {
+            go_on();
+            writer.append(tensor.name, tensor.data + done, std::min(kBlockBytes, tensor.bytes - done));
+        }
+    writer.finish();
+    part.finish();
+    file.bytes = writer.file_bytes();
+    return file;
 }
 
 // What the threads of this rank have done since the last poll.

@@ -2,13 +2,13 @@
 // CheckpointSaver: takes the state of a run between two steps and writes it in the background. Training
 // pauses only until the device has copied the state to page-locked host memory; a thread of each rank writes
 // that rank's file, the first rank then publishes the checkpoint. Threads use the disk only; ranks
-// communicate in poll, between steps. Read next: folder.h, rank_file.h.
+// communicate in poll, between steps. Read next: folder.h.
 #pragma once
 
 #include "kernels/core/pinned.h"
 #include "model/checkpoint/folder.h"
 #include "model/checkpoint/manifest.h"
-#include "model/checkpoint/rank_file.h"
+#include "model/safetensors/header.h"
 #include "model/train/trainer.h"
 
 #include <atomic>
@@ -65,6 +65,14 @@ private:
         uint32_t header_crc = 0;
         int64_t error_code = 0;
     };
+    // In host memory.
+    struct SavedTensor {
+        std::string name;
+        std::vector<int64_t> shape;
+        const uint8_t* data = nullptr;
+        int64_t bytes = 0;
+        FileDType dtype = FileDType::f32;
+    };
     struct Pending {
         int64_t step = 0, applied = 0, next_batch = 0;
         Clock::time_point started;
@@ -73,10 +81,11 @@ private:
         std::string error;
         std::future<CheckpointManifest::File> file;
         std::future<std::vector<std::string>> publication;  // first rank
-        std::vector<HostTensor> tensors;
+        std::vector<SavedTensor> tensors;
     };
 
     void copy_state(Trainer& trainer);
+    CheckpointManifest::File write_file(const Pending& pending) const;
     void look_at_threads();
     std::optional<Published> exchange_reports();
     void start_publication(const std::vector<Report>& reports);
