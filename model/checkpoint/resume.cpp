@@ -170,25 +170,22 @@ void check_position(const CheckpointReader& reader, const Config& config, const 
         config.training.train_iters, saved.step, reader.path());
 }
 
-// Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
-std::vector<uint8_t> converted(const std::vector<uint8_t>& bytes, FileDType from) {
-    const bool widens = from == FileDType::bf16;
-    const size_t count = bytes.size() / (widens ? sizeof(Bf16) : sizeof(float));
-    std::vector<uint8_t> result(count * (widens ? sizeof(float) : sizeof(Bf16)));
-    for (size_t i = 0; i < count; ++i) {
-        float value = 0;
-        Bf16 narrow{};
-        if (widens) {
-            std::memcpy(&narrow, bytes.data() + i * sizeof narrow, sizeof narrow);
-            value = to_float(narrow);
-            std::memcpy(result.data() + i * sizeof value, &value, sizeof value);
-        } else {
-            std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
-            narrow = to_bf16(value);
-            std::memcpy(result.data() + i * sizeof narrow, &narrow, sizeof narrow);
-        }
+template <class From, class To, class Convert>
+std::vector<uint8_t> each_as(const std::vector<uint8_t>& bytes, Convert convert) {
+    std::vector<uint8_t> result(bytes.size() / sizeof(From) * sizeof(To));
+    for (size_t i = 0; i < bytes.size() / sizeof(From); ++i) {
+        From value;
+        std::memcpy(&value, bytes.data() + i * sizeof value, sizeof value);
+        const To other = convert(value);
+        std::memcpy(result.data() + i * sizeof other, &other, sizeof other);
     }
     return result;
+}
+// Moments in the other type: FP32 to the nearest BF16, or BF16 as it is.
+std::vector<uint8_t> converted(const std::vector<uint8_t>& bytes, FileDType from) {
+    if (from == FileDType::bf16)
+        return each_as<Bf16, float>(bytes, [](Bf16 value) { return to_float(value); });
+    return each_as<float, Bf16>(bytes, [](float value) { return to_bf16(value); });
 }
 
 void copy_to_device(const CheckpointReader& reader, const std::vector<StateTensor>& state, Device& device) {

@@ -5,7 +5,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <charconv>
+#include <regex>
+#include <sstream>
 
 namespace fp8flow::checkpoint {
 
@@ -94,27 +95,20 @@ std::string SliceName::text() const {
 }
 
 std::optional<SliceName> parse_slice_name(const std::string& name) {
+    static const std::regex form(R"(\[(\d{1,18}):(\d{1,18}) of (\d{1,18}(x\d{1,18})*)\])");
     const size_t open = name.rfind('[');
-    if (open == std::string::npos || !name.ends_with(']')) return std::nullopt;
-    SliceName slice{.tensor = name.substr(0, open)};
-    const char* at = name.data() + open + 1;
-    const char* const end = name.data() + name.size() - 1;
-    const auto number = [&](int64_t& value) {
-        const auto [next, error] = std::from_chars(at, end, value);
-        at = next;
-        return error == std::errc() && value >= 0;
-    };
-    const auto skip = [&](std::string_view text) {
-        const bool found = std::string_view(at, static_cast<size_t>(end - at)).starts_with(text);
-        if (found) at += text.size();
-        return found;
-    };
-    if (!number(slice.first) || !skip(":") || !number(slice.last) || !skip(" of ")) return std::nullopt;
+    std::smatch parts;
+    if (open == std::string::npos ||
+        !std::regex_match(name.begin() + static_cast<int64_t>(open), name.end(), parts, form))
+        return std::nullopt;
+    SliceName slice{.tensor = name.substr(0, open),
+                    .first = std::stoll(parts[1].str()),
+                    .last = std::stoll(parts[2].str())};
     int64_t numel = 1;
-    do {
-        if (!number(slice.shape.emplace_back()) || __builtin_mul_overflow(numel, slice.shape.back(), &numel))
+    std::istringstream sizes(parts[3].str());
+    for (std::string size; std::getline(sizes, size, 'x');)
+        if (__builtin_mul_overflow(numel, slice.shape.emplace_back(std::stoll(size)), &numel))
             return std::nullopt;
-    } while (skip("x"));
     if (slice.first >= slice.last || slice.last > numel || slice.text() != name) return std::nullopt;
     return slice;
 }

@@ -194,18 +194,6 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
     return field;
 }
 
-template <class Access> ConfigField text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text", std::move(doc)};
-    field.is_text = true;
-    field.get = [at](const Config& config) { return quoted(at(config)); };
-    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        if (written.is_list || written.items.at(0).empty()) return refuse("text");
-        at(config) = written.items.at(0);
-        return std::nullopt;
-    };
-    return field;
-}
-
 // true, false, or decided before the run.
 template <class Access>
 ConfigField automatic(std::string section, std::string key, Access at, std::string doc) {
@@ -226,16 +214,20 @@ ConfigField automatic(std::string section, std::string key, Access at, std::stri
 }
 
 template <class Access>
-ConfigField optional_text(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "text, or \"\"", std::move(doc)};
+ConfigField optional_text(std::string section, std::string key, Access at, std::string doc,
+                          const char* want = "text, or \"\"", size_t least = 0) {
+    ConfigField field{section, key, want, std::move(doc)};
     field.is_text = true;
     field.get = [at](const Config& config) { return quoted(at(config)); };
-    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        if (written.is_list) return refuse("text, or \"\"");
+    field.set = [=](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        if (written.is_list || written.items.at(0).size() < least) return refuse(want);
         at(config) = written.items.at(0);
         return std::nullopt;
     };
     return field;
+}
+template <class Access> ConfigField text(std::string section, std::string key, Access at, std::string doc) {
+    return optional_text(std::move(section), std::move(key), at, std::move(doc), "text", 1);
 }
 
 template <class Access> ConfigField texts(std::string section, std::string key, Access at, std::string doc) {

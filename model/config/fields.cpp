@@ -11,7 +11,7 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
+#include <regex>
 
 // The accessor of a struct member; `auto&` serves reading and writing.
 #define AT(member) \
@@ -261,23 +261,15 @@ ConfigField hosts_field() {
         return quoted(p.hosts == 0 ? "" : fmt::format("{}x{}", p.hosts, p.ranks_per_host));
     };
     field.set = [want](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        static const std::regex form("([1-9][0-9]{0,3})x([1-9][0-9]{0,3})");
         ParallelSpec& p = config.parallel;
         p.hosts = p.ranks_per_host = 0;
-        if (written.is_list) return refuse(want);
-        const std::string& text = written.items.at(0);
+        const std::string text = written.text();
         if (text.empty()) return std::nullopt;
-        const auto number = [](const char* begin, const char* end, int64_t& value) {
-            const auto [stop, error] = std::from_chars(begin, end, value);
-            return error == std::errc() && stop == end && value >= 1 && value <= 4096;
-        };
-        const size_t cross = text.find('x');
-        const char *begin = text.data(), *end = begin + text.size();
-        int64_t hosts = 0, ranks = 0;
-        if (cross == std::string::npos || !number(begin, begin + cross, hosts) ||
-            !number(begin + cross + 1, end, ranks))
-            return refuse(want);
-        p.hosts = hosts;
-        p.ranks_per_host = ranks;
+        std::smatch parts;
+        if (written.is_list || !std::regex_match(text, parts, form)) return refuse(want);
+        p.hosts = std::stoll(parts[1].str());
+        p.ranks_per_host = std::stoll(parts[2].str());
         return std::nullopt;
     };
     return field;

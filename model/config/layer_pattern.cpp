@@ -5,110 +5,92 @@
 
 #include <cctype>
 #include <charconv>
+#include <utility>
 
 namespace fp8flow {
 namespace {
 
+using Layers = std::vector<int>;
 constexpr int kMaxDepth = 8;  // of parentheses
 
 class PatternReader {
 public:
-    explicit PatternReader(std::string_view text) : text_(text) {}
+    explicit PatternReader(std::string_view text) : rest_(text) {}
 
-    std::optional<std::vector<int>> read() {
-        auto layers = sum(0);
-        skip_space();
-        if (!layers || !rest_.empty()) return std::nullopt;
-        return layers;
+    bool at_end() { return skip_space().empty(); }
+
+    bool integer(int64_t most, int64_t& value) {
+        const std::string_view text = skip_space();
+        const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+        rest_.remove_prefix(static_cast<size_t>(end - text.data()));
+        return error == std::errc() && value >= 0 && value <= most;
     }
 
-    std::optional<int64_t> integer() {
-        skip_space();
-        int64_t value = 0;
-        const auto [end, error] = std::from_chars(rest_.data(), rest_.data() + rest_.size(), value);
-        if (error != std::errc() || value < 0) return std::nullopt;
-        rest_.remove_prefix(static_cast<size_t>(end - rest_.data()));
-        return value;
-    }
-
-    bool at_end() {
-        skip_space();
-        return rest_.empty();
-    }
-
-private:
-    void skip_space() {
-        while (!rest_.empty() && std::isspace(static_cast<unsigned char>(rest_.front())))
-            rest_.remove_prefix(1);
-    }
-
-    bool take(char wanted) {
-        skip_space();
-        if (rest_.empty() || rest_.front() != wanted) return false;
-        rest_.remove_prefix(1);
+    // Each of these appends to `layers`; false where the text is none.
+    bool sum(int depth, Layers& layers) {
+        do {
+            Layers one;
+            if (!term(depth, one) || !append(layers, one)) return false;
+        } while (take('+'));
         return true;
     }
 
-    std::optional<std::vector<int>> sum(int depth) {
-        auto layers = term(depth);
-        while (layers && take('+')) {
-            const auto more = term(depth);
-            if (!more || layers->size() + more->size() > static_cast<size_t>(kMaxLayers)) return std::nullopt;
-            layers->insert(layers->end(), more->begin(), more->end());
-        }
-        return layers;
+private:
+    std::string_view skip_space() {
+        while (!rest_.empty() && std::isspace(static_cast<unsigned char>(rest_.front())))
+            rest_.remove_prefix(1);
+        return rest_;
+    }
+    bool take(char wanted) {
+        const bool found = skip_space().starts_with(wanted);
+        if (found) rest_.remove_prefix(1);
+        return found;
+    }
+    static bool append(Layers& layers, const Layers& more) {
+        layers.insert(layers.end(), more.begin(), more.end());
+        return layers.size() <= static_cast<size_t>(kMaxLayers);
     }
 
-    std::optional<std::vector<int>> term(int depth) {
-        auto layers = factor(depth);
-        while (layers && take('*')) {
-            const auto count = integer();
-            if (!count || *count > kMaxLayers || static_cast<int64_t>(layers->size()) * *count > kMaxLayers) {
-                return std::nullopt;
-            }
-            const std::vector<int> once = *layers;
-            layers->clear();
-            for (int64_t i = 0; i < *count; ++i) layers->insert(layers->end(), once.begin(), once.end());
+    bool term(int depth, Layers& layers) {
+        if (!factor(depth, layers)) return false;
+        while (take('*')) {
+            int64_t count = 0;
+            if (!integer(kMaxLayers, count)) return false;
+            const Layers once = std::exchange(layers, {});
+            for (int64_t i = 0; i < count; ++i)
+                if (!append(layers, once)) return false;
         }
-        return layers;
+        return true;
     }
 
-    std::optional<std::vector<int>> factor(int depth) {
-        if (depth > kMaxDepth) return std::nullopt;
-        if (take('(')) {
-            auto layers = sum(depth + 1);
-            if (!take(')')) return std::nullopt;
-            return layers;
-        }
-        if (!take('[')) return std::nullopt;
-        std::vector<int> layers;
-        if (take(']')) return layers;
+    bool factor(int depth, Layers& layers) {
+        if (depth > kMaxDepth) return false;
+        if (take('(')) return sum(depth + 1, layers) && take(')');
+        if (!take('[')) return false;
+        if (take(']')) return true;
         do {
-            const auto entry = integer();
-            if (!entry || *entry > 1 || layers.size() >= static_cast<size_t>(kMaxLayers)) return std::nullopt;
-            layers.push_back(static_cast<int>(*entry));
+            int64_t entry = 0;
+            if (!integer(1, entry) || !append(layers, {static_cast<int>(entry)})) return false;
         } while (take(','));
-        if (!take(']')) return std::nullopt;
-        return layers;
+        return take(']');
     }
 
-    std::string_view text_;
-    std::string_view rest_ = text_;
+    std::string_view rest_;
 };
 
 }  // namespace
 
 std::optional<std::vector<int>> expand_layer_pattern(std::string_view pattern, int64_t num_layers) {
+    Layers layers;
     PatternReader number(pattern);
-    if (const auto every = number.integer(); every && number.at_end()) {
-        if (*every < 1 || num_layers > kMaxLayers) return std::nullopt;
-        std::vector<int> layers(static_cast<size_t>(num_layers));
-        for (int64_t layer = 0; layer < num_layers; ++layer) {
-            layers[static_cast<size_t>(layer)] = layer % *every == 0 ? 1 : 0;
-        }
+    if (int64_t every = 0; number.integer(INT64_MAX, every) && number.at_end()) {
+        if (every < 1 || num_layers > kMaxLayers) return std::nullopt;
+        for (int64_t layer = 0; layer < num_layers; ++layer) layers.push_back(layer % every == 0 ? 1 : 0);
         return layers;
     }
-    return PatternReader(pattern).read();
+    PatternReader lists(pattern);
+    if (!lists.sum(0, layers) || !lists.at_end()) return std::nullopt;
+    return layers;
 }
 
 }  // namespace fp8flow
