@@ -92,14 +92,10 @@ const char* name_of(Stage stage) {
 // A line put together without memory from the heap, which may be what is lacking.
 class Line {
 public:
-    Line& operator<<(std::string_view text) {
-        const size_t count = std::min(text.size(), sizeof text_ - size_);
-        std::memcpy(text_ + size_, text.data(), count);
-        size_ += count;
-        return *this;
-    }
-    Line& operator<<(int64_t value) {
-        size_ = static_cast<size_t>(std::to_chars(text_ + size_, text_ + sizeof text_, value).ptr - text_);
+    template <class... Args> Line& add(fmt::format_string<Args...> format, Args&&... args) {
+        const auto done = fmt::format_to_n(text_ + size_, static_cast<int64_t>(sizeof text_ - size_), format,
+                                           std::forward<Args>(args)...);
+        size_ = static_cast<size_t>(done.out - text_);
         return *this;
     }
     void write() const { [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, text_, size_); }
@@ -135,25 +131,25 @@ bool is_lost(const RankNotes& notes) {
 
 // "rank 3 (process 123, last in step 12, 4 s ago)"
 void describe(Line& line, const RankNotes& notes) {
-    line << "rank " << int64_t{notes.rank} << " (process " << int64_t{notes.pid} << ", last in "
-         << name_of(notes.stage);
-    if (notes.step > 0) line << (notes.stage == Stage::step ? " " : " after step ") << notes.step;
-    line << ", " << (now() - notes.progress) / kSecond << " s ago)";
+    line.add("rank {} (process {}, last in {}", notes.rank.load(), notes.pid.load(), name_of(notes.stage));
+    if (notes.step > 0)
+        line.add("{}{}", notes.stage == Stage::step ? " " : " after step ", notes.step.load());
+    line.add(", {} s ago)", (now() - notes.progress) / kSecond);
 }
 
 void describe_gone(Line& line, const RankNotes& notes) {
-    line << "another rank was lost: ";
+    line.add("another rank was lost: ");
     describe(line, notes);
-    if (notes.signal > 0) {
-        line << " ended by signal " << int64_t{notes.signal};
-    } else {
-        line << " is gone (killed, perhaps for lack of memory, or it crashed)";
-    }
+    if (notes.signal > 0)
+        line.add(" ended by signal {}\n", notes.signal.load());
+    else
+        line.add(" is gone (killed, perhaps for lack of memory, or it crashed)\n");
 }
 
-// Begins a report with this rank's number and host.
-void begin(Line& line) {
-    line << "fp8flow: error: rank " << int64_t{own->rank} << " on " << host_name().text << ": ";
+// The beginning of a report: this rank's number and host.
+Line begun() {
+    Line line;
+    return line.add("fp8flow: error: rank {} on {}: ", own->rank.load(), host_name().text);
 }
 
 constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -289,10 +285,9 @@ private:
     void look_for_gone() {
         for (int r = 0; r < num_ranks; ++r) {
             if (!is_lost(ranks[r])) continue;
-            Line line;
-            begin(line);
+            Line line = begun();
             describe_gone(line, ranks[r]);
-            report(line << "\n");
+            report(line);
         }
     }
 
@@ -336,33 +331,25 @@ private:
         ::_exit(static_cast<int>(ExitCode::peer));
     }
 
-    static Line& add_limit(Line& line, int64_t limit) {
-        return line << "; the limit is " << limit / kSecond << " s (" << deadline_name.load() << ")\n";
-    }
-
     void give_up(const RankNotes& lost, const char* why, int64_t limit) {
-        Line line;
-        begin(line);
-        line << "no answer from ";
-        describe(line, lost);
-        report(add_limit(line << why, limit));
+        Line line = begun();
+        describe(line.add("no answer from "), lost);
+        report_limit(line.add("{}", why), limit);
     }
     void give_up_on_start(int rank_on_host, int64_t limit) {
-        Line line;
-        begin(line);
-        line << "no answer from the rank with number " << int64_t{rank_on_host}
-             << " of this host: it has not "
-             << "reached main";
-        report(add_limit(line, limit));
+        report_limit(
+            begun().add("no answer from the rank with number {} of this host: it has not reached main",
+                        rank_on_host),
+            limit);
     }
     void give_up_alone(int64_t limit) {
-        Line line;
-        begin(line);
-        line << name_of(own->stage)
-             << " does not return, and every rank of this host waits in it or has left";
-        report(add_limit(line, limit));
+        report_limit(begun().add("{} does not return, and every rank of this host waits in it or has left",
+                                 name_of(own->stage)),
+                     limit);
     }
-
+    void report_limit(Line line, int64_t limit) {
+        report(line.add("; the limit is {} s ({})\n", limit / kSecond, deadline_name.load()));
+    }
     void report(const Line& line) {
         if (!claim_report()) return;
         line.write();
@@ -455,16 +442,14 @@ void end_terminated() {
     // A rank that exits first with a status other than 0 ends the others, and has reported why.
     const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
     if (!leaving && claim_report()) {
-        Line line;
-        begin(line);
-        if (gone != end) {
+        Line line = begun();
+        if (gone != end)
             describe_gone(line, *gone);
-        } else {
-            line
-                << "ended by the launcher: the job was cancelled, or another rank was lost before it started "
-                   "or on another host";
-        }
-        (line << "\n").write();
+        else
+            line.add(
+                "ended by the launcher: the job was cancelled, or another rank was lost before it started "
+                "or on another host\n");
+        line.write();
     }
     remove_name_after_report();
     ::_exit(static_cast<int>(ExitCode::peer));
