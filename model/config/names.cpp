@@ -140,13 +140,6 @@ constexpr NoSetting kNoSettings[] = {
     {"training.zero_grad_iters", {"0"}, "training.grad_norm_limit bounds gradients; grad_norm is logged"},
 };
 
-constexpr const Known* find(const Known* first, const Known* last, std::string_view key) {
-    for (; first != last; ++first) {
-        if (first->key == key) return first;
-    }
-    return nullptr;
-}
-
 constexpr size_t kLongest = 64;  // no name is longer; keeps hostile input cheap
 
 // Edits (insert, delete, replace, swap of neighbours) that turn a into b; both have at most kLongest bytes.
@@ -257,14 +250,11 @@ std::string without_old_keys(std::string_view dump) {
 }
 
 std::string explain_unknown_key(std::string_view key) {
-    if (const Known* refused = find(std::begin(kRefusedKeys), std::end(kRefusedKeys), key))
-        return std::string(refused->answer);
-    std::string name;
-    if (const Known* foreign = find(std::begin(kForeign), std::end(kForeign), key)) {
-        name = foreign->answer;
-    } else {
-        name = nearest_name(key, leaf_keys());
-    }
+    const Known* refused = std::ranges::find(kRefusedKeys, key, &Known::key);
+    if (refused != std::end(kRefusedKeys)) return std::string(refused->answer);
+    const Known* foreign = std::ranges::find(kForeign, key, &Known::key);
+    const std::string name =
+        foreign != std::end(kForeign) ? std::string(foreign->answer) : nearest_name(key, leaf_keys());
     if (name.empty()) return {};
     return fmt::format("did you mean '{}'", find_leaf(name)->name());
 }

@@ -10,12 +10,11 @@
 namespace fp8flow {
 
 std::string dump_config(const Config& config) {
-    std::string yaml;
-    for (const auto& section : config_sections()) {
-        yaml += section + ":\n";
-        for (const auto& field : config_fields()) {
-            if (field.section == section) yaml += fmt::format("  {}: {}\n", field.key, field.get(config));
-        }
+    std::string yaml, section;
+    for (const auto& field : config_fields()) {
+        if (field.section != section) yaml += field.section + ":\n";
+        section = field.section;
+        yaml += fmt::format("  {}: {}\n", field.key, field.get(config));
     }
     return yaml;
 }
@@ -25,18 +24,16 @@ std::string help_config() {
     std::string help =
         "Configuration keys (YAML sections; --set section.key=value overrides; the name is Megatron's).\n"
         "An integer may be written 5000 or 5e3, a list [a, b].\n";
-    for (const auto& section : config_sections()) {
-        help += "\n" + section + ":\n";
-        for (const auto& field : config_fields()) {
-            if (field.section != section) continue;
-            help += fmt::format("  {}: {}; default {}\n      {}\n", field.key, field.type,
-                                field.get(defaults), field.doc);
-            if (!field.recipes.empty()) {
-                std::vector<std::string_view> names;
-                for (const Recipe recipe : field.recipes) names.push_back(recipe_name(recipe));
-                help += fmt::format("      recipes: {}\n", fmt::join(names, ", "));
-            }
-        }
+    std::string section;
+    for (const auto& field : config_fields()) {
+        if (field.section != section) help += "\n" + field.section + ":\n";
+        section = field.section;
+        help += fmt::format("  {}: {}; default {}\n      {}\n", field.key, field.type, field.get(defaults),
+                            field.doc);
+        if (field.recipes.empty()) continue;
+        std::vector<std::string_view> names;
+        for (const Recipe recipe : field.recipes) names.push_back(recipe_name(recipe));
+        help += fmt::format("      recipes: {}\n", fmt::join(names, ", "));
     }
     return help;
 }
