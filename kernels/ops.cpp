@@ -95,6 +95,8 @@ void Ops::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& 
         norm(args.dk, args.k_raw, args.k_gamma, args.k_rstd, args.dk_gamma);
     }
     do_merge_qkv({.q = args.dq, .k = args.dk, .v = args.dv, .qkv = args.dqkv}, launch);
+    if (args.rows)
+        do_quantize_rows({.src = args.dqkv, .scale_format = args.scale_format, .dst = args.rows}, launch);
 }
 
 void Ops::do_adamw_quantize(const op::AdamWQuantize& args, const Launch& launch) {

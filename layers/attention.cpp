@@ -8,19 +8,23 @@
 
 namespace fp8flow {
 
-SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype,
-                             const std::string& name)
+SelfAttention::SelfAttention(ParameterStore& store, const ModelSpec& model, const Flow* linears,
+                             DType plain_dtype, const std::string& name)
     : model_(model),
       qkv_(store.add({.name = name + ".linear_qkv.weight",
                       .shape = {(model.num_attention_heads + 2 * model.num_query_groups) * model.kv_channels,
                                 model.hidden_size, 0},
                       .init_std = model.init_method_std,
-                      .plain_dtype = plain_dtype})),
+                      .format = linears != nullptr ? linears->weight_format() : WeightFormat{},
+                      .plain_dtype = plain_dtype}),
+           linears, {"qkv", "qkv input", "qkv gradient"}),
       proj_(store.add(
-          {.name = name + ".linear_proj.weight",
-           .shape = {model.hidden_size, model.num_attention_heads * model.kv_channels, 0},
-           .init_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers)),
-           .plain_dtype = plain_dtype})),
+                {.name = name + ".linear_proj.weight",
+                 .shape = {model.hidden_size, model.num_attention_heads * model.kv_channels, 0},
+                 .init_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers)),
+                 .format = linears != nullptr ? linears->weight_format() : WeightFormat{},
+                 .plain_dtype = plain_dtype}),
+            linears, {"proj", "proj input", "proj gradient"}),
       scale_(1.0f / std::sqrt(static_cast<float>(model.kv_channels))) {
     if (!model.qk_layernorm) return;
     auto norm = [&](const char* which) {
@@ -56,9 +60,9 @@ std::vector<float> SelfAttention::rope_table(const ModelSpec& model) {
     return table;
 }
 
-void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView& residual,
+void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView& residual,
                             bool recompute_core, AttentionSaved& saved, const TensorView& y) const {
-    const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
+    const int64_t tokens = xn.plain.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
                   dim = model_.kv_channels;
     auto keep = [&](int64_t count) {
         return ctx.saved.tensor(ctx.activation, {tokens, count, dim}, "attention");
@@ -77,7 +81,7 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
         auto timed = ctx.stage("qkv");
         const TensorView qkv =
             ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
-        qkv_.forward(ctx, xn, qkv);
+        qkv_.forward(ctx, xn, saved.qkv, qkv);
         ctx.ops.qkv_heads({.qkv = qkv,
                            .table = rope_table_,
                            .q_gamma = gamma_of(q_norm_),
@@ -95,12 +99,14 @@ void SelfAttention::forward(Context& ctx, const TensorView& xn, const TensorView
     core(ctx, saved, recompute_core ? ctx.scratch : ctx.saved);
     auto timed = ctx.stage("proj");
     const TensorView out = ctx.scratch.tensor(ctx.activation, {tokens, model_.hidden_size}, "attention");
-    proj_.forward(ctx, saved.o.reshape({tokens, heads * dim}), out);
+    const Arena::Mark mark = ctx.saved.mark();
+    proj_.forward(ctx, {.plain = saved.o.reshape({tokens, heads * dim})}, saved.proj, out);
     ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
-    if (recompute_core) {
-        saved.o = {};
-        saved.lse = {};
-    }
+    if (!recompute_core) return;
+    ctx.saved.rewind(mark);
+    saved.o = {};
+    saved.lse = {};
+    saved.proj = {};
 }
 
 // o and lse in `arena`. Recompute core_attn drops them after the forward and rebuilds them in the backward.
@@ -119,21 +125,23 @@ void SelfAttention::core(Context& ctx, AttentionSaved& saved, Arena& arena) cons
                       ctx.launch);
 }
 
-void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorView& xn, AttentionSaved& saved,
+void SelfAttention::backward(Context& ctx, const TensorView& dy, const TokenRows& xn, AttentionSaved& saved,
                              const TensorView& dxn) const {
     ArenaScope scope(ctx.scratch);
-    const int64_t tokens = xn.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
+    const int64_t tokens = dy.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
                   dim = model_.kv_channels;
     if (!saved.o) core(ctx, saved, ctx.scratch);
     auto scratch = [&](int64_t count) {
         return ctx.scratch.tensor(ctx.activation, {tokens, count, dim}, "attention");
     };
     const TensorView dout = scratch(heads), dq = scratch(heads), dk = scratch(kv), dv = scratch(kv);
-    const TensorView dqkv = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
+    const TokenRows dqkv{
+        .plain = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention"),
+        .quantized = qkv_.gradient_rows(ctx)};
 
     {
         auto timed = ctx.stage("proj");
-        proj_.backward(ctx, dy, saved.o.reshape({tokens, heads * dim}), ctx.grad_mode,
+        proj_.backward(ctx, {.plain = dy}, {.plain = saved.o.reshape({tokens, heads * dim})}, saved.proj,
                        dout.reshape({tokens, heads * dim}));
     }
     {
@@ -163,11 +171,13 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TensorVie
                                 .q_rstd = saved.q_rstd,
                                 .k_rstd = saved.k_rstd,
                                 .dgamma_mode = ctx.grad_mode,
-                                .dqkv = dqkv,
+                                .scale_format = format_of(dqkv.quantized),
+                                .dqkv = dqkv.plain,
+                                .rows = dqkv.quantized,
                                 .dq_gamma = q_norm_ != nullptr ? q_norm_->main_grad : TensorView{},
                                 .dk_gamma = k_norm_ != nullptr ? k_norm_->main_grad : TensorView{}},
                                ctx.launch);
-    qkv_.backward(ctx, dqkv, xn, ctx.grad_mode, dxn);
+    qkv_.backward(ctx, dqkv, xn, saved.qkv, dxn);
 }
 
 }  // namespace fp8flow

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Causal self-attention with grouped queries and rotary embedding. Core attention is BF16 in every recipe.
+// Causal self-attention with grouped queries and rotary embedding. Core attention is BF16 in every recipe;
+// the projections are FP8 with precision.fp8_attention_linears.
 #pragma once
 
 #include "layers/projection.h"
@@ -13,17 +14,20 @@ struct AttentionSaved {
     TensorView q_raw, k_raw, q_rstd, k_rstd;  // before qk_layernorm, if the model has one
     TensorView q, k, v;                       // [T, heads, D], after rope
     TensorView o, lse;                        // dropped under recompute core_attn
+    ExpertsSaved qkv, proj;                   // FP8 projections; proj is dropped with o
 };
 
 class SelfAttention {
 public:
-    SelfAttention(ParameterStore& store, const ModelSpec& model, DType plain_dtype, const std::string& name);
+    // linears: the flow whose linear layers the projections are, outlives the layer; null: BF16.
+    SelfAttention(ParameterStore& store, const ModelSpec& model, const Flow* linears, DType plain_dtype,
+                  const std::string& name);
 
     // y [T, H] = x + attention(xn).
-    void forward(Context& ctx, const TensorView& xn, const TensorView& residual, bool recompute_core,
+    void forward(Context& ctx, const TokenRows& xn, const TensorView& residual, bool recompute_core,
                  AttentionSaved& saved, const TensorView& y) const;
     // dxn from dy (the gradient of attention's own output).
-    void backward(Context& ctx, const TensorView& dy, const TensorView& xn, AttentionSaved& saved,
+    void backward(Context& ctx, const TensorView& dy, const TokenRows& xn, AttentionSaved& saved,
                   const TensorView& dxn) const;
     // [seq_length, D/2, 2] f32 cos/sin, computed on the host in double; owned by the model.
     static std::vector<float> rope_table(const ModelSpec& model);

@@ -65,7 +65,11 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
                           .scales = scale_,
                           .layout = ScaleLayout::tensor};
     } else {
-        out.quantized = wire_rows(arena, DType::e4m3, tokens, hidden, precision_.scale_format, "norm");
+        if (output_ == NormOutput::wire_rows)
+            out.quantized = wire_rows(arena, DType::e4m3, tokens, hidden, precision_.scale_format, "norm");
+        else
+            out.quantized = arena.fp8(DType::e4m3, {tokens, hidden}, ScaleLayout::vec128, "norm");
+        out.quantized.format = precision_.scale_format;
         if (!precision_.moe_norm_quantize_fusion) {
             plain_norm();
             auto cast = ctx.stage("cast");

@@ -90,8 +90,8 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         p.plain_chunk = arena.mark().chunk;
     }
     if (format.fp8_layout != ScaleLayout::none) {
-        FP8FLOW_CHECK(spec.rank == 3, "{} has rank {}", spec.name, spec.rank);
-        const int64_t e = spec.shape[0], n = spec.shape[1], k = spec.shape[2];
+        FP8FLOW_CHECK(spec.rank > 1, "{} has rank {}", spec.name, spec.rank);
+        const auto [e, n, k] = spec.matrices();
         p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
         p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
     }
@@ -170,7 +170,8 @@ void ParameterStore::allocate_squares() {
 }
 
 TensorView Parameter::gradient_of(int64_t source) const {
-    TensorView gradient = main_grad;
+    const auto [e, n, k] = spec.matrices();
+    TensorView gradient = main_grad.reshape({e, n, k});
     gradient.data = main_grad.bytes_ptr() + source * source_stride * size_of(main_grad.dtype);
     return gradient;
 }
@@ -190,7 +191,8 @@ ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last
 void ParameterStore::write_copies(const Parameter& p, const TensorView& master, const Launch& launch) {
     if (p.plain && p.plain.data != master.data) ops_.cast({.x = master, .y = p.plain}, launch);
     if (p.fprop) {
-        ops_.quantize_weight({.src = master,
+        const auto [e, n, k] = p.spec.matrices();
+        ops_.quantize_weight({.src = master.reshape({e, n, k}),
                               .scale_format = p.spec.format.scale_format,
                               .mx_rounding = p.spec.format.mx_rounding,
                               .fprop = p.fprop,

@@ -75,6 +75,14 @@ struct ParameterSpec {
     bool weight_decay = true;
     WeightFormat format;
     DType plain_dtype = DType::bf16;  // dtype of the plain copy; f32: the master itself serves
+
+    // As a grouped GEMM takes the weight; [N, K] is one matrix.
+    struct Matrices {
+        int64_t count, rows, cols;
+    };
+    Matrices matrices() const {
+        return rank == 2 ? Matrices{1, shape[0], shape[1]} : Matrices{shape[0], shape[1], shape[2]};
+    }
 };
 
 struct Parameter {
@@ -94,7 +102,8 @@ struct Parameter {
 
     // As GEMM operands [E, N, K] of the grouped GEMM.
     ScaledTensor for_fprop() const { return fprop ? fprop : ScaledTensor{.data = plain}; }
-    // What tokens of one source rank add to; main_grad is that of source 0, and in the end the sum.
+    // [E, N, K] that tokens of one source rank add to; main_grad is that of source 0, and in the end the
+    // sum.
     TensorView gradient_of(int64_t source) const;
     int64_t numel() const;
     bool is_sharded() const { return shard.size > 1; }

@@ -170,8 +170,8 @@ void ParameterStore::gather_masters(Exchange& exchange, bool expert, size_t firs
         const Parameter& p = parameters_[i];
         if (!p.is_sharded() || !p.fprop || p.spec.expert != expert) continue;
         if (end + p.numel() > gathered_.numel()) finish();
-        const int64_t* s = p.spec.shape;
-        const TensorView master = gathered_.slice(end, p.numel()).reshape({s[0], s[1], s[2]});
+        const auto [e, n, k] = p.spec.matrices();
+        const TensorView master = gathered_.slice(end, p.numel()).reshape({e, n, k});
         place_slice(p, master, launch);
         run.add(p, master);
         masters.emplace_back(&p, master);

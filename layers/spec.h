@@ -94,7 +94,8 @@ struct PrecisionSpec {
     Recipe recipe = Recipe::fp8_flow;
     std::string flow;  // a registered one (flows/flow.h) instead of the recipe's; "": none
     Fp8Format fp8_format = Fp8Format::e4m3;
-    bool fp8_wgrad = true;  // false: weight gradients from BF16 operands
+    bool fp8_wgrad = true;               // false: weight gradients from BF16 operands
+    bool fp8_attention_linears = false;  // QKV and output projection as the recipe's linear layers
     // expert weight gradients of two consecutive micro-batches in one GEMM; layers read automatic as off
     AutoSwitch moe_wgrad_pair_micro_batches = AutoSwitch::automatic;
     ProbsIn moe_apply_probs_in = ProbsIn::swiglu;

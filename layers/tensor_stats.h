@@ -12,7 +12,9 @@
 namespace fp8flow {
 
 struct TensorStatsRow {
-    std::string tensor;       // "norm", "dispatch", "fc1 input", "swiglu", "dY" or "swiglu backward"
+    // "norm", "dispatch", "fc1 input", "swiglu", "dY", "swiglu backward"; of FP8 projections "qkv input", "qkv
+    // gradient", "proj input", "proj gradient"
+    std::string tensor;
     int64_t values = 0;       // valid values seen
     int64_t zeros = 0;        // quantised values that are zero
     int64_t underflows = 0;   // non-zero source values that became zero

@@ -23,10 +23,16 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
     own.precision = precision_of_layer(model, spec.precision, spec.layer);
     const std::string name = fmt::format("layers.{}", spec.layer);
     if (model.attention) {
-        attention_norm_ = std::make_unique<Norm>(store, device, model, own.precision, NormOutput::plain,
-                                                 name + ".input_layernorm");
-        attention_ =
-            std::make_unique<SelfAttention>(store, model, spec.plain_dtype, name + ".self_attention");
+        NormOutput output = NormOutput::plain;
+        if (own.precision.fp8_attention_linears) {
+            linear_flow_ = make_flow(own.precision, {});
+            output = linear_flow_->norm_output();
+            if (output == NormOutput::wire_rows) output = NormOutput::gemm_rows;  // these rows stay here
+        }
+        attention_norm_ =
+            std::make_unique<Norm>(store, device, model, own.precision, output, name + ".input_layernorm");
+        attention_ = std::make_unique<SelfAttention>(store, model, linear_flow_.get(), spec.plain_dtype,
+                                                     name + ".self_attention");
     }
     const bool routed = model.moe_layer_freq[static_cast<size_t>(spec.layer)] != 0;
     NormOutput output;
@@ -66,7 +72,7 @@ void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSave
         auto timed = ctx.part("attention");
         saved.x_mid = ctx.saved.tensor(ctx.activation, {ctx.tokens, x.cols()}, "residual");
         attention_norm_->forward(ctx, x, norms, saved.attention_norm);
-        attention_->forward(ctx, saved.attention_norm.out.plain, x, recompute_.core_attn, saved.attention,
+        attention_->forward(ctx, saved.attention_norm.out, x, recompute_.core_attn, saved.attention,
                             saved.x_mid);
     }
     auto timed = ctx.part(ffn_part());
@@ -105,7 +111,7 @@ void TransformerBlock::backward_once(Context& ctx, const TensorView& dy, BlockSa
     if (!attention_) return;
     auto timed = ctx.part("attention");
     if (recompute_.layernorm) attention_norm_->recompute(ctx, ctx.scratch, saved.attention_norm);
-    attention_->backward(ctx, dx_mid, saved.attention_norm.out.plain, saved.attention, dxn);
+    attention_->backward(ctx, dx_mid, saved.attention_norm.out, saved.attention, dxn);
     attention_norm_->backward(ctx, dxn, dx_mid, saved.attention_norm, dx);
 }
 
@@ -117,9 +123,15 @@ void TransformerBlock::ffn_backward(Context& ctx, const TensorView& dy, BlockSav
     dense_->backward(ctx, saved.ffn_norm.out, gradient, false, saved.dense, dxn);
 }
 
+std::vector<const Norm*> TransformerBlock::norms() const {
+    std::vector<const Norm*> norms{ffn_norm_.get()};
+    if (attention_norm_) norms.push_back(attention_norm_.get());
+    return norms;
+}
+
 void TransformerBlock::begin_step(Context& ctx) const {
     if (moe_) moe_->router().begin_step(ctx);
-    ffn_norm_->begin_step(ctx);
+    for (const Norm* norm : norms()) norm->begin_step(ctx);
 }
 
 void TransformerBlock::end_step(Context& ctx, const TensorView& step) const {
@@ -129,11 +141,13 @@ void TransformerBlock::end_step(Context& ctx, const TensorView& step) const {
 
 void TransformerBlock::update_state(Context& ctx, const TensorView& step) const {
     if (moe_) router()->update_bias(ctx);
-    ffn_norm_->update_state(ctx, step);
+    for (const Norm* norm : norms()) norm->update_state(ctx, step);
 }
 
 std::vector<NamedTensor> TransformerBlock::state() const {
-    std::vector<NamedTensor> state = ffn_norm_->state();
+    std::vector<NamedTensor> state;
+    for (const Norm* norm : norms())
+        for (const NamedTensor& tensor : norm->state()) state.push_back(tensor);
     if (moe_ && router()->expert_bias())
         state.push_back({router()->name() + ".expert_bias", router()->expert_bias()});
     return state;

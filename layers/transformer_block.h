@@ -50,7 +50,10 @@ private:
     const char* ffn_part() const { return moe_ ? "moe layer" : "dense layer"; }
 
     RecomputeSpec recompute_;
+    std::vector<const Norm*> norms() const;
+
     std::unique_ptr<Norm> attention_norm_, ffn_norm_;
+    std::unique_ptr<Flow> linear_flow_;  // with FP8 projections
     std::unique_ptr<SelfAttention> attention_;
     std::unique_ptr<MoeLayer> moe_;
     std::unique_ptr<Flow> dense_flow_;

@@ -77,13 +77,16 @@ struct QkvHeads {
     TensorView q_rstd, k_rstd;  // out, with gammas: [T * heads], [T * kv_heads] f32
 };
 // The same upwards: Rope backward of dq and dk; with gammas, RmsNormBackward of each head; MergeQkv. What dq
-// and dk hold afterwards is not said.
+// and dk hold afterwards is not said. rows: dqkv quantised from its values (QuantizeRows); then what dqkv
+// holds afterwards is not said either.
 struct QkvHeadsBackward {
     TensorView dq, dk, dv;  // dq, dk in/out
     TensorView table;
     TensorView q_raw, k_raw, q_gamma, k_gamma, q_rstd, k_rstd;  // as the forward left them
     Gradient dgamma_mode = Gradient::overwrite;
+    ScaleFormat scale_format = ScaleFormat::pow2;
     TensorView dqkv;                // out
+    ScaledTensor rows;              // out vec128, optional, of the shape of dqkv
     TensorView dq_gamma, dk_gamma;  // out, with gammas: [D] f32
 };
 

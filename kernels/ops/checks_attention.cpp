@@ -126,6 +126,13 @@ OpCost cost(const op::QkvHeads& args) {
 void check(const op::QkvHeadsBackward& args) {
     check_packed(args.dqkv, args.dq, args.dk, args.dv);
     check_table(args.table, args.dq.dim(2));
+    if (args.rows) {
+        check_fp8(args.rows, "rows");
+        check_written(args.rows, "rows", args.scale_format);
+        FP8FLOW_CHECK(args.rows.layout == ScaleLayout::vec128, "rows have scales {}, must be vec128",
+                      name_of(args.rows.layout));
+        check_tensor(args.rows.data, "rows", args.rows.data.dtype, {args.dqkv.rows(), args.dqkv.cols()});
+    }
     FP8FLOW_CHECK(static_cast<bool>(args.q_gamma) == static_cast<bool>(args.k_gamma), "one gamma of two");
     if (!args.q_gamma) return;
     check_head_norm(args.dq, args.q_raw, args.q_rstd, args.q_gamma);
@@ -135,11 +142,12 @@ void check(const op::QkvHeadsBackward& args) {
 }
 OpCost cost(const op::QkvHeadsBackward& args) {
     const double norm = bytes_of({args.q_raw, args.k_raw, args.q_rstd, args.k_rstd}),
-                 elements = static_cast<double>(args.dq.numel() + args.dk.numel());
-    return with_writes({2 * bytes_of({args.dqkv}) + norm +
+                 elements = static_cast<double>(args.dq.numel() + args.dk.numel()),
+                 out = args.rows ? bytes_of({args.rows.data, args.rows.scales}) : bytes_of({args.dqkv});
+    return with_writes({bytes_of({args.dqkv}) + out + norm +
                             bytes_of({args.table, args.q_gamma, args.k_gamma, args.dq_gamma, args.dk_gamma}),
                         (args.q_gamma ? 13.0 : 3.0) * elements},
-                       bytes_of({args.dqkv, args.dq_gamma, args.dk_gamma}));
+                       out + bytes_of({args.dq_gamma, args.dk_gamma}));
 }
 
 }  // namespace fp8flow

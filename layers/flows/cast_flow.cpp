@@ -33,6 +33,10 @@ double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
     return kPlainBytes * static_cast<double>(2 * width) +
            kept_bytes() * static_cast<double>(width + (own_columns ? hidden : 0));
 }
+double CastFlow::saved_bytes_linear(int64_t width, Input input) const {
+    const bool own_columns = precision_.fp8_wgrad && !(input == Input::normed && norm_casts());
+    return own_columns ? kept_bytes() * static_cast<double>(width) : 0;
+}
 
 void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const {
     ArenaScope scope(ctx.scratch);
@@ -88,6 +92,34 @@ void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows&
     experts_backward(ctx, dy.plain, weights, saved, {}, dx);
 }
 
+// ---- a linear layer on this rank's own rows
+
+void CastFlow::linear_forward(Context& ctx, const Linear& layer, const TokenRows& x, ExpertsSaved& saved,
+                              const TensorView& y) const {
+    ArenaScope scope(ctx.scratch);
+    begin_dense(ctx, saved);
+    saved.x = x.quantized;
+    if (!saved.x) cast_input(ctx, layer.name.input, x.plain, saved, Life::backward);
+    forward_gemm(ctx, layer.name.stage, saved.x, layer.weight, saved.groups, y);
+    saved.x = {};
+}
+
+void CastFlow::linear_backward(Context& ctx, const Linear& layer, const TokenRows& x, const TokenRows& dy,
+                               ExpertsSaved& saved, const TensorView& dx) const {
+    ArenaScope scope(ctx.scratch);
+    begin_dense(ctx, saved);
+    if (x.transposed) saved.x_t = x.transposed;
+    if (precision_.fp8_wgrad && !saved.x_t) {  // core_attn
+        const RecomputeScope again(ctx);
+        cast_input(ctx, layer.name.input, x.plain, saved, Life::call);
+    }
+    const Operands d = gradient_operands(ctx, layer.name.gradient, dy.plain, saved);
+    weight_gradient(ctx, layer.name.stage, d.columns,
+                    precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = x.plain}, saved.groups,
+                    layer.weight);
+    data_gradient(ctx, layer.name.stage, d.rows, layer.weight, saved.groups, dx);
+}
+
 // ---- forward: x [M, H] bf16, cast -> h [M, 2F] bf16 -> a [M, F] bf16, cast -> ye [M, H] bf16
 void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                                const TensorView& ye) const {
@@ -95,7 +127,11 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
                drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
 
-    fc1_forward(ctx, x, w, saved, !drop_h && precision_.fp8_wgrad);
+    if (!saved.x)
+        cast_input(ctx, "fc1 input", x, saved,
+                   drop_h ? std::nullopt : std::optional(wgrad_life(ctx, saved, Life::backward)));
+    forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+    saved.x = {};  // the row copy served fc1
     activation(ctx, w, saved, drop_a ? std::nullopt : std::optional(Life::backward));
     forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
     if (drop_h) saved.h = {};
@@ -103,18 +139,13 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
     saved.a = {};  // the row copy served fc2
 }
 
-void CastFlow::fc1_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
-                           bool keep_columns) const {
-    if (!saved.x) {
-        const int64_t hidden = x.cols();
-        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
-        if (keep_columns)
-            saved.x_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::backward), DType::e4m3, hidden,
-                                    column_layout(), "fc1");
-        cast(ctx, "fc1 input", x, saved, {saved.x, keep_columns ? saved.x_t : ScaledTensor{}});
-    }
-    forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
-    saved.x = {};  // the row copy served fc1
+void CastFlow::cast_input(Context& ctx, const char* name, const TensorView& x, ExpertsSaved& saved,
+                          std::optional<Life> columns_life) const {
+    saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, x.cols(), row_layout(), "fc1");
+    const bool columns = columns_life && precision_.fp8_wgrad;
+    if (columns)
+        saved.x_t = fp8_columns(ctx, saved, *columns_life, DType::e4m3, x.cols(), column_layout(), "fc1");
+    cast(ctx, name, x, saved, {saved.x, columns ? saved.x_t : ScaledTensor{}});
 }
 
 // h -> a: the row copy for fc2, and what the weight gradient of fc2 will read (absent life: rebuilt in the
@@ -142,16 +173,13 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
 void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const ExpertWeights& w,
                                 ExpertsSaved& saved, const TensorView& drow_prob,
                                 const TensorView& dxe) const {
-    const int64_t ffn = w.w2->spec.shape[2], hidden = w.w2->spec.shape[1];
+    const int64_t ffn = w.w2->spec.shape[2];
     if (!saved.h) {  // moe_expert: cast and fc1 again, from the received rows
         const RecomputeScope again(ctx);
         saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
-        if (precision_.fp8_wgrad)
-            saved.x_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), DType::e4m3, hidden,
-                                    column_layout(), "fc1");
-        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, row_layout(), "fc1");
-        cast(ctx, "fc1 input", saved.plain, saved, {saved.x, saved.x_t});
-        fc1_forward(ctx, saved.plain, w, saved, false);
+        cast_input(ctx, "fc1 input", saved.plain, saved, wgrad_life(ctx, saved, Life::call));
+        forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
+        saved.x = {};
     }
     if (!saved.a_t && !saved.act) {  // moe_act, moe_expert
         const RecomputeScope again(ctx);

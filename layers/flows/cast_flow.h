@@ -18,12 +18,17 @@ public:
     double operand_bytes() const override;
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
     double saved_bytes_local(int64_t hidden, int64_t width) const override;
+    double saved_bytes_linear(int64_t width, Input input) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
     void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
                        const TensorView& y) const override;
     void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
                         ExpertsSaved& saved, const TensorView& dx) const override;
+    void linear_forward(Context& ctx, const Linear& layer, const TokenRows& x, ExpertsSaved& saved,
+                        const TensorView& y) const override;
+    void linear_backward(Context& ctx, const Linear& layer, const TokenRows& x, const TokenRows& dy,
+                         ExpertsSaved& saved, const TensorView& dx) const override;
 
 protected:
     // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight
@@ -50,8 +55,9 @@ private:
                                const ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;
-    void fc1_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
-                     bool keep_columns) const;
+    // x [M, K] -> its row copy saved.x; and saved.x_t with that life, if its weight gradient reads it.
+    void cast_input(Context& ctx, const char* name, const TensorView& x, ExpertsSaved& saved,
+                    std::optional<steps::Life> columns_life) const;
     void activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                     std::optional<steps::Life> columns_life) const;
     void experts_backward(Context& ctx, const TensorView& dy, const ExpertWeights& w, ExpertsSaved& saved,

@@ -18,13 +18,14 @@ namespace fp8flow {
 // [T, H] rows on their owner: before dispatch (the norm's output) or after combine (the gradient).
 struct TokenRows {
     TensorView plain;         // bf16 (f32 in gradient checks)
-    ScaledTensor quantized;   // FP8 rows: vec128_wire scales (fp8_flow), or one delayed scale
-                              // (fp8_tensorwise); absent otherwise
+    ScaledTensor quantized;   // FP8 rows: vec128_wire scales (fp8_flow; vec128 in front of a linear layer),
+                              // or one delayed scale (fp8_tensorwise); absent otherwise
     ScaledTensor transposed;  // fp8_tensorwise: the transposed copy from the norm
 };
 
-// What the norm before the FFN must deliver in addition to the plain rows.
-enum class NormOutput { plain, wire_rows, tensor_scaled };
+// What a norm must deliver in addition to the plain rows. gemm_rows: FP8 rows that stay on this rank, with
+// scales vec128.
+enum class NormOutput { plain, wire_rows, gemm_rows, tensor_scaled };
 
 // W1 [L, 2F, H] (gate rows, then up rows), W2 [L, H, F].
 struct ExpertWeights {
@@ -79,6 +80,9 @@ public:
     // activations. Flows of local rows are made without ExpertsRecompute.
     virtual double saved_bytes_routed(int64_t hidden, int64_t width) const = 0;
     virtual double saved_bytes_local(int64_t hidden, int64_t width) const = 0;
+    // Of one row of a linear layer's input, in addition to the input itself. normed: it is a norm's output.
+    enum class Input { normed, plain };
+    virtual double saved_bytes_linear(int64_t, Input) const { return 0; }
     // Bytes that one received row keeps in addition, once for all experts of this rank.
     virtual double saved_bytes_received(int64_t) const { return 0; }
     // dy.quantized: the gradient of the layer's output as it goes over the wire.
@@ -116,6 +120,23 @@ public:
     virtual void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,
                                 const ExpertWeights& weights, ExpertsSaved& saved,
                                 const TensorView& dx) const = 0;
+
+    // One linear layer y [T, N] = x W^T on such rows (precision.fp8_attention_linears). What the forward
+    // leaves in `saved` may be dropped, then the backward makes it again from x.
+    struct LinearNames {
+        const char *stage, *input, *gradient;  // of its GEMMs and, for --tensor-stats, of its operands
+    };
+    struct Linear {
+        LinearNames name;
+        Parameter& weight;
+    };
+    virtual void linear_forward(Context& ctx, const Linear& layer, const TokenRows& x, ExpertsSaved& saved,
+                                const TensorView& y) const;
+    virtual void linear_backward(Context& ctx, const Linear& layer, const TokenRows& x, const TokenRows& dy,
+                                 ExpertsSaved& saved, const TensorView& dx) const;
+    // FP8 rows [T, width] for dy, in scratch, which the operation that makes dy writes; absent: the backward
+    // casts dy.
+    virtual ScaledTensor gradient_rows(Context&, int64_t) const { return {}; }
 
 protected:
     // moe_apply_probs_in: combine. The forward's activation is not weighted, but fc2's weight gradient reads

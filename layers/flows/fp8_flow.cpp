@@ -173,6 +173,39 @@ void Fp8Flow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows& 
     fc1_backward(ctx, weights, saved, dh, dx);
 }
 
+// ---- a linear layer on this rank's own rows: y = x W^T; dW = dy^T x, dx = dy W
+
+void Fp8Flow::linear_forward(Context& ctx, const Linear& layer, const TokenRows& x, ExpertsSaved& saved,
+                             const TensorView& y) const {
+    ArenaScope scope(ctx.scratch);
+    begin_dense(ctx, saved);
+    const ScaledTensor rows = operand(ctx, x, {DType::e4m3, layer.name.input, Life::backward}, saved);
+    if (!x.quantized) saved.x = rows;
+    forward_gemm(ctx, layer.name.stage, rows, layer.weight, saved.groups, y);
+}
+
+void Fp8Flow::linear_backward(Context& ctx, const Linear& layer, const TokenRows& x, const TokenRows& dy,
+                              ExpertsSaved& saved, const TensorView& dx) const {
+    ArenaScope scope(ctx.scratch);
+    begin_dense(ctx, saved);
+    if (!saved.x) {
+        const RecomputeScope again(ctx);
+        saved.x = operand(ctx, x, {DType::e4m3, layer.name.input}, saved);
+    }
+    const ScaledTensor rows = operand(ctx, dy, {gradient_dtype(precision_), layer.name.gradient}, saved);
+    wgrad(ctx, {layer.name.stage, "dy^T", "x^T"}, rows, saved.x, saved, layer.weight);
+    data_gradient(ctx, layer.name.stage, rows, layer.weight, saved.groups, dx);
+}
+
+// --tensor-stats compares with plain rows, which are not written where FP8 rows are.
+ScaledTensor Fp8Flow::gradient_rows(Context& ctx, int64_t width) const {
+    if (ctx.tensor_stats != nullptr) return {};
+    ScaledTensor rows =
+        ctx.scratch.fp8(gradient_dtype(precision_), {ctx.tokens, width}, ScaleLayout::vec128, "attention");
+    rows.format = precision_.scale_format;
+    return rows;
+}
+
 // ---- the steps
 
 WeightFormat Fp8Flow::weight_format() const {
@@ -196,6 +229,10 @@ double Fp8Flow::saved_bytes_local(int64_t, int64_t width) const {
     return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(width) +
            kPlainBytes * static_cast<double>(2 * width);
 }
+double Fp8Flow::saved_bytes_linear(int64_t width, Input input) const {
+    const bool from_norm = input == Input::normed && norm_output() != NormOutput::plain;
+    return from_norm ? 0 : fp8_bytes(ScaleLayout::vec128) * static_cast<double>(width);
+}
 
 // The one explicit cast: dY, quantised once for the wire, fc2's data gradient and its weight gradient.
 void Fp8Flow::prepare_gradient(Context& ctx, TokenRows& dy) const {
@@ -212,8 +249,34 @@ void Fp8Flow::receive(Context& ctx, Received, const TokenRows& tokens, const Flo
     dispatch(ctx, tokens.quantized, plan, padding_, dst);
 }
 
-// The token's own FP8 rows, with their scales in the GEMM's order.
-ScaledTensor Fp8Flow::local_rows(Context& ctx, Received, const TokenRows& tokens, const ExpertsSaved&) const {
+void Fp8Flow::cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
+                   const ScaledTensor& dst) const {
+    auto timed = ctx.stage("cast");
+    ctx.ops.quantize_rows(
+        {.src = plain, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
+        ctx.launch);
+}
+
+Fp8Flow::CastTo Fp8Flow::cast_of(Received what) const {
+    return what == Received::x ? CastTo{DType::e4m3, "dispatch"} : CastTo{gradient_dtype(precision_), "dY"};
+}
+
+ScaledTensor Fp8Flow::local_rows(Context& ctx, Received what, const TokenRows& tokens,
+                                 const ExpertsSaved& saved) const {
+    return operand(ctx, tokens, cast_of(what), saved);
+}
+
+ScaledTensor Fp8Flow::operand(Context& ctx, const TokenRows& tokens, const CastTo& to,
+                              const ExpertsSaved& saved) const {
+    if (!tokens.quantized) {
+        const ScaledTensor dst = fp8_rows(ctx, saved, to.life, to.dtype, tokens.plain.cols(),
+                                          ScaleLayout::vec128, "cast", precision_.scale_format);
+        cast(ctx, tokens.plain, saved, dst);
+        if (!ctx.recomputing) observe(ctx, to.name, dst, saved.groups, tokens.plain);
+        return dst;
+    }
+    // the token's own FP8 rows, with their scales in the GEMM's order
+    if (tokens.quantized.layout == ScaleLayout::vec128) return tokens.quantized;
     const int64_t num_tokens = tokens.plain.rows(), width = tokens.plain.cols();
     const TensorView scales = ctx.scratch.tensor(DType::f32, {width / kBlock, num_tokens}, "dispatch");
     ctx.ops.relayout_scales({.wire = tokens.quantized.scales, .vec128 = scales}, ctx.launch);

@@ -18,6 +18,7 @@ public:
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
     double saved_bytes_local(int64_t hidden, int64_t width) const override;
     double saved_bytes_received(int64_t hidden) const override;
+    double saved_bytes_linear(int64_t width, Input input) const override;
     void prepare_gradient(Context& ctx, TokenRows& dy) const override;
     void forward(Context& ctx, const Forward& io, ExpertsSaved& saved) const override;
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override;
@@ -25,6 +26,11 @@ public:
                        const TensorView& y) const override;
     void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy, const ExpertWeights& weights,
                         ExpertsSaved& saved, const TensorView& dx) const override;
+    void linear_forward(Context& ctx, const Linear& layer, const TokenRows& x, ExpertsSaved& saved,
+                        const TensorView& y) const override;
+    void linear_backward(Context& ctx, const Linear& layer, const TokenRows& x, const TokenRows& dy,
+                         ExpertsSaved& saved, const TensorView& dx) const override;
+    ScaledTensor gradient_rows(Context& ctx, int64_t width) const override;
 
 protected:
     enum class Received { x, dy };
@@ -34,6 +40,18 @@ protected:
     // The same for rows that stay on this rank (shared expert, dense FFN): [T, H] FP8, as the GEMM reads it.
     virtual ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
                                     const ExpertsSaved& saved) const;
+    // A cast of BF16 rows: to which dtype, the name for --tensor-stats, how long the FP8 rows live.
+    struct CastTo {
+        DType dtype;
+        const char* name;
+        steps::Life life = steps::Life::call;
+    };
+    CastTo cast_of(Received what) const;
+    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
+              const ScaledTensor& dst) const;
+    // FP8 rows as a GEMM reads them: a cast only where the tokens come without FP8 rows.
+    ScaledTensor operand(Context& ctx, const TokenRows& tokens, const CastTo& to,
+                         const ExpertsSaved& saved) const;
     // Whether fc1 and SwiGLU may run as one kernel that keeps h [M, 2F] in registers. Not while `replay
     // --intermediates` or --tensor-stats reads h from memory.
     virtual bool fuses_fc1(const Context& ctx) const;

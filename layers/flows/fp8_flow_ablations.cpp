@@ -36,21 +36,9 @@ protected:
                 .data = rows(ctx, saved, Life::call, ctx.activation, dst.data.cols(), "dispatch")};
             dispatch(ctx, {.data = tokens.plain}, plan, padding_, plain);
             cast(ctx, plain.data, saved, dst);
-            if (!ctx.recomputing) observe(ctx, name_of(what), dst, saved.groups, plain.data);
+            if (!ctx.recomputing) observe(ctx, cast_of(what).name, dst, saved.groups, plain.data);
         }
         if (what == Received::dy) plant_fault(ctx, dst);
-    }
-
-    ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
-                            const ExpertsSaved& saved) const override {
-        if (precision_.moe_quantize_before_dispatch) return Fp8Flow::local_rows(ctx, what, tokens, saved);
-        const DType code = what == Received::x ? DType::e4m3 : gradient_dtype(precision_);
-        ScaledTensor dst = ctx.scratch.fp8(code, {tokens.plain.rows(), tokens.plain.cols()},
-                                           ScaleLayout::vec128, "dispatch");
-        dst.format = precision_.scale_format;
-        cast(ctx, tokens.plain, saved, dst);
-        if (!ctx.recomputing) observe(ctx, name_of(what), dst, saved.groups, tokens.plain);
-        return dst;
     }
 
     // ---- moe_act_quantize_fusion: false. SwiGLU, then a cast.
@@ -104,8 +92,6 @@ protected:
     }
 
 private:
-    static const char* name_of(Received what) { return what == Received::x ? "dispatch" : "dY"; }
-
     void swiglu_then_cast(Context& ctx, const ExpertsSaved& saved) const {
         ArenaScope scope(ctx.scratch);
         const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, saved.a.data.cols(), "swiglu");
@@ -132,14 +118,6 @@ private:
                                     ctx.launch);
         }
         cast(ctx, plain, saved, dh);
-    }
-
-    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
-              const ScaledTensor& dst) const {
-        auto timed = ctx.stage("cast");
-        ctx.ops.quantize_rows(
-            {.src = plain, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
-            ctx.launch);
     }
 
     ScaledTensor dequantized(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {

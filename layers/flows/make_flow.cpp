@@ -53,6 +53,14 @@ std::optional<Recipe> base_of_flow(const std::string& name) {
     return own == own_flows().end() ? std::nullopt : std::optional(own->second.base);
 }
 
+void Flow::linear_forward(Context&, const Linear&, const TokenRows&, ExpertsSaved&, const TensorView&) const {
+    fail(ExitCode::usage, "this flow has no linear layers: want precision.fp8_attention_linears: false");
+}
+void Flow::linear_backward(Context&, const Linear&, const TokenRows&, const TokenRows&, ExpertsSaved&,
+                           const TensorView&) const {
+    fail(ExitCode::internal, "a linear layer's backward without its forward");
+}
+
 std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_fp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_fp8_blockwise_flow(const PrecisionSpec&, const ExpertsRecompute&);

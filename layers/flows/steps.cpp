@@ -232,7 +232,7 @@ op::WgradOperands of_source(op::WgradOperands operands, int64_t source, int64_t 
 // One GEMM for the tokens of each source rank that has groups of its own.
 void add_by_source(Context& ctx, const op::WgradOperands& first, Gradient mode,
                    const op::WgradOperands& second, const Parameter& weight) {
-    const int64_t experts = weight.spec.shape[0], sources = first.groups.num_groups / experts;
+    const int64_t experts = weight.spec.matrices().count, sources = first.groups.num_groups / experts;
     for (int64_t source = 0; source < sources; ++source) {
         const op::WgradOperands own = of_source(first, source, experts);
         ctx.ops.grouped_gemm_wgrad(

@@ -108,6 +108,15 @@ constexpr Clash kClashes[] = {
     {{"precision.moe_wgrad_pair_micro_batches", "precision.fp8_wgrad"},
      WHEN(c.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on && !c.precision.fp8_wgrad),
      "got true, want false with fp8_wgrad: false, since BF16 operands are not kept"},
+    {{"precision.fp8_attention_linears", "model.attention"},
+     WHEN(c.precision.fp8_attention_linears && !c.model.attention),
+     "got true, want false with attention: false: there is nothing to project"},
+    {{"precision.fp8_attention_linears", "model.num_attention_heads", "model.kv_channels"},
+     WHEN(c.precision.fp8_attention_linears &&
+          (c.model.num_attention_heads * c.model.kv_channels % kBlock != 0 ||
+           2 * c.model.num_query_groups * c.model.kv_channels % kBlock != 0)),
+     "got true, want heads x kv_channels, and twice num_query_groups x kv_channels, multiples of 128 with "
+     "it"},
     {{"moe.moe_combine_order", "precision.recipe", "parallel.expert_model_parallel_size"},
      WHEN(c.precision.recipe == Recipe::fp8_tensorwise && c.moe.moe_combine_order != CombineOrder::rank &&
           c.parallel.expert_model_parallel_size > 1),

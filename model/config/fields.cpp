@@ -181,6 +181,9 @@ std::vector<ConfigField> precision_fields() {
                       "\"\": none, or the only recipe of the library"),
         only(fp8, choice(KEY(precision, fp8_format), {"e4m3", "hybrid"}, "hybrid: gradients in E5M2")),
         only(fp8, boolean(KEY(precision, fp8_wgrad), "false: weight gradients from BF16 operands")),
+        only(fp8,
+             boolean(KEY(precision, fp8_attention_linears),
+                     "the QKV and output projections of attention in FP8, as the recipe's other layers")),
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
              automatic(
                  KEY(precision, moe_wgrad_pair_micro_batches),

@@ -39,33 +39,42 @@ double weight_copies_bytes(const WeightFormat& format, int64_t n, int64_t k) {
     }
 }
 
-// FP8 copies of the weights W1 [2F, H] and W2 [H, F] of one gated FFN.
-double ffn_copies_bytes(const WeightFormat& format, int64_t hidden, int64_t width) {
-    if (width == 0) return 0;
-    return weight_copies_bytes(format, 2 * width, hidden) + weight_copies_bytes(format, hidden, width);
-}
-
-// An FFN with FP8 copies of its weights: `count` weights of one width, each on `replicas` ranks.
-struct QuantisedFfn {
+// A parameter with FP8 copies: `count` weights [N, K], on `replicas` ranks.
+struct QuantisedWeight {
     WeightFormat format;
-    int64_t count = 0, width = 0, replicas = 1;
+    int64_t n = 0, k = 0, count = 1, replicas = 1;
     bool routed = false;
 };
-std::vector<QuantisedFfn> quantised_ffns(const Config& config, int64_t gpus) {
+std::vector<QuantisedWeight> quantised_weights(const Config& config, int64_t gpus) {
+    const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const int64_t ep = config.parallel.expert_model_parallel_size;
-    std::vector<QuantisedFfn> ffns;
-    for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
+    std::vector<QuantisedWeight> weights;
+    for (int64_t layer = 0; layer < m.num_layers; ++layer) {
+        const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
         const WeightFormat format = flow_of_layer(config, layer)->weight_format();
         if (format.plain) continue;
-        if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
-            ffns.push_back({format, moe.num_experts / ep, moe.moe_ffn_hidden_size, gpus / ep, true});
-            ffns.push_back({format, 1, moe.moe_shared_expert_intermediate_size, gpus});
+        const auto add = [&](int64_t n, int64_t k, int64_t count = 1, int64_t replicas = 0) {
+            if (n * k > 0)
+                weights.push_back({format, n, k, count, replicas > 0 ? replicas : gpus, replicas > 0});
+        };
+        const auto ffn = [&](int64_t width, int64_t count = 1, int64_t replicas = 0) {
+            add(2 * width, m.hidden_size, count, replicas);  // fc1 (gate and up), fc2
+            add(m.hidden_size, width, count, replicas);
+        };
+        if (precision.fp8_attention_linears) {
+            const int64_t heads = m.num_attention_heads;
+            add((heads + 2 * m.num_query_groups) * m.kv_channels, m.hidden_size);
+            add(m.hidden_size, heads * m.kv_channels);
+        }
+        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+            ffn(moe.moe_ffn_hidden_size, moe.num_experts / ep, gpus / ep);
+            ffn(moe.moe_shared_expert_intermediate_size);
         } else {
-            ffns.push_back({format, 1, config.model.ffn_hidden_size, gpus});
+            ffn(m.ffn_hidden_size);
         }
     }
-    return ffns;
+    return weights;
 }
 
 struct WeightBytes {
@@ -74,12 +83,11 @@ struct WeightBytes {
 };
 
 WeightBytes weight_bytes(const Config& config, int64_t gpus) {
-    const int64_t hidden = config.model.hidden_size;
     double quantised = 0, parameters = 0;  // quantised: parameters that exist as FP8 copies only
     WeightBytes bytes;
-    for (const QuantisedFfn& ffn : quantised_ffns(config, gpus)) {
-        bytes.fp8_copies += f64(ffn.count) * ffn_copies_bytes(ffn.format, hidden, ffn.width);
-        quantised += f64(ffn.count * 3 * hidden * ffn.width);
+    for (const QuantisedWeight& weight : quantised_weights(config, gpus)) {
+        bytes.fp8_copies += f64(weight.count) * weight_copies_bytes(weight.format, weight.n, weight.k);
+        quantised += f64(weight.count * weight.n * weight.k);
     }
     for (const auto& part : count_parameters(config)) parameters += f64(part.per_rank);
     bytes.bf16 = 2 * (parameters - quantised);
@@ -105,8 +113,9 @@ int64_t first_moe_layer(const Config& config) {
 // from the norm.
 double norm_output_bytes(const PrecisionSpec& p, NormOutput output, double hidden, bool only_routed) {
     const double plain = 2 * hidden;
-    if (output == NormOutput::wire_rows) {
-        const double scale = p.scale_format == ScaleFormat::pow2 ? 1 : 4;
+    if (output == NormOutput::wire_rows || output == NormOutput::gemm_rows) {
+        const bool bytes = output == NormOutput::wire_rows && p.scale_format == ScaleFormat::pow2;
+        const double scale = bytes ? 1 : 4;
         return plain + hidden + scale * hidden / f64(kBlock);
     }
     return output == NormOutput::tensor_scaled && !only_routed ? plain + 2 * hidden  // both orientations
@@ -207,8 +216,16 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     if (m.attention) {
         const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
                      dim = f64(m.kv_channels);
-        saved.per_token += word + (recompute.layernorm ? 0 : plain * hidden);  // norm: 1/rms, output
-        saved.per_token += plain * (heads + 2 * groups) * dim;                 // q, k, v
+        const bool linears = precision.fp8_attention_linears;
+        NormOutput output = linears ? flow->norm_output() : NormOutput::plain;
+        if (output == NormOutput::wire_rows) output = NormOutput::gemm_rows;
+        const double normed = norm_output_bytes(precision, output, hidden, false);
+        saved.per_token += word + (recompute.layernorm ? 0 : normed);  // norm: 1/rms, output
+        if (linears) saved.per_token += flow->saved_bytes_linear(m.hidden_size, Flow::Input::normed);
+        if (linears && !recompute.core_attn)
+            saved.per_token +=
+                flow->saved_bytes_linear(m.num_attention_heads * m.kv_channels, Flow::Input::plain);
+        saved.per_token += plain * (heads + 2 * groups) * dim;  // q, k, v
         if (m.qk_layernorm)
             saved.per_token += (heads + groups) * (plain * dim + word);             // q, k before their norm
         if (!recompute.core_attn) saved.per_token += heads * (plain * dim + word);  // output, log-sum-exp
@@ -256,12 +273,9 @@ double used_bytes(const Config& config, const RecomputeSpec& recompute) {
 // Elements of masters that are gathered together: of weights with FP8 copies that ranks share the state of.
 double gathered_masters(const Config& config, int64_t gpus) {
     std::vector<int64_t> dense, experts;
-    for (const QuantisedFfn& ffn : quantised_ffns(config, gpus)) {
-        if (ffn.replicas == 1 || ffn.width == 0) continue;
-        const int64_t weight = ffn.count * ffn.width * config.model.hidden_size;
-        auto& to = ffn.routed ? experts : dense;
-        to.insert(to.end(), {2 * weight, weight});  // fc1 (gate and up), fc2
-    }
+    for (const QuantisedWeight& weight : quantised_weights(config, gpus))
+        if (weight.replicas > 1)
+            (weight.routed ? experts : dense).push_back(weight.count * weight.n * weight.k);
     return f64(std::max(gathered_elements(dense), gathered_elements(experts)));
 }
 
@@ -301,7 +315,7 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
         {"weights (FP8 copies)", weights.fp8_copies,
-         "fprop and dgrad copy with scales: experts, shared expert, dense FFN"},
+         "fprop and dgrad copy with scales: experts, shared expert, dense FFN, FP8 projections"},
         {"master weights (FP32)", 4 * owned, "4 bytes x " + of_owned},
         {moments == 8   ? "Adam moments (FP32)"
          : moments == 4 ? "Adam moments (BF16)"

@@ -316,7 +316,46 @@ std::vector<Work> dense_work(const Config& config, const Sizes& sizes) {
     return out.take();
 }
 
-std::vector<Work> attention_work(const Config& config, const Sizes& s) {
+// One projection [N, K] of attention over a rank's own rows: BF16, or FP8 with its casts and transposes. The
+// flow casts what no norm and no backward of the heads has quantised.
+class ProjectionWork {
+public:
+    ProjectionWork(Stages& stages, bool fp8, const char* stage, double n, double k)
+        : out_(stages), s_(stages.sizes()), fp8_(fp8), stage_(stage), n_(n), k_(k) {}
+
+    void forward(const char* direction, bool casts) {
+        if (fp8_ && casts) cast(k_, direction);
+        gemm(direction, n_, k_);
+    }
+    void backward(bool casts) {
+        if (fp8_ && casts) cast(n_, "backward");
+        if (fp8_ && s_.flow)
+            out_.add(stage_, "backward", 2, s_.tokens * (n_ + k_) * (s_.operand + s_.column));
+        out_.gemm(stage_, "backward",
+                  s_.tokens * (n_ + k_) * (fp8_ ? s_.column : kPlain) + kWord * n_ * k_ * (2 - s_.first),
+                  flops(), fp8_, fp8_ ? idle_flops(1, n_, k_, s_.tokens, flops(), 0) : 0);
+        gemm("backward", k_, n_);
+    }
+
+private:
+    double flops() const { return 2 * s_.tokens * n_ * k_; }
+    void gemm(const char* direction, double n, double k) {
+        const double in = fp8_ ? s_.operand : kPlain, weight = fp8_ ? s_.weight : kPlain;
+        out_.gemm(stage_, direction, s_.tokens * (k * in + n * kPlain) + n * k * weight, flops(), fp8_,
+                  fp8_ ? idle_flops(1, s_.tokens, n, k, flops(), kTileEnd * kFp8PerCycle) : 0);
+    }
+    void cast(double width, const char* direction) {
+        out_.add("cast", direction, 1, s_.tokens * width * (kPlain + (s_.flow ? 1 : 2) * s_.operand));
+    }
+
+    Stages& out_;
+    const Sizes& s_;
+    bool fp8_;
+    const char* stage_;
+    double n_, k_;
+};
+
+std::vector<Work> attention_work(const Config& config, const PrecisionSpec& precision, const Sizes& s) {
     const ModelSpec& m = config.model;
     if (!m.attention) return {};
     const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
@@ -325,14 +364,12 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
     const double normed = m.qk_layernorm ? t * (heads + groups) * (kPlain * dim + kWord) : 0;
     const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
     const double above = core * diagonal_share(f64(m.seq_length));
-    const auto product = [&](double n, double k) { return kPlain * (t * (n + k) + n * k); };
-    const auto wgrad = [&](double n, double k) {
-        return kPlain * t * (n + k) + kWord * n * k * (2 - s.first);
-    };
     Stages out("attention", s);
+    const bool linears = s.fp8 && precision.fp8_attention_linears, wire_rows = linears && s.flow;
+    ProjectionWork qkv_work(out, linears, "qkv", qkv, h), proj_work(out, linears, "proj", h, q);
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     const auto forward = [&](const char* direction) {
-        out.gemm("qkv", direction, product(qkv, h), 2 * t * qkv * h, false);
+        qkv_work.forward(direction, !s.flow);
         out.add("qkv", direction, 1, 2 * kPlain * t * qkv + normed);
     };
     const auto core_forward = [&](const char* direction) {
@@ -341,25 +378,23 @@ std::vector<Work> attention_work(const Config& config, const Sizes& s) {
         out.add("core attention", direction, 2, 0);
     };
     const auto project = [&](const char* direction) {
-        out.gemm("proj", direction, product(h, q), 2 * t * q * h, false);
+        proj_work.forward(direction, true);
         out.add("proj", direction, 1, 3 * kPlain * t * h);
     };
-    out.norm_forward(false);
+    out.norm_forward(wire_rows);
     forward("forward");
     core_forward("forward");
     project("forward");
-    if (full || config.recompute.layernorm) out.norm_forward(false, "backward");
+    if (full || config.recompute.layernorm) out.norm_forward(wire_rows, "backward");
     if (full) forward("backward");
     if (full || config.recompute.core_attn) core_forward("backward");
     if (full) project("backward");
-    out.gemm("proj", "backward", wgrad(h, q), 2 * t * q * h, false);
-    out.gemm("proj", "backward", product(h, q), 2 * t * q * h, false);
+    proj_work.backward(true);
     out.gemm("core attention", "backward", kPlain * t * (2 * q + 2 * qkv) + kWord * t * heads, 5 * core,
              false, 5 * above);
     out.add("core attention", "backward", 6, 0);
-    out.add("qkv", "backward", 2, 2 * kPlain * t * qkv + normed);
-    out.gemm("qkv", "backward", wgrad(qkv, h), 2 * t * qkv * h, false);
-    out.gemm("qkv", "backward", product(qkv, h), 2 * t * qkv * h, false);
+    out.add("qkv", "backward", 2, (kPlain + (wire_rows ? s.operand : kPlain)) * t * qkv + normed);
+    qkv_work.backward(!s.flow);
     out.norm_backward();
     return out.take();
 }
@@ -382,7 +417,7 @@ bool knows(const PrecisionSpec& precision) {
 LayerWork layer_work(const Config& config, const PrecisionSpec& precision, double accumulates) {
     const Sizes sizes(config, precision, accumulates);
     return {.moe = moe_work(config, precision, sizes),
-            .attention = attention_work(config, sizes),
+            .attention = attention_work(config, precision, sizes),
             .dense = dense_work(config, sizes)};
 }
 

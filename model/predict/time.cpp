@@ -160,12 +160,13 @@ private:
             });
             return work.direction == "forward" ? nearest->forward : nearest->backward;
         }
-        // Attention's GEMMs are BF16 over a rank's own rows, as the shared expert's under bf16; its norm is a
-        // norm.
+        // Attention's GEMMs run over a rank's own rows as the shared expert's: under bf16, or with FP8
+        // projections under the recipe. Its norm is a norm.
         const bool product = work.stage == "qkv" || work.stage == "proj" || work.stage == "core attention";
         const auto bf16 = gpu_.calibration.recipes.find("bf16");
-        const RecipeShares& shares =
-            product && bf16 != gpu_.calibration.recipes.end() ? bf16->second : *shares_;
+        const RecipeShares& shares = product && work.fp8_flops == 0 && bf16 != gpu_.calibration.recipes.end()
+                                         ? bf16->second
+                                         : *shares_;
         // a recomputed stage has the share of its forward pass; without a shared expert fc1's share counts
         for (const char* stage : {product ? "shared expert" : work.stage.c_str(), "fc1"})
             for (const char* part : {work.part.c_str(), "moe layer"})

@@ -5,6 +5,7 @@
 #include "kernels/hopper/attention/heads.h"
 
 #include "kernels/hopper/device/rows.h"
+#include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -33,6 +34,9 @@ struct HeadsArgs {
     int64_t tokens, length;
     int depth;
     float eps;
+    RowView fp8;  // backward: out in place of qkv, with kRows
+    RowScales scales;
+    QuantizeRule rule;
 };
 
 // The lanes of a warp that share a head: the smallest power of two that holds its units.
@@ -187,8 +191,9 @@ template <int kLanes> __global__ void __launch_bounds__(kThreads) heads_kernel(c
 // dq, dk, dv -> dqkv: rotated back, and through the backward of the norm. With gammas the rotated gradients
 // take the place of dq and dk, for the gradients of gamma.
 // Lower bound: dq, dk, dv and raw in, dqkv out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us, and 10 MB
-// written back to L2. As heads_kernel.
-template <int kLanes>
+// written back to L2. As heads_kernel. kRows: dqkv leaves as FP8 in place of BF16 (half the bytes out). A
+// lane's columns then neighbour those of the next lane across heads, so half a warp has a block of 128.
+template <int kLanes, bool kRows>
 __global__ void __launch_bounds__(kThreads) heads_backward_kernel(const HeadsArgs args) {
     constexpr int kGroups = Group<kLanes>::kGroups;
     const int group = static_cast<int>(threadIdx.x) % 32 / kLanes,
@@ -243,23 +248,33 @@ __global__ void __launch_bounds__(kThreads) heads_backward_kernel(const HeadsArg
                         unit = pack_unit_bf16(d);
                     }
                 }
-                if (mine) *unit_at(args.qkv, token * heads + n, args.depth, place.unit) = unit;
+                if constexpr (kRows) {
+                    float v[kUnit];
+                    unpack_unit(mine ? unit : uint4{}, DType::bf16, v);
+                    quantize_unit(v, true, args.fp8, args.scales, token, n * args.depth + place.unit * kUnit,
+                                  args.rule);
+                } else if (mine) {
+                    *unit_at(args.qkv, token * heads + n, args.depth, place.unit) = unit;
+                }
             }
         }
     }
 }
 
 using HeadsKernel = void (*)(HeadsArgs);
-template <int kLanes> HeadsKernel kernel_of(bool backward) {
-    return backward ? heads_backward_kernel<kLanes> : heads_kernel<kLanes>;
+enum class Pass { forward, backward, backward_rows };
+template <int kLanes> HeadsKernel kernel_of(Pass pass) {
+    return pass == Pass::forward    ? heads_kernel<kLanes>
+           : pass == Pass::backward ? heads_backward_kernel<kLanes, false>
+                                    : heads_backward_kernel<kLanes, true>;
 }
-HeadsKernel kernel_of(int64_t depth, bool backward) {
+HeadsKernel kernel_of(int64_t depth, Pass pass) {
     const int64_t units = depth / kUnit;
-    return units <= 2    ? kernel_of<2>(backward)
-           : units <= 4  ? kernel_of<4>(backward)
-           : units <= 8  ? kernel_of<8>(backward)
-           : units <= 16 ? kernel_of<16>(backward)
-                         : kernel_of<32>(backward);
+    return units <= 2    ? kernel_of<2>(pass)
+           : units <= 4  ? kernel_of<4>(pass)
+           : units <= 8  ? kernel_of<8>(pass)
+           : units <= 16 ? kernel_of<16>(pass)
+                         : kernel_of<32>(pass);
 }
 
 // Whole units in half a head, at most a warp of them; aligned.
@@ -279,11 +294,11 @@ Heads heads_of(const TensorView& data, const TensorView& raw, const TensorView& 
     return {halves(data), halves(raw), floats(rstd), floats(gamma), static_cast<int>(data.dim(1))};
 }
 
-void run(const HeadsArgs& args, bool backward, const Launch& launch) {
+void run(const HeadsArgs& args, Pass pass, const Launch& launch) {
     kernel_of(
         args.depth,
-        backward)<<<grid_for(ceil_div(args.tokens, kWarps), launch), kThreads, 0, stream_of(launch)>>>(args);
-    check_launch(backward ? "qkv_heads_backward" : "qkv_heads");
+        pass)<<<grid_for(ceil_div(args.tokens, kWarps), launch), kThreads, 0, stream_of(launch)>>>(args);
+    check_launch(pass == Pass::forward ? "qkv_heads" : "qkv_heads_backward");
 }
 
 }  // namespace
@@ -300,13 +315,14 @@ bool launch_heads(const op::QkvHeads& a, const Launch& launch) {
          .length = a.table.dim(0),
          .depth = static_cast<int>(a.q.dim(2)),
          .eps = a.eps},
-        false, launch);
+        Pass::forward, launch);
     return true;
 }
 
 bool launch_heads_backward(const op::QkvHeadsBackward& a, float* partials, uint32_t* tickets,
                            const Launch& launch) {
     const int64_t depth = a.dq.dim(2);
+    if (a.rows && (depth & (depth - 1)) != 0) return false;  // lanes without columns would part a block
     if (!takes(a.dqkv, a.dq, {a.dqkv, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma}))
         return false;
     const auto gamma = [](const TensorView& d, const TensorView& raw, const TensorView& rstd,
@@ -325,8 +341,11 @@ bool launch_heads_backward(const op::QkvHeadsBackward& a, float* partials, uint3
          .tokens = a.dq.dim(0),
          .length = a.table.dim(0),
          .depth = static_cast<int>(depth),
-         .eps = 0.0f},
-        true, launch);
+         .eps = 0.0f,
+         .fp8 = a.rows ? row_view(a.rows.data) : RowView{},
+         .scales = row_scales(a.rows),
+         .rule = {.scale_format = a.scale_format}},
+        a.rows ? Pass::backward_rows : Pass::backward, launch);
     if (a.q_gamma) norm::launch_narrow_gamma(jobs, depth, a.dgamma_mode, partials, tickets, launch);
     return true;
 }

@@ -353,11 +353,17 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                 for (const HostTensor* out : {&t.q, &t.k, &t.v}) p.expect_same_bytes(out->view(), "q, k, v");
                 for (const HostTensor* out : {&t.q_raw, &t.k_raw, &t.q_rstd, &t.k_rstd})
                     if (normed) p.expect_same_bytes(out->view(), "before the norm");
-                for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+                for (const auto& [mode, format] : {std::pair(Gradient::overwrite, ScaleFormat::undeclared),
+                                                   std::pair(Gradient::accumulate, ScaleFormat::undeclared),
+                                                   std::pair(Gradient::overwrite, ScaleFormat::pow2),
+                                                   std::pair(Gradient::accumulate, ScaleFormat::fp32)}) {
+                    const bool quantised = format != ScaleFormat::undeclared;
+                    const int64_t width = (s.heads + 2 * s.kv_heads) * s.depth;
+                    HostScaled rows(mode == Gradient::overwrite ? DType::e4m3 : DType::e5m2,
+                                    {s.tokens(), width}, ScaleLayout::vec128);
                     HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}),
                         dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
-                        dv(dtype, {s.tokens(), s.kv_heads, s.depth}),
-                        dqkv(dtype, {s.tokens(), (s.heads + 2 * s.kv_heads) * s.depth});
+                        dv(dtype, {s.tokens(), s.kv_heads, s.depth}), dqkv(dtype, {s.tokens(), width});
                     fill_normal(dq, 5);
                     fill_normal(dk, 6);
                     fill_normal(dv, 7);
@@ -375,11 +381,18 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                                                   .q_rstd = with(t.q_rstd),
                                                   .k_rstd = with(t.k_rstd),
                                                   .dgamma_mode = mode,
+                                                  .scale_format = quantised ? format : ScaleFormat::pow2,
                                                   .dqkv = dqkv,
+                                                  .rows = quantised ? ScaledTensor(rows) : ScaledTensor{},
                                                   .dq_gamma = with(t.dq_gamma),
                                                   .dk_gamma = with(t.dk_gamma)},
                              {.sm_limit = s.depth == 96 ? 1 : 0});
-                    back.expect_same_bytes(dqkv.view(), "dqkv");
+                    if (quantised) {
+                        back.expect_same_bytes(rows.data.view(), "FP8 rows");
+                        back.expect_same_bytes(rows.scales.view(), "their scales");
+                    } else {
+                        back.expect_same_bytes(dqkv.view(), "dqkv");
+                    }
                     if (!normed) continue;
                     back.expect_same_bytes(t.dq_gamma.view(), "dq_gamma");
                     back.expect_same_bytes(t.dk_gamma.view(), "dk_gamma");

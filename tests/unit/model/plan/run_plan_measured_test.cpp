@@ -21,7 +21,7 @@ namespace {
 constexpr int64_t kTokens = 128;
 
 Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, int64_t shared,
-                    ProbsIn probs = ProbsIn::swiglu) {
+                    ProbsIn probs = ProbsIn::swiglu, bool linears = false) {
     Config config;
     config.model.num_layers = 1;
     config.model.qk_layernorm = true;
@@ -36,6 +36,7 @@ Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, 
     config.moe.moe_shared_expert_intermediate_size = shared;
     config.precision.recipe = recipe;
     config.precision.moe_apply_probs_in = probs;
+    config.precision.fp8_attention_linears = linears;
     config.recompute = recompute;
     resolve_config(config);
     return config;
@@ -44,6 +45,7 @@ Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, 
 struct Measured {
     double saved = 0;    // bytes of the arena between forward and backward, with the block's input
     double per_row = 0;  // of the row arena
+    double copies = 0;   // of the weights
 };
 
 Measured run_forward(const Config& config) {
@@ -100,6 +102,7 @@ Measured run_forward(const Config& config) {
     block.forward(ctx, x, kept, y);
     Measured measured{static_cast<double>(saved.bytes_in_use() + x.bytes()), 0};
     for (const auto& [kind, bytes] : rows.bytes_per_row()) measured.per_row += bytes;
+    measured.copies = static_cast<double>(store.bytes().at("copies"));
     return measured;
 }
 
@@ -153,6 +156,27 @@ TEST_P(MeasuredPlan, SavedBytesWithMergingWeights) {
     EXPECT_NEAR(planned.per_row, measured.per_row, 0.01 * measured.per_row);
     const Config swiglu = small_config(GetParam(), true, {}, 128);
     EXPECT_LT(planned.per_row, saved_activation_bytes(swiglu, 0, {}).per_row);
+}
+
+// With FP8 projections: what they save, and the copies of all weights.
+TEST_P(MeasuredPlan, BytesWithFp8Projections) {
+    if (GetParam() == Recipe::bf16) return;
+    for (int bits = 0; bits < 4; ++bits) {
+        RecomputeSpec recompute{.core_attn = (bits & 1) != 0, .layernorm = (bits & 2) != 0};
+        if (bits > 0) recompute.recompute_granularity = RecomputeGranularity::selective;
+        const Config config = small_config(GetParam(), true, recompute, 128, ProbsIn::swiglu, true);
+        SCOPED_TRACE(fmt::format("core_attn {}, layernorm {}", recompute.core_attn, recompute.layernorm));
+        check_config(config);
+        const Measured measured = run_forward(config);
+        EXPECT_NEAR(saved_activation_bytes(config, 0, recompute).per_token * kTokens, measured.saved,
+                    0.01 * measured.saved + 4096);
+        double copies = 0;
+        for (const MemoryItem& item : make_plan(config, 1).memory)
+            if (item.category == "weights (BF16)" || item.category == "weights (FP8 copies)")
+                copies += item.bytes;
+        const double outside = 2.0 * static_cast<double>(2 * 384 + 1) * 128;  // embedding, head, last norm
+        EXPECT_NEAR(copies - outside, measured.copies, 0.01 * copies);
+    }
 }
 
 INSTANTIATE_TEST_SUITE_P(Recipes, MeasuredPlan, testing::ValuesIn(kRecipes),
