@@ -170,8 +170,8 @@ void ParameterStore::allocate_squares() {
 }
 
 TensorView Parameter::gradient_of(int64_t source) const {
-    const auto [e, n, k] = spec.matrices();
-    TensorView gradient = main_grad.reshape({e, n, k});
+    TensorView gradient = main_grad;
+    if (spec.rank == 2) gradient = gradient.reshape({1, spec.shape[0], spec.shape[1]});
     gradient.data = main_grad.bytes_ptr() + source * source_stride * size_of(main_grad.dtype);
     return gradient;
 }

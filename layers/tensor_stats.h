@@ -12,8 +12,8 @@
 namespace fp8flow {
 
 struct TensorStatsRow {
-    // "norm", "dispatch", "fc1 input", "swiglu", "dY", "swiglu backward"; of FP8 projections "qkv input", "qkv
-    // gradient", "proj input", "proj gradient"
+    // "norm", "dispatch", "fc1 input", "swiglu", "dY" or "swiglu backward"; of FP8 projections "qkv input",
+    // "qkv gradient", "proj input" or "proj gradient"
     std::string tensor;
     int64_t values = 0;       // valid values seen
     int64_t zeros = 0;        // quantised values that are zero

@@ -111,6 +111,17 @@ TEST(MergingWeights, LossAndGradientsAgree) {
     }
 }
 
+TEST(Fp8Projections, LossAndGradientsAgree) {
+    for (const char* recipe : {"fp8_flow", "fp8_blockwise", "fp8_tensorwise", "fp8_rowwise", "mxfp8"}) {
+        SCOPED_TRACE(recipe);
+        Config config = tiny_config(recipe, "native");
+        config.precision.fp8_attention_linears = true;
+        const TrainingRun hopper = run_steps(config, BackendKind::hopper);
+        expect_agreement(hopper, run_steps(config, BackendKind::reference), 2e-3);
+        EXPECT_EQ(run_steps(config, BackendKind::hopper).losses, hopper.losses);
+    }
+}
+
 TEST_P(StepParity, SameBitsTwice) {
     const Config config = this->config();
     const TrainingRun first = run_steps(config, BackendKind::hopper);

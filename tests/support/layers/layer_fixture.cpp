@@ -122,8 +122,13 @@ LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stat
     RankFixture rank(group, c);
     LayerResult result;
     ParameterStore store(rank.ops, c.seed);
-    const TransformerBlock block(store, rank.poison, c.block_spec(group.rank(), group.size()));
+    TransformerBlock block(store, rank.poison, c.block_spec(group.rank(), group.size()));
     store.allocate_gradients();
+    const std::vector<float> angles = SelfAttention::rope_table(c.model);
+    const TensorView table =
+        rank.state.tensor(DType::f32, {c.model.seq_length, c.model.kv_channels / 2, 2}, "rope");
+    rank.ops.device().copy_in(table.data, angles.data(), angles.size() * sizeof(float), {});
+    if (block.attention() != nullptr) block.attention()->set_rope_table(table);
     Context ctx = rank.context();
     ctx.tensor_stats = stats;
     const int64_t hidden = c.model.hidden_size;

@@ -207,16 +207,16 @@ Config config_of(Recipe recipe, Keys keys) {
 }
 
 TEST(Fp8Projection, TrainingFollowsBf16Projections) {
-    const Keys keys = {"training.train_iters=60"};
+    const Keys keys = {"training.train_iters=40"};
     const auto last = [](const TrainingRun& run) {
         double sum = 0;
         for (size_t i = run.steps.size() - 10; i < run.steps.size(); ++i) sum += run.steps[i].lm_loss;
         return sum / 10;
     };
-    for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_blockwise, Recipe::fp8_tensorwise}) {
+    for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_tensorwise}) {
         SCOPED_TRACE(recipe_name(recipe));
-        const TrainingRun bf16 = train(test_config(recipe, keys), 1, {.steps = 60}),
-                          fp8 = train(config_of(recipe, keys), 1, {.steps = 60});
+        const TrainingRun bf16 = train(test_config(recipe, keys), 1, {.steps = 40}),
+                          fp8 = train(config_of(recipe, keys), 1, {.steps = 40});
         EXPECT_NE(fp8.losses(), bf16.losses());
         EXPECT_LT(last(fp8), fp8.steps[0].lm_loss - 0.5);
         EXPECT_NEAR(last(fp8), last(bf16), 0.03);
@@ -225,25 +225,28 @@ TEST(Fp8Projection, TrainingFollowsBf16Projections) {
 
 TEST(Fp8Projection, SchedulesAndDividedStateChangeNoBit) {
     const Keys base = {"training.micro_batch_size=1", "parallel.expert_model_parallel_size=2"};
-    const Keys schedules[] = {
-        {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true"},
-        {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"},
-        {"training.use_distributed_optimizer=true"},
-        {"training.use_distributed_optimizer=true", "schedule.overlap_param_gather=true",
-         "schedule.overlap_grad_reduce=true"},
-        {"schedule.cuda_graph_impl=full_iteration"},
-        {"moe.moe_expert_rank_capacity_factor=0.01"},
-        {"recompute.recompute_granularity=full", "training.use_distributed_optimizer=true"}};
-    for (const Recipe recipe : {Recipe::fp8_flow, Recipe::fp8_blockwise, Recipe::fp8_tensorwise}) {
-        const TrainingRun plain = train(config_of(recipe, base), 2, {.steps = 3});
-        for (const Keys& more : schedules) {
-            SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), fmt::join(more, " ")));
-            Keys keys = base;
-            keys.insert(keys.end(), more.begin(), more.end());
-            const TrainingRun run = train(config_of(recipe, keys), 2, {.steps = 3});
-            EXPECT_EQ(run.losses(), plain.losses());
-            expect_same_bits(run.state, plain.state);
-        }
+    const std::pair<Recipe, Keys> runs[] = {
+        {Recipe::fp8_flow,
+         {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true",
+          "moe.moe_expert_rank_capacity_factor=0.01"}},
+        {Recipe::fp8_flow,
+         {"schedule.overlap_moe_expert_parallel_comm=true", "schedule.overlap_grad_reduce=true"}},
+        {Recipe::fp8_flow,
+         {"training.use_distributed_optimizer=true", "schedule.overlap_param_gather=true",
+          "schedule.cuda_graph_impl=full_iteration"}},
+        {Recipe::fp8_blockwise,
+         {"training.use_distributed_optimizer=true", "recompute.recompute_granularity=full"}},
+        {Recipe::fp8_tensorwise,
+         {"training.use_distributed_optimizer=true", "schedule.overlap_moe_expert_parallel_comm=true"}}};
+    std::map<Recipe, TrainingRun> plain;
+    for (const auto& [recipe, more] : runs) {
+        SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), fmt::join(more, " ")));
+        if (!plain.contains(recipe)) plain[recipe] = train(config_of(recipe, base), 2, {.steps = 2});
+        Keys keys = base;
+        keys.insert(keys.end(), more.begin(), more.end());
+        const TrainingRun run = train(config_of(recipe, keys), 2, {.steps = 2});
+        EXPECT_EQ(run.losses(), plain[recipe].losses());
+        expect_same_bits(run.state, plain[recipe].state);
     }
 }
 
@@ -254,14 +257,14 @@ TEST(Fp8Projection, ResumedRunsGiveTheSameBits) {
         SCOPED_TRACE(recipe_name(recipe));
         TemporaryFolder whole_folder, folder;
         Config config = config_of(recipe, {});
-        const TrainingRun whole = train_with_checkpoints(config, 1, {whole_folder.path(), 6});
-        config.checkpoint.save_interval = 3;
-        train_with_checkpoints(config, 1, {folder.path(), 3});
+        const TrainingRun whole = train_with_checkpoints(config, 1, {whole_folder.path(), 4});
+        config.checkpoint.save_interval = 2;
+        train_with_checkpoints(config, 1, {folder.path(), 2});
         config.checkpoint.load = "auto";
         config.checkpoint.save_interval = 0;
-        const TrainingRun rest = train_with_checkpoints(config, 1, {folder.path(), 6});
-        ASSERT_EQ(rest.steps.size(), 3u);
-        for (size_t i = 0; i < 3; ++i) EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[3 + i].lm_loss);
+        const TrainingRun rest = train_with_checkpoints(config, 1, {folder.path(), 4});
+        ASSERT_EQ(rest.steps.size(), 2u);
+        for (size_t i = 0; i < 2; ++i) EXPECT_EQ(rest.steps[i].lm_loss, whole.steps[2 + i].lm_loss);
         expect_same_bits(rest.state, whole.state);
     }
     TemporaryFolder folder;
