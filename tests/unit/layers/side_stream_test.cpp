@@ -96,7 +96,7 @@ TEST(SideStream, SchedulesChangeNoBitOfOtherLayers) {
 }
 
 // What the two tests above stand on: without a wait the main stream reads memory that nobody has written.
-TEST(SideStream, WorksWhenTheMainLaneWaits) {
+TEST(SideStream, WorksWhenTheMainStreamWaits) {
     LateOps ops;
     SideStream side(ops.device(), kSchedules[2]);
     LayerCase c = case_of(Recipe::bf16);
@@ -122,7 +122,7 @@ TEST(SideStream, WorksWhenTheMainLaneWaits) {
 }
 
 // Calls of the exchange are on the wire stream only while the side stream may be at work.
-TEST(SideStream, TheWireHasALaneBesideWork) {
+TEST(SideStream, TheWireHasAStreamNextToWork) {
     LayerCase c = case_of(Recipe::bf16);
     c.schedule = {.delay_wgrad_compute = true};
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
