@@ -156,17 +156,20 @@ void check(const op::GroupedGemmWgrad& args) {
         const auto [g, r, c, w] = op::squares_shape(args.dw.dim(0), args.dw.dim(1), args.dw.dim(2));
         check_tensor(args.squares, "squares", DType::f64, {g, r, c, w});
     }
-    if (!args.second) return;
-    check_wgrad_operands(args.second, args.dw, "the second dy", "the second x");
-    check_alike(args.dy, args.second.dy, "dy");
-    check_alike(args.x, args.second.x, "x");
+    for (int i = 1; i < num_sets(args); ++i) {
+        const op::WgradOperands set = set_of(args, i);
+        check_wgrad_operands(set, args.dw, i == 1 ? "the second dy" : "a later dy",
+                             i == 1 ? "the second x" : "a later x");
+        check_alike(args.dy, set.dy, "dy");
+        check_alike(args.x, set.x, "x");
+    }
 }
 OpCost cost(const op::GroupedGemmWgrad& args) {
     const int rows_dim = is_fp8(args.dy.data.dtype) ? 1 : 0;
     const double reads_dw = args.mode == Gradient::accumulate ? 1 : 0;
     double operands = 0, flops = 0;
-    for (const op::WgradOperands& set : {op::WgradOperands{args.dy, args.x, args.groups}, args.second}) {
-        if (!set) continue;
+    for (int i = 0; i < num_sets(args); ++i) {
+        const op::WgradOperands set = set_of(args, i);
         operands += operand_bytes(set.dy, set.groups, set.dy.data.dim(rows_dim)) +
                     operand_bytes(set.x, set.groups, set.x.data.dim(rows_dim));
         flops += gemm_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));

@@ -13,6 +13,8 @@
 #include "kernels/core/stochastic_rounding.h"
 #include "kernels/ops/squares.h"
 
+#include <array>
+
 namespace fp8flow::op {
 
 // nt: D[M,N] = A[M,K] B[N,K]^T   nn: D = A[M,K] B[K,N]   tn: D = A[K,M]^T B[K,N]. FP8 operands: nt only
@@ -48,6 +50,8 @@ struct WgradOperands {
 
     explicit operator bool() const { return static_cast<bool>(dy); }
 };
+// Micro-batches whose rows one weight gradient can sum over.
+inline constexpr int kMaxWgradSets = 8;
 
 // dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in
 // ascending order, fma). FP8: the transposed copies dy [N, M], x [K, M], layouts tile128 | vec128 | group_row
@@ -57,15 +61,16 @@ struct WgradOperands {
 // dY^T X, one fp32 addition of the old value per element, after the last block of the contraction; a backend
 // may add it after an earlier one.
 //
-// second: the operands of another micro-batch for the same experts: dW[g] (+)= dY_g^T X_g + dY2_g^T X2_g, so
-// that dW is read and written once for both. Dtypes and layouts are the same; capacities and group sizes may
-// differ. One accumulator takes the rows of the first operands, then those of the second; a backend may
-// instead add the second's result to dW as a separate accumulating call would. A group counts as empty only
-// if it is empty in both.
+// second, more: the operands of other micro-batches for the same experts: dW[g] (+)= dY_g^T X_g + dY2_g^T
+// X2_g
+// + ..., so that dW is read and written once for all. Dtypes and layouts are the same; capacities and group
+// sizes may differ. One accumulator takes the rows of the first operands, then those of the second, and so
+// on; a backend may instead add the result of each to dW as a separate accumulating call would. A group
+// counts as empty only if it is empty in all.
 //
 // dw in BF16: overwrite rounds the sum to nearest even. accumulate rounds the old value in FP32 plus the sum
 // stochastically, by global row (kernels/core/stochastic_rounding.h): row n of group g is row rounding.first
-// + g N + n. With `second`, a value is rounded once, or twice by a backend that makes two calls.
+// + g N + n. With `second`, a value is rounded once, or in every call by a backend that makes several.
 //
 // squares: sums of squares of dw after the call, in double, one per patch, for all groups, empty ones too.
 // A kernel that computes them in its epilogue does not read dw again (kernels/ops/squares.h).
@@ -74,26 +79,33 @@ struct GroupedGemmWgrad {
     ScaledTensor x;
     RowGroups groups;
     Gradient mode = Gradient::overwrite;
-    TensorView dw;         // out [G, N, K] f32 | bf16
-    WgradOperands second;  // optional
+    TensorView dw;                                           // out [G, N, K] f32 | bf16
+    WgradOperands second;                                    // optional
+    std::array<WgradOperands, kMaxWgradSets - 2> more = {};  // optional; after `second`, without gaps
     StochasticRounding rounding = {};
     TensorView squares;  // out squares_shape(dw) f64, optional
 };
-// Two calls that together give the same gradient as one call with `second`.
-inline GroupedGemmWgrad first_call(GroupedGemmWgrad args) {
-    args.second = {};
-    args.squares = {};
-    return args;
+inline WgradOperands set_of(const GroupedGemmWgrad& args, int index) {
+    if (index == 0) return {args.dy, args.x, args.groups};
+    return index == 1 ? args.second : args.more[static_cast<size_t>(index - 2)];
 }
-inline GroupedGemmWgrad second_call(const GroupedGemmWgrad& args) {
-    return {args.second.dy,
-            args.second.x,
-            args.second.groups,
-            Gradient::accumulate,
-            args.dw,
-            {},
-            {args.rounding.key + 1, args.rounding.first, args.rounding.step},
-            args.squares};
+inline int num_sets(const GroupedGemmWgrad& args) {
+    int sets = 1;
+    while (sets < kMaxWgradSets && set_of(args, sets)) ++sets;
+    return sets;
+}
+// Calls, one per set, that together give the same gradient as `args`.
+inline GroupedGemmWgrad call_of_set(const GroupedGemmWgrad& args, int index) {
+    const auto [dy, x, groups] = set_of(args, index);
+    return {.dy = dy,
+            .x = x,
+            .groups = groups,
+            .mode = index == 0 ? args.mode : Gradient::accumulate,
+            .dw = args.dw,
+            .second = {},
+            .rounding = {args.rounding.key + static_cast<uint64_t>(index), args.rounding.first,
+                         args.rounding.step},
+            .squares = index + 1 == num_sets(args) ? args.squares : TensorView{}};
 }
 
 // fc1 with SwiGLU x prob + 1x128 quantise in its epilogue: h = A B^T rounded to BF16, a = quantise(swiglu(h)

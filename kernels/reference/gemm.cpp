@@ -82,17 +82,17 @@ Operand entry_of(Operand operand, const ScaledTensor& tensor, int64_t index) {
     return operand;
 }
 
-// dw (+)= sums of the groups with rows, in either set; a group without any gets zeros, or keeps its values.
+// dw (+)= sums of the groups with rows, in any set; a group without any gets zeros, or keeps its values.
 void store_gradient(const op::GroupedGemmWgrad& args, const std::vector<float>& sums) {
     const bool adds = args.mode == Gradient::accumulate;
     const int64_t rows = args.dw.dim(1), columns = args.dw.dim(2);
-    const auto first = group_ranges(args.groups, 0);
-    auto second = first;
-    if (args.second) second = group_ranges(args.second.groups, 0);
+    std::vector<int64_t> counts(static_cast<std::size_t>(args.dw.dim(0)));
+    for (int i = 0; i < num_sets(args); ++i)
+        for (const GroupRange& range : group_ranges(set_of(args, i).groups, 0))
+            counts[static_cast<std::size_t>(range.group)] += range.count;
 #pragma omp parallel for
     for (int64_t row = 0; row < args.dw.dim(0) * rows; ++row) {
-        const auto group = static_cast<std::size_t>(row / rows);
-        if (adds && first[group].count == 0 && (!args.second || second[group].count == 0)) continue;
+        if (adds && counts[static_cast<std::size_t>(row / rows)] == 0) continue;
         const uint32_t counter = rounding_row(args.rounding.step_key(), args.rounding.first + row);
         for (int64_t column = 0; column < columns; ++column) {
             const int64_t i = row * columns + column;
@@ -178,14 +178,15 @@ void write_gradient(const op::GroupedGemmWgrad& args, SummationOrder order) {
         run_gemms(gradients({args.dy, args.x, args.groups}, args.dw, args.mode, Start::zero), order);
         return;
     }
-    // both GEMMs into one sum; with accumulate, or for BF16, in memory of its own
+    // all GEMMs into one sum; with accumulate, or for BF16, in memory of its own
     const bool apart = args.mode == Gradient::accumulate || !f32;
     std::vector<float> sums(apart ? static_cast<std::size_t>(args.dw.numel()) : 0);
     TensorView dw = args.dw;
     dw.dtype = DType::f32;
     if (apart) dw.data = sums.data();
     run_gemms(gradients({args.dy, args.x, args.groups}, dw, Gradient::overwrite, Start::zero), order);
-    if (args.second) run_gemms(gradients(args.second, dw, Gradient::overwrite, Start::d), order);
+    for (int i = 1; i < num_sets(args); ++i)
+        run_gemms(gradients(set_of(args, i), dw, Gradient::overwrite, Start::d), order);
     if (apart) store_gradient(args, sums);
 }
 

@@ -17,8 +17,9 @@ template <class Args, class F> void each_view(Args& args, F&& f) {
                               std::is_same_v<Member, RowGroups> || std::is_same_v<Member, const int64_t*>;
         if constexpr (view) f(member);
         if constexpr (op::HasFields<Member>) each_view(member, f);
-        if constexpr (std::is_same_v<Member, decltype(op::RouterTopKBackward::terms)>)
-            for (op::BalanceTerm& term : member) each_view(term, f);
+        if constexpr (std::is_same_v<Member, decltype(op::RouterTopKBackward::terms)> ||
+                      std::is_same_v<Member, decltype(op::GroupedGemmWgrad::more)>)
+            for (auto& part : member) each_view(part, f);
     });
 }
 

@@ -60,12 +60,11 @@ void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuant
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
     if (args.second) {
-        if (kernels_.gemm == GemmBackend::native && launch_wgmma_wgrad_two(args, launch)) {
+        if (kernels_.gemm == GemmBackend::native && launch_wgmma_wgrad_sets(args, launch)) {
             launch_rest_of_squares(call_of(args).problem, launch);
             return;
         }
-        do_grouped_gemm_wgrad(first_call(args), launch);
-        do_grouped_gemm_wgrad(second_call(args), launch);
+        for (int i = 0; i < num_sets(args); ++i) do_grouped_gemm_wgrad(call_of_set(args, i), launch);
         return;
     }
     const GemmCall call = call_of(args);

@@ -51,9 +51,8 @@ struct GemmOperand {
 // gradients).
 enum class Grouped { rows, contraction };
 
-// A second set of operands over which a grouped contraction continues, with groups of its own; num_groups 0:
-// none.
-struct SecondOperands {
+// Another set of operands over which a grouped contraction continues, with groups of its own.
+struct OperandSet {
     DeviceGroups groups{};
     GemmOperand a;
     GemmOperand b;
@@ -73,7 +72,7 @@ struct GemmProblem {
     void* d = nullptr;
     DType d_dtype = DType::f32;
     const int64_t* d_row_base = nullptr;
-    SecondOperands second;        // read by launch_wgmma_fp8_wgrad_two, and by adds_nothing
+    OperandSet second;            // num_groups 0: none; read by adds_nothing alone
     StochasticRounding rounding;  // of weight gradients in BF16
     double* squares = nullptr;    // of weight gradients: sums of squares, kernels/ops/squares.h; null: none
 
@@ -81,7 +80,7 @@ struct GemmProblem {
     __host__ __device__ int64_t weight_of(int64_t group) const {
         return group < num_weights ? group : group % num_weights;
     }
-    // Whether a weight gradient adds nothing to a group.
+    // Whether a weight gradient adds nothing to a group; sets after the second are not asked.
     __device__ bool adds_nothing(int64_t group) const {
         return groups.count(group) == 0 && (second.groups.num_groups == 0 || second.groups.count(group) == 0);
     }
@@ -217,8 +216,8 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch
 bool launch_wgmma(const GemmCall& call, const Launch& launch);
 // Weight gradients of kernels that sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
 bool writes_squares(const GemmProblem& problem);
-// A weight gradient with a second set of operands, in one pass over D.
-bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch);
+// A weight gradient with several sets of operands, in one pass over D.
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const Launch& launch);
 
 // Writes the sums of squares of D: of all groups, or of those that the kernels of sm90/ pass over because
 // they have no rows (squares.cu).

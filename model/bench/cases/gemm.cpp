@@ -97,7 +97,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
     require(routed.groups.num_groups > 0, ExitCode::usage,
             "bench grouped_gemm_wgrad: G: got 0, want at least 1");
     const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
-    const int64_t micro_batches = shape.choice("micro_batches", {"1", "2"}) + 1;
+    const int64_t micro_batches = shape.choice("micro_batches", {"1", "2", "3", "4", "5", "6", "7", "8"}) + 1;
     const Operands kind = operands(shape);
     // fp8_flow's operands carry one scale per 128x128 tile
     const bool tiles = shape.choice("tiles", {"no", "yes"}) == 1 && kind.transposed == L::vec128;
@@ -119,9 +119,10 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.squares = buffers.output(DType::f64, {g, r, c, w});
     }
     std::vector<const ScaledTensor*> operands_read = {&args.dy, &args.x};
-    if (micro_batches == 2) {
-        args.second = {operand(n), operand(k), routed.groups};
-        operands_read.insert(operands_read.end(), {&args.second.dy, &args.second.x});
+    for (int64_t i = 1; i < micro_batches; ++i) {
+        op::WgradOperands& set = i == 1 ? args.second : args.more[static_cast<size_t>(i - 2)];
+        set = {operand(n), operand(k), routed.groups};
+        operands_read.insert(operands_read.end(), {&set.dy, &set.x});
     }
     Work work;
     for (const ScaledTensor* tensor : operands_read)
@@ -179,7 +180,7 @@ std::vector<Case> gemm_cases() {
                   {"dw", "f32", "f32",
                    "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
                   {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
-                  {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 | 2"}},
+                  {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 to 8"}},
          wgrad},
         {"grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
          group_keys() + Keys{{"F", "2048", "128", "columns of gate and of up"},

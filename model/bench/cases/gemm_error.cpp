@@ -8,8 +8,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <deque>
 #include <functional>
-#include <optional>
 #include <vector>
 
 namespace fp8flow::bench {
@@ -107,7 +107,7 @@ private:
     }
 
     Device& device_;
-    const ScaledTensor& tensor_;
+    const ScaledTensor tensor_;
     int64_t group_, rows_, columns_;
     std::vector<uint8_t> scales_, block_;
 };
@@ -191,27 +191,29 @@ double gemm_error(Device& device, const op::GroupedGemmWgrad& args) {
     const auto values = [&](Matrix& of, const Group& rows, int64_t i) {
         return fp8 ? of.along(i, rows.first, rows.rows) : of.across(i, rows.first, rows.rows);
     };
-    Matrix dy(device, args.dy, group.index), x(device, args.x, group.index);
-    std::optional<Matrix> second_dy, second_x;
-    Group second;
-    if (args.second) {
-        second_dy.emplace(device, args.second.dy, group.index);
-        second_x.emplace(device, args.second.x, group.index);
-        second = group_at(device, args.second.groups, group.index);
+    struct Set {
+        Matrix dy, x;
+        Group rows;
+    };
+    std::deque<Set> sets;
+    for (int i = 0; i < num_sets(args); ++i) {
+        const auto [dy, x, groups] = set_of(args, i);
+        sets.push_back({Matrix(device, dy, group.index), Matrix(device, x, group.index),
+                        group_at(device, groups, group.index)});
     }
     // contractions one after the other
-    const auto all_values = [&](Matrix& of, std::optional<Matrix>& more, int64_t i) {
-        Values all = values(of, group, i);
-        if (more) {
-            const Values rest = values(*more, second, i);
-            all.insert(all.end(), rest.begin(), rest.end());
+    const auto all_values = [&](Matrix Set::*of, int64_t i) {
+        Values all;
+        for (Set& set : sets) {
+            const Values own = values(set.*of, set.rows, i);
+            all.insert(all.end(), own.begin(), own.end());
         }
         return all;
     };
     return error_of(
         device, args.dw.dim(1), args.dw, group.index * args.dw.dim(1),
-        [&](int64_t i) { return all_values(dy, second_dy, i); },
-        [&](int64_t j) { return all_values(x, second_x, j); });
+        [&](int64_t i) { return all_values(&Set::dy, i); },
+        [&](int64_t j) { return all_values(&Set::x, j); });
 }
 
 }  // namespace fp8flow::bench

@@ -59,7 +59,24 @@ struct WgradCase {
     Formats formats;
     int64_t n, k;
     std::vector<int64_t> counts, second;  // of the second micro-batch; empty: there is none
+    size_t micro_batches = 2;             // with a second one; those after it have the counts of both in turn
 };
+
+std::vector<Rows> sets_of(const WgradCase& c) {
+    std::vector<Rows> sets;
+    for (size_t i = 0; i < (c.second.empty() ? 1 : c.micro_batches); ++i)
+        sets.emplace_back(i % 2 == 0 ? c.counts : c.second, 256 * static_cast<int64_t>(i % 3), c.formats, c.n,
+                          c.k, 41 + 10 * i);
+    return sets;
+}
+
+op::GroupedGemmWgrad call_of(const std::vector<Rows>& sets, Gradient mode, const TensorView& dw) {
+    op::GroupedGemmWgrad args{
+        .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = mode, .dw = dw};
+    for (size_t i = 1; i < sets.size(); ++i)
+        (i == 1 ? args.second : args.more[i - 2]) = {sets[i].dy, sets[i].x, sets[i].groups};
+    return args;
+}
 
 // Sums of squares [G, ceil(n/128), ceil(k/128), 4], NaN at first.
 HostTensor squares_for(int64_t groups, int64_t n, int64_t k) {
@@ -105,13 +122,11 @@ void expect_squares(Parity& parity, const HostTensor& wanted, const HostTensor& 
 
 // The values of the reference, and the same bits from one cluster for all tiles and from every repetition.
 void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
-    SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
+    SCOPED_TRACE(fmt::format("{} {} {} x {} {} counts {} and {}, {} sets", name_of(c.formats.layout),
                              name_of(c.formats.dy), c.n, c.k,
                              mode == Gradient::accumulate ? "accumulate" : "overwrite",
-                             fmt::join(c.counts, ","), fmt::join(c.second, ",")));
-    std::vector<Rows> sets;
-    sets.emplace_back(c.counts, 0, c.formats, c.n, c.k, 41);
-    if (!c.second.empty()) sets.emplace_back(c.second, 256, c.formats, c.n, c.k, 51);
+                             fmt::join(c.counts, ","), fmt::join(c.second, ","), c.micro_batches));
+    const std::vector<Rows> sets = sets_of(c);
     int64_t total = 0;
     for (const Rows& set : sets) total += set.groups.total();
     if (too_large_here(c.n * c.k * total / 32)) return;
@@ -121,12 +136,7 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
         dw.emplace_back(DType::f32, std::initializer_list<int64_t>{G, c.n, c.k});
         if (mode == Gradient::accumulate) fill_normal(dw.back(), 45, 5.0);
     }
-    const auto call = [&](const HostTensor& to) {
-        op::GroupedGemmWgrad args{
-            .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = mode, .dw = to.view()};
-        if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
-        return args;
-    };
+    const auto call = [&](const HostTensor& to) { return call_of(sets, mode, to.view()); };
     Parity parity;
     parity.gpu.choose_kernels({.gemm = backend});
     const auto run = [&](const HostTensor& to, int sm_limit) {
@@ -154,13 +164,11 @@ void run_case(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBacke
 // dw in BF16: the bits of the kernel's own FP32 sums, to nearest, or added to the old value and rounded by
 // the counters of their places.
 void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBackend::native) {
-    SCOPED_TRACE(fmt::format("BF16: {} {} {} x {} {} counts {} and {}", name_of(c.formats.layout),
+    SCOPED_TRACE(fmt::format("BF16: {} {} {} x {} {} counts {} and {}, {} sets", name_of(c.formats.layout),
                              name_of(c.formats.dy), c.n, c.k,
                              mode == Gradient::accumulate ? "accumulate" : "overwrite",
-                             fmt::join(c.counts, ","), fmt::join(c.second, ",")));
-    std::vector<Rows> sets;
-    sets.emplace_back(c.counts, 0, c.formats, c.n, c.k, 41);
-    if (!c.second.empty()) sets.emplace_back(c.second, 256, c.formats, c.n, c.k, 51);
+                             fmt::join(c.counts, ","), fmt::join(c.second, ","), c.micro_batches));
+    const std::vector<Rows> sets = sets_of(c);
     int64_t total = 0;
     for (const Rows& set : sets) total += set.groups.total();
     if (too_large_here(c.n * c.k * total / 32)) return;
@@ -174,9 +182,7 @@ void run_rounded(const WgradCase& c, Gradient mode, GemmBackend backend = GemmBa
     parity.gpu.choose_kernels({.gemm = backend});
     const StochasticRounding rounding{.key = 0xFEDCBA9876543210ull, .first = 5 * c.n};
     const auto run = [&](const HostTensor& to, Gradient how, int sm_limit, const TensorView& squares = {}) {
-        op::GroupedGemmWgrad args{
-            .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = how, .dw = to.view()};
-        if (sets.size() > 1) args.second = {sets[1].dy, sets[1].x, sets[1].groups};
+        op::GroupedGemmWgrad args = call_of(sets, how, to.view());
         args.rounding = rounding;
         args.squares = squares;
         parity.gpu.grouped_gemm_wgrad(parity.on_gpu(args), {.sm_limit = sm_limit});
@@ -254,7 +260,7 @@ TEST(WgradKernels, ShortAndLongContractions) {
         for (const Gradient mode : kModes) run_case(c, mode);
 }
 
-// Every kernel that writes weight gradients, and two sets of operands where one call takes both.
+// Every kernel that writes weight gradients, and several sets of operands where one call takes all.
 TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, uneven = {700, 0, 0, 2100},
                                short_ones = {1, 384, 0, 0, 128, 300, 257, 1, 0},
@@ -279,6 +285,8 @@ TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
         {kTensor, 256, 512, uneven, {}},
         {kTilesE4m3, 300, 520, mixed, {0, 0, 700, 1, 128, 300}},
         {kColumnsE4m3, 256, 512, mixed, {0, 0, 700, 1, 128, 300}},
+        {kTilesE4m3, 300, 520, mixed, {0, 0, 700, 1, 128, 300}, 3},
+        {kColumnsE4m3, 256, 512, mixed, {0, 0, 700, 1, 128, 300}, 8},
     };
     for (const WgradCase& c : cases)
         for (const Gradient mode : kModes) run_rounded(c, mode);
@@ -289,36 +297,39 @@ TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
         }
 }
 
-// Groups that are empty in the first, in the second and in both; the border between the two before, at and
+// Groups that are empty in the first, in the second and in all; the border between the two before, at and
 // after the 32nd block.
-TEST(WgradKernels, TwoMicroBatches) {
+TEST(WgradKernels, SeveralMicroBatches) {
     const std::vector<int64_t> mixed = {0, 1153, 1, 256, 0, 130}, other = {0, 0, 700, 1, 128, 300},
                                none = {0, 0, 0, 0, 0, 0}, short_ones = {1, 384, 0, 0, 128, 300},
                                long_one = {4300, 100, 4096, 0, 3, 2050},
                                long_other = {200, 4200, 130, 4500, 0, 2100};
     const std::vector<WgradCase> cases = {
-        {kTilesE4m3, 300, 520, mixed, other},       {kTilesE5m2, 256, 264, other, mixed},
-        {kTilesE4m3, 300, 520, mixed, none},        {kTilesE5m2, 300, 520, none, mixed},
-        {kTilesE4m3, 300, 520, none, none},         {kTilesE5m2, 390, 780, short_ones, short_ones},
+        {kTilesE4m3, 300, 520, mixed, other},        {kTilesE5m2, 256, 264, other, mixed},
+        {kTilesE4m3, 300, 520, mixed, none},         {kTilesE5m2, 300, 520, none, mixed},
+        {kTilesE4m3, 300, 520, none, none},          {kTilesE5m2, 390, 780, short_ones, short_ones},
         {kTilesE4m3, 130, 134, mixed, other},  // rows of D of 8 bytes: two calls of the general kernel
-        {kTilesE4m3, 40, 20, long_one, long_other}, {kColumnsE4m3, 128, 256, mixed, other},
-        {kColumnsE5m2, 256, 512, other, mixed},     {kColumnsE4m3, 256, 640, mixed, other},
-        {kColumnsE4m3, 384, 768, none, mixed},      {kColumnsE5m2, 384, 768, short_ones, short_ones},
-        {kColumnsE4m3, 128, 256, none, none},
+        {kTilesE4m3, 40, 20, long_one, long_other},  {kColumnsE4m3, 128, 256, mixed, other},
+        {kColumnsE5m2, 256, 512, other, mixed},      {kColumnsE4m3, 256, 640, mixed, other},
+        {kColumnsE4m3, 384, 768, none, mixed},       {kColumnsE5m2, 384, 768, short_ones, short_ones},
+        {kColumnsE4m3, 128, 256, none, none},        {kTilesE4m3, 300, 520, mixed, other, 3},
+        {kTilesE5m2, 300, 520, none, mixed, 4},      {kTilesE4m3, 40, 20, long_one, long_other, 5},
+        {kTilesE5m2, 390, 780, short_ones, none, 8}, {kColumnsE5m2, 256, 512, other, mixed, 3},
+        {kColumnsE4m3, 256, 640, none, mixed, 8},    {kTilesE4m3, 130, 134, mixed, other, 3},
     };
     for (const WgradCase& c : cases)
         for (const Gradient mode : kModes) run_case(c, mode);
 }
 
-// Weight gradients that run as two calls.
-TEST(WgradKernels, TwoMicroBatchesOfOtherKinds) {
+// Weight gradients that run as a call for each.
+TEST(WgradKernels, SeveralMicroBatchesOfOtherKinds) {
     const std::vector<int64_t> counts = {0, 153, 1, 256, 0}, other = {0, 0, 300, 1, 128};
     for (const GemmBackend backend : {GemmBackend::native, GemmBackend::simt})
         for (const Formats& f :
              {Formats{DType::bf16, DType::bf16, L::none}, Formats{DType::f32, DType::f32, L::none},
               Formats{DType::e4m3, DType::e4m3, L::tile128}, Formats{DType::e5m2, DType::e4m3, L::group_row},
               Formats{DType::e4m3, DType::e4m3, L::mx32}, Formats{DType::e4m3, DType::e4m3, L::tensor}})
-            for (const Gradient mode : kModes) run_case({f, 136, 72, counts, other}, mode, backend);
+            for (const Gradient mode : kModes) run_case({f, 136, 72, counts, other, 3}, mode, backend);
 }
 
 }  // namespace

@@ -59,18 +59,19 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
     EXPECT_TRUE(dw.guards_intact());
 }
 
-// Two sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over both, then
-// one addition.
-void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment, Gradient mode) {
-    SCOPED_TRACE(fmt::format("{} {} {}", name_of(layout), name_of(dy_dtype),
+// Several sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over all,
+// then one addition.
+void run_sets(size_t sets, DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment,
+              Gradient mode) {
+    SCOPED_TRACE(fmt::format("{} sets, {} {} {}", sets, name_of(layout), name_of(dy_dtype),
                              mode == Gradient::accumulate ? "accumulate" : "overwrite"));
-    const std::vector<int64_t> counts[2] = {{300, 0, 129, 0, 3}, {5, 140, 260, 0, 0}};
-    const int64_t G = 5, n = 30, k = 140, bases[2] = {0, 384};
+    const std::vector<int64_t> counts[3] = {{300, 0, 129, 0, 3}, {5, 140, 260, 0, 0}, {0, 0, 1, 0, 200}};
+    const int64_t G = 5, n = 30, k = 140, bases[3] = {0, 384, 128};
     const bool fp8 = is_fp8(x_dtype);
     std::vector<GroupsFixture> groups;
     std::vector<HostScaled> dy, x;
-    for (int i = 0; i < 2; ++i) {
-        const GroupsFixture& g = groups.emplace_back(counts[i], alignment, 2 + i);
+    for (size_t i = 0; i < sets; ++i) {
+        const GroupsFixture& g = groups.emplace_back(counts[i], alignment, 2 + static_cast<int64_t>(i));
         const int64_t rows = round_up(bases[i] + g.capacity(), 128);
         dy.push_back(fp8 ? HostScaled(dy_dtype, {n, rows}, layout, G)
                          : HostScaled(dy_dtype, {rows, n}, layout));
@@ -83,17 +84,19 @@ void run_two_wgrads(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t a
     HostTensor dw(DType::f32, {G, n, k});
     if (mode == Gradient::accumulate) fill_normal(dw, 23, 5.0);
     const std::vector<double> before = to_doubles(dw);
-    ReferenceOps().grouped_gemm_wgrad({.dy = dy[0],
-                                       .x = x[0],
-                                       .groups = groups[0],
-                                       .mode = mode,
-                                       .dw = dw,
-                                       .second = {dy[1], x[1], groups[1]}});
+    op::GroupedGemmWgrad args{.dy = dy[0],
+                              .x = x[0],
+                              .groups = groups[0],
+                              .mode = mode,
+                              .dw = dw,
+                              .second = {dy[1], x[1], groups[1]}};
+    if (sets > 2) args.more[0] = {dy[2], x[2], groups[2]};
+    ReferenceOps().grouped_gemm_wgrad(args);
     for (int64_t g = 0; g < G; ++g) {
         SCOPED_TRACE(fmt::format("group {}", g));
         std::vector<double> wanted(static_cast<size_t>(n * k)), exact;
         std::vector<float> sums;
-        for (size_t i = 0; i < 2; ++i) {
+        for (size_t i = 0; i < sets; ++i) {
             Window window{.group = g,
                           .first_k = bases[i] + groups[i].first(g),
                           .rows = n,
@@ -218,17 +221,18 @@ TEST(GroupedGemmWgrad, SquaresFollowTheStatedOrder) {
     }
 }
 
-TEST(GroupedGemmWgrad, TwoMicroBatches) {
+TEST(GroupedGemmWgrad, SeveralMicroBatches) {
     using L = ScaleLayout;
-    for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
-        run_two_wgrads(DType::bf16, DType::bf16, L::none, 1, mode);
-        run_two_wgrads(DType::f32, DType::f32, L::none, 16, mode);
-        run_two_wgrads(DType::e4m3, DType::e4m3, L::tile128, 128, mode);
-        run_two_wgrads(DType::e5m2, DType::e4m3, L::vec128, 128, mode);
-        run_two_wgrads(DType::e4m3, DType::e4m3, L::group_row, 16, mode);
-        run_two_wgrads(DType::e4m3, DType::e4m3, L::mx32, 32, mode);
-        run_two_wgrads(DType::e4m3, DType::e4m3, L::tensor, 1, mode);
-    }
+    for (const size_t sets : {2, 3})
+        for (Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
+            run_sets(sets, DType::bf16, DType::bf16, L::none, 1, mode);
+            run_sets(sets, DType::f32, DType::f32, L::none, 16, mode);
+            run_sets(sets, DType::e4m3, DType::e4m3, L::tile128, 128, mode);
+            run_sets(sets, DType::e5m2, DType::e4m3, L::vec128, 128, mode);
+            run_sets(sets, DType::e4m3, DType::e4m3, L::group_row, 16, mode);
+            run_sets(sets, DType::e4m3, DType::e4m3, L::mx32, 32, mode);
+            run_sets(sets, DType::e4m3, DType::e4m3, L::tensor, 1, mode);
+        }
 }
 
 // In BF16: the sums in FP32, to nearest, or added to the old value and rounded by the counters of their

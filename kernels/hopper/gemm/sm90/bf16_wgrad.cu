@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
 void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
     launch_wgrad<Bf16Policy>(
-        p, launch, {{operand_map(p.a, a, kStageK)}, {operand_map(p.b, b, kStageK)}, gradient_map(p)},
+        p, launch, {{operand_map(p.a, a, kStageK)}, {operand_map(p.b, b, kStageK)}, gradient_map(p), {}},
         [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Grouped FP8 weight gradients: dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each group, from
 // transposed copies. A scale per 128 of the contraction, for tiles (tile128) or for rows and columns
-// (vec128). Sets::two: a tile's steps are those of the first set of operands, then those of the second. Read
+// (vec128). Sets::many: a tile's steps are those of the first set of operands, then those of the next. Read
 // first: pipeline.h, wgrad_roles.h (tiles, roles, barriers), wgrad_epilogue.h, fp8_mainloop.h.
 //
 // Lower bound at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP take 1.4 ms at the 1400 TFLOP/s that the
@@ -39,10 +39,10 @@ namespace {
 
 // ---- scales of a step
 //
-// Where a warp reads its tile scales, one per step: the address of step 0, extrapolated for the second set.
+// Where a warp reads its tile scales, one per step: the address of step 0, extrapolated from each set.
 template <Sets kSets> struct TileScales {
     const float *a[kNumSets<kSets>], *b[kNumSets<kSets>];
-    int first_steps;
+    int32_t ends[kNumSets<kSets>];  // as in GroupSets
 };
 
 // Scales at contraction index k; both sets have the same stride.
@@ -58,20 +58,27 @@ public:
     __device__ __forceinline__ TileScaleReader(const GemmProblem& p, TileScales<Policy::kSets>& at)
         : p_(p), at_(at) {}
 
-    __device__ __forceinline__ void begin(const WgradTile<Policy::kSets>& tile, int64_t column) {
-        if (Policy::kRowScales) return;
-        if (lane() == 0) {
-            const int64_t a = tile.a_output / kTileRows * p_.a.scale.output_stride,
-                          b = min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride;
-            at_.a[0] = scales_at(p_.a.scale, p_.a.scale.scales, tile.a_k, a);
-            at_.b[0] = scales_at(p_.b.scale, p_.b.scale.scales, tile.b_k, b);
-            if constexpr (Policy::kSets == Sets::two) {
-                at_.a[1] = scales_at(p_.a.scale, p_.second.a.scale.scales, tile.second_a_k, a);
-                at_.b[1] = scales_at(p_.b.scale, p_.second.b.scale.scales, tile.second_b_k, b);
-                at_.first_steps = tile.first_steps;
-            }
+    // Sets::many: finds the scales of a tile in each set, before its slot in the ring is released.
+    __device__ __forceinline__ void find(const WorkTile& tile, int64_t column,
+                                         const OperandSets<Policy::kSets>& sets,
+                                         const GroupSets<Policy::kSets>& group) {
+        if constexpr (Policy::kSets == Sets::many && !Policy::kRowScales) {
+            if (lane() >= GroupSets<Policy::kSets>::kMax) return;
+            const auto& own = sets.sets[lane()];
+            at_.a[lane()] = scales_at(p_.a.scale, own.scales_a, group.a_k[lane()], output_a(tile));
+            at_.b[lane()] = scales_at(p_.b.scale, own.scales_b, group.b_k[lane()], output_b(column));
+            at_.ends[lane()] = group.ends[lane()];
         }
-        __syncwarp();
+    }
+    __device__ __forceinline__ void begin(const WorkTile& tile, int64_t column) {
+        if (Policy::kRowScales) return;
+        if constexpr (Policy::kSets == Sets::one) {
+            if (lane() == 0) {
+                at_.a[0] = scales_at(p_.a.scale, p_.a.scale.scales, tile.a_k, output_a(tile));
+                at_.b[0] = scales_at(p_.b.scale, p_.b.scale.scales, tile.b_k, output_b(column));
+            }
+            __syncwarp();
+        }
         read(lane(), tile.steps);
     }
     // The product of both operands' scales; called once for every step, in order.
@@ -85,10 +92,18 @@ public:
 
 private:
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
+    __device__ __forceinline__ int64_t output_a(const WorkTile& tile) const {
+        return tile.a_output / kTileRows * p_.a.scale.output_stride;
+    }
+    __device__ __forceinline__ int64_t output_b(int64_t column) const {
+        return min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride;
+    }
     __device__ __forceinline__ void read(int step, int steps) {
         // without a branch: after one, descriptors would not stay in uniform registers
         step = min(step, steps - 1);
-        const int set = Policy::kSets == Sets::two && step >= at_.first_steps ? 1 : 0;
+        int set = 0;
+#pragma unroll
+        for (int i = 0; i + 1 < kNumSets<Policy::kSets>; ++i) set += step >= at_.ends[i] ? 1 : 0;
         next_a_ = at_.a[set][step * p_.a.scale.block_stride];
         next_b_ = at_.b[set][step * p_.b.scale.block_stride];
     }
@@ -124,11 +139,12 @@ public:
     using Shared = WgradStorage<Policy>;
 
     __device__ __forceinline__ Fp8WgradConsumer(const GemmProblem& p, Shared& shared,
-                                                const CUtensorMap* map_d, int warpgroup)
+                                                const WgradMaps<Policy::kSets>& maps, int warpgroup)
         : shared_(shared),
+          sets_(maps.sets),
           warpgroup_(warpgroup),
           warp_(consumer_warp()),
-          d_{p, map_d, shared.staging[warp_], &shared.d_full[warp_]},
+          d_{p, &maps.d, shared.staging[warp_], &shared.d_full[warp_]},
           stages_(shared, warpgroup),
           tile_scales_(p, shared.scales.tiles[warp_]) {}
 
@@ -152,11 +168,15 @@ private:
     using Factors = StepFactors<Policy>;
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
+    __device__ __forceinline__ int64_t column() const { return tile_.b_output + warpgroup_ * kWarpgroupCols; }
     __device__ __forceinline__ bool next_work() {
-        if (!next_tile(shared_, ring_, tile_)) return false;
+        const auto find_scales = [this](int slot) {
+            tile_scales_.find(tile_, column(), sets_, shared_.sets[slot]);
+        };
+        if (!next_tile(shared_, ring_, tile_, find_scales)) return false;
         steps_ = tile_.steps;
         origin_ = first_block(tile_, warpgroup_, warp_);
-        tile_scales_.begin(tile_, tile_.b_output + warpgroup_ * kWarpgroupCols);
+        tile_scales_.begin(tile_, column());
         return true;
     }
 
@@ -303,12 +323,13 @@ private:
     }
 
     Shared& shared_;
+    const OperandSets<Policy::kSets>& sets_;
     const int warpgroup_, warp_;
     WarpGradient<kMode, kOutput, kSquares> d_;
     ConsumerStages<Policy> stages_;
     TileScaleReader<Policy> tile_scales_;
     RingPosition<kTileSlots> ring_;
-    WgradTile<Policy::kSets> tile_{};
+    WorkTile tile_{};
     int steps_ = 0;
     // origin_: of block 0. previous_: of the tile with a block 1 that is not stored yet (at first none).
     BlockOrigin origin_{}, previous_{0, kNoRow, 0};
@@ -345,7 +366,7 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
         TileScales<kSets> tiles[kConsumerWarps];
     };
 
-    static __device__ __forceinline__ int steps(const WgradTile<kSets>& tile) { return tile.steps; }
+    static __device__ __forceinline__ int steps(const WorkTile& tile) { return tile.steps; }
     static __device__ __forceinline__ uint64_t descriptor(const uint8_t* stage) {
         return k_major_descriptor(stage);
     }
@@ -377,7 +398,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                  const __grid_constant__ WgradMaps<Policy::kSets> maps) {
     run_wgrad_roles<Policy, kSquares>(
         problem, maps, [&]<Gradient kMode>(WgradStorage<Policy>& shared, int warpgroup) {
-            Fp8WgradConsumer<Policy, kMode, kOutput, kSquares>(problem, shared, &maps.d, warpgroup).run();
+            Fp8WgradConsumer<Policy, kMode, kOutput, kSquares>(problem, shared, maps, warpgroup).run();
         });
 }
 
@@ -407,15 +428,20 @@ CUtensorMap map_of(const GemmOperand& operand, const StoredShape& shape) {
 
 void launch_wgmma_fp8_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                             const Launch& how) {
-    launch_sets<Sets::one>(p, how, {{map_of(p.a, a)}, {map_of(p.b, b)}, gradient_map(p)});
+    launch_sets<Sets::one>(p, how, {{map_of(p.a, a)}, {map_of(p.b, b)}, gradient_map(p), {}});
 }
 
-void launch_wgmma_fp8_wgrad_two(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
-                                const StoredShape& second_a, const StoredShape& second_b, const Launch& how) {
-    launch_sets<Sets::two>(p, how,
-                           {{map_of(p.a, a), map_of(p.second.a, second_a)},
-                            {map_of(p.b, b), map_of(p.second.b, second_b)},
-                            gradient_map(p)});
+void launch_wgmma_fp8_wgrad_sets(const GemmProblem& p, const std::vector<StoredSet>& sets,
+                                 const Launch& how) {
+    WgradMaps<Sets::many> maps{.d = gradient_map(p)};
+    for (const auto& [set, a, b] : sets) {
+        const int i = maps.sets.num++;
+        maps.a[i] = map_of(set.a, a);
+        maps.b[i] = map_of(set.b, b);
+        maps.sets.sets[i] = {set.groups, set.a.row_base, set.b.row_base, set.a.scale.scales,
+                             set.b.scale.scales};
+    }
+    launch_sets(p, how, maps);
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -33,6 +33,7 @@
 
 #include <cuda.h>
 #include <type_traits>
+#include <vector>
 
 namespace fp8flow::hopper::gemm {
 
@@ -60,8 +61,26 @@ constexpr int kBf16BoxCols = kStageRowBytes / static_cast<int>(sizeof(Bf16)),
 // tiles.
 enum class Multicast : int32_t { a, b };
 
-// Sets of operands of a weight gradient: its contraction may continue over GemmProblem::second.
-enum class Sets { one, two };
+// Sets of operands of a weight gradient: its contraction may continue over those of other micro-batches. With
+// many, GemmProblem has the strides and dtypes of all, and OperandSets where each begins.
+enum class Sets { one, many };
+template <Sets kSets> constexpr int kNumSets = kSets == Sets::many ? op::kMaxWgradSets : 1;
+template <Sets kSets> struct OperandSets {};
+template <> struct OperandSets<Sets::many> {
+    struct Set {
+        DeviceGroups groups;
+        const int64_t *base_a, *base_b;  // null: 0
+        const void *scales_a, *scales_b;
+    };
+    int num = 0;
+    Set sets[kNumSets<Sets::many>] = {};
+
+    __device__ bool is_empty(int64_t group) const {
+        for (int i = 0; i < num; ++i)
+            if (sets[i].groups.count(group) != 0) return false;
+        return true;
+    }
+};
 
 // One CTA's tile of D, as the scheduler describes it to the consumers (CUTLASS: WorkTileInfo).
 struct WorkTile {
@@ -97,8 +116,9 @@ constexpr size_t kSharedBytes = sizeof(Shared) + (kPadded<Shared> ? kSharedAlign
 // tiles, column by column.
 template <int kStageK, int kBandRows = kRasterRows, Sets kSets = Sets::one> class TileScheduler {
 public:
-    __device__ TileScheduler(const GemmProblem& problem, int rank)
-        : p_(problem), rank_(rank), col_tiles_((problem.n + kTileCols - 1) / kTileCols) {
+    // sets: with Sets::many.
+    __device__ TileScheduler(const GemmProblem& problem, int rank, const OperandSets<kSets>* sets = nullptr)
+        : p_(problem), sets_(sets), rank_(rank), col_tiles_((problem.n + kTileCols - 1) / kTileCols) {
         enter_group();
     }
     // The tile of this CTA in pair `index`; false past the last pair.
@@ -159,10 +179,14 @@ private:
     }
 
     __device__ bool is_empty() const {
-        return count_ == 0 && (kSets == Sets::one || p_.second.groups.count(group_) == 0);
+        if constexpr (kSets == Sets::many)
+            return sets_->is_empty(group_);
+        else
+            return count_ == 0;
     }
 
     const GemmProblem& p_;
+    const OperandSets<kSets>* sets_;
     int rank_;
     int64_t col_tiles_;
     int64_t group_ = 0, first_ = 0;  // index of the group's first pair
@@ -238,11 +262,16 @@ __device__ __forceinline__ void release_stage(SharedStorage& shared, int stage) 
     if (lane == 1) mbarrier_arrive_cta(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
-// A consumer thread's next tile; false past the last.
-template <class Shared, class Tile>
-__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kTileSlots>& ring, Tile& tile) {
+// A consumer thread's next tile; false past the last. take(slot): reads what else the ring has of it.
+struct TakeNothing {
+    __device__ void operator()(int) const {}
+};
+template <class Shared, class Take = TakeNothing>
+__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kTileSlots>& ring, WorkTile& tile,
+                                          Take take = {}) {
     mbarrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
+    take(ring.index);
     mbarrier_arrive(&shared.tile_empty[ring.index]);
     __syncwarp();  // wgmma is issued by whole warps
     tile.steps = warp_uniform(tile.steps);
@@ -458,10 +487,13 @@ bool wgmma_supports_bf16(const GemmProblem& problem);
 using LaunchWgmma = void(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
                          const Launch& launch);
 LaunchWgmma launch_wgmma_fp8, launch_wgmma_bf16, launch_wgmma_fp8_wgrad, launch_wgmma_bf16_wgrad;
-// A weight gradient with two sets of operands (fp8_wgrad.cu).
-void launch_wgmma_fp8_wgrad_two(const GemmProblem& problem, const StoredShape& a, const StoredShape& b,
-                                const StoredShape& second_a, const StoredShape& second_b,
-                                const Launch& launch);
+// A weight gradient with several sets of operands (fp8_wgrad.cu).
+struct StoredSet {
+    OperandSet set;
+    StoredShape a, b;
+};
+void launch_wgmma_fp8_wgrad_sets(const GemmProblem& problem, const std::vector<StoredSet>& sets,
+                                 const Launch& launch);
 
 // A launch of whole clusters: an odd SM limit is rounded down, a limit of one becomes two. The kernel must
 // begin with prepare_shared (PDL).

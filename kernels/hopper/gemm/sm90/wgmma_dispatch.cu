@@ -44,11 +44,15 @@ bool writes_squares(const GemmProblem& p) {
     return is_blockwise_wgrad(p) || (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
 }
 
-bool launch_wgmma_wgrad_two(const op::GroupedGemmWgrad& args, const Launch& launch) {
-    for (const GemmCall& call : {call_of(first_call(args)), call_of(second_call(args))})
-        if (!is_blockwise_wgrad(call.problem) || !wgmma_supports(call)) return false;
-    launch_wgmma_fp8_wgrad_two(call_of(args).problem, shape_of(args.dy), shape_of(args.x),
-                               shape_of(args.second.dy), shape_of(args.second.x), launch);
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const Launch& launch) {
+    std::vector<StoredSet> sets;
+    for (int i = 0; i < num_sets(args); ++i) {
+        const GemmCall call = call_of(call_of_set(args, i));
+        const GemmProblem& p = call.problem;
+        if (!is_blockwise_wgrad(p) || !wgmma_supports(call)) return false;
+        sets.push_back({{p.groups, p.a, p.b}, shape_of(call.a), shape_of(call.b)});
+    }
+    launch_wgmma_fp8_wgrad_sets(call_of(args).problem, sets, launch);
     return true;
 }
 

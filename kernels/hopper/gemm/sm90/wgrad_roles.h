@@ -42,34 +42,48 @@ constexpr int kWgradRasterRows = 32;  // rasterisation: row tiles of a band
 
 // ---- tiles
 //
-// A tile with a contraction over one or two sets of operands. With two, `steps` counts both, and a_k, b_k of
-// WorkTile belong to the first set.
-template <Sets kSets> constexpr int kNumSets = kSets == Sets::two ? 2 : 1;
-template <Sets kSets> struct WgradTile : WorkTile {};
-template <> struct WgradTile<Sets::two> : WorkTile {
-    int32_t first_steps;             // steps of the first set
-    int64_t second_a_k, second_b_k;  // contraction index of step 0, extrapolated from the second set
+// Where the rows of a group lie in the sets of operands: the steps before the end of each set (past the last
+// set: never reached), and the contraction index of step 0, extrapolated from each set.
+template <Sets kSets> struct GroupSets {};
+template <> struct GroupSets<Sets::many> {
+    static constexpr int kMax = kNumSets<Sets::many>;
+    alignas(16) int32_t ends[kMax];
+    int64_t a_k[kMax], b_k[kMax];
+
+    template <int kStageK> __device__ void fill(const OperandSets<Sets::many>& of, int64_t group) {
+        int32_t before = 0;
+#pragma unroll
+        for (int i = 0; i < kMax; ++i) {
+            if (i >= of.num) {
+                ends[i] = INT32_MAX;
+                continue;
+            }
+            const auto& set = of.sets[i];
+            const int64_t first = set.groups.offset(group) - int64_t{before} * kStageK;
+            a_k[i] = first + (set.base_a != nullptr ? *set.base_a : 0);
+            b_k[i] = first + (set.base_b != nullptr ? *set.base_b : 0);
+            before += static_cast<int32_t>((set.groups.count(group) + kStageK - 1) / kStageK);
+            ends[i] = before;
+        }
+    }
+    __device__ int32_t steps(int num) const { return ends[num - 1]; }
 };
 
+// One thread, or a warp: all tiles of this CTA. With several sets `steps` of a tile counts all, and `group`
+// describes those of its group.
 template <int kStageK, Sets kSets, class Each>
-__device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
-    TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()));
-    int64_t group = -1, count = 0, offset = 0;  // of the second set
+__device__ __forceinline__ void for_each_tile(const GemmProblem& p, const OperandSets<kSets>& sets,
+                                              GroupSets<kSets>& group, Each each) {
+    TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()), &sets);
+    int64_t filled = -1;
     for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
-        WgradTile<kSets> tile{};
+        WorkTile tile{};
         tile.past_end = !scheduler.find(index, tile);
-        if constexpr (kSets == Sets::two) {
+        if constexpr (kSets == Sets::many) {
             if (!tile.past_end) {
-                if (tile.group != group) {
-                    group = tile.group;
-                    count = p.second.groups.count(group);
-                    offset = p.second.groups.offset(group);
-                }
-                tile.first_steps = tile.steps;
-                tile.steps += static_cast<int32_t>((count + kStageK - 1) / kStageK);
-                const int64_t before = offset - tile.first_steps * kStageK;
-                tile.second_a_k = p.second.a.base() + before;
-                tile.second_b_k = p.second.b.base() + before;
+                if (tile.group != filled) group.template fill<kStageK>(sets, tile.group);
+                filled = tile.group;
+                tile.steps = group.steps(sets.num);
             }
         }
         each(tile);
@@ -78,9 +92,10 @@ __device__ __forceinline__ void for_each_tile(const GemmProblem& p, Each each) {
 }
 
 // One warp: zeros in the tiles of groups without rows, 16 bytes per lane; and in their sums of squares.
-template <int kStageK, Sets kSets, Squares kSquares> __device__ void clear_tiles(const GemmProblem& p) {
+template <int kStageK, Sets kSets, Squares kSquares>
+__device__ void clear_tiles(const GemmProblem& p, const OperandSets<kSets>& sets, GroupSets<kSets>& group) {
     const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
-    for_each_tile<kStageK, kSets>(p, [&](const WorkTile& tile) {
+    for_each_tile<kStageK>(p, sets, group, [&](const WorkTile& tile) {
         if (tile.steps > 0 || tile.past_end) return;
         const int64_t lane = threadIdx.x % 32,
                       bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
@@ -102,7 +117,9 @@ template <class Policy> struct WgradStorage {
     alignas(1024) uint8_t b[kConsumerWarpgroups][Policy::kStagesB][Policy::kOperandStageBytes];
     alignas(1024) Staging staging[kConsumerWarps];
     typename Policy::Scales scales;
-    WgradTile<Policy::kSets> tiles[kTileSlots];
+    WorkTile tiles[kTileSlots];
+    GroupSets<Policy::kSets> sets[kTileSlots];                  // of these tiles
+    GroupSets<Policy::kSets> own_sets[kWarpgroup / kWarpSize];  // of the producer warps
     Mbarrier a_full[Policy::kStagesA], a_empty[Policy::kStagesA];
     Mbarrier b_full[kConsumerWarpgroups][Policy::kStagesB], b_empty[kConsumerWarpgroups][Policy::kStagesB];
     Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
@@ -130,7 +147,10 @@ template <class Policy> struct WgradStorage {
 // ---- producers
 //
 // Tensor maps of the operands of each set, and of D.
-template <Sets kSets> struct WgradMaps { CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d; };
+template <Sets kSets> struct WgradMaps {
+    CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d;
+    OperandSets<kSets> sets;
+};
 
 // Where the operand of a step is loaded from.
 struct StepSource {
@@ -144,19 +164,20 @@ struct StageOf {
 };
 
 template <class Policy> struct WgradProducer {
-    using Tile = WgradTile<Policy::kSets>;
     const GemmProblem& p;
     WgradStorage<Policy>& shared;
     const WgradMaps<Policy::kSets>& maps;
+    GroupSets<Policy::kSets>& group;
 
     // One thread: all stages of A, and the tile ring; of groups with rows only.
     __device__ __forceinline__ void produce_a() const {
         RingPosition<Policy::kStagesA> stage;
         RingPosition<kTileSlots> ring;
-        for_each_tile<Policy::kStageK, Policy::kSets>(p, [&](const Tile& tile) {
+        for_each_tile<Policy::kStageK>(p, maps.sets, group, [&](const WorkTile& tile) {
             if (tile.steps == 0 && !tile.past_end) return;
             mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
             shared.tiles[ring.index] = tile;
+            shared.sets[ring.index] = group;
             mbarrier_arrive(&shared.tile_full[ring.index]);
             ring.advance();
             load_tile<Multicast::a>(tile, 0, stage);
@@ -165,29 +186,34 @@ template <class Policy> struct WgradProducer {
     // One thread: all stages of B of a consumer warpgroup.
     __device__ __forceinline__ void produce_b(int warpgroup) const {
         RingPosition<Policy::kStagesB> stage;
-        for_each_tile<Policy::kStageK, Policy::kSets>(
-            p, [&](const Tile& tile) { load_tile<Multicast::b>(tile, warpgroup, stage); });
+        for_each_tile<Policy::kStageK>(p, maps.sets, group, [&](const WorkTile& tile) {
+            load_tile<Multicast::b>(tile, warpgroup, stage);
+        });
     }
 
 private:
+    // set: of the step before; steps ascend.
     template <Multicast kOperand>
-    __device__ __forceinline__ StepSource source(const Tile& tile, int step) const {
+    __device__ __forceinline__ StepSource source(const WorkTile& tile, int step, int& set) const {
         constexpr bool kA = kOperand == Multicast::a;
         const auto& map = kA ? maps.a : maps.b;
-        if constexpr (Policy::kSets == Sets::two)
-            if (step >= tile.first_steps)
-                return {&map[1], (kA ? p.second.a : p.second.b).scale.scales,
-                        (kA ? tile.second_a_k : tile.second_b_k) + step * Policy::kStageK};
+        if constexpr (Policy::kSets == Sets::many) {
+            while (step >= group.ends[set]) ++set;
+            const auto& own = maps.sets.sets[set];
+            return {&map[set], kA ? own.scales_a : own.scales_b,
+                    (kA ? group.a_k : group.b_k)[set] + step * Policy::kStageK};
+        }
         return {&map[0], (kA ? p.a : p.b).scale.scales, (kA ? tile.a_k : tile.b_k) + step * Policy::kStageK};
     }
     template <Multicast kOperand, class Position>
-    __device__ __forceinline__ void load_tile(const Tile& tile, int warpgroup, Position& stage) const {
+    __device__ __forceinline__ void load_tile(const WorkTile& tile, int warpgroup, Position& stage) const {
+        int set = 0;
         const int64_t output =
             kOperand == Multicast::a ? tile.a_output : tile.b_output + warpgroup * kWarpgroupCols;
 #pragma unroll 1
         for (int step = 0; step < Policy::steps(tile); ++step) {
             Mbarrier* full = shared.template full<kOperand>(warpgroup, stage.index);
-            const StepSource from = source<kOperand>(tile, step);
+            const StepSource from = source<kOperand>(tile, step, set);
             mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
                           stage.parity ^ 1);  // consumers of both CTAs
             mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
@@ -276,11 +302,12 @@ __device__ __forceinline__ void run_wgrad_roles(const GemmProblem& p, const Wgra
         release_registers<kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
         if (warp > kConsumerWarpgroups) {
-            if (p.mode == Gradient::overwrite) clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p);
+            if (p.mode == Gradient::overwrite)
+                clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p, maps.sets, shared.own_sets[warp]);
             return;
         }
         if (threadIdx.x % kWarpSize != 0) return;
-        const WgradProducer<Policy> producer{p, shared, maps};
+        const WgradProducer<Policy> producer{p, shared, maps, shared.own_sets[warp]};
         if (warp == 0)
             producer.produce_a();
         else
