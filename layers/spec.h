@@ -27,8 +27,6 @@ enum class GlobalLossGradient : uint8_t { mean, sum };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 // Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
 enum class ProbsIn : uint8_t { swiglu, combine };
-// automatic: decided before training from what the run can do (decide_pairs of model/predict/fit.h).
-enum class AutoSwitch : uint8_t { automatic, off, on };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 struct ModelSpec {
@@ -96,8 +94,9 @@ struct PrecisionSpec {
     Fp8Format fp8_format = Fp8Format::e4m3;
     bool fp8_wgrad = true;               // false: weight gradients from BF16 operands
     bool fp8_attention_linears = false;  // QKV and output projection as the recipe's linear layers
-    // expert weight gradients of two consecutive micro-batches in one GEMM; layers read automatic as off
-    AutoSwitch moe_wgrad_pair_micro_batches = AutoSwitch::automatic;
+    // Expert weight gradients of so many consecutive micro-batches in one GEMM. 0: decided before training
+    // from what the run can do (decide_joined of model/predict/fit.h); layers read it as 1.
+    int64_t moe_wgrad_micro_batches = 0;
     ProbsIn moe_apply_probs_in = ProbsIn::swiglu;
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;

@@ -201,9 +201,9 @@ BY_ARM = {
         "of serial": lambda arm: f"{arm.passes() / Arm('', {}, arm.profile['recipes'][0]).passes():.3f}", "MHz": MHZ,
         "M cycles": lambda arm: f"{arm.passes() * arm.mhz / 1e3:.2f}", "exchange, ms": WIRE,
         "alone, ms": lambda arm: arm.ms("wire seconds alone"), "step, ms": STEP}),
-    # accumulating micro-batches: weight gradients of two at once
-    "micro_batches": ("profile_deepseek_v3_4gpu_pair_{}.json", {"false": "false", "true": "true"}, {
-        "moe_wgrad_pair_micro_batches": LABEL, "ms per layer and micro-batch": LAYER,
+    # accumulating micro-batches: weight gradients of several at once
+    "micro_batches": ("profile_deepseek_v3_4gpu_pair_{}.json", {"1": "false", "2": "true"}, {
+        "moe_wgrad_micro_batches": LABEL, "ms per layer and micro-batch": LAYER,
         "fc1 wgrad": lambda arm: arm.stage("fc1 wgrad"), "fc2 wgrad": lambda arm: arm.stage("fc2 wgrad"),
         "saved, GiB": lambda arm: f"{sum(arm.data['saved bytes'].values()) / 2**30:.2f}"}),
     # gradients and moments in BF16

@@ -189,7 +189,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
     const Operands dy = gradient_operands(ctx, "dY", dye, saved);
     aside(ctx, saved, [&](Context& side_ctx) {
-        paired_weight_gradient(side_ctx, "fc2 wgrad", dy.columns,
+        joined_weight_gradient(side_ctx, "fc2 wgrad", dy.columns,
                                precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
                                *w.w2);
     });
@@ -206,7 +206,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     }
     const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
     aside(ctx, saved, [&](Context& side_ctx) {
-        paired_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,
+        joined_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,
                                precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
                                *w.w1);
     });

@@ -338,7 +338,7 @@ void Fp8Flow::wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& d
     const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
     observe_transposed(ctx, names.dy, dy, dy_t, saved, weight);
     observe_transposed(ctx, names.x, x, x_t, saved, weight);
-    paired_weight_gradient(ctx, names.stage, dy_t, x_t, saved, weight);
+    joined_weight_gradient(ctx, names.stage, dy_t, x_t, saved, weight);
 }
 
 // Scaling-aware: one scale per 128x128 tile.

@@ -230,21 +230,22 @@ op::WgradOperands of_source(op::WgradOperands operands, int64_t source, int64_t 
 }
 
 // One GEMM for the tokens of each source rank that has groups of its own.
-void add_by_source(Context& ctx, const op::WgradOperands& first, Gradient mode,
-                   const op::WgradOperands& second, const Parameter& weight) {
-    const int64_t experts = weight.spec.matrices().count, sources = first.groups.num_groups / experts;
+void add_by_source(Context& ctx, const DelayedWgrads::Waiting& sets, const Parameter& weight) {
+    const int64_t experts = weight.spec.matrices().count, sources = sets.operands[0].groups.num_groups / experts;
     for (int64_t source = 0; source < sources; ++source) {
-        const op::WgradOperands own = of_source(first, source, experts);
-        ctx.ops.grouped_gemm_wgrad(
-            {.dy = own.dy,
-             .x = own.x,
-             .groups = own.groups,
-             .mode = mode,
-             .dw = weight.gradient_of(source),
-             .second = of_source(second, source, experts),
-             .rounding = rounding_of(ctx, weight, ctx.rounding.replica * sources + source),
-             .squares = squares_of(ctx, weight)},
-            ctx.launch);
+        const auto set = [&](size_t i) { return of_source(sets.operands[i], source, experts); };
+        const auto [dy, x, groups] = set(0);
+        op::GroupedGemmWgrad args{
+            .dy = dy,
+            .x = x,
+            .groups = groups,
+            .mode = sets.mode,
+            .dw = weight.gradient_of(source),
+            .second = set(1),
+            .rounding = rounding_of(ctx, weight, ctx.rounding.replica * sources + source),
+            .squares = squares_of(ctx, weight)};
+        for (size_t i = 0; i < args.more.size(); ++i) args.more[i] = set(i + 2);
+        ctx.ops.grouped_gemm_wgrad(args, ctx.launch);
     }
 }
 
@@ -253,23 +254,24 @@ void add_by_source(Context& ctx, const op::WgradOperands& first, Gradient mode,
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight) {
     auto timed = ctx.stage(stage);
-    add_by_source(ctx, {dy, x, groups}, ctx.grad_mode, {}, weight);
+    add_by_source(ctx, {.operands = {{{dy, x, groups}}}, .count = 1, .mode = ctx.grad_mode}, weight);
 }
 
-void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+void joined_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight) {
     const op::WgradOperands own{dy, x, saved.groups};
     if (saved.routed && ctx.delays_wgrads()) {
-        ctx.delayed->keep(weight, {own, ctx.grad_mode});
+        ctx.delayed->keep(weight, own, ctx.grad_mode);
         return;
     }
-    const auto waiting = ctx.delayed != nullptr ? ctx.delayed->take(weight) : std::nullopt;
+    auto waiting = ctx.delayed != nullptr ? ctx.delayed->take(weight) : std::nullopt;
     if (!waiting) {
         weight_gradient(ctx, stage, dy, x, saved.groups, weight);
         return;
     }
     auto timed = ctx.stage(stage);
-    add_by_source(ctx, waiting->operands, waiting->mode, own, weight);
+    waiting->operands[static_cast<size_t>(waiting->count)] = own;
+    add_by_source(ctx, *waiting, weight);
 }
 
 double fp8_bytes(ScaleLayout layout) {

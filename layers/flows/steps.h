@@ -11,7 +11,7 @@
 namespace fp8flow::steps {
 
 // backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next:
-// until the weight gradients of the next micro-batch (moe_wgrad_pair_micro_batches).
+// until the weight gradients of a later micro-batch (moe_wgrad_micro_batches).
 enum class Life { backward, call, next };
 
 inline Life keep_unless(bool dropped) { return dropped ? Life::call : Life::backward; }
@@ -84,9 +84,9 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
 // own.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
-// The same for operands with the lifetime of wgrad_life. With moe_wgrad_pair_micro_batches the first of two
-// micro-batches keeps its operands, and the second runs one GEMM over the rows of both.
-void paired_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
+// The same for operands with the lifetime of wgrad_life. With moe_wgrad_micro_batches: N the first N - 1
+// micro-batches keep their operands, and the last runs one GEMM over the rows of all.
+void joined_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight);
 
 inline DType gradient_dtype(const PrecisionSpec& precision) {

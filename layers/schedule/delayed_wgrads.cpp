@@ -7,10 +7,9 @@
 namespace fp8flow {
 
 void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
-    const bool first = index % 2 == 0;
-    waits_ = first && index + 1 < count;
-    if (!first) return;
-    forget();
+    place_ = index % joined_;
+    waits_ = place_ + 1 < joined_ && index + 1 < count;
+    if (place_ == 0) forget();
 }
 
 void DelayedWgrads::forget() {
@@ -18,10 +17,13 @@ void DelayedWgrads::forget() {
     arena_.rewind({});
 }
 
-void DelayedWgrads::keep(const Parameter& weight, const Waiting& waiting) {
+void DelayedWgrads::keep(const Parameter& weight, const op::WgradOperands& operands, Gradient mode) {
     FP8FLOW_CHECK(waits_, "{}: no micro-batch follows that its gradient could wait for", weight.spec.name);
-    const bool added = waiting_.emplace(&weight, waiting).second;
-    FP8FLOW_CHECK(added, "{}: two gradients wait", weight.spec.name);
+    Waiting& waiting = waiting_[&weight];
+    FP8FLOW_CHECK(waiting.count == place_, "{}: {} gradients wait before micro-batch {} of {}",
+                  weight.spec.name, waiting.count, place_, joined_);
+    if (place_ == 0) waiting.mode = mode;
+    waiting.operands[static_cast<size_t>(waiting.count++)] = operands;
 }
 
 std::optional<DelayedWgrads::Waiting> DelayedWgrads::take(const Parameter& weight) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Expert weight gradients of pairs of micro-batches (moe_wgrad_pair_micro_batches): the operands of the first
-// are kept in an arena of their own. One GEMM then sums over the rows of both and reads and writes dW once,
-// because the traffic of dW is its bound. Read next: flows/steps.h.
+// Expert weight gradients of several micro-batches (moe_wgrad_micro_batches): the operands of all but the
+// last are kept in an arena of their own. One GEMM then sums over the rows of all and reads and writes dW
+// once, because the traffic of dW is its bound. Read next: flows/steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -15,10 +15,13 @@ namespace fp8flow {
 
 class DelayedWgrads {
 public:
-    explicit DelayedWgrads(Device& device) : arena_(device, "delayed weight gradients") {}
+    // joined: micro-batches of one GEMM, at least two.
+    DelayedWgrads(Device& device, int64_t joined)
+        : joined_(joined), arena_(device, "delayed weight gradients") {}
 
-    // Micro-batch `index` of the `count` of a step. Operands of the first of a pair are kept until the next
-    // pair begins. The last micro-batch of an odd number keeps nothing.
+    int64_t joined() const { return joined_; }
+    // Micro-batch `index` of the `count` of a step. Operands are kept until the next group of micro-batches
+    // begins. The last micro-batch of a step keeps nothing, so the last group may have fewer.
     void begin_micro_batch(int64_t index, int64_t count);
     // Whether the weight gradients of this micro-batch wait for those of the next one.
     bool waits() const { return waits_; }
@@ -29,17 +32,21 @@ public:
     // Drops the operands of an abandoned step. No step may be running.
     void forget();
 
+    // In the order of their micro-batches.
     struct Waiting {
-        op::WgradOperands operands;
-        Gradient mode;  // of their micro-batch
+        std::array<op::WgradOperands, op::kMaxWgradSets> operands = {};
+        int64_t count = 0;
+        Gradient mode = Gradient::overwrite;  // of the first micro-batch
     };
-    void keep(const Parameter& weight, const Waiting& waiting);
+    void keep(const Parameter& weight, const op::WgradOperands& operands, Gradient mode);
     // The operands that wait for this micro-batch's gradient of the weight, if there are any. They are valid
     // until the next micro-batch begins.
     std::optional<Waiting> take(const Parameter& weight);
 
 private:
+    const int64_t joined_;
     Arena arena_;
+    int64_t place_ = 0;  // of the micro-batch in its group
     bool waits_ = false;
     std::map<const Parameter*, Waiting> waiting_;
 };

@@ -124,7 +124,7 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const Gpu gpu = gpu_of(options);
-    decide_pairs(config, ranks, usable_bytes(gpu.sheet));
+    decide_joined(config, ranks, usable_bytes(gpu.sheet));
     const RunPlan plan = make_plan(config, ranks);
     const Fit fit = fit_of(config, ranks, gpu.sheet);
     const bool known = can_predict(config, gpu);

@@ -34,7 +34,7 @@ public:
               load_config(options.config_path, options.overrides, world.size(), options.hf_config),
               options.measured_steps)),
           backend_(choose_backend(options.backend, options.placement, world)),
-          pairs_(predict::decide_pairs(config_, backend_, world)),
+          joined_(predict::decide_joined(config_, backend_, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
           plugin_(options.plugin),
           steps_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
@@ -54,7 +54,7 @@ public:
                           counted(world.size(), "rank"), config_.parallel.expert_model_parallel_size,
                           backend_.note));
         report_start(log_, config_, backend_, world.size());
-        if (!pairs_.empty()) log_.line(pairs_);
+        if (!joined_.empty()) log_.line(joined_);
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
@@ -187,7 +187,7 @@ private:
     Config config_;
     std::string config_to_name_;  // in a command that comes next
     BackendChoice backend_;
-    std::string pairs_;  // what was decided of micro-batches
+    std::string joined_;  // what was decided of micro-batches
     std::vector<Arm> arms_;
     std::string plugin_;
     int64_t steps_, steps_done_ = 0, progress_lines_ = 0;

@@ -76,8 +76,8 @@ public:
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         find_checkpoints();
         report_start(log_, config_, backend_, world.size());
-        const std::string pairs = predict::decide_pairs(config_, backend_, world);
-        const AutoSwitch decided = config_.precision.moe_wgrad_pair_micro_batches;
+        const std::string joined = predict::decide_joined(config_, backend_, world);
+        const int64_t decided = config_.precision.moe_wgrad_micro_batches;
         predict::require_fit(log_, {config_}, backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
@@ -97,7 +97,7 @@ public:
         note_stage(Stage::resume);
         open_checkpoints();
         // A run that is resumed keeps what it had.
-        if (!pairs.empty() && config_.precision.moe_wgrad_pair_micro_batches == decided) log_.line(pairs);
+        if (!joined.empty() && config_.precision.moe_wgrad_micro_batches == decided) log_.line(joined);
         first_step_ = trainer_->steps_done();
         for (const auto& [category, bytes] : trainer_->parameter_bytes()) parameter_bytes_ += bytes;
         eta_.emplace(config_.training.train_iters - first_step_);

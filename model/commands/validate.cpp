@@ -37,7 +37,7 @@ public:
         : world_(world),
           config_(validated_config(options, world.size())),
           backend_(choose_backend(options.backend, options.placement, world)),
-          pairs_(predict::decide_pairs(config_, backend_, world)),
+          joined_(predict::decide_joined(config_, backend_, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
           name_(run_name(options.config_path, options.hf_config)),
           options_(options),
@@ -59,7 +59,7 @@ public:
         config_to_name_ = config_of_run(options, config_.output.out);
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
-        if (!pairs_.empty()) log_.line(pairs_);
+        if (!joined_.empty()) log_.line(joined_);
         predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
                              options.where_short);
         data_ = open_data(config_);
@@ -294,7 +294,7 @@ private:
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
-    std::string pairs_;  // what was decided of micro-batches
+    std::string joined_;  // what was decided of micro-batches
     Provenance provenance_;
     std::string name_, config_to_name_;
     RunOptions options_;

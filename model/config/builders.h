@@ -194,20 +194,21 @@ ConfigField boolean(std::string section, std::string key, Access at, std::string
     return field;
 }
 
-// true, false, or decided before the run.
+// How many are joined, or auto (0): decided before the run. Earlier versions had true, two, and false, one.
 template <class Access>
-ConfigField automatic(std::string section, std::string key, Access at, std::string doc) {
-    ConfigField field{section, key, "auto, true or false", std::move(doc)};
-    field.off = "false";
+ConfigField joined(std::string section, std::string key, Access at, int64_t most, std::string doc) {
+    const IntegerRange range{.min = 1, .max = most};
+    ConfigField field{section, key, "auto, or " + range.text(), std::move(doc)};
+    field.off = "1";
     field.get = [at](const Config& config) {
-        constexpr const char* kNames[] = {"auto", "false", "true"};
-        return std::string(kNames[static_cast<size_t>(at(config))]);
+        return at(config) == 0 ? std::string("auto") : fmt::format("{}", at(config));
     };
-    field.set = [at](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
-        const std::string& text = written.items.at(0);
-        const auto truth = written.is_list ? std::nullopt : read_truth(text);
-        if (!truth && (written.is_list || text != "auto")) return refuse("auto, true or false");
-        at(config) = !truth ? AutoSwitch::automatic : *truth ? AutoSwitch::on : AutoSwitch::off;
+    field.set = [at, range](Config& config, const WrittenValue& written) -> std::optional<Refusal> {
+        const std::string text = written.is_list ? "" : written.items.at(0);
+        const auto truth = read_truth(text);
+        const auto value = truth ? (*truth ? 2 : 1) : read_integer(text);
+        if (text != "auto" && range.refusal(value)) return refuse("auto, or " + range.text());
+        at(config) = text == "auto" ? 0 : *value;
         return std::nullopt;
     };
     return field;

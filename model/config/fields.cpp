@@ -4,6 +4,7 @@
 #include "model/config/fields.h"
 
 #include "kernels/core/error.h"
+#include "kernels/ops/gemm.h"
 #include "model/config/builders.h"
 #include "model/config/layer_pattern.h"
 
@@ -185,11 +186,10 @@ std::vector<ConfigField> precision_fields() {
              boolean(KEY(precision, fp8_attention_linears),
                      "the QKV and output projections of attention in FP8, as the recipe's other layers")),
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
-             automatic(
-                 KEY(precision, moe_wgrad_pair_micro_batches),
-                 "expert weight gradients wait for the second of two micro-batches: one GEMM for both; auto: "
-                 "where a step has two micro-batches on a rank and the GPUs have the memory, which is "
-                 "printed")),
+             joined(KEY(precision, moe_wgrad_micro_batches), op::kMaxWgradSets,
+                    "expert weight gradients of so many micro-batches in one GEMM; the others wait for the "
+                    "last of them; auto: as many as gain time, a step has on a rank and the GPUs have "
+                    "memory for, which is printed")),
         choice(KEY(precision, moe_apply_probs_in), {"swiglu", "combine"},
                "where the routing probability multiplies. swiglu: before fc2; combine: after fc2, and the "
                "backward pass recomputes SwiGLU's output"),
@@ -476,6 +476,7 @@ const ConfigField* find_field(std::string_view section, std::string_view key) {
 }
 
 const ConfigField* find_leaf(std::string_view key) {
+    if (key == "moe_wgrad_pair_micro_batches") key = "moe_wgrad_micro_batches";  // of earlier versions
     const auto& fields = config_fields();
     const auto found =
         std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.key == key; });

@@ -29,7 +29,7 @@ constexpr Meaning kMeanings[] = {
          const auto& types = c.moe.moe_router_load_balancing_type;
          return std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end();
      }},
-    {"precision.moe_wgrad_pair_micro_batches", "false", nullptr,
+    {"precision.moe_wgrad_micro_batches", "1", nullptr,
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},
 };
 

@@ -46,7 +46,7 @@ constexpr Known kRefusedKeys[] = {
 // Names that other trainers (torchtitan, Hugging Face, Megatron's core and fork), and earlier versions of
 // this one, use for our keys.
 constexpr Known kForeign[] = {
-    {"moe_delay_wgrad_compute", "moe_wgrad_pair_micro_batches"},
+    {"moe_delay_wgrad_compute", "moe_wgrad_micro_batches"},
     {"n_layers", "num_layers"},
     {"num_hidden_layers", "num_layers"},
     {"dim", "hidden_size"},

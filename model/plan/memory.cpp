@@ -151,8 +151,8 @@ double workspace_row_bytes(const Config& config) {
     return bytes + again;
 }
 
-// Bytes per row of all MoE layers that wait for the second of two micro-batches: transposed copies of dY [H]
-// and a [F], dh [2F] and x [H].
+// Bytes per row of all MoE layers that wait for the last of the micro-batches of one GEMM: transposed copies
+// of dY [H] and a [F], dh [2F] and x [H].
 double delayed_row_bytes(const Config& config) {
     const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
     double bytes = 0;
@@ -160,7 +160,7 @@ double delayed_row_bytes(const Config& config) {
         const PrecisionSpec precision =
             precision_of_layer(config.model, config.precision, static_cast<int>(layer));
         if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
-            precision.moe_wgrad_pair_micro_batches != AutoSwitch::on)
+            precision.moe_wgrad_micro_batches < 2)
             continue;
         // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
         const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
@@ -187,6 +187,11 @@ bool legal(const Config& config, std::optional<int64_t> gpus) {
     ConfigProblems problems;
     collect_config_problems(config, gpus, problems);
     return problems.empty();
+}
+
+int64_t micro_batches_of(const Config& config, int64_t gpus) {
+    const TrainingSpec& training = config.training;
+    return std::max<int64_t>(training.global_batch_size / (training.micro_batch_size * gpus), 1);
 }
 
 double rank_row_capacity(const Config& config) {
@@ -302,9 +307,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const double vocabulary = f64(m.padded_vocab_size),
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
     const TrainingSpec& training = config.training;
-    const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * gpus;
-    const double in_flight =
-        config.schedule.overlap_moe_expert_parallel_comm && several_micro_batches ? 2 : 1;
+    const int64_t micro_batches = micro_batches_of(config, gpus);
+    const double in_flight = config.schedule.overlap_moe_expert_parallel_comm && micro_batches > 1 ? 2 : 1;
     const bool divided = training.use_distributed_optimizer;
     const double replicas = f64(gpus / config.parallel.expert_model_parallel_size);
     // parameters with their optimizer state on this rank
@@ -351,11 +355,12 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
             {"side stream", tokens * token,
              fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward pass", tokens, token)});
     }
-    const double waiting = several_micro_batches ? delayed_row_bytes(config) : 0;
-    if (waiting > 0)
-        items.push_back({"delayed weight gradients", capacity * waiting,
-                         fmt::format("{:.0f} rows x {:.0f} bytes, operands of one micro-batch of all layers",
-                                     capacity, waiting)});
+    const double delayed = delayed_row_bytes(config);
+    const int64_t waiting = std::min(config.precision.moe_wgrad_micro_batches, micro_batches) - 1;
+    if (delayed > 0 && waiting > 0)
+        items.push_back({"delayed weight gradients", f64(waiting) * capacity * delayed,
+                         fmt::format("{:.0f} rows x {:.0f} bytes, operands of all layers, x {} micro-batches",
+                                     capacity, delayed, waiting)});
     return items;
 }
 
@@ -370,8 +375,7 @@ double bytes_of(const std::vector<MemoryItem>& items, const std::string& categor
 }
 
 MemoryItem step_tokens(const Config& config, int64_t gpus) {
-    const TrainingSpec& t = config.training;
-    const int64_t micro_batches = t.global_batch_size / (t.micro_batch_size * gpus);
+    const int64_t micro_batches = micro_batches_of(config, gpus);
     const int64_t feeds = config.schedule.overlap_moe_expert_parallel_comm && micro_batches > 1 ? 2 : 1;
     const int64_t slots = Trainer::kStepsInFlight * micro_batches * feeds;
     const int64_t bytes = data::BatchFeed::slot_bytes(tokens_of(config));

@@ -94,6 +94,8 @@ std::vector<ParameterPart> count_parameters(const Config& config);
 std::vector<FlopPart> count_flops(const Config& config);
 // Expected number of distinct ranks that hold at least one of a token's experts.
 double expected_distinct_ranks(const MoeSpec& moe, int64_t ranks);
+// Of a rank and step.
+int64_t micro_batches_of(const Config& config, int64_t gpus);
 // Rows that a rank receives at most (ids are distinct), or that the capacity factor allows; pads included.
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);

@@ -39,7 +39,7 @@ bool better(const Choice& a, const Choice& b) {
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
     plan::check_countable(choice.config);
-    decide_pairs(choice.config, gpus, usable_bytes(gpu.sheet));
+    decide_joined(choice.config, gpus, usable_bytes(gpu.sheet));
     choice.time = predict_step(choice.config, gpus, gpu);
     if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host) {
         Config per_host = choice.config;
@@ -50,20 +50,23 @@ Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     return choice;
 }
 
-std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu) {
-    const auto memory = pair_memory(config, gpus);
+std::optional<Joining> joining_of(const Config& config, int64_t gpus, const Gpu& gpu) {
+    const int64_t now = config.precision.moe_wgrad_micro_batches,
+                  joined = now > 1 ? now : useful_joined(config, gpus);
+    const auto memory = joined_memory(config, gpus, joined);
     if (!memory) return std::nullopt;
-    const auto layer_seconds = [&](AutoSwitch pairs) {
+    const auto layer_seconds = [&](int64_t micro_batches) {
         Config own = config;
-        own.precision.moe_wgrad_pair_micro_batches = pairs;
+        own.precision.moe_wgrad_micro_batches = micro_batches;
         return predict_step(own, gpus, gpu).layer;
     };
     const double saved = plan::bytes_of(memory->single, "saved activations") / f64(config.model.num_layers);
-    return Pairing{.used = config.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on,
-                   .layer_single = layer_seconds(AutoSwitch::off),
-                   .layer_paired = layer_seconds(AutoSwitch::on),
+    return Joining{.used = now > 1,
+                   .micro_batches = joined,
+                   .layer_single = layer_seconds(1),
+                   .layer_joined = layer_seconds(joined),
                    .bytes_single = saved,
-                   .bytes_paired = saved + memory->cost_per_layer()};
+                   .bytes_joined = saved + memory->cost_per_layer()};
 }
 
 const char* Choice::basis(const Gpu& gpu) const {

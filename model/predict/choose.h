@@ -36,14 +36,16 @@ struct Choice {
     const char* basis(const Gpu& gpu) const;  // how far the figures are from anything measured
 };
 
-// What moe_wgrad_pair_micro_batches changes: weight gradients of each micro-batch, or of two in one GEMM.
-struct Pairing {
+// What moe_wgrad_micro_batches changes: weight gradients of each micro-batch, or of several in one GEMM,
+// those of the configuration or useful_joined.
+struct Joining {
     bool used = false;
-    double layer_single = 0, layer_paired = 0;  // seconds of a MoE layer and micro-batch
-    double bytes_single = 0, bytes_paired = 0;  // of a MoE layer: saved activations, rows that wait
+    int64_t micro_batches = 2;
+    double layer_single = 0, layer_joined = 0;  // seconds of a MoE layer and micro-batch
+    double bytes_single = 0, bytes_joined = 0;  // of a MoE layer: saved activations, rows that wait
 };
 // Absent: a step has one micro-batch, or the configuration refuses the key.
-std::optional<Pairing> pairing_of(const Config& config, int64_t gpus, const Gpu& gpu);
+std::optional<Joining> joining_of(const Config& config, int64_t gpus, const Gpu& gpu);
 
 // One run as it is configured.
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu);

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 
 namespace fp8flow::predict {
@@ -56,7 +57,7 @@ std::string key_for(const std::string& category, const Config& config) {
              Line{"master weights", "training.use_distributed_optimizer: true", whole_state},
              Line{"moments", "training.use_distributed_optimizer: true", whole_state},
              Line{"gradients (FP32)", "training.main_grads_dtype: bf16"},
-             Line{"delayed", "precision.moe_wgrad_pair_micro_batches: false"},
+             Line{"delayed", "precision.moe_wgrad_micro_batches: 1"},
              Line{"side stream", "schedule.moe_shared_expert_overlap: false"},
              Line{"saved", rows + "recompute.recompute_modules, training.micro_batch_size"},
              Line{"workspace", rows + "training.micro_batch_size"},
@@ -137,38 +138,54 @@ std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
                                        : fmt::format("It fits with {}.\n", fmt::join(fit.settings, ",\n  ")));
 }
 
-std::optional<PairMemory> pair_memory(const Config& config, int64_t ranks) {
-    const TrainingSpec& training = config.training;
+std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, int64_t micro_batches) {
     const auto moe_layers = std::ranges::count(config.model.moe_layer_freq, 1);
-    if (training.global_batch_size < 2 * training.micro_batch_size * ranks || moe_layers == 0)
-        return std::nullopt;
-    Config single = config, paired = config;
-    single.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;
-    paired.precision.moe_wgrad_pair_micro_batches = AutoSwitch::on;
-    if (!plan::legal(paired, ranks) || !plan::legal(single, ranks)) return std::nullopt;
-    return PairMemory{plan::memory_items(single, ranks), plan::memory_items(paired, ranks), moe_layers};
+    if (plan::micro_batches_of(config, ranks) < 2 || moe_layers == 0) return std::nullopt;
+    Config single = config, joined = config;
+    single.precision.moe_wgrad_micro_batches = 1;
+    joined.precision.moe_wgrad_micro_batches = micro_batches;
+    if (!plan::legal(joined, ranks) || !plan::legal(single, ranks)) return std::nullopt;
+    return JoinedMemory{plan::memory_items(single, ranks), plan::memory_items(joined, ranks), moe_layers};
 }
 
-std::string decide_pairs(Config& config, int64_t ranks, double usable) {
-    AutoSwitch& pairs = config.precision.moe_wgrad_pair_micro_batches;
-    if (pairs != AutoSwitch::automatic) return "";
-    pairs = AutoSwitch::off;
-    config.origin.erase("precision.moe_wgrad_pair_micro_batches");  // no choice of the user's
-    const auto memory = pair_memory(config, ranks);
-    // Cost 0: all MoE layers are in BF16. A flow of the user's need not know pairs.
+int64_t useful_joined(const Config& config, int64_t ranks) {
+    const int64_t peers = config.parallel.expert_model_parallel_size,
+                  micro_batches = plan::micro_batches_of(config, ranks);
+    const double tokens = static_cast<double>(config.training.micro_batch_size * config.model.seq_length),
+                 rows = tokens * static_cast<double>(config.moe.moe_router_topk * peers) /
+                        static_cast<double>(config.moe.num_experts * gradient_sources(config.moe, peers));
+    const int64_t most =
+        std::clamp<int64_t>(std::llround(std::ceil(kRowsOfJoined / rows)), 2, op::kMaxWgradSets);
+    return ceil_div(micro_batches, ceil_div(micro_batches, most));
+}
+
+std::string decide_joined(Config& config, int64_t ranks, double usable) {
+    constexpr const char* kKey = "precision.moe_wgrad_micro_batches";
+    int64_t& joined = config.precision.moe_wgrad_micro_batches;
+    if (joined != 0) return "";
+    joined = 1;
+    config.origin.erase(kKey);  // no choice of the user's
+    const int64_t useful = useful_joined(config, ranks);
+    const auto memory = joined_memory(config, ranks, useful);
+    // Cost 0: all MoE layers are in BF16. A flow of the user's need not know them.
     if (!memory || memory->cost() <= 0 || !config.precision.flow.empty()) return "";
-    const std::string costs =
-        fmt::format("+{} per layer, {} in all", report::format_bytes(memory->cost_per_layer()),
-                    report::format_bytes(memory->cost()));
-    const double needed = plan::sum_of(memory->paired);
-    if (needed > usable)
-        return fmt::format(
-            "does not pair micro-batches for weight gradients (precision.moe_wgrad_pair_micro_batches: "
-            "auto): {} make {}, {} are usable",
-            costs, report::format_bytes(needed), report::format_bytes(usable));
-    pairs = AutoSwitch::on;
-    return fmt::format(
-        "pairs micro-batches for weight gradients (precision.moe_wgrad_pair_micro_batches: auto): {}", costs);
+    const auto costs = [](const JoinedMemory& of) {
+        return fmt::format("+{} per layer, {} in all", report::format_bytes(of.cost_per_layer()),
+                           report::format_bytes(of.cost()));
+    };
+    const int64_t micro_batches = plan::micro_batches_of(config, ranks);
+    JoinedMemory least = *memory;
+    for (int64_t gemms = ceil_div(micro_batches, useful), n = useful; n > 1;
+         n = ceil_div(micro_batches, ++gemms)) {
+        least = *joined_memory(config, ranks, n);
+        if (plan::sum_of(least.joined) > usable) continue;
+        joined = n;
+        return fmt::format("joins the weight gradients of {} micro-batches ({}: auto): {}", n, kKey,
+                           costs(least));
+    }
+    return fmt::format("joins no micro-batches for weight gradients ({}: auto): {} make {}, {} are usable",
+                       kKey, costs(least), report::format_bytes(plan::sum_of(least.joined)),
+                       report::format_bytes(usable));
 }
 
 }  // namespace fp8flow::predict

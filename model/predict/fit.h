@@ -13,6 +13,9 @@ namespace fp8flow::predict {
 
 // The driver's context, libraries, the communicator and fragmentation: not counted by plan.
 inline constexpr double kOutsideShare = 0.05;
+// Rows per expert of a weight gradient from which on its MMAs hide the traffic of the gradient: 2 x 2048
+// FLOPs per element take as long as 11 bytes of memory traffic, and to read and write it is 8.
+inline constexpr double kRowsOfJoined = 2048;
 
 struct Consumer {
     plan::MemoryItem item;
@@ -38,22 +41,27 @@ Fit fit_of(const Config& config, int64_t gpus, const Datasheet& sheet);
 std::string fit_text(const Fit& fit);
 std::string consumers_text(const Fit& fit, const Datasheet& sheet);  // lines; empty if it fits
 
-// The memory of a rank without and with pairs of micro-batches (moe_wgrad_pair_micro_batches). Absent: a rank
-// has one micro-batch per step, there is no MoE layer, or the configuration is not legal with them or
-// without.
-struct PairMemory {
-    std::vector<plan::MemoryItem> single, paired;
+// The memory of a rank with each micro-batch's weight gradients alone and with those of several joined
+// (moe_wgrad_micro_batches). Absent: a rank has one micro-batch per step, there is no MoE layer, or the
+// configuration is not legal with them or without.
+struct JoinedMemory {
+    std::vector<plan::MemoryItem> single, joined;
     int64_t moe_layers = 0;
-    double cost() const { return plan::sum_of(paired) - plan::sum_of(single); }  // operands that wait
+    double cost() const { return plan::sum_of(joined) - plan::sum_of(single); }  // operands that wait
     double cost_per_layer() const { return cost() / static_cast<double>(moe_layers); }
 };
-std::optional<PairMemory> pair_memory(const Config& config, int64_t ranks);
+std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, int64_t micro_batches);
 
-// Decides precision.moe_wgrad_pair_micro_batches: auto. Pairs need a step with at least two micro-batches on
-// a rank, a MoE layer, a recipe and a schedule that allow them, and memory. The decision depends on the
-// configuration, the number of ranks and `usable` only: the bytes of the smallest GPU, not what is free
-// there, so that a run has the same bits again. Returns a line with the decision and its cost; empty where
-// the key was set, or where there is nothing to pair.
-std::string decide_pairs(Config& config, int64_t ranks, double usable);
+// Micro-batches that gain time if their weight gradients are joined, where memory does not matter: until a
+// GEMM has kRowsOfJoined rows per expert with even routing, two at least. In as few GEMMs as possible, which
+// are as equal as possible: 9 micro-batches of at most 8 are 5 and 4.
+int64_t useful_joined(const Config& config, int64_t ranks);
+
+// Decides precision.moe_wgrad_micro_batches: auto. More than one needs a step with several micro-batches on a
+// rank, a MoE layer, a recipe and a schedule that allow it, and memory: as many of useful_joined as fit. The
+// decision depends on the configuration, the number of ranks and `usable` only: the bytes of the smallest
+// GPU, not what is free there, so that a run has the same bits again. Returns a line with the decision and
+// its cost; empty where the key was set, or where there is nothing to join.
+std::string decide_joined(Config& config, int64_t ranks, double usable);
 
 }  // namespace fp8flow::predict

@@ -216,13 +216,13 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
             "  {} ms with one row for each (token, host), which NVLink fans out (hierarchical); network of "
             "{:.0f} GB/s assumed\n",
             step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
-    if (const auto pairs = pairing_of(c.config, c.gpus, gpu))
+    if (const auto joined = joining_of(c.config, c.gpus, gpu))
         out += fmt::format(
-            "Weight gradients of two micro-batches in one GEMM (moe_wgrad_pair_micro_batches{}):\n"
+            "Weight gradients of {} micro-batches in one GEMM (moe_wgrad_micro_batches{}):\n"
             "  layer {:.2f} -> {:.2f} ms ({:.3f} x), saved and waiting rows {:.2f} -> {:.2f} GiB per layer\n",
-            pairs->used ? ", in use" : "", pairs->layer_single * 1e3, pairs->layer_paired * 1e3,
-            pairs->layer_paired / pairs->layer_single, gibibytes(pairs->bytes_single),
-            gibibytes(pairs->bytes_paired));
+            joined->micro_batches, joined->used ? ", in use" : "", joined->layer_single * 1e3,
+            joined->layer_joined * 1e3, joined->layer_joined / joined->layer_single,
+            gibibytes(joined->bytes_single), gibibytes(joined->bytes_joined));
     out += c.fit.fits() ? fmt::format("Memory: fits, {:.1f} GiB of {:.1f} usable\n", gibibytes(c.fit.needed),
                                       gibibytes(c.fit.usable))
                         : consumers_text(c.fit, gpu.sheet);
@@ -235,12 +235,13 @@ std::string with_prediction(const std::string& plan_json, const Choice& choice, 
     const ordered_json own = json_of(choice, gpu);
     for (const auto& [key, value] : own.items())
         if (key != "gpu") json["prediction"][key] = value;
-    if (const auto pairs = pairing_of(choice.config, choice.gpus, gpu))
-        json["prediction"]["paired_weight_gradients"] = {{"used", pairs->used},
-                                                         {"layer_seconds_single", pairs->layer_single},
-                                                         {"layer_seconds_paired", pairs->layer_paired},
-                                                         {"layer_bytes_single", pairs->bytes_single},
-                                                         {"layer_bytes_paired", pairs->bytes_paired}};
+    if (const auto joined = joining_of(choice.config, choice.gpus, gpu))
+        json["prediction"]["joined_weight_gradients"] = {{"used", joined->used},
+                                                         {"micro_batches", joined->micro_batches},
+                                                         {"layer_seconds_single", joined->layer_single},
+                                                         {"layer_seconds_joined", joined->layer_joined},
+                                                         {"layer_bytes_single", joined->bytes_single},
+                                                         {"layer_bytes_joined", joined->bytes_joined}};
     return json.dump(2);
 }
 

@@ -85,14 +85,14 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
     if (!text.empty()) log.line("warning: this run will not fit, and is started with --force: " + text);
 }
 
-std::string decide_pairs(Config& config, const BackendChoice& backend, ProcessGroup& world) {
+std::string decide_joined(Config& config, const BackendChoice& backend, ProcessGroup& world) {
     double usable = std::numeric_limits<double>::infinity();
     if (backend.kind == BackendKind::hopper) {
         int64_t least = -machine_facts(backend).gpu_memory_bytes;
         world.all_reduce_max(std::span<int64_t>(&least, 1));
         usable = usable_bytes(static_cast<double>(-least));
     }
-    return decide_pairs(config, world.size(), usable);
+    return decide_joined(config, world.size(), usable);
 }
 
 }  // namespace fp8flow::predict

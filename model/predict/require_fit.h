@@ -34,8 +34,8 @@ std::string shortage_text(const Config& config, int64_t ranks, double free, cons
 void require_fit(report::RunLog& log, const std::vector<Config>& runs, const BackendChoice& backend,
                  ProcessGroup& world, int64_t ranks_on_host, WhereShort what);
 
-// decide_pairs of fit.h for a run: the smallest GPU counts; on the reference backend memory has no limit.
+// decide_joined of fit.h for a run: the smallest GPU counts; on the reference backend memory has no limit.
 // Collective.
-std::string decide_pairs(Config& config, const BackendChoice& backend, ProcessGroup& world);
+std::string decide_joined(Config& config, const BackendChoice& backend, ProcessGroup& world);
 
 }  // namespace fp8flow::predict

@@ -48,8 +48,9 @@ struct Sizes {
           first(1 - accumulates),
           // routed experts only
           gradient(config.training.state.main_grads_dtype == StateDtype::bf16 ? 2 : 4),
-          wgrads(fp8 && precision.moe_wgrad_pair_micro_batches == AutoSwitch::on
-                     ? std::ceil(0.5 / first - 1e-9) * first
+          wgrads(fp8 ? std::ceil(1 / first / f64(std::max<int64_t>(precision.moe_wgrad_micro_batches, 1)) -
+                                 1e-9) *
+                           first
                      : 1) {
         const double vector = 1 + kWord / f64(kBlock), tile = 1 + kWord / f64(kBlock * kBlock);
         operand = fp8 ? vector : kPlain;
@@ -62,7 +63,7 @@ struct Sizes {
     bool fp8, flow, merges;
     double first;     // of a step's micro-batches, the share that writes gradients and reads none
     double gradient;  // bytes of an element
-    double wgrads;    // GEMMs of a weight gradient per micro-batch: one, or one for two (odd ones: alone)
+    double wgrads;    // GEMMs of a weight gradient per micro-batch: one, or one for several
     double operand = 0, weight = 0, column = 0, wire = 0;
 };
 

@@ -139,8 +139,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     state_ = std::make_unique<Arena>(device, "step");
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
         turns_ = std::make_unique<Turns>(device);
-    if (config.precision.moe_wgrad_pair_micro_batches == AutoSwitch::on)
-        delayed_ = std::make_unique<DelayedWgrads>(device);
+    join_wgrads(config.precision.moe_wgrad_micro_batches);
     if (config.schedule.has_side_stream()) side_ = std::make_unique<SideStream>(device, config.schedule);
     if (config.schedule.overlaps()) wire_ = std::make_unique<WireStream>(device, config.schedule);
 
@@ -357,15 +356,18 @@ void Trainer::resume_at(int64_t steps, int64_t applied) {
     skipped_in_a_row_ = 0;
 }
 
+void Trainer::join_wgrads(int64_t micro_batches) {
+    if (micro_batches < 2)
+        delayed_.reset();
+    else if (!delayed_ || delayed_->joined() != micro_batches)
+        delayed_ = std::make_unique<DelayedWgrads>(ops_->device(), micro_batches);
+}
+
 void Trainer::follow_meanings_of(const Config& config) {
     config_.training.lr_warmup_style = config.training.lr_warmup_style;
     config_.moe.moe_global_aux_loss_gradient = config.moe.moe_global_aux_loss_gradient;
-    const AutoSwitch pairs = config.precision.moe_wgrad_pair_micro_batches;
-    config_.precision.moe_wgrad_pair_micro_batches = pairs;
-    if (pairs != AutoSwitch::on)
-        delayed_.reset();
-    else if (!delayed_)
-        delayed_ = std::make_unique<DelayedWgrads>(ops_->device());
+    config_.precision.moe_wgrad_micro_batches = config.precision.moe_wgrad_micro_batches;
+    join_wgrads(config.precision.moe_wgrad_micro_batches);
     for (const auto& block : transformer_->blocks())
         if (Router* router = block->router())
             router->set_global_loss_gradient(config.moe.moe_global_aux_loss_gradient);

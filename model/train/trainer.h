@@ -182,6 +182,7 @@ private:
         TensorStats* tensor_stats = nullptr;
         TensorStats stats_before;  // what they go back to when the step is repeated
     };
+    void join_wgrads(int64_t micro_batches);  // 0, 1: each alone
     void launch(Flight& flight);
     CapturedSteps::Known give_work(const Flight& flight);
     StepInputs::Values inputs_of(const Flight& flight) const;
@@ -264,7 +265,7 @@ private:
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Arena> state_;
     std::vector<std::unique_ptr<Memory>> memory_;
-    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_wgrad_pair_micro_batches
+    std::unique_ptr<DelayedWgrads> delayed_;  // with moe_wgrad_micro_batches
     // where a schedule overlaps
     std::unique_ptr<SideStream> side_;
     std::unique_ptr<WireStream> wire_;

@@ -66,7 +66,7 @@ void add_schedules(std::vector<Arm>& arms, const std::string& name, const Config
     const bool several_micro_batches = training.global_batch_size > training.micro_batch_size * ranks;
     if (several_micro_batches) {
         add(" + turns", {.overlap_moe_expert_parallel_comm = true});
-        arms.back().config.precision.moe_wgrad_pair_micro_batches = AutoSwitch::off;  // it excludes pairs
+        arms.back().config.precision.moe_wgrad_micro_batches = 1;
     }
     add(" + graph", {.cuda_graph_impl = CudaGraphImpl::full_iteration});
 }

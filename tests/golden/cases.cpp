@@ -30,7 +30,7 @@ const std::map<std::string, std::vector<std::string>>& variants() {
         // ---- precision
         {"hybrid", {"precision.fp8_format=hybrid"}},
         {"bf16_wgrad", {"precision.fp8_wgrad=false"}},
-        {"delayed_wgrad", {"precision.moe_wgrad_pair_micro_batches=true"}},
+        {"delayed_wgrad", {"precision.moe_wgrad_micro_batches=2"}},
         {"fp32_scales", {"precision.scale_format=fp32"}},
         // ---- schedules, which give the bits of `standard` (no rows of their own)
         {"shared_expert_beside", {"schedule.moe_shared_expert_overlap=true"}},
@@ -91,7 +91,7 @@ const std::map<std::string, std::vector<std::string>>& variants() {
           "training.exp_avg_dtype=bf16", "training.exp_avg_sq_dtype=bf16"}},
         {"beside_delayed_wgrad",
          {"schedule.moe_shared_expert_overlap=true", "schedule.delay_wgrad_compute=true",
-          "precision.moe_wgrad_pair_micro_batches=true"}},
+          "precision.moe_wgrad_micro_batches=2"}},
         {"fp32_scales_requantized",
          {"precision.scale_format=fp32", "precision.moe_scaling_aware_transpose=false"}},
         {"mx_floor", {"precision.mx_rounding=floor"}},

@@ -162,7 +162,7 @@ private:
 
     int64_t micro_batches_;
     HopperOps ops_;
-    DelayedWgrads delayed_{ops_.device()};
+    DelayedWgrads delayed_{ops_.device(), 2};
     std::unique_ptr<Exchange> exchange_;
     int64_t layer_rows_;
     Arena state_{ops_.device(), "state"}, saved_{ops_.device(), "saved"}, scratch_{ops_.device(), "scratch"};

@@ -125,7 +125,7 @@ const std::vector<Texts> kSwitches = {
     {"precision.fp8_format=hybrid"},
     {"precision.fp8_wgrad=false"},
     {"precision.fp8_attention_linears=true"},
-    {"precision.moe_wgrad_pair_micro_batches=true"},
+    {"precision.moe_wgrad_micro_batches=2"},
     {"precision.moe_quantize_before_dispatch=false"},
     {"precision.moe_scaling_aware_transpose=false"},
     {"precision.moe_scaling_aware_transpose=false", "precision.scale_format=fp32"},

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// moe_wgrad_pair_micro_batches: expert weight gradients of two micro-batches as one product. Training with it
-// equals training without it within the rounding of one sum, under every recompute mode, and costs one
-// product a pair and the memory that `plan` says.
+// moe_wgrad_micro_batches: expert weight gradients of several micro-batches in one GEMM. Training with it
+// equals training without it within the rounding of one sum, under every recompute mode, and costs one GEMM
+// for all of them and the memory that `plan` says.
 #include "layers/schedule/delayed_wgrads.h"
 
 #include "model/plan/plan.h"
@@ -19,13 +19,13 @@ using test::test_config;
 using test::train;
 using test::TrainingRun;
 
-constexpr Recipe kPairing[] = {Recipe::fp8_flow, Recipe::fp8_blockwise};
+constexpr Recipe kJoining[] = {Recipe::fp8_flow, Recipe::fp8_blockwise};
 
 // Two MoE layers, micro-batches of one sequence.
-Config config_of(Recipe recipe, bool delayed, int64_t micro_batches, std::vector<std::string> more = {}) {
+Config config_of(Recipe recipe, int64_t joined, int64_t micro_batches, std::vector<std::string> more = {}) {
     more.insert(more.end(), {"model.moe_layer_freq=[1, 1]", "training.micro_batch_size=1",
                              fmt::format("training.global_batch_size={}", micro_batches),
-                             fmt::format("precision.moe_wgrad_pair_micro_batches={}", delayed)});
+                             fmt::format("precision.moe_wgrad_micro_batches={}", joined)});
     return test_config(recipe, std::move(more));
 }
 
@@ -35,52 +35,76 @@ bool is_expert_gradient(const std::string& name) {
 }
 
 // Here an expert has at most 128 rows of a micro-batch and scales are powers of two, so that a product is one
-// block and no sum is rounded on its way into dW: the first pair, which overwrites dW, and what is alone give
-// the same bits. A pair that is added gives the same sum in another order.
+// block and no sum is rounded on its way into dW: the first group, which overwrites dW, and what is alone
+// give the same bits. A group that is added gives the same sum in another order.
 TEST(DelayedWgrads, GradientsAreThoseOfEachMicroBatchAlone) {
-    for (const Recipe recipe : kPairing)
-        for (const int64_t micro_batches : {1, 2, 3, 4}) {
-            SCOPED_TRACE(fmt::format("{}, {} micro-batches", recipe_name(recipe), micro_batches));
-            const TrainingRun alone = train(config_of(recipe, false, micro_batches), 1, {.steps = 1}),
-                              paired = train(config_of(recipe, true, micro_batches), 1, {.steps = 1});
-            EXPECT_EQ(paired.losses(), alone.losses());
-            int experts = 0;
-            for (const auto& [name, values] : alone.state) {
-                if (!name.starts_with("gradient ")) continue;
-                const double error = test::norm_wise_error(paired.state.at(name), values);
-                const bool reordered = is_expert_gradient(name) && micro_batches == 4;
-                EXPECT_EQ(error > 0, reordered) << name;
-                EXPECT_LE(error, 1e-7) << name;
-                experts += is_expert_gradient(name);
+    for (const Recipe recipe : kJoining)
+        for (const int64_t micro_batches : {1, 2, 3, 4, 5}) {
+            const TrainingRun alone = train(config_of(recipe, 1, micro_batches), 1, {.steps = 1});
+            for (const int64_t n : {2, 3}) {
+                SCOPED_TRACE(
+                    fmt::format("{}, {} of {} micro-batches", recipe_name(recipe), n, micro_batches));
+                const TrainingRun joined = train(config_of(recipe, n, micro_batches), 1, {.steps = 1});
+                EXPECT_EQ(joined.losses(), alone.losses());
+                int experts = 0;
+                for (const auto& [name, values] : alone.state) {
+                    if (!name.starts_with("gradient ")) continue;
+                    const double error = test::norm_wise_error(joined.state.at(name), values);
+                    const bool reordered = is_expert_gradient(name) && micro_batches >= n + 2;
+                    EXPECT_EQ(error > 0, reordered) << name;
+                    EXPECT_LE(error, 1.5e-7) << name;
+                    experts += is_expert_gradient(name);
+                }
+                EXPECT_EQ(experts, 4);
             }
-            EXPECT_EQ(experts, 4);
         }
 }
 
-TEST(DelayedWgrads, AStepHasOneProductForTwoMicroBatches) {
-    for (const Recipe recipe : kPairing)
+// What the weight gradients of a step are, after its backward passes.
+OpCount wgrads_of_step(const Config& config) {
+    OpCount counts;
+    train(config, 1, {.steps = 1, .before_step = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
+                          if (step == 1) counts = trainer.ops().counts().at("grouped_gemm_wgrad");
+                      }});
+    return counts;
+}
+
+TEST(DelayedWgrads, AStepHasOneGemmForSeveralMicroBatches) {
+    constexpr int64_t kWeights = 4;  // of experts; those of shared experts do not wait
+    for (const Recipe recipe : kJoining)
         for (const int64_t micro_batches : {1, 2, 3, 4}) {
-            int64_t calls[2] = {0, 0};
-            for (const bool delayed : {false, true})
-                train(config_of(recipe, delayed, micro_batches), 1,
-                      {.steps = 1, .before_step = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
-                           const auto& counts = trainer.ops().counts();
-                           if (step == 1) calls[delayed] = counts.at("grouped_gemm_wgrad").calls;
-                       }});
-            const int64_t weights = 4;  // of experts; those of shared experts do not wait
-            EXPECT_EQ(calls[0] - calls[1], weights * (micro_batches - (micro_batches + 1) / 2));
-            EXPECT_EQ(calls[0], 2 * weights * micro_batches);
+            const int64_t alone = wgrads_of_step(config_of(recipe, 1, micro_batches)).calls;
+            EXPECT_EQ(alone, 2 * kWeights * micro_batches);
+            for (const int64_t n : {2, 3, 8})
+                EXPECT_EQ(alone - wgrads_of_step(config_of(recipe, n, micro_batches)).calls,
+                          kWeights * (micro_batches - ceil_div(micro_batches, n)));
         }
+}
+
+// Of the squares for the gradient norm: whatever is joined, the last micro-batch alone writes them. With the
+// combine order invariant, none does.
+TEST(DelayedWgrads, SquaresAreSummedOnceAStep) {
+    const auto squares = [](int64_t joined, int64_t micro_batches) {
+        const auto bytes = [&](const char* order) {
+            return wgrads_of_step(config_of(Recipe::fp8_flow, joined, micro_batches,
+                                            {fmt::format("moe.moe_combine_order={}", order)}))
+                .bytes;
+        };
+        return bytes("rank") - bytes("invariant");
+    };
+    const double once = squares(1, 1);
+    EXPECT_GT(once, 0);
+    for (const int64_t joined : {1, 2, 3}) EXPECT_NEAR(squares(joined, 3), once, 1) << joined;
 }
 
 TEST(DelayedWgrads, RecomputationKeepsEveryBit) {
-    for (const Recipe recipe : kPairing) {
-        const TrainingRun plain = train(config_of(recipe, true, 3), 1, {.steps = 2, .eval_batches = 1});
+    for (const Recipe recipe : kJoining) {
+        const TrainingRun plain = train(config_of(recipe, 3, 5), 1, {.steps = 2, .eval_batches = 1});
         for (const char* modules : {"moe_act", "moe_expert", "moe", "full"}) {
             SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), modules));
             const bool full = std::string(modules) == "full";
             const TrainingRun again =
-                train(config_of(recipe, true, 3,
+                train(config_of(recipe, 3, 5,
                                 {full ? "recompute.recompute_granularity=full"
                                       : "recompute.recompute_granularity=selective",
                                  fmt::format("recompute.recompute_modules=[{}]", full ? "" : modules)}),
@@ -99,28 +123,29 @@ TEST(DelayedWgrads, TrainsAsWithout) {
         {"model.num_layers_at_end_in_bf16=1", "precision.fp8_format=hybrid"},
         {"precision.moe_scaling_aware_transpose=false", "precision.moe_quantize_before_dispatch=false",
          "precision.moe_permute_padding_for_fp8=false", "precision.moe_act_quantize_fusion=false"}};
-    for (const Recipe recipe : kPairing)
+    for (const Recipe recipe : kJoining)
         for (size_t i = 0; i < variants.size(); ++i) {
             if (i == 2 && recipe != Recipe::fp8_flow) continue;
             std::vector<std::string> keys = variants[i];
             keys.push_back("parallel.expert_model_parallel_size=2");
             SCOPED_TRACE(fmt::format("{} {}", recipe_name(recipe), fmt::join(keys, " ")));
             constexpr int64_t kThreeOfEachRank = 6;
-            const TrainingRun alone =
-                                  train(config_of(recipe, false, kThreeOfEachRank, keys), 2, {.steps = 3}),
-                              paired =
-                                  train(config_of(recipe, true, kThreeOfEachRank, keys), 2, {.steps = 3});
-            EXPECT_EQ(paired.losses(), alone.losses());
-            test::expect_same_bits(paired.state, alone.state);
+            const TrainingRun alone = train(config_of(recipe, 1, kThreeOfEachRank, keys), 2, {.steps = 3});
+            for (const int64_t n : {2, 3}) {
+                const TrainingRun joined =
+                    train(config_of(recipe, n, kThreeOfEachRank, keys), 2, {.steps = 3});
+                EXPECT_EQ(joined.losses(), alone.losses());
+                test::expect_same_bits(joined.state, alone.state);
+            }
         }
 }
 
 // A step that ran out of rows half-way leaves operands behind that nobody takes, and the next attempt has
 // more rows.
 TEST(DelayedWgrads, AnOverflowIsRedone) {
-    for (const Recipe recipe : kPairing) {
+    for (const Recipe recipe : kJoining) {
         const auto run = [&](const char* factor) {
-            return train(config_of(recipe, true, 2,
+            return train(config_of(recipe, 3, 3,
                                    {"model.seq_length=256",
                                     fmt::format("moe.moe_expert_rank_capacity_factor={}", factor)}),
                          1, {.steps = 2});
@@ -133,8 +158,8 @@ TEST(DelayedWgrads, AnOverflowIsRedone) {
 }
 
 TEST(DelayedWgrads, AWarmStepAllocatesNothingAndStopsTheHostNowhere) {
-    for (const Recipe recipe : kPairing) {
-        const Config config = config_of(recipe, true, 3);
+    for (const Recipe recipe : kJoining) {
+        const Config config = config_of(recipe, 2, 3);
         run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
             Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
                             open_data(config));
@@ -157,71 +182,79 @@ TEST(DelayedWgrads, PlanCountsTheirMemory) {
             if (item.category == "delayed weight gradients") return item.bytes;
         return 0.0;
     };
-    for (const Recipe recipe : kPairing)
+    for (const Recipe recipe : kJoining)
         for (const char* first_in_bf16 : {"0", "1"}) {
-            const auto config = [&](bool delayed) {
-                return config_of(recipe, delayed, 2,
+            const auto config = [&](int64_t joined) {
+                return config_of(recipe, joined, 3,
                                  {"model.seq_length=256",
                                   fmt::format("model.num_layers_at_start_in_bf16={}", first_in_bf16)});
             };
             double measured = 0, peaks[2] = {0, 0};
-            for (const bool delayed : {false, true}) {
+            for (const int64_t joined : {1, 3}) {
                 const auto look = [&](Trainer& trainer, ProcessGroup&, int64_t step) {
                     if (step == 0) return;
                     const auto bytes = trainer.saved_bytes();
                     const auto found = bytes.find("delayed weight gradients");
-                    EXPECT_EQ(found != bytes.end(), delayed);
+                    EXPECT_EQ(found != bytes.end(), joined > 1);
                     if (found != bytes.end()) measured = static_cast<double>(found->second);
                 };
-                const TrainingRun run = train(config(delayed), 1, {.steps = 1, .before_step = look});
-                peaks[delayed] = static_cast<double>(run.steps[0].peak_bytes);
+                const TrainingRun run = train(config(joined), 1, {.steps = 1, .before_step = look});
+                peaks[joined > 1] = static_cast<double>(run.steps[0].peak_bytes);
             }
             // sizes of groups and alignment of the arena are not in the plan
-            EXPECT_NEAR(planned(config(true)), measured, 0.01 * measured + 8192);
+            EXPECT_NEAR(planned(config(3)), measured, 0.01 * measured + 8192);
             EXPECT_GT(peaks[1], peaks[0] + 0.9 * measured);
-            EXPECT_EQ(planned(config(false)), 0);
-            EXPECT_EQ(planned(config_of(recipe, true, 1)), 0);
+            EXPECT_NEAR(planned(config(2)), planned(config(3)) / 2, 1);
+            EXPECT_EQ(planned(config(8)), planned(config(3)));  // a step has no more
+            EXPECT_EQ(planned(config(1)), 0);
+            EXPECT_EQ(planned(config_of(recipe, 2, 1)), 0);
         }
 }
 
 TEST(DelayedWgrads, OtherRecipesAreRefusedByName) {
     for (const Recipe recipe : {Recipe::bf16, Recipe::fp8_tensorwise, Recipe::fp8_rowwise, Recipe::mxfp8}) {
         try {
-            config_of(recipe, true, 2);
+            config_of(recipe, 2, 2);
             ADD_FAILURE() << recipe_name(recipe) << " accepted";
         } catch (const Error& error) {
-            EXPECT_NE(std::string(error.what()).find("precision.moe_wgrad_pair_micro_batches"),
-                      std::string::npos)
+            EXPECT_NE(std::string(error.what()).find("precision.moe_wgrad_micro_batches"), std::string::npos)
                 << error.what();
         }
     }
-    EXPECT_THROW(config_of(Recipe::fp8_flow, true, 2, {"precision.fp8_wgrad=false"}), Error);
+    EXPECT_THROW(config_of(Recipe::fp8_flow, 2, 2, {"precision.fp8_wgrad=false"}), Error);
 }
 
 TEST(DelayedWgrads, WhoWaitsForWhom) {
     BackendChoice backend = choose_backend(BackendKind::reference);
     const auto ops = make_ops(backend, Arithmetic::stated);
-    DelayedWgrads delayed(ops->device());
     const Parameter a, b;
-    for (const int64_t count : {1, 2, 3, 4})
-        for (int64_t index = 0; index < count; ++index) {
-            delayed.begin_micro_batch(index, count);
-            EXPECT_EQ(delayed.waits(), index % 2 == 0 && index + 1 < count) << index << " of " << count;
+    for (const int64_t joined : {2, 3}) {
+        DelayedWgrads delayed(ops->device(), joined);
+        for (const int64_t count : {1, 2, 3, 4, 5})
+            for (int64_t index = 0; index < count; ++index) {
+                delayed.begin_micro_batch(index, count);
+                EXPECT_EQ(delayed.waits(), (index + 1) % joined != 0 && index + 1 < count)
+                    << index << " of " << count;
+            }
+        for (int64_t index = 0; index + 1 < joined; ++index) {
+            delayed.begin_micro_batch(index, joined);
+            delayed.keep(a, {}, index == 0 ? Gradient::overwrite : Gradient::accumulate);
+            EXPECT_THROW(delayed.keep(a, {}, Gradient::accumulate), Error);
+            EXPECT_FALSE(delayed.take(a).has_value());  // not before the last micro-batch
         }
-    delayed.begin_micro_batch(0, 2);
-    delayed.keep(a, {{}, Gradient::overwrite});
-    EXPECT_THROW(delayed.keep(a, {{}, Gradient::overwrite}), Error);
-    EXPECT_FALSE(delayed.take(a).has_value());  // not before the next micro-batch
-    delayed.begin_micro_batch(1, 2);
-    EXPECT_THROW(delayed.keep(b, {{}, Gradient::overwrite}), Error);
-    EXPECT_FALSE(delayed.take(b).has_value());
-    EXPECT_EQ(delayed.take(a).value().mode, Gradient::overwrite);
-    EXPECT_FALSE(delayed.take(a).has_value());
-    delayed.begin_micro_batch(0, 2);
-    delayed.keep(a, {{}, Gradient::overwrite});
-    delayed.begin_micro_batch(0, 2);  // the step begins again
-    delayed.begin_micro_batch(1, 2);
-    EXPECT_FALSE(delayed.take(a).has_value());
+        delayed.begin_micro_batch(joined - 1, joined);
+        EXPECT_THROW(delayed.keep(b, {}, Gradient::overwrite), Error);
+        EXPECT_FALSE(delayed.take(b).has_value());
+        const auto taken = delayed.take(a).value();
+        EXPECT_EQ(taken.mode, Gradient::overwrite);
+        EXPECT_EQ(taken.count, joined - 1);
+        EXPECT_FALSE(delayed.take(a).has_value());
+        delayed.begin_micro_batch(0, joined);
+        delayed.keep(a, {}, Gradient::overwrite);
+        delayed.begin_micro_batch(0, joined);  // the step begins again
+        delayed.begin_micro_batch(joined - 1, joined);
+        EXPECT_FALSE(delayed.take(a).has_value());
+    }
 }
 
 }  // namespace

@@ -52,16 +52,23 @@ TEST(Choose, OpenSizesAreSearchedAndTheFastestThatFitsIsMarked) {
 }
 
 // A DeepSeek-V3 layer on four H200s with 8 micro-batches took 14.88 ms, and 12.13 ms with pairs.
-TEST(Choose, PairsOfMicroBatchesSayWhatTheyGainAndCost) {
+TEST(Choose, JoinedMicroBatchesSayWhatTheyGainAndCost) {
     const Gpu gpu = load_gpu("h200");
-    const auto pairs = pairing_of(shipped("layer_deepseek_v3", {"global_batch_size=32"}), 4, gpu);
-    ASSERT_TRUE(pairs.has_value());
-    EXPECT_FALSE(pairs->used);
-    EXPECT_NEAR(pairs->layer_single, 14.88e-3, 0.05 * 14.88e-3);
-    EXPECT_NEAR(pairs->layer_paired / pairs->layer_single, 12.13 / 14.88, 0.03);
+    const auto of = [&](const char* joined) {
+        const auto key = fmt::format("moe_wgrad_micro_batches={}", joined);
+        return joining_of(shipped("layer_deepseek_v3", {"global_batch_size=32", key}), 4, gpu).value();
+    };
+    const Joining pairs = of("2"), open = of("auto");
+    EXPECT_TRUE(pairs.used);
+    EXPECT_FALSE(open.used);
+    EXPECT_NEAR(pairs.layer_single, 14.88e-3, 0.05 * 14.88e-3);
+    EXPECT_NEAR(pairs.layer_joined / pairs.layer_single, 12.13 / 14.88, 0.03);
     const double rows = 49152, row = (2 * 7168 + 3 * 2048) * (1 + 4.0 / (128 * 128));
-    EXPECT_NEAR(pairs->bytes_paired - pairs->bytes_single, rows * row, 1);
-    EXPECT_FALSE(pairing_of(shipped("layer_deepseek_v3"), 4, gpu).has_value()) << "one micro-batch";
+    EXPECT_NEAR(pairs.bytes_joined - pairs.bytes_single, rows * row, 1);
+    EXPECT_EQ(open.micro_batches, 4) << "512 rows per expert";
+    EXPECT_LT(open.layer_joined, pairs.layer_joined);
+    EXPECT_NEAR(open.bytes_joined - open.bytes_single, 3 * rows * row, 3);
+    EXPECT_FALSE(joining_of(shipped("layer_deepseek_v3"), 4, gpu).has_value()) << "one micro-batch";
 }
 
 TEST(Choose, NothingLegalIsRefused) {
