@@ -34,7 +34,7 @@ ERRORS = ("mean layer error", "worst layer error", "mean step error", "worst ste
 EARLIER = "of a program before the calibration"
 
 # What the arms of `profile --schedules` and `--state-dtypes` change. They start from a serial step.
-PAIRS = "precision.moe_wgrad_pair_micro_batches"
+JOINED = "precision.moe_wgrad_micro_batches"
 SERIAL = {"schedule.moe_shared_expert_overlap": "false", "schedule.delay_wgrad_compute": "false",
           "schedule.overlap_moe_expert_parallel_comm": "false", "schedule.overlap_grad_reduce": "false",
           "schedule.overlap_param_gather": "false", "schedule.cuda_graph_impl": "none"}
@@ -45,7 +45,7 @@ ARMS = {"wgrad": SERIAL | {"schedule.delay_wgrad_compute": "true"},
         "shared + wgrad": SERIAL | {"schedule.moe_shared_expert_overlap": "true",
                                     "schedule.delay_wgrad_compute": "true"},
         "reduce": SERIAL | {"schedule.overlap_grad_reduce": "true"},
-        "turns": SERIAL | {"schedule.overlap_moe_expert_parallel_comm": "true", PAIRS: "false"},
+        "turns": SERIAL | {"schedule.overlap_moe_expert_parallel_comm": "true", JOINED: "1"},
         "graph": SERIAL | {"schedule.cuda_graph_impl": "full_iteration"},
         "bf16 gradients": {"training.main_grads_dtype": "bf16"} | FP32_MOMENTS,
         "bf16 state": {"training.main_grads_dtype": "bf16"} | BF16_MOMENTS}
@@ -100,10 +100,10 @@ class Planner:
 
     def arm_settings(self, profile, arm):
         """Keys of programs that had others are left out; they did not pair micro-batches by themselves."""
-        settings = {PAIRS: "false"}
+        settings = {JOINED: "1"}
         settings |= {key: value for key, value in settings_of(profile["config"]).items() if key in self.known}
-        if settings[PAIRS] == "auto":
-            settings[PAIRS] = "false"
+        if settings[JOINED] == "auto":
+            settings[JOINED] = "1"
         name = arm["name"].removeprefix(arm["recipe"]).removeprefix(" + ")
         return settings | ARMS[name] if name in ARMS else settings if not name else None
 
