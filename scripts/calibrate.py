@@ -35,6 +35,7 @@ EARLIER = "of a program before the calibration"
 
 # What the arms of `profile --schedules` and `--state-dtypes` change. They start from a serial step.
 JOINED = "precision.moe_wgrad_micro_batches"
+RENAMED = {"precision.moe_wgrad_pair_micro_batches": JOINED}  # true and false are read as 2 and 1
 SERIAL = {"schedule.moe_shared_expert_overlap": "false", "schedule.delay_wgrad_compute": "false",
           "schedule.overlap_moe_expert_parallel_comm": "false", "schedule.overlap_grad_reduce": "false",
           "schedule.overlap_param_gather": "false", "schedule.cuda_graph_impl": "none"}
@@ -101,7 +102,8 @@ class Planner:
     def arm_settings(self, profile, arm):
         """Keys of programs that had others are left out; they did not pair micro-batches by themselves."""
         settings = {JOINED: "1"}
-        settings |= {key: value for key, value in settings_of(profile["config"]).items() if key in self.known}
+        recorded = {RENAMED.get(key, key): value for key, value in settings_of(profile["config"]).items()}
+        settings |= {key: value for key, value in recorded.items() if key in self.known}
         if settings[JOINED] == "auto":
             settings[JOINED] = "1"
         name = arm["name"].removeprefix(arm["recipe"]).removeprefix(" + ")
