@@ -6,6 +6,7 @@
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
+#include "kernels/hopper/head/embedding.h"
 #include "kernels/hopper/head/sort_tokens.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -150,7 +151,8 @@ __device__ __forceinline__ OwnPlaces<kBatch> own_places(const int32_t* sorted_id
 // PDL: this kernel and the sort are launched with it: 85.5 -> 82.3 us. Its pointers are without __restrict__,
 // because the sort writes what it reads. Measured alternatives: an early trigger in the sort 99 us (these
 // CTAs then wait where the sort runs); __ldcg instead of ordinary loads 91 us.
-constexpr int kWaves = 6;  // of CTAs, at least, where there is enough work
+constexpr int kTokensPerId = 8;  // from this mean number on, embedding_few_ids.cu
+constexpr int kWaves = 6;        // of CTAs, at least, where there is enough work
 constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;
 template <class Rows>
 __global__ __launch_bounds__(kGradThreads, Rows::kCtasPerSm) void embedding_backward_kernel(
@@ -268,24 +270,38 @@ void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
 void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const Launch& launch) {
     const int64_t tokens = args.dy.dim(0), hidden = args.dtable.dim(1);
     const cudaStream_t stream = stream_of(launch);
-    if (args.mode == Gradient::overwrite && args.dtable.numel() > 0)
-        check_cuda(
-            cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
-            "embedding_backward");
-    if (tokens == 0 || hidden == 0) return;
+    const auto zero = [&] {
+        if (args.mode == Gradient::overwrite && args.dtable.numel() > 0)
+            check_cuda(
+                cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
+                "embedding_backward");
+    };
+    if (tokens == 0 || hidden == 0) return zero();
+    const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
+                      is_vectorisable(args.dtable.data, hidden);
+    const bool few_ids = wide && tokens >= kTokensPerId * args.dtable.dim(0);
+    if (!few_ids) zero();
     const int64_t list_bytes = round_up(tokens * static_cast<int64_t>(sizeof(int32_t)), 256);
-    uint8_t* const room = workspace(launch).partials_for<uint8_t>(
+    uint8_t* const scratch = workspace(launch).partials_for<uint8_t>(
         2 * list_bytes + static_cast<int64_t>(sort_tokens_scratch(tokens)));
-    int32_t* const sorted_ids = reinterpret_cast<int32_t*>(room);
-    int32_t* const order = reinterpret_cast<int32_t*>(room + list_bytes);
+    int32_t* const sorted_ids = reinterpret_cast<int32_t*>(scratch);
+    int32_t* const order = reinterpret_cast<int32_t*>(scratch + list_bytes);
     sort_tokens({.ids = args.ids.as<int32_t>(),
                  .tokens = tokens,
                  .sorted_ids = sorted_ids,
                  .order = order,
-                 .scratch = room + 2 * list_bytes},
+                 .scratch = scratch + 2 * list_bytes},
                 launch);
-    const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
-                      is_vectorisable(args.dtable.data, hidden);
+    if (few_ids)
+        return embedding_backward_few_ids({.sorted_ids = sorted_ids,
+                                           .order = order,
+                                           .dy = static_cast<const uint16_t*>(args.dy.data),
+                                           .tokens = tokens,
+                                           .hidden = hidden,
+                                           .mode = args.mode,
+                                           .dtable = args.dtable.as<float>(),
+                                           .vocab = args.dtable.dim(0)},
+                                          launch);
     const auto kernel = wide ? embedding_backward_kernel<Bf16Rows> : embedding_backward_kernel<AnyRows>;
     // a CTA takes several tiles of columns where that leaves enough CTAs to fill the device a few times
     const int64_t ranges = ceil_div(tokens, kPlaces), column_tiles = ceil_div(hidden, kGradColumns),
