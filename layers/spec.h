@@ -150,6 +150,8 @@ struct ScheduleSpec {
     bool overlap_param_gather = false;
     // SMs of exchange calls in parallel with the other micro-batch, with several ranks; 0: all
     int64_t wire_sms = 64;
+    // GEMMs take tiles from a queue, and exchange calls next to side work use wire_sms SMs
+    bool gemm_tile_queue = false;
     CudaGraphImpl cuda_graph_impl = CudaGraphImpl::none;
 
     bool has_side_stream() const { return moe_shared_expert_overlap || delay_wgrad_compute; }

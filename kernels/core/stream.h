@@ -31,6 +31,9 @@ struct Launch {
     // none of them depends on it. A backend may run these calls in parallel. A call without the mark waits
     // for everything before it.
     bool independent = false;
+    // Kernels of other streams run at the same time. A backend may give each SM the work it has time for,
+    // where it otherwise divides work evenly; the results are the same.
+    bool shared_device = false;
 };
 
 }  // namespace fp8flow

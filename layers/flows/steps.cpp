@@ -231,7 +231,8 @@ op::WgradOperands of_source(op::WgradOperands operands, int64_t source, int64_t 
 
 // One GEMM for the tokens of each source rank that has groups of its own.
 void add_by_source(Context& ctx, const DelayedWgrads::Waiting& sets, const Parameter& weight) {
-    const int64_t experts = weight.spec.matrices().count, sources = sets.operands[0].groups.num_groups / experts;
+    const int64_t experts = weight.spec.matrices().count,
+                  sources = sets.operands[0].groups.num_groups / experts;
     for (int64_t source = 0; source < sources; ++source) {
         const auto set = [&](size_t i) { return of_source(sets.operands[i], source, experts); };
         const auto [dy, x, groups] = set(0);

@@ -58,7 +58,7 @@ Context SideStream::begin(const Context& main, Kept kept) {
     busy_ = true;
     marked_ = false;
     Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
-    own.launch = {.stream = stream_, .role = StreamRole::side};
+    own.launch = {.stream = stream_, .role = StreamRole::side, .shared_device = schedule_.gemm_tile_queue};
     own.side = nullptr;
     own.wire = nullptr;
     return own;

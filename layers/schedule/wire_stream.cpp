@@ -7,6 +7,7 @@ namespace fp8flow {
 WireStream::WireStream(Device& device, const ScheduleSpec& schedule)
     : device_(device),
       wire_sms_(static_cast<int>(schedule.wire_sms)),
+      next_to_side_(schedule.gemm_tile_queue ? Width::narrow : Width::all),
       stream_(device.make_stream(Device::Priority::urgent)),
       main_(device.make_event()),
       ready_(device.make_event()),
@@ -42,7 +43,7 @@ void WireStream::join(const Context& ctx) {
 Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
     if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireStream::Width::narrow);
-    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, WireStream::Width::all);
+    if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, ctx.wire->width_next_to_side());
     if (ctx.wire->busy()) ctx.wire->join(ctx);
     return ctx.launch;
 }

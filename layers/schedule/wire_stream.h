@@ -18,7 +18,7 @@ public:
 
     // The launch for calls on this stream, which wait for the work queued on the context's stream. narrow:
     // the calls use wire_sms SMs if there are several ranks, because the parallel work takes as long as they
-    // do.
+    // do, or its GEMMs use the other SMs (gemm_tile_queue).
     enum class Width { all, narrow };
     Launch begin(const Context& ctx, Width width);
     // Records the event after the queued work.
@@ -28,10 +28,13 @@ public:
     void join(const Context& ctx);
     // Whether calls were queued since the last join.
     bool busy() const { return busy_; }
+    // Of calls in parallel with the side stream.
+    Width width_next_to_side() const { return next_to_side_; }
 
 private:
     Device& device_;
     int wire_sms_;
+    Width next_to_side_;
     Stream stream_;
     Event main_, ready_, wire_;
     bool busy_ = false;

@@ -247,6 +247,9 @@ std::vector<ConfigField> schedule_fields() {
         integer(KEY(schedule, wire_sms), {.min = 0, .max = 132},
                 "SMs for exchange calls that run in parallel with another micro-batch or, in gradient "
                 "reduction, with the backward pass; 0: all"),
+        boolean(KEY(schedule, gemm_tile_queue),
+                "GPUs, with work in parallel: GEMMs take tiles from a queue instead of an even share, and "
+                "exchange calls in parallel with the shared expert or weight gradients use wire_sms SMs"),
         choice(KEY(schedule, cuda_graph_impl), {"none", "full_iteration"},
                "full_iteration: capture a step in a CUDA graph and launch it as a whole (NCCL messages then "
                "have a fixed size); none: for debuggers and profilers"),

@@ -230,6 +230,7 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
                     .replica = world_.rank() / groups_.expert_parallel->size()};
     ctx.step_status = status_;
     ctx.launch.stream = stream_;
+    ctx.launch.shared_device = config_.schedule.gemm_tile_queue;
     ctx.all_tokens = memory.feed.all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
     return ctx;

@@ -33,8 +33,9 @@ public:
         for (void* word : words_) gpu.device().free(word);
     }
 
-    // Runs an operation on the GPU, twice from the same memory for the same bits, and then on the reference.
-    template <class Args> void run(const Args& args, const Launch& launch = {}) {
+    // Runs an operation on the GPU, twice from the same memory for the same bits, the second time as next to
+    // work of other streams, and then on the reference.
+    template <class Args> void run(const Args& args, Launch launch = {}) {
         const Args device = on_gpu(args);
         // A view that an earlier operation wrote has the reference's bits here: they may differ from the
         // GPU's in what a NaN carries.
@@ -48,6 +49,7 @@ public:
         call(gpu, device, launch);
         const auto once = snapshot(args);
         upload();
+        launch.shared_device = true;
         call(gpu, device, launch);
         EXPECT_TRUE(snapshot(args) == once) << "the second call gave other bits";
         call(cpu, args);

@@ -58,6 +58,11 @@ struct OperandSet {
     GemmOperand b;
 };
 
+// Counters of a launch that takes its tiles one after the other: all zero before and after it.
+struct TileQueue {
+    unsigned next, ended;  // the next pair of tiles; clusters that have ended
+};
+
 // D(i, j) (+)= sum over k of A(i, k) B(j, k) for every group.
 struct GemmProblem {
     Grouped grouped = Grouped::rows;
@@ -75,6 +80,7 @@ struct GemmProblem {
     OperandSet second;            // num_groups 0: none; read by adds_nothing alone
     StochasticRounding rounding;  // of weight gradients in BF16
     double* squares = nullptr;    // of weight gradients: sums of squares, kernels/ops/squares.h; null: none
+    TileQueue* queue = nullptr;   // of wgmma kernels next to other streams' work; null: tiles divided evenly
 
     // The entry of B that a group of rows is multiplied by.
     __host__ __device__ int64_t weight_of(int64_t group) const {
@@ -210,14 +216,15 @@ void launch_simt(const GemmProblem& problem, const Launch& launch);
 
 // Grouped and dense GEMMs on wgmma (sm90/wgmma_dispatch.cu), where dtypes, layouts and alignments allow.
 bool wgmma_supports(const GemmCall& call);
-// The launch functions below return false, and do nothing, where the kernels do not support the GEMM.
-bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch);
+// The launch functions below return false, and do nothing, where the kernels do not support the GEMM. queue:
+// GemmProblem::queue.
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, TileQueue* queue, const Launch& launch);
 // problem.squares is written by weight gradients with writes_squares only.
 bool launch_wgmma(const GemmCall& call, const Launch& launch);
 // Weight gradients of kernels that sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
 bool writes_squares(const GemmProblem& problem);
 // A weight gradient with several sets of operands, in one pass over D.
-bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const Launch& launch);
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue, const Launch& launch);
 
 // Writes the sums of squares of D: of all groups, or of those that the kernels of sm90/ pass over because
 // they have no rows (squares.cu).

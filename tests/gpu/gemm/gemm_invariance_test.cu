@@ -129,20 +129,24 @@ struct WgradGemm {
 const std::vector<int64_t> kCounts = {300, 0, 129, 3, 260};
 constexpr int kLimits[] = {1, 2, 3, 5, 16, 31, 131, 132, 1000};
 
-TEST(GemmInvariance, SmLimit) {
+// Tiles divided evenly, or taken from a queue that every call leaves as it was.
+TEST(GemmInvariance, SmLimitAndTileQueue) {
     for (const Rows& rows : kRows) {
         RowsGemm gemm(rows, kCounts);
         const HostTensor all = gemm.run();
         for (const int limit : kLimits)
-            EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit}))) << rows.name << ", " << limit;
+            for (const bool shared : {false, true})
+                EXPECT_TRUE(same_bytes(all, gemm.run({.sm_limit = limit, .shared_device = shared})))
+                    << rows.name << ", " << limit << ", " << shared;
     }
     for (const Columns& columns : kColumns) {
         WgradGemm gemm(columns, kCounts);
         for (const Gradient mode : {Gradient::overwrite, Gradient::accumulate}) {
             const HostTensor all = gemm.run(mode);
             for (const int limit : kLimits)
-                EXPECT_TRUE(same_bytes(all, gemm.run(mode, {.sm_limit = limit})))
-                    << columns.name << ", " << limit;
+                for (const bool shared : {false, true})
+                    EXPECT_TRUE(same_bytes(all, gemm.run(mode, {.sm_limit = limit, .shared_device = shared})))
+                        << columns.name << ", " << limit << ", " << shared;
         }
     }
 }

@@ -154,8 +154,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
                 }
             });
     };
-    run_roles(load,
-              [&](SharedStorage& shared, int warpgroup) { mainloop<kAcrossB>(problem, shared, warpgroup); });
+    run_roles(
+        load, [&](SharedStorage& shared, int warpgroup) { mainloop<kAcrossB>(problem, shared, warpgroup); },
+        [&](SharedStorage& shared) { fill_queue<TileScheduler<kStageK>>(problem, shared.queue); });
 }
 
 }  // namespace

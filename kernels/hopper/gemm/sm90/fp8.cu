@@ -298,6 +298,7 @@ struct SwigluStorage {
     SigmoidTable table;
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
+    SharedQueue queue;
 };
 
 // Inputs and outputs of the epilogue.
@@ -461,7 +462,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
             named_barrier_sync(1, kConsumerThreads);
             overlapped_mainloop<WgmmaE4m3>(problem, shared, warpgroup,
                                            SwigluEpilogue(problem, out, &map_act, shared.table, warpgroup));
-        });
+        },
+        [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
 
 // ---- kernels
@@ -472,7 +474,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     run_roles([&](SharedStorage& shared) { produce_operands<kScaleMode>(problem, shared, &map_a, &map_b); },
               [&](SharedStorage& shared, int warpgroup) {
                   alternating_mainloop<Wgmma, kScaleMode>(problem, shared, warpgroup);
-              });
+              },
+              [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
 
 // SharedStorage with staging boxes of D in place of column scales.
@@ -482,6 +485,7 @@ struct OverlappedStorage {
     alignas(16) float row_scales[kStages][kTileRows];
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
+    SharedQueue queue;
 };
 
 template <class Wgmma>
@@ -498,7 +502,8 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
             Bf16Staging& staging = shared.staging[threadIdx.x / 32 - kWarpgroup / 32];
             overlapped_mainloop<Wgmma>(problem, shared, warpgroup,
                                        StoreEpilogue{problem, &map_d, staging, warpgroup});
-        });
+        },
+        [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
 
 // Scales constant along the contraction.
@@ -554,9 +559,9 @@ void launch_wgmma_fp8(const GemmProblem& p, const StoredShape& a, const StoredSh
                              : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }
 
-bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const Launch& launch) {
-    const GemmCall call =
-        call_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, TileQueue* queue, const Launch& launch) {
+    GemmCall call = call_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+    call.problem.queue = queue;
     const GemmProblem& p = call.problem;
     const TensorView &a = args.a.data, &b = args.b.data;
     if (args.save_h == op::SaveH::yes || !wgmma_supports(call) || a.dtype != DType::e4m3 ||

@@ -13,6 +13,8 @@
 //   empty[s]       1 per consumer warp of BOTH CTAs                producer: it writes into both CTAs
 //   tile_full[r]   1 producer thread                               consumer threads
 //   tile_empty[r]  1 per consumer thread (tile is in registers)    producer
+//
+// With a tile queue (tile_queue.h) a thread of the producer warpgroup takes tiles for its cluster.
 #pragma once
 
 #include "kernels/hopper/device/cluster.h"
@@ -28,6 +30,7 @@
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/device/wgmma.h"
 #include "kernels/hopper/gemm/problem.h"
+#include "kernels/hopper/gemm/sm90/tile_queue.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/runtime/tensor_map.h"
 
@@ -45,7 +48,6 @@ constexpr int kWarpgroupCols =
     kTileCols / kConsumerWarpgroups;  // of a warpgroup that owns all rows of a tile
 constexpr int kCtaThreads = (1 + kConsumerWarpgroups) * kWarpgroup;
 constexpr int kStages = 4, kTileSlots = 2;
-constexpr int kClusterCtas = 2;  // neighbouring tiles; one operand is common to both
 // rasterisation: row tiles of a band. A wave of CTAs covers a square of D, so that operands are read from L2.
 constexpr int kRasterRows = 16;
 constexpr uint32_t kStageBytes = (kTileRows + kTileCols) * kStageRowBytes;
@@ -102,6 +104,7 @@ struct SharedStorage {
         16) float col_scales[kStages][kTileCols];  // FP8: scales of B's columns, where it has one a column
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
+    SharedQueue queue;
 };
 // What a CTA has; and what a kernel is launched with, so that the stages are aligned inside: where the
 // padding does not fit, the declared alignment of the base must do (prepare_shared).
@@ -239,9 +242,10 @@ __device__ void produce_tiles(const GemmProblem& p, Shared& shared, uint32_t sta
             stage.advance();
         }
     };
-    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
+    PairReader pairs(p.queue, shared.queue, PairReader::Announces::yes);
+    for (;;) {
         WorkTile tile{};
-        tile.past_end = !scheduler.find(index, tile);
+        tile.past_end = !scheduler.find(pairs.next(), tile);
         mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
         shared.tiles[ring.index] = tile;
         mbarrier_arrive(&shared.tile_full[ring.index]);
@@ -312,17 +316,32 @@ template <class Shared, class Init> __device__ __forceinline__ Shared& prepare_s
     return shared;
 }
 
+// One thread of the producer warpgroup fills the queue: this one.
+constexpr int kQueueThread = kWarpgroup - kWarpSize;
+template <class Scheduler, class... Sets>
+__device__ void fill_queue(const GemmProblem& p, SharedQueue& shared, const Sets*... sets) {
+    if (p.queue == nullptr || cluster_rank() != 0) return;
+    Scheduler scheduler(p, 0, sets...);
+    WorkTile tile;
+    take_pairs(*p.queue, shared, [&](int64_t pair) { return scheduler.find(pair, tile); });
+}
+
 // The roles of a CTA: `produce(shared)` by one thread of warpgroup 0, `consume(shared, warpgroup)` by the
-// consumers.
-template <class Shared = SharedStorage, class Produce, class Consume>
-__device__ __forceinline__ void run_roles(Produce produce, Consume consume) {
+// consumers, `fill(shared)` by the thread for the queue.
+struct NoQueue {
+    template <class Shared> __device__ void operator()(Shared&) const {}
+};
+template <class Shared = SharedStorage, class Produce, class Consume, class Fill = NoQueue>
+__device__ __forceinline__ void run_roles(Produce produce, Consume consume, Fill fill = {}) {
     Shared& shared = prepare_shared<Shared>([](Shared& s) {
         init_ring(s.full, s.empty, kConsumerWarps * kClusterCtas);
         init_ring(s.tile_full, s.tile_empty, kConsumerThreads);
+        init_ring(s.queue.full, s.queue.empty, kClusterCtas);
     });
     const int role = warp_uniform(static_cast<int>(threadIdx.x) / kWarpgroup);
     if (role == 0) {
         release_registers<kProducerRegisters>();
+        if (threadIdx.x == kQueueThread) fill(shared);
         if (threadIdx.x != 0) return;
         produce(shared);
         cluster_sync_unaligned();

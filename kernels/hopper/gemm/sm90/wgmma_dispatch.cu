@@ -44,7 +44,7 @@ bool writes_squares(const GemmProblem& p) {
     return is_blockwise_wgrad(p) || (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
 }
 
-bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const Launch& launch) {
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue, const Launch& launch) {
     std::vector<StoredSet> sets;
     for (int i = 0; i < num_sets(args); ++i) {
         const GemmCall call = call_of(call_of_set(args, i));
@@ -52,7 +52,9 @@ bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const Launch& lau
         if (!is_blockwise_wgrad(p) || !wgmma_supports(call)) return false;
         sets.push_back({{p.groups, p.a, p.b}, shape_of(call.a), shape_of(call.b)});
     }
-    launch_wgmma_fp8_wgrad_sets(call_of(args).problem, sets, launch);
+    GemmProblem problem = call_of(args).problem;
+    problem.queue = queue;
+    launch_wgmma_fp8_wgrad_sets(problem, sets, launch);
     return true;
 }
 

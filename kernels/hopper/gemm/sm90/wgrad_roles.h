@@ -69,16 +69,19 @@ template <> struct GroupSets<Sets::many> {
     __device__ int32_t steps(int num) const { return ends[num - 1]; }
 };
 
-// One thread, or a warp: all tiles of this CTA. With several sets `steps` of a tile counts all, and `group`
+template <int kStageK, Sets kSets> using WgradScheduler = TileScheduler<kStageK, kWgradRasterRows, kSets>;
+
+// One thread, or a warp: all tiles of CTA `rank`. With several sets `steps` of a tile counts all, and `group`
 // describes those of its group.
 template <int kStageK, Sets kSets, class Each>
-__device__ __forceinline__ void for_each_tile(const GemmProblem& p, const OperandSets<kSets>& sets,
-                                              GroupSets<kSets>& group, Each each) {
-    TileScheduler<kStageK, kWgradRasterRows, kSets> scheduler(p, static_cast<int>(cluster_rank()), &sets);
+__device__ __forceinline__ void for_each_tile(const GemmProblem& p, int rank, PairReader pairs,
+                                              const OperandSets<kSets>& sets, GroupSets<kSets>& group,
+                                              Each each) {
+    WgradScheduler<kStageK, kSets> scheduler(p, rank, &sets);
     int64_t filled = -1;
-    for (int64_t index = blockIdx.x / kClusterCtas;; index += gridDim.x / kClusterCtas) {
+    for (;;) {
         WorkTile tile{};
-        tile.past_end = !scheduler.find(index, tile);
+        tile.past_end = !scheduler.find(pairs.next(), tile);
         if constexpr (kSets == Sets::many) {
             if (!tile.past_end) {
                 if (tile.group != filled) group.template fill<kStageK>(sets, tile.group);
@@ -91,11 +94,14 @@ __device__ __forceinline__ void for_each_tile(const GemmProblem& p, const Operan
     }
 }
 
-// One warp: zeros in the tiles of groups without rows, 16 bytes per lane; and in their sums of squares.
+// One warp: zeros in the tiles of CTA `rank` of groups without rows, 16 bytes per lane; and in their sums of
+// squares. These tiles are always divided evenly.
 template <int kStageK, Sets kSets, Squares kSquares>
-__device__ void clear_tiles(const GemmProblem& p, const OperandSets<kSets>& sets, GroupSets<kSets>& group) {
+__device__ void clear_tiles(const GemmProblem& p, SharedQueue& queue, int rank,
+                            const OperandSets<kSets>& sets, GroupSets<kSets>& group) {
     const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
-    for_each_tile<kStageK>(p, sets, group, [&](const WorkTile& tile) {
+    const PairReader pairs(nullptr, queue, PairReader::Announces::no);
+    for_each_tile<kStageK>(p, rank, pairs, sets, group, [&](const WorkTile& tile) {
         if (tile.steps > 0 || tile.past_end) return;
         const int64_t lane = threadIdx.x % 32,
                       bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
@@ -124,6 +130,7 @@ template <class Policy> struct WgradStorage {
     Mbarrier b_full[kConsumerWarpgroups][Policy::kStagesB], b_empty[kConsumerWarpgroups][Policy::kStagesB];
     Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
     Mbarrier d_full[kConsumerWarps];
+    SharedQueue queue;
 
     // The pipeline of one operand: of A, which both consumer warpgroups read, or of B of one of them.
     template <Multicast kOperand> __device__ __forceinline__ uint8_t* data(int warpgroup, int stage) {
@@ -141,6 +148,7 @@ template <class Policy> struct WgradStorage {
             init_ring(b_full[w], b_empty[w], kConsumerWarps / kConsumerWarpgroups * kClusterCtas);
         init_ring(tile_full, tile_empty, kConsumerThreads);
         for (Mbarrier& full : d_full) mbarrier_init(&full, 1);
+        init_ring(queue.full, queue.empty, (1 + kConsumerWarpgroups) * kClusterCtas);
     }
 };
 
@@ -173,7 +181,8 @@ template <class Policy> struct WgradProducer {
     __device__ __forceinline__ void produce_a() const {
         RingPosition<Policy::kStagesA> stage;
         RingPosition<kTileSlots> ring;
-        for_each_tile<Policy::kStageK>(p, maps.sets, group, [&](const WorkTile& tile) {
+        const PairReader pairs(p.queue, shared.queue, PairReader::Announces::yes);
+        for_each_tile<Policy::kStageK>(p, rank(), pairs, maps.sets, group, [&](const WorkTile& tile) {
             if (tile.steps == 0 && !tile.past_end) return;
             mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
             shared.tiles[ring.index] = tile;
@@ -186,12 +195,14 @@ template <class Policy> struct WgradProducer {
     // One thread: all stages of B of a consumer warpgroup.
     __device__ __forceinline__ void produce_b(int warpgroup) const {
         RingPosition<Policy::kStagesB> stage;
-        for_each_tile<Policy::kStageK>(p, maps.sets, group, [&](const WorkTile& tile) {
+        const PairReader pairs(p.queue, shared.queue, PairReader::Announces::no);
+        for_each_tile<Policy::kStageK>(p, rank(), pairs, maps.sets, group, [&](const WorkTile& tile) {
             load_tile<Multicast::b>(tile, warpgroup, stage);
         });
     }
 
 private:
+    static __device__ __forceinline__ int rank() { return static_cast<int>(cluster_rank()); }
     // set: of the step before; steps ascend.
     template <Multicast kOperand>
     __device__ __forceinline__ StepSource source(const WorkTile& tile, int step, int& set) const {
@@ -302,8 +313,14 @@ __device__ __forceinline__ void run_wgrad_roles(const GemmProblem& p, const Wgra
         release_registers<kProducerRegisters>();
         const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
         if (warp > kConsumerWarpgroups) {
-            if (p.mode == Gradient::overwrite)
-                clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p, maps.sets, shared.own_sets[warp]);
+            // with a queue this warp of CTA 0 fills it, and that of CTA 1 clears the tiles of both
+            const int rank = static_cast<int>(cluster_rank());
+            if (threadIdx.x == kQueueThread)
+                fill_queue<WgradScheduler<Policy::kStageK, Policy::kSets>>(p, shared.queue, &maps.sets);
+            if (p.mode == Gradient::accumulate || (p.queue != nullptr && rank == 0)) return;
+            for (int of = p.queue != nullptr ? 0 : rank; of <= rank; ++of)
+                clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p, shared.queue, of, maps.sets,
+                                                                      shared.own_sets[warp]);
             return;
         }
         if (threadIdx.x % kWarpSize != 0) return;
