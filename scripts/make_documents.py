@@ -130,6 +130,9 @@ def layers():
                   "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU"], rows) + source(origin(*(name for _, name in LAYERS)))
 
 
+WHOLE_MODEL = "profile_qwen3_30b_a3b_20_layers_4gpu.json"
+
+
 def headline():
     """README's table: layers, whole models, loss."""
     rows, names = [], []
@@ -139,11 +142,14 @@ def headline():
         rows.append([f"MoE layer, {label}, {gpus} GPU{'s' if gpus > 1 else ''}, {arms[-1].tokens} tokens each",
                      *(f"{arm.layer:.2f} ms" for arm in arms), f"**{arms[0].layer / arms[-1].layer:.2f} x**"])
         names.append(name)
+    whole = {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}
+    rows.append(["step of Qwen3-30B-A3B, 20 of 48 layers, 4 GPUs, 32768 tokens each, BF16 state", f"{whole['bf16']:.0f} ms", "",
+                 f"{whole['fp8_flow']:.0f} ms", f"**{whole['bf16'] / whole['fp8_flow']:.2f} x**"])
     held = {arm["arm"]: arm["held out"] for arm in load("validate_h200_100m.json")["arms"]}
     rows.append(["held-out loss of a 107 M model after 1000 iterations, 4 GPUs", f"{held['bf16']:.4f}", "",
                  f"{held['fp8_flow']:.4f}", f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"])
     return (table(["", *(f"`{recipe}`" for recipe in RECIPES), "flow against bf16"], rows) +
-            source(origin(*names, "validate_h200_100m.json")))
+            source(origin(*names, WHOLE_MODEL, "validate_h200_100m.json")))
 
 
 def baselines():
@@ -202,7 +208,7 @@ BY_ARM = {
         "M cycles": lambda arm: f"{arm.passes() * arm.mhz / 1e3:.2f}", "exchange, ms": WIRE,
         "alone, ms": lambda arm: arm.ms("wire seconds alone"), "step, ms": STEP}),
     # accumulating micro-batches: weight gradients of several at once
-    "micro_batches": ("profile_deepseek_v3_4gpu_pair_{}.json", {"1": "false", "2": "true"}, {
+    "micro_batches": ("profile_deepseek_v3_4gpu_joined_{}.json", {"1": "1", "2": "2", "4": "4"}, {
         "moe_wgrad_micro_batches": LABEL, "ms per layer and micro-batch": LAYER,
         "fc1 wgrad": lambda arm: arm.stage("fc1 wgrad"), "fc2 wgrad": lambda arm: arm.stage("fc2 wgrad"),
         "saved, GiB": lambda arm: f"{sum(arm.data['saved bytes'].values()) / 2**30:.2f}"}),

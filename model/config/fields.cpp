@@ -188,8 +188,8 @@ std::vector<ConfigField> precision_fields() {
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
              joined(KEY(precision, moe_wgrad_micro_batches), op::kMaxWgradSets,
                     "expert weight gradients of so many micro-batches in one GEMM; the others wait for the "
-                    "last of them; auto: as many as gain time, a step has on a rank and the GPUs have "
-                    "memory for, which is printed")),
+                    "last of them; auto: two where a step has them on a rank and the GPUs have the memory, "
+                    "which is printed")),
         choice(KEY(precision, moe_apply_probs_in), {"swiglu", "combine"},
                "where the routing probability multiplies. swiglu: before fc2; combine: after fc2, and the "
                "backward pass recomputes SwiGLU's output"),

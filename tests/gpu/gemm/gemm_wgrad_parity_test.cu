@@ -74,7 +74,8 @@ op::GroupedGemmWgrad call_of(const std::vector<Rows>& sets, Gradient mode, const
     op::GroupedGemmWgrad args{
         .dy = sets[0].dy, .x = sets[0].x, .groups = sets[0].groups, .mode = mode, .dw = dw};
     for (size_t i = 1; i < sets.size(); ++i)
-        (i == 1 ? args.second : args.more[i - 2]) = {sets[i].dy, sets[i].x, sets[i].groups};
+        (i == 1 ? args.second : args.more[i - 2]) =
+            op::WgradOperands{.dy = sets[i].dy, .x = sets[i].x, .groups = sets[i].groups};
     return args;
 }
 

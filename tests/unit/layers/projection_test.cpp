@@ -156,14 +156,15 @@ TEST(Fp8Projection, CastsAndTransposes) {
     EXPECT_EQ(run_block(late)[0].casts - run_block(plain)[0].casts, 3);
 }
 
-// E4M3's rounding error: 7e-4 of a tensor's energy for each operand and gradient, some of them in a row.
+// E4M3's rounding error: 7e-4 of a tensor's energy for each operand and gradient, some of them in a row. The
+// gradient passes both projections in both directions, and the derivative of softmax enlarges its error.
 TEST(Fp8Projection, ABlockIsCloseToThatWithBf16Projections) {
     for (const Recipe recipe : fp8_recipes()) {
         const LayerResult got = run_block(block_case(recipe, true))[0],
                           wanted = run_block(block_case(recipe, false))[0];
         SCOPED_TRACE(recipe_name(recipe));
         EXPECT_LE(nmse(got.y, wanted.y), 0.01);
-        EXPECT_LE(nmse(got.dx, wanted.dx), 0.01);
+        EXPECT_LE(nmse(got.dx, wanted.dx), 0.02);
         EXPECT_NE(got.y, wanted.y);
         for (const char* name : {"linear_qkv", "linear_proj"}) {
             const std::string key = fmt::format("layers.0.self_attention.{}.weight", name);
