@@ -74,7 +74,7 @@ if [[ " ${targets[*]} " == *" fp8flow "* ]]; then targets+=(fp8flow_faults); fi
 build cuda-release "${targets[@]}"
 resource_file "$build/gpus.json" "${#gpus[@]}" "$slots"
 export FP8FLOW_THREADS_PER_GPU=$(($(usable_cores) / ${#gpus[@]} > 0 ? $(usable_cores) / ${#gpus[@]} : 1))
-run=(-j "$((${#gpus[@]} * slots))" --output-on-failure --output-junit "$out/junit.xml" --no-tests=error --resource-spec-file "$build/gpus.json")
+run=(-j "$((${#gpus[@]} * slots))" --output-on-failure --output-junit "$(cd "$out" && pwd)/junit.xml" --no-tests=error --resource-spec-file "$build/gpus.json")
 if [[ -n $budget ]]; then run+=(--stop-time "$(date -d "$((budget > SECONDS ? budget - SECONDS : 1)) seconds" +%T)"); fi
 say "$machine"
 status=0
