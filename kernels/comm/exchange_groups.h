@@ -19,7 +19,8 @@ struct ExchangeGroups {
           expert_replicas(&with_same_experts),
           job_rank(rank_in_messages),
           hosts(std::move(hosts_of_sharing)) {}
-    // All ranks share the experts, and experts have no replicas.
+    // All ranks share the experts, and experts have no replicas. Implicit: callers with one group pass it.
+    // NOLINTNEXTLINE(google-explicit-constructor)
     ExchangeGroups(ProcessGroup& all, int rank_in_messages = -1, HostLayout its_hosts = {})
         : world(all), expert_parallel(all), job_rank(rank_in_messages), hosts(std::move(its_hosts)) {}
 
