@@ -114,6 +114,7 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     device_.synchronize();
 
     std::vector<double> seconds;
+    seconds.reserve(marks.size());
     for (const auto& [start, end] : marks) seconds.push_back(timeline_->seconds_between(start, end) / calls);
     std::sort(seconds.begin(), seconds.end());
     const auto at = [&](double share) {

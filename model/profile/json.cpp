@@ -46,6 +46,39 @@ json machine_json(const MachineRates& machine) {
             {"peer store bytes per second", machine.peer_store}};
 }
 
+// What is not one number of every arm: by rank, by part, and where it was measured.
+void add_by_rank_and_part(const ArmProfile& arm, const Profile& profile, json& one) {
+    if (!arm.exchange.empty()) one["exchange"] = arm.exchange;
+    for (const RankSeconds& rank : arm.by_rank) {
+        one["work seconds by rank"].push_back(rank.work.median);
+        one["wire seconds by rank"].push_back(rank.wire);
+        one["wait seconds by rank"].push_back(rank.waiting);
+    }
+    if (const auto slowest = slowest_of(arm.by_rank))
+        one["slowest rank"] = {
+            {"rank", slowest->rank}, {"over median", slowest->over_median}, {"resolved", slowest->resolved}};
+    for (const PartTime& part : parts_above_ceiling(arm.rows))
+        one["parts above ceiling"].push_back({{"part", part.name},
+                                              {"step seconds", part.seconds},
+                                              {"step seconds above ceiling", part.above_ceiling()}});
+    if (arm.num_hosts > 1) {
+        one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
+        one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
+    }
+    if (arm.joules_per_step) {
+        one["joules per step"] = *arm.joules_per_step;
+        one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
+    }
+    if (const auto joules = arm.passes_joules_per_token()) {
+        one["passes joules per token"] = *joules;
+        one["passes joules over first"] = *joules / *profile.arms.front().passes_joules_per_token();
+        one["passes watts per gpu"] = arm.passes_watts(profile.ranks);
+    }
+    if (arm.whole.layer.median > 0)
+        one["speed-up"] = profile.arms.front().whole.layer.median / arm.whole.layer.median;
+    one["speed-up resolved"] = report::resolved(profile.arms.front().whole.layer, arm.whole.layer);
+}
+
 }  // namespace
 
 json profile_json(const Profile& profile, const Config& config) {
@@ -55,7 +88,6 @@ json profile_json(const Profile& profile, const Config& config) {
     add_provenance(result, profile.provenance);
     if (!profile.busy.empty()) result["busy"] = profile.busy;
     if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice
-    const double base = profile.arms.empty() ? 0 : profile.arms.front().whole.layer.median;
     for (const ArmProfile& arm : profile.arms) {
         json rows = json::array();
         for (const ProfileRow& row : arm.rows) rows.push_back(json_of(row));
@@ -108,35 +140,7 @@ json profile_json(const Profile& profile, const Config& config) {
             {"parameter bytes", arm.parameters},
             {"activation bytes", arm.activation_bytes},
             {"rows", rows}};
-        if (!arm.exchange.empty()) one["exchange"] = arm.exchange;
-        for (const RankSeconds& rank : arm.by_rank) {
-            one["work seconds by rank"].push_back(rank.work.median);
-            one["wire seconds by rank"].push_back(rank.wire);
-            one["wait seconds by rank"].push_back(rank.waiting);
-        }
-        if (const auto slowest = slowest_of(arm.by_rank))
-            one["slowest rank"] = {{"rank", slowest->rank},
-                                   {"over median", slowest->over_median},
-                                   {"resolved", slowest->resolved}};
-        for (const PartTime& part : parts_above_ceiling(arm.rows))
-            one["parts above ceiling"].push_back({{"part", part.name},
-                                                  {"step seconds", part.seconds},
-                                                  {"step seconds above ceiling", part.above_ceiling()}});
-        if (arm.num_hosts > 1) {
-            one["wire bytes"]["between hosts"] = arm.wire.between_hosts;
-            one["wire bytes"]["inside hosts"] = arm.wire.inside_hosts();
-        }
-        if (arm.joules_per_step) {
-            one["joules per step"] = *arm.joules_per_step;
-            one["joules per token"] = *arm.joules_per_step / arm.step_tokens;
-        }
-        if (const auto joules = arm.passes_joules_per_token()) {
-            one["passes joules per token"] = *joules;
-            one["passes joules over first"] = *joules / *profile.arms.front().passes_joules_per_token();
-            one["passes watts per gpu"] = arm.passes_watts(profile.ranks);
-        }
-        if (arm.whole.layer.median > 0) one["speed-up"] = base / arm.whole.layer.median;
-        one["speed-up resolved"] = report::resolved(profile.arms.front().whole.layer, arm.whole.layer);
+        add_by_rank_and_part(arm, profile, one);
         result["recipes"].push_back(std::move(one));
     }
     return result;

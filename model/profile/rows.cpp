@@ -124,6 +124,7 @@ void add_waiting(ProcessGroup& expert_parallel, RowSamples& samples) {
     samples.waiting.clear();
     for (const std::vector<double>& own : samples.exchange_seconds) {
         std::vector<float> fastest;  // negative, for the reduction
+        fastest.reserve(own.size());
         for (const double seconds : own) fastest.push_back(static_cast<float>(-seconds));
         expert_parallel.all_reduce_max(fastest);
         for (std::vector<double>& steps : by_row) steps.push_back(0);

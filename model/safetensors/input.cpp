@@ -10,7 +10,7 @@
 namespace fp8flow {
 
 InputFile::InputFile(const std::string& path, ExitCode code, std::string name, FileLinks links)
-    : code_(code), name_(name.empty() ? path : std::move(name)) {
+    : code_(code), name_(name.empty() ? path : name) {
     // O_NONBLOCK: a pipe of that name must not wait for a writer.
     const int no_links = links == FileLinks::refuse ? O_NOFOLLOW : 0;
     file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links));
