@@ -19,7 +19,7 @@ struct AttentionSaved {
 
 class SelfAttention {
 public:
-    // linears: the flow whose linear layers the projections are, outlives the layer; null: BF16.
+    // linears: the flow that runs the projections in FP8; it outlives the layer. Null: BF16.
     SelfAttention(ParameterStore& store, const ModelSpec& model, const Flow* linears, DType plain_dtype,
                   const std::string& name);
 

@@ -49,9 +49,9 @@ private:
     void ffn_backward(Context& ctx, const TensorView& dy, BlockSaved& saved, const TensorView& dxn) const;
     const char* ffn_part() const { return moe_ ? "moe layer" : "dense layer"; }
 
-    RecomputeSpec recompute_;
     std::vector<const Norm*> norms() const;
 
+    RecomputeSpec recompute_;
     std::unique_ptr<Norm> attention_norm_, ffn_norm_;
     std::unique_ptr<Flow> linear_flow_;  // with FP8 projections
     std::unique_ptr<SelfAttention> attention_;

@@ -50,7 +50,7 @@ struct WgradOperands {
 
     explicit operator bool() const { return static_cast<bool>(dy); }
 };
-// Micro-batches whose rows one weight gradient can sum over.
+// One weight gradient can sum over the rows of so many micro-batches.
 inline constexpr int kMaxWgradSets = 8;
 
 // dW[g] (+)= dY_g^T X_g, contraction over the group's rows. Plain operands: dy [M, N], x [M, K] (rows in

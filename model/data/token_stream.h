@@ -61,7 +61,7 @@ private:
 
 struct TokenOptions {
     std::vector<std::string> data_path = {};  // files, folders, globs
-    double held_out_fraction = 0.1;           // of formats whose files do not say it themselves
+    double held_out_fraction = 0.1;           // where the format does not define it
     int64_t vocab_size = 50257;
     int64_t seq_length = 256;
     uint64_t seed = 1;

@@ -138,8 +138,8 @@ FolderLock::Attempt FolderLock::try_to_take() {
         file_.close();
         return Attempt::held;
     } else {
-        require(bool(file_), ExitCode::output, "{}: cannot open .lock, which says whose folder it is: {}",
-                path_, std::strerror(error));
+        require(bool(file_), ExitCode::output,
+                "{}: cannot open .lock, which names the run of this folder: {}", path_, std::strerror(error));
         if (error != 0 && lock.empty()) ::unlinkat(folder_, kLock, 0);  // nobody's: we have just made it
         require(error == 0, ExitCode::output,
                 "{}: its file system has no locks ({}), and {} may be in it; choose a folder on one that has "

@@ -97,7 +97,7 @@ struct LayerTimes {
 // steps timed by stage.
 struct RankSeconds {
     Spread work;                 // all stages but plan, dispatch and combine
-    double wire = 0, alone = 0;  // medians of those, and of them while no stage computes on any lane
+    double wire = 0, alone = 0;  // medians of those, and of them while no stage computes on any stream
     double waiting = 0;          // median of the part of `wire` that waits for other ranks
 };
 RankSeconds rank_seconds(const RowSamples& samples);

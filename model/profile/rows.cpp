@@ -132,8 +132,9 @@ void add_waiting(ProcessGroup& expert_parallel, RowSamples& samples) {
         for (size_t call = 0; call < own.size(); ++call) {
             const size_t r = samples.exchange_rows[call];
             const float excess = static_cast<float>(own[call]) + fastest[call];
-            by_row[r].back() += static_cast<double>(excess) / samples.rows[r].runs;
-            samples.waiting.back() += static_cast<double>(excess) / samples.rows[r].runs;
+            const double waited = static_cast<double>(excess) / samples.rows[r].runs;
+            by_row[r].back() += waited;
+            samples.waiting.back() += waited;
         }
     }
     for (size_t r = 0; r < by_row.size(); ++r)

@@ -59,7 +59,7 @@ void run_wgrad(DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignm
     EXPECT_TRUE(dw.guards_intact());
 }
 
-// Several sets of operands, whose groups have other sizes and whose rows begin elsewhere: one sum over all,
+// Several sets of operands. Their groups have other sizes, and their rows begin elsewhere. One sum over all,
 // then one addition.
 void run_sets(size_t sets, DType dy_dtype, DType x_dtype, ScaleLayout layout, int64_t alignment,
               Gradient mode) {

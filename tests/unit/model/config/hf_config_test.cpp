@@ -99,7 +99,8 @@ Json minimax_m2() {
         "scoring_func": "sigmoid", "use_routing_bias": true, "use_qk_norm": true,
         "qk_norm_type": "per_layer", "rotary_dim": 64, "num_mtp_modules": 3, "rms_norm_eps": 1e-6,
         "rope_theta": 5000000, "vocab_size": 200064, "tie_word_embeddings": false,
-        "quantization_config": {"quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]}})");
+        "quantization_config": {
+            "quant_method": "fp8", "fmt": "float8_e4m3fn", "weight_block_size": [128, 128]}})");
 }
 Json deepseek_v2_lite() {
     return Json::parse(R"({
@@ -110,7 +111,8 @@ Json deepseek_v2_lite() {
         "scoring_func": "softmax", "norm_topk_prob": false, "routed_scaling_factor": 1.0,
         "first_k_dense_replace": 1, "moe_layer_freq": 1, "aux_loss_alpha": 0.001, "seq_aux": true,
         "kv_lora_rank": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000,
-        "rope_scaling": {"type": "yarn", "factor": 40}, "vocab_size": 102400, "tie_word_embeddings": false})");
+        "rope_scaling": {"type": "yarn", "factor": 40}, "vocab_size": 102400,
+        "tie_word_embeddings": false})");
 }
 
 const std::string kYaml = "training: {train_iters: 1}";

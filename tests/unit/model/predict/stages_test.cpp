@@ -33,7 +33,7 @@ Config config_of(const json& profile, const std::string& file) {
     return parse_config(known, file);
 }
 
-// Absent: an arm whose stages overlap, which counts the side stream elsewhere.
+// Absent: the arm overlaps stages, and counts the side stream elsewhere.
 std::optional<Config> config_of_arm(const Config& config, const json& arm, int ranks) {
     using validate::Ablation;
     const std::vector<Recipe> recipes(std::begin(kRecipes), std::end(kRecipes));

@@ -343,9 +343,9 @@ TEST(Profile, TraceEventsNestEvenWhereClocksRound) {
     EXPECT_EQ(events, static_cast<int>(arm.trace.size()));
 }
 
-// Streams, and the second of two micro-batches on the main stream, have threads of their own, whose spans may
-// lie across those of others.
-TEST(Profile, TraceHasAThreadForEachLane) {
+// Each stream has a thread of its own, and so has the second of two micro-batches on the main stream. Their
+// spans may lie across those of others.
+TEST(Profile, TraceHasAThreadForEachStream) {
     ArmProfile arm = arm_of("flow");
     const StageSpan span{.name = "fc1", .direction = "forward", .begin = 1, .seconds = 2};
     arm.trace.assign(4, span);
