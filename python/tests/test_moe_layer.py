@@ -200,11 +200,19 @@ def test_router_logits_for_the_balancing_loss(device, family):
     if family == "Qwen3Moe":
         experts.update(moe_intermediate_size=F, head_dim=64)
     config = getattr(transformers, family + "Config")(**sizes, **experts)
-    model = getattr(transformers, family + "ForCausalLM")(config).to(device, torch.bfloat16)
+    tokens = torch.arange(16, device=device).reshape(2, 8)
+    # A token whose K-th and next logits are as close as bfloat16's rounding may go to either expert, and moves the gradient by 5 to 15 %.
+    for seed in range(100):
+        torch.manual_seed(seed)
+        model = getattr(transformers, family + "ForCausalLM")(config).to(device, torch.bfloat16)
+        sorted_logits = [a.detach().float().sort(-1, descending=True).values for a in model(tokens, output_router_logits=True).router_logits]
+        if all(float((a[:, K - 1] - a[:, K]).min() / a.abs().max()) > 0.02 for a in sorted_logits):
+            break
+    else:
+        pytest.fail("every model has a token between two experts")
     ours = copy.deepcopy(model)
     for layer in ours.model.layers:
         layer.mlp = fp8flow.MoELayer.from_hf(layer.mlp, recipe="bf16")
-    tokens = torch.arange(32, device=device).reshape(2, 16)
 
     def loss_of(causal, **options):
         causal.zero_grad()
@@ -223,7 +231,7 @@ def test_router_logits_for_the_balancing_loss(device, family):
         assert abs(aux[0] - aux[1]) < 0.02 and aux[0] > 1
         for name in ("model.layers.0.mlp.gate.weight", "model.layers.1.mlp.gate.weight"):
             a, b = (m.get_parameter(name).grad.float() for m in (ours, model))
-            assert float((a - b).norm() / b.norm()) < 0.1, name
+            assert float((a - b).norm() / b.norm()) < 0.01, name
 
 
 def test_refuses(device):
