@@ -23,6 +23,15 @@ struct Curve {
     int64_t casts_per_step = 0;
 };
 
+// One job of a validation: an arm trained with one seed. Lists of runs are ordered as the arms, then as the
+// seeds were given.
+struct Run {
+    std::string arm;
+    int64_t seed = 0;
+    Curve curve;
+    bool diverged = false;  // the curve ends before the step that diverged
+};
+
 // Exponential moving average with start-up correction (as Adam's moments).
 std::vector<double> ema(const std::vector<double>& values, double decay);
 
