@@ -47,15 +47,6 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
     return result;
 }
 
-const char* name_of(Verdict verdict) {
-    switch (verdict) {
-        case Verdict::pass: return "pass";
-        case Verdict::miss: return "miss";
-        case Verdict::inconclusive: return "inconclusive";
-    }
-    return "?";
-}
-
 Verdict judge(double max_error, std::optional<double> noise, double limit) {
     if (noise && !(*noise <= 0.5 * limit)) return Verdict::inconclusive;
     return max_error <= limit ? Verdict::pass : Verdict::miss;

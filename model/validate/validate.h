@@ -3,6 +3,8 @@
 // Pure functions of the curves.
 #pragma once
 
+#include "model/validate/statistics.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -46,8 +48,6 @@ struct Comparison {
 };
 Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_t warmup);
 
-enum class Verdict { pass, miss, inconclusive };
-const char* name_of(Verdict verdict);
 // noise: the control arm's maximum; inconclusive where it exceeds half the limit. Without a control arm there
 // is no noise floor, and the limit alone decides.
 Verdict judge(double max_error, std::optional<double> noise, double limit);

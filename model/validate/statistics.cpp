@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: MIT
+// Student's t, intervals over seeds and over blocks of steps, the verdict.
+#include "model/validate/statistics.h"
+
+#include "kernels/core/error.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+#include <random>
+
+namespace fp8flow::validate {
+
+namespace {
+
+double mean_of(const std::vector<double>& values) {
+    return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+}
+
+// Of the values around their mean.
+double squares_of(const std::vector<double>& values) {
+    const double mean = mean_of(values);
+    double sum = 0;
+    for (const double value : values) sum += (value - mean) * (value - mean);
+    return sum;
+}
+
+// What is left of each value after the mean of its row and of its column: rows are arms, columns seeds.
+std::vector<std::vector<double>> residuals(std::vector<std::vector<double>> rows) {
+    for (size_t column = 0; column < rows.front().size(); ++column) {
+        double sum = 0;
+        for (const auto& row : rows) sum += row[column];
+        for (auto& row : rows) row[column] -= sum / static_cast<double>(rows.size());
+    }
+    for (auto& row : rows) {
+        const double mean = mean_of(row);
+        for (double& value : row) value -= mean;
+    }
+    return rows;
+}
+
+// Bartlett's statistic without its constant factors; 0: all variances are equal.
+double bartlett(const std::vector<std::vector<double>>& rows) {
+    double sum = 0, logs = 0;
+    const auto count = static_cast<double>(rows.size());
+    for (const auto& row : residuals(rows)) {
+        const double squares = squares_of(row);
+        sum += squares;
+        logs += std::log(squares);
+    }
+    return count * std::log(sum / count) - logs;
+}
+
+// The share of tables of normal values with equal variances that have at least the statistic of `rows`.
+double share_of_draws_above(const std::vector<std::vector<double>>& rows) {
+    constexpr int kDraws = 1000;
+    std::mt19937_64 generator(51);
+    std::normal_distribution<double> normal;
+    const double own = bartlett(rows);
+    int above = 0;
+    std::vector<std::vector<double>> draw = rows;
+    for (int i = 0; i < kDraws; ++i) {
+        for (auto& row : draw)
+            for (double& value : row) value = normal(generator);
+        above += bartlett(draw) >= own;
+    }
+    return static_cast<double>(above) / kDraws;
+}
+
+}  // namespace
+
+double incomplete_beta(double a, double b, double x) {
+    if (x <= 0 || x >= 1) return x <= 0 ? 0 : 1;
+    if (x > (a + 1) / (a + b + 2)) return 1 - incomplete_beta(b, a, 1 - x);  // where the fraction converges
+    const double factor =
+        std::exp(std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b) + a * std::log(x) + b * std::log1p(-x));
+    // Lentz's method: the fraction is the product of c d over its terms
+    constexpr double kTiny = 1e-300;
+    const auto away_from_zero = [](double value) { return std::abs(value) < kTiny ? kTiny : value; };
+    double c = 1, d = 1 / away_from_zero(1 - (a + b) * x / (a + 1)), fraction = d;
+    for (int m = 1; m <= 10'000; ++m) {
+        const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
+        const double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
+        double last = 1;
+        for (const double term : {even, odd}) {
+            d = 1 / away_from_zero(1 + term * d);
+            c = away_from_zero(1 + term / c);
+            last = c * d;
+            fraction *= last;
+        }
+        if (std::abs(last - 1) < 1e-15) break;
+    }
+    return factor * fraction / a;
+}
+
+double student_quantile(double probability, double freedom) {
+    FP8FLOW_CHECK(probability > 0 && probability < 1 && freedom > 0, "t quantile {} of {} degrees of freedom",
+                  probability, freedom);
+    if (probability < 0.5) return -student_quantile(1 - probability, freedom);
+    // P(|T| > t) = I_x(f / 2, 1 / 2) with x = f / (f + t^2)
+    double low = 0, high = 1;
+    const auto below = [&](double t) {
+        return 1 - incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2;
+    };
+    while (below(high) < probability && high < 1e300) high *= 2;
+    for (int i = 0; i < 200 && high - low > 1e-13 * high; ++i) {
+        const double middle = (low + high) / 2;
+        (below(middle) < probability ? low : high) = middle;
+    }
+    return (low + high) / 2;
+}
+
+Window window_of(size_t steps, size_t warmup) {
+    const size_t count = std::max(steps / 10, std::min<size_t>(10, (steps + 1) / 2));
+    return {std::max(steps - count, std::min(warmup, steps)), steps};
+}
+
+double mean_in(Window window, const std::vector<double>& values) {
+    double sum = 0;
+    for (size_t i = window.first; i < window.end; ++i) sum += values.at(i);
+    return sum / static_cast<double>(window.end - window.first);
+}
+
+const char* name_of(Noise noise) {
+    switch (noise) {
+        case Noise::unknown: return "unknown";
+        case Noise::run: return "noise within one run only";
+        case Noise::seeds: return "over seeds";
+        case Noise::pooled: return "over seeds, variance pooled over arms";
+    }
+    return "?";
+}
+
+double Difference::half_width() const {
+    if (!std::isfinite(error)) return std::numeric_limits<double>::infinity();
+    return error > 0 ? student_quantile(0.975, freedom) * error : 0;
+}
+
+double Difference::detectable() const {
+    if (!std::isfinite(error)) return std::numeric_limits<double>::infinity();
+    return error > 0 ? half_width() + student_quantile(0.8, freedom) * error : 0;
+}
+
+PooledVariance pooled_variance(const std::vector<Losses>& arms) {
+    std::vector<std::vector<double>> rows;
+    for (const Losses& arm : arms) {
+        const bool runs = std::any_of(arm.begin(), arm.end(), [](double x) { return std::isfinite(x); });
+        // the same bits twice are one arm
+        if (runs && std::find(rows.begin(), rows.end(), arm) == rows.end()) rows.push_back(arm);
+    }
+    if (rows.empty()) return {};
+    for (size_t seed = rows.front().size(); seed-- > 0;) {
+        const auto absent = [&](const auto& row) { return !std::isfinite(row[seed]); };
+        if (std::none_of(rows.begin(), rows.end(), absent)) continue;
+        for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(seed));
+    }
+    const size_t seeds = rows.front().size();
+    if (rows.size() < 2 || seeds < 2) return {};
+    PooledVariance result;
+    result.freedom = static_cast<double>((rows.size() - 1) * (seeds - 1));
+    double sum = 0;
+    for (const auto& row : residuals(rows)) sum += squares_of(row);
+    result.variance = sum / result.freedom;
+    if (rows.size() > 2) result.p = share_of_draws_above(rows);  // two arms have the same residuals
+    result.same = result.p > 0.25;
+    return result;
+}
+
+Difference over_seeds(const Losses& arm, const Losses& base, const PooledVariance& pooled) {
+    FP8FLOW_CHECK(arm.size() == base.size(), "{} and {} seeds", arm.size(), base.size());
+    std::vector<double> pairs;
+    for (size_t seed = 0; seed < arm.size(); ++seed)
+        if (const double difference = arm[seed] - base[seed]; std::isfinite(difference))
+            pairs.push_back(difference);
+    Difference result;
+    const auto count = static_cast<double>(pairs.size());
+    result.pairs = static_cast<int64_t>(pairs.size());
+    if (pairs.empty()) return result;
+    result.mean = mean_of(pairs);
+    if (pairs.size() < 2) return result;
+    double variance = squares_of(pairs) / (count - 1);
+    result.freedom = count - 1;
+    result.noise = Noise::seeds;
+    // arms with the same bits differ by 0 whatever the other arms do
+    if (pooled.same && pooled.freedom > result.freedom && variance > 0) {
+        variance = 2 * pooled.variance;  // a difference has the variance of two runs
+        result.freedom = pooled.freedom;
+        result.noise = Noise::pooled;
+    }
+    result.error = std::sqrt(variance / count);
+    return result;
+}
+
+Difference within_run(const std::vector<double>& arm, const std::vector<double>& base, Window window) {
+    FP8FLOW_CHECK(arm.size() >= window.end && base.size() >= window.end, "steps {} to {} of {} and {}",
+                  window.first, window.end, arm.size(), base.size());
+    Difference result;
+    result.pairs = 1;
+    const size_t steps = window.end - window.first, blocks = std::min<size_t>(20, steps);
+    if (steps == 0) return result;
+    const size_t length = steps / blocks;
+    std::vector<double> means(blocks, 0.0);
+    double sum = 0;
+    for (size_t i = window.first; i < window.end; ++i) {
+        sum += arm[i] - base[i];
+        // the first steps that fill no block count in the mean only
+        const size_t left = window.end - 1 - i;
+        if (left < blocks * length)
+            means[blocks - 1 - left / length] += (arm[i] - base[i]) / static_cast<double>(length);
+    }
+    result.mean = sum / static_cast<double>(steps);
+    if (blocks < 3 || !std::isfinite(result.mean)) return result;
+    const double squares = squares_of(means), mean = mean_of(means);
+    double products = 0;
+    for (size_t i = 1; i < blocks; ++i) products += (means[i] - mean) * (means[i - 1] - mean);
+    const double correlation = squares > 0 ? std::clamp(products / squares, 0.0, 0.8) : 0;
+    const double count = static_cast<double>(blocks),
+                 independent = count * (1 - correlation) / (1 + correlation);
+    result.freedom = std::max(1.0, independent - 1);
+    result.error = std::sqrt(squares / (count - 1) / independent);
+    result.noise = Noise::run;
+    return result;
+}
+
+const char* name_of(Verdict verdict) {
+    switch (verdict) {
+        case Verdict::pass: return "pass";
+        case Verdict::miss: return "miss";
+        case Verdict::inconclusive: return "inconclusive";
+    }
+    return "?";
+}
+
+Verdict judge(const Difference& difference, double limit) {
+    const double mean = std::abs(difference.mean), half = difference.half_width();
+    if (difference.pairs == 0) return Verdict::inconclusive;
+    if (!std::isfinite(mean)) return Verdict::miss;
+    if (mean + half <= limit) return Verdict::pass;
+    return mean - half > limit ? Verdict::miss : Verdict::inconclusive;
+}
+
+std::optional<double> growth_to_decide(const Difference& difference, double limit) {
+    constexpr double kMost = 1000;
+    const double distance = std::abs(limit - std::abs(difference.mean));
+    const auto growth_of = [&](double half_width) { return std::pow(half_width / distance, 2); };
+    if (!std::isfinite(difference.error) || !(distance > 0)) return std::nullopt;
+    if (difference.noise == Noise::run) {
+        const double growth = growth_of(difference.half_width());
+        return growth <= kMost ? std::optional(growth) : std::nullopt;
+    }
+    const auto pairs = static_cast<double>(difference.pairs);
+    for (double more = pairs + 1; more <= kMost * pairs; ++more) {
+        const double freedom = difference.freedom * (more - 1) / (pairs - 1);
+        const double growth = more / pairs;
+        if (growth_of(student_quantile(0.975, freedom) * difference.error) <= growth) return growth;
+    }
+    return std::nullopt;
+}
+
+}  // namespace fp8flow::validate
