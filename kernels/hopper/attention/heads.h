@@ -9,8 +9,9 @@
 namespace fp8flow::hopper::attention {
 
 bool launch_heads(const op::QkvHeads& args, const Launch& launch);
-// partials, tickets: those of norm::launch_narrow_gamma for two gammas.
+// partials: heads_backward_partials(D) words; tickets: those of norm::launch_narrow_gamma for two gammas.
 bool launch_heads_backward(const op::QkvHeadsBackward& args, float* partials, uint32_t* tickets,
                            const Launch& launch);
+int64_t heads_backward_partials(int64_t depth);
 
 }  // namespace fp8flow::hopper::attention

@@ -194,7 +194,7 @@ void HopperOps::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
 }
 
 void HopperOps::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& launch) {
-    float* const partials = workspace(launch).partials_for<float>(norm::gamma_partials(args.dq.dim(2), 2));
+    float* const partials = workspace(launch).partials_for<float>(heads_backward_partials(args.dq.dim(2)));
     uint32_t* const tickets = workspace(launch).zeros_for<uint32_t>(norm::gamma_tickets(args.dq.dim(2), 2));
     if (!launch_heads_backward(args, partials, tickets, launch)) Ops::do_qkv_heads_backward(args, launch);
 }

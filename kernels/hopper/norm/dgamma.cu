@@ -47,7 +47,10 @@ __global__ void __launch_bounds__(kMostPairs* kChunks) narrow_gamma_kernel(const
               column = static_cast<int>(blockIdx.y * blockDim.x) + pair;
     float* const partials = args.partials + static_cast<int64_t>(blockIdx.z) * kParts * args.width;
     float2 sum = {0.0f, 0.0f};
-    if (column < pairs) {
+    if (job.chunk_sums != nullptr) {
+        const int64_t place = int64_t{chunk * kParts + part} * pairs + column;
+        if (column < pairs) sum = reinterpret_cast<const float2*>(job.chunk_sums)[place];
+    } else if (column < pairs) {
         constexpr int64_t kStep = int64_t{kChunks} * kParts;
         const auto* const dy = reinterpret_cast<const uint32_t*>(job.dy) + column;
         const auto* const x = reinterpret_cast<const uint32_t*>(job.x) + column;

@@ -18,7 +18,8 @@ struct GammaJob {
     const uint16_t *dy, *x;  // [rows, width]
     const float* rstd;       // [rows]
     int64_t rows;
-    float* dgamma;  // [width]
+    float* dgamma;                      // [width]
+    const float* chunk_sums = nullptr;  // [chunks, width]: what the rows add up to, if it is known
 };
 
 // BF16 rows of an even number of columns below kNarrowestWide, addresses multiples of 4.

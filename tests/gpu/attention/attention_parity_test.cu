@@ -300,10 +300,10 @@ TEST(PackedProjectionParity, SplitAndMerge) {
 
 // The fused pass each way, with and without the norm of heads, and what composes it: heads of 2 to 32 units,
 // of odd sizes, and f32. Rows by token and head are more and fewer than the parts of dgamma.
-const std::vector<Shape> kHeadShapes = {{0, 16, 2, 1, 64},  {1, 1, 1, 1, 16},      {3, 7, 4, 2, 32},
-                                        {2, 63, 2, 2, 64},  {1, 133, 16, 4, 64},   {2, 65, 3, 3, 80},
-                                        {1, 129, 5, 1, 96}, {1, 70, 13, 2, 128},   {3, 33, 9, 3, 256},
-                                        {2, 9, 3, 1, 48},   {1, 40, 2, 1, 33 * 2}, {1, 300, 6, 2, 40}};
+const std::vector<Shape> kHeadShapes = {
+    {0, 16, 2, 1, 64},     {1, 1, 1, 1, 16},   {3, 7, 4, 2, 32},    {2, 63, 2, 2, 64},  {1, 133, 16, 4, 64},
+    {2, 65, 3, 3, 80},     {1, 129, 5, 1, 96}, {1, 70, 13, 2, 128}, {3, 33, 9, 3, 256}, {2, 9, 3, 1, 48},
+    {1, 40, 2, 1, 33 * 2}, {1, 300, 6, 2, 40}, {2, 37, 8, 4, 32},   {1, 29, 16, 8, 16}, {1, 600, 8, 2, 128}};
 
 struct HeadTensors {
     HostTensor qkv, table, q_gamma, k_gamma, q, k, v, q_raw, k_raw, q_rstd, k_rstd, dq_gamma, dk_gamma;
