@@ -54,7 +54,8 @@ struct WeightGradient {
     Gradient mode;
     float* dweight;
 };
-void launch_weight_gradient(const WeightGradient& job, const Launch& launch);
+// sums [ceil(tokens / op::kRouterBlock), experts, hidden]: the blocks' sums, not added up; null: dweight.
+void launch_weight_gradient(const WeightGradient& job, float* sums, const Launch& launch);
 bool wgmma_supports_weight_gradient(const WeightGradient& job);
 // Scratch for the sums of `blocks` blocks: [blocks, 2, pitch, hidden], 16-byte aligned. More blocks take
 // further rounds.

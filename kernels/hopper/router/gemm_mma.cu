@@ -37,6 +37,7 @@ struct Tiling {
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
     static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
     static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
+    static constexpr int kStagesOfBlock = static_cast<int>(op::kRouterBlock) / kDepth;
     static constexpr int kLineA = (kAlongA ? kDepth : kRows) + kPiece,
                          kLineB = (kAlongB ? kDepth : kCols) + kPiece;
     static constexpr int kElementsA = (kAlongA ? kRows : kDepth) * kLineA,
@@ -59,8 +60,8 @@ struct GemmArgs {
     void* out;               // [rows, cols]: f32; of input: bf16
     const uint16_t* addend;  // of input: bf16, or null
     Gradient mode;
-    bool wide;  // f32 out: rows of whole, aligned 16-byte words
-    int64_t row_tiles, col_tiles;
+    bool wide;                             // f32 out: rows of whole, aligned 16-byte words
+    int64_t row_tiles, col_tiles, blocks;  // blocks: of terms that are written separately (weight), else 1
 };
 
 // Issues the asynchronous copy of one tile; zeros where there is nothing to read. Lines of A that hold
@@ -139,16 +140,27 @@ __device__ __forceinline__ void write_floats(const GemmArgs& job, int64_t at, in
     }
 }
 
-// A tile of outputs.
+// A tile of outputs over some stages of the contraction, and where the outputs begin in job.out.
 struct OutputTile {
     int64_t first_row, first_col;
+    int first_stage, stages;
+    int64_t out;
 };
 template <class T> __device__ __forceinline__ OutputTile tile_of(const GemmArgs& job, int64_t item) {
+    int first = 0, stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
+    int64_t out = 0;
+    if (T::kKind == Kind::weight && job.blocks > 1) {
+        const int64_t tiles = job.row_tiles * job.col_tiles, block = item / tiles;
+        first = static_cast<int>(block) * T::kStagesOfBlock;
+        stages = min(T::kStagesOfBlock, stages - first);
+        out = block * job.rows * job.cols;
+        item %= tiles;
+    }
     // neighbouring CTAs share the operand with the long lines: x, or the tokens of dx
     const bool down = T::kKind == Kind::weight;
     const int64_t row_tile = down ? item % job.row_tiles : item / job.col_tiles;
     const int64_t col_tile = down ? item / job.row_tiles : item % job.col_tiles;
-    return {row_tile * T::kRows, col_tile * T::kCols};
+    return {row_tile * T::kRows, col_tile * T::kCols, first, stages, out};
 }
 
 // Issues the copies of one stage of a tile.
@@ -156,7 +168,7 @@ template <class T>
 __device__ __forceinline__ void start_stage(const GemmArgs& job, const OutputTile& tile, uint16_t* shared,
                                             int stage) {
     uint16_t* to = shared + stage % T::kStages * T::kStageElements;
-    const int64_t term = static_cast<int64_t>(stage) * T::kDepth;
+    const int64_t term = static_cast<int64_t>(tile.first_stage + stage) * T::kDepth;
 #pragma unroll
     for (int part = 0; part < T::kParts; ++part)
         start_tile<T, T::kAlongA, T::kRows, T::kLineA>(to + part * T::kElementsA, job.a + part * job.a_part,
@@ -221,7 +233,7 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
             *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) = uint4{
                 pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
         } else {
-            write_floats(job, row * job.cols + col, job.cols - col, v);
+            write_floats(job, tile.out + row * job.cols + col, job.cols - col, v);
         }
     }
 }
@@ -232,12 +244,12 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
 // dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients:
 // 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.)
 //
-// CTA: kRows x kCols outputs over the whole contraction, so no partial sums go through memory. With few
-// experts narrow tiles fill the chip. Asynchronous 16-byte copies load the operands kStages - 1 stages ahead.
-// One barrier per stage: its copies have arrived for all threads, and all threads have computed the previous
-// stage, which the next copies overwrite. Epilogue: the tile goes through shared memory, so that rows are
-// written in 16-byte words. dx_in is loaded before the first stage. Loop bounds are the same for the whole
-// CTA.
+// CTA: kRows x kCols outputs over the whole contraction, or (weight) over one block of it: at H=1024, E=16
+// the contraction as a whole left 16 CTAs, and each waited 64 times for a stage of tokens. Asynchronous
+// 16-byte copies load the operands kStages - 1 stages ahead. One barrier per stage: its copies have arrived
+// for all threads, and all threads have computed the previous stage, which the next copies overwrite.
+// Epilogue: the tile goes through shared memory, so that rows are written in 16-byte words. dx_in is loaded
+// before the first stage. Loop bounds are the same for the whole CTA.
 //
 // Deterministic: an output depends on its own row and column only (not on T), has one writer and a fixed
 // order of instructions. Tensor cores add with a few bits more than FP32 and truncate; after a block of 256
@@ -248,9 +260,9 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
     constexpr int kRowTiles = T::kWarpRows / 16, kColTiles = T::kWarpCols / 8;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
     const int row0 = warp / T::kColWarps * T::kWarpRows, col0 = warp % T::kColWarps * T::kWarpCols;
-    const int stages = static_cast<int>((job.terms + T::kDepth - 1) / T::kDepth);
-    for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles; item += gridDim.x) {
+    for (int64_t item = blockIdx.x; item < job.row_tiles * job.col_tiles * job.blocks; item += gridDim.x) {
         const OutputTile tile = tile_of<T>(job, item);
+        const int stages = tile.stages;
 #pragma unroll
         for (int stage = 0; stage < T::kStages - 1; ++stage) {
             if (stage < stages) start_stage<T>(job, tile, memory, stage);
@@ -267,8 +279,7 @@ __global__ __launch_bounds__(T::kThreads, T::kCtasPerSm) void mma_kernel(const G
             __pipeline_commit();
             multiply_stage<T>(memory + stage % T::kStages * T::kStageElements, row0, col0, sum);
             if (!T::kBlocks) continue;
-            constexpr int kStagesOfBlock = static_cast<int>(op::kRouterBlock) / T::kDepth;
-            if ((stage + 1) % kStagesOfBlock != 0 && stage + 1 < stages) continue;
+            if ((stage + 1) % T::kStagesOfBlock != 0 && stage + 1 < stages) continue;
 #pragma unroll
             for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
@@ -298,7 +309,7 @@ using InputTiling = Tiling<Kind::input, 64, 128, 2, 4, 32, 3, 2>;
 template <class T> void launch(GemmArgs job, const Launch& launch, const char* op) {
     job.row_tiles = ceil_div(job.rows, T::kRows);
     job.col_tiles = ceil_div(job.cols, T::kCols);
-    const int64_t items = job.row_tiles * job.col_tiles;
+    const int64_t items = job.row_tiles * job.col_tiles * job.blocks;
     if (items == 0) return;
     allow_shared_memory(mma_kernel<T>, T::kSharedBytes, op);
     mma_kernel<T>
@@ -369,7 +380,8 @@ void launch_logits(const LogitsGemm& job, const Launch& on) {
                         .mode = Gradient::overwrite,
                         .wide = has_wide_rows(job.logits, job.experts),
                         .row_tiles = 0,
-                        .col_tiles = 0};
+                        .col_tiles = 0,
+                        .blocks = 1};
     launch<LogitTiling>(gemm, on, "router_logits");
 }
 
@@ -381,7 +393,8 @@ void launch_split_gradient(const float* dlogits, const SplitGradient& parts, con
                "router_logits_backward: parts", dlogits, parts, pitch, wide);
 }
 
-void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
+void launch_weight_gradient(const WeightGradient& job, float* sums, const Launch& on) {
+    float* const out = sums != nullptr ? sums : job.dweight;
     const int64_t pitch = SplitGradient::pitch_of(job.dlogits.experts);
     const GemmArgs gemm{.a = job.dlogits.data,
                         .a_part = pitch,
@@ -391,12 +404,13 @@ void launch_weight_gradient(const WeightGradient& job, const Launch& on) {
                         .rows = job.dlogits.experts,
                         .cols = job.hidden,
                         .terms = job.dlogits.tokens,
-                        .out = job.dweight,
+                        .out = out,
                         .addend = nullptr,
-                        .mode = job.mode,
-                        .wide = has_wide_rows(job.dweight, job.hidden),
+                        .mode = sums != nullptr ? Gradient::overwrite : job.mode,
+                        .wide = has_wide_rows(out, job.hidden),
                         .row_tiles = 0,
-                        .col_tiles = 0};
+                        .col_tiles = 0,
+                        .blocks = sums != nullptr ? ceil_div(job.dlogits.tokens, op::kRouterBlock) : 1};
     launch<WeightTiling>(gemm, on, "router_logits_backward: dweight");
 }
 
@@ -415,7 +429,8 @@ void launch_input_gradient(const InputGradient& job, const Launch& on) {
                          .mode = Gradient::overwrite,
                          .wide = false,
                          .row_tiles = 0,
-                         .col_tiles = 0},
+                         .col_tiles = 0,
+                         .blocks = 1},
                         on, "router_logits_backward: dx");
 }
 

@@ -344,13 +344,25 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
                                  .hidden = hidden,
                                  .mode = args.dweight_mode,
                                  .dweight = args.dweight.as<float>()};
-        const WeightSums sums{.data = reinterpret_cast<float*>(scratch + sums_from),
-                              .blocks = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)) /
-                                        std::max<int64_t>(1, SplitGradient::elements(hidden, experts))};
-        if (sums.blocks > 0 && wgmma_supports_weight_gradient(job))
-            launch_wgmma_weight_gradient(job, sums, launch);
-        else
-            launch_weight_gradient(job, launch);
+        float* const sums = reinterpret_cast<float*>(scratch + sums_from);
+        const int64_t capacity = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)),
+                      at_once = capacity / std::max<int64_t>(1, SplitGradient::elements(hidden, experts)),
+                      blocks = ceil_div(tokens, op::kRouterBlock);
+        if (at_once > 0 && wgmma_supports_weight_gradient(job)) {
+            launch_wgmma_weight_gradient(job, {sums, at_once}, launch);
+        } else if (blocks > 1 && blocks * experts * hidden <= capacity) {
+            launch_weight_gradient(job, sums, launch);
+            add_blocks({.sums = sums,
+                        .blocks = blocks,
+                        .rows = experts,
+                        .cols = hidden,
+                        .out_pitch = hidden,
+                        .mode = args.dweight_mode,
+                        .out = job.dweight},
+                       launch);
+        } else {
+            launch_weight_gradient(job, nullptr, launch);
+        }
     }
     const InputGradient input{.dlogits = parts,
                               .weight = args.weight.data,
