@@ -250,7 +250,11 @@ TEST(WgradKernels, ShortAndLongContractions) {
         {kTilesE4m3, 300, 520, none, {}},
         {kTilesE5m2, 390, 780, short_ones, {}},  // many tiles a CTA, each of one to three blocks
         {kTilesE4m3, 140, 300, long_one, {}},    // scales of more than 32 blocks
-        {kColumnsE4m3, 128, 256, mixed, {}},     // a second CTA past the last column
+        {kTilesE4m3, 300, 520, {1153}, {}},      // one group, few outputs: fp8_wgrad_small.cu, odd steps
+        {kTilesE5m2, 256, 264, {4300}, {}},      // the same, more than 32 steps
+        {kTilesE4m3, 768, 1024, {256}, {}},      // 96 tiles
+        {kTilesE4m3, 40, 12, {0}, {}},
+        {kColumnsE4m3, 128, 256, mixed, {}},  // a second CTA past the last column
         {kColumnsE5m2, 256, 512, uneven, {}},
         {kColumnsE4m3, 256, 640, mixed, {}},  // no columns for the second warpgroup of the last tile
         {kColumnsE5m2, 384, 128, short_ones, {}},
@@ -276,6 +280,8 @@ TEST(WgradKernels, Bf16IsTheFp32SumRoundedOnce) {
         {kTilesE4m3, 130, 136, uneven, {}},
         {kTilesE5m2, 390, 776, short_ones, {}},
         {kTilesE4m3, 256, 512, lengths, {}},
+        {kTilesE4m3, 300, 520, {1153}, {}},  // FP32 sums by fp8_wgrad_small.cu, BF16 by fp8_wgrad.cu
+        {kTilesE5m2, 256, 264, {4300}, {}},
         {kColumnsE4m3, 128, 256, mixed, {}},
         {kColumnsE5m2, 256, 512, lengths, {}},
         {kColumnsE4m3, 256, 384, lengths, {}},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Which GEMMs the kernels of this folder support, and which of them runs.
-#include "kernels/hopper/gemm/sm90/pipeline.h"
+#include "kernels/hopper/gemm/sm90/fp8_wgrad_small.h"
 
 namespace fp8flow::hopper::gemm {
 
@@ -35,13 +35,16 @@ bool launch_wgmma(const GemmCall& call, const Launch& launch) {
     const GemmProblem& p = call.problem;
     const auto run = wgmma_supports_bf16(p)
                          ? (p.grouped == Grouped::contraction ? launch_wgmma_bf16_wgrad : launch_wgmma_bf16)
-                         : (is_blockwise_wgrad(p) ? launch_wgmma_fp8_wgrad : launch_wgmma_fp8);
+                     : !is_blockwise_wgrad(p) ? launch_wgmma_fp8
+                     : is_small_wgrad(p)      ? launch_wgmma_fp8_wgrad_small
+                                              : launch_wgmma_fp8_wgrad;
     run(p, shape_of(call.a), shape_of(call.b), launch);
     return true;
 }
 
 bool writes_squares(const GemmProblem& p) {
-    return is_blockwise_wgrad(p) || (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
+    return (is_blockwise_wgrad(p) && !is_small_wgrad(p)) ||
+           (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
 }
 
 bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue, const Launch& launch) {
