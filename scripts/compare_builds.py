@@ -17,7 +17,6 @@ have no equal on the other, by demangled name and number of lines. Exit status: 
 and shared memory: cuobjdump -res-usage.
 """
 
-import argparse
 import collections
 import hashlib
 import json
@@ -29,7 +28,7 @@ import subprocess
 import sys
 import tempfile
 
-from jobs import origin, write_json
+import jobs
 
 
 # ---- speed
@@ -44,11 +43,7 @@ def bench(program, arguments, folder):
         print(f"{shlex.join(command)}: exit status {done.returncode}\n{done.stderr.strip()}", file=sys.stderr)
         sys.exit(done.returncode if done.returncode > 0 else 70)
     with open(os.path.join(folder, "bench.json")) as file:
-        rows = {f"{row['op']} {row['shape']}": row for row in json.load(file)}
-    if not rows:
-        print(f"{shlex.join(command)}: measured nothing", file=sys.stderr)
-        sys.exit(70)
-    return rows
+        return {f"{row['op']} {row['shape']}": row for row in json.load(file)}
 
 
 def compared(turns, most):
@@ -71,19 +66,19 @@ def speed(options):
     if options.turns < 1:
         options.error(f"--turns: got {options.turns}, want at least 1")
 
-    report = {**origin(), "gpu": None, "gpus": None, "most": options.most, "runs": []}
+    report = {**jobs.origin(), "gpu": None, "gpus": None, "most": options.most, "runs": []}
     del report["commit"]  # each run has its own
     with tempfile.TemporaryDirectory(prefix="compare_builds") as folder:
         for turn in range(2 * options.turns):
             which = ("old", "new")[turn % 2]
             rows = bench(os.path.abspath(getattr(options, which)), options.bench, folder)
-            first = next(iter(rows.values()))
+            first = next(iter(rows.values()), None) or options.error("bench measured nothing")
             report.update(gpu=first["gpu"] or first["machine"]["cpu"], gpus=first["gpus"])
             report["runs"].append({"program": which, "commit": first["commit"], "rows": {
                 name: {regime: round(row[key], 3) for regime, key in TIMES.items() if row.get(key)} for name, row in rows.items()}})
             print(f"turn {turn + 1} of {2 * options.turns}: {which}, commit {first['commit']}, {len(rows)} rows", flush=True)
             if options.json:
-                write_json(options.json, report)
+                jobs.write_json(options.json, report)
 
     rows = compared(report["runs"], options.most)
     if not rows:
@@ -105,41 +100,17 @@ HEADER = re.compile(r"\s*(Fatbin|=====|arch\b|code version|host\b|compile_size|c
 
 
 def kernels(path):
-    """[(name, digest of the listing, lines)] of a file."""
-    listing = subprocess.run(["cuobjdump", "-sass", path], capture_output=True, text=True, check=True).stdout
-    found, name, body = [], None, []
-
-    def close():
-        if name is not None:
-            found.append((name, hashlib.sha1("\n".join(body).encode()).hexdigest(), len(body)))
-
-    for line in listing.split("\n"):
-        function = re.match(r"\s*Function : (\S+)", line)
-        if function:
-            close()
-            name, body = function.group(1), []
-        elif name is not None and line.strip() and not HEADER.match(line):
-            body.append(" ".join(re.sub(r"`\(\S+?\)", "`()", line).split()))
-    close()
+    """Of a file, the kernels by the digest of their listing: {digest: [(name, lines)]}."""
+    found = collections.defaultdict(list)
+    for listing in re.split(r"\n\s*Function : ", jobs.run(["cuobjdump", "-sass", path]))[1:]:
+        name, *lines = listing.split("\n")
+        body = [" ".join(re.sub(r"`\(\S+?\)", "`()", line).split()) for line in lines if line.strip() and not HEADER.match(line)]
+        found[hashlib.sha1("\n".join(body).encode()).hexdigest()].append((name, len(body)))
     return found
 
 
-def demangled(names):
-    if not names:
-        return []
-    out = subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout
-    return out.rstrip("\n").split("\n")
-
-
 def without_equal(these, others):
-    left = collections.Counter(digest for _, digest, _ in others)
-    alone = []
-    for name, digest, lines in these:
-        if left[digest] > 0:
-            left[digest] -= 1
-        else:
-            alone.append((name, lines))
-    return alone
+    return [kernel for digest, found in these.items() for kernel in found[len(others.get(digest, [])):]]
 
 
 def code(options):
@@ -151,26 +122,25 @@ def code(options):
     if not old or not new:
         options.error(f"no kernels in {options.new if old else options.old}")
     gone, added = without_equal(old, new), without_equal(new, old)
-    print(f"{len(old)} kernels before, {len(new)} after: {len(gone)} before without an equal after, "
-          f"{len(added)} after without an equal before")
-    for side, alone in (("before", gone), ("after", added)):
-        for (_, lines), name in zip(alone, demangled([name for name, _ in alone])):
-            print(f"{side}: {lines:6d} lines  {name}")
-    return 1 if gone or added else 0
+    alone = {"before": without_equal(old, new), "after": without_equal(new, old)}
+    before, after = (sum(map(len, side.values())) for side in (old, new))
+    print(f"{before} kernels before, {after} after: {len(alone['before'])} before without an equal after, "
+          f"{len(alone['after'])} after without an equal before")
+    for side, found in alone.items():
+        for name, lines in found:
+            print(f"{side}: {lines:6d} lines  {jobs.run(['c++filt', name.strip()]).strip()}")
+    return 1 if any(alone.values()) else 0
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for action in (speed, code):
-        command = commands.add_parser(action.__name__)
-        command.set_defaults(action=action, error=command.error)
+    parser = jobs.command_line(__doc__)
+    of_speed, of_code = jobs.commands(parser, speed, code)
+    for command in (of_speed, of_code):
         command.add_argument("old")
         command.add_argument("new")
-        if action is speed:
-            command.add_argument("--turns", type=int, default=2, help="of each program")
-            command.add_argument("--most", type=float, default=1.01, help="new / old from which a row is slower")
-            command.add_argument("--json", help="the report goes there")
+    of_speed.add_argument("--turns", type=int, default=2, help="of each program")
+    of_speed.add_argument("--most", type=float, default=1.01, help="new / old from which a row is slower")
+    of_speed.add_argument("--json", help="the report goes there")
     own, bench_arguments = sys.argv[1:], []
     if "--" in own:
         own, bench_arguments = own[:own.index("--")], own[own.index("--") + 1:]

@@ -18,26 +18,24 @@ Exit status: 0 if every error is below its bound (training: --bound times that o
 without a package.
 """
 
-import argparse
 import copy
 import importlib
 import json
 import math
 import os
 import re
-import shlex
-import subprocess
 import sys
 import tempfile
 
-import compare_layer as layer
-from jobs import ROOT, environment, origin, write_json
+import compare_layer
+import jobs
+from jobs import ROOT, write_json
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of PyTorch's threads, where others use the cores
 try:
     import torch
     import transformers
-    from safetensors.torch import load_file, save_file
+    from safetensors.torch import save_file
     missing = None
 except ImportError as problem:
     missing = problem
@@ -45,21 +43,6 @@ except ImportError as problem:
 
 def error(got, want):
     return ((got.double() - want.double()).norm() / want.double().norm()).item()
-
-
-def split(tensors):
-    """Experts' weights that transformers joins, expert by expert under the names of files; others as they are."""
-    out = {}
-    for name, value in tensors.items():
-        prefix, _, last = name.rpartition(".")
-        if last == "gate_up_proj":
-            for e in range(len(value)):
-                out[f"{prefix}.{e}.gate_proj.weight"], out[f"{prefix}.{e}.up_proj.weight"] = value[e].chunk(2)
-        elif last == "down_proj":
-            out.update({f"{prefix}.{e}.down_proj.weight": value[e] for e in range(len(value))})
-        else:
-            out[name] = value
-    return out
 
 
 # ---- layer
@@ -76,14 +59,13 @@ FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", 
                             NO_GROUPS | {"topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0}),
             "olmoe": ("OlmoeConfig", "OlmoeSparseMoeBlock", "mixtral", {"norm_topk_prob": False}),
             "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2SparseMoeBlock", "mixtral", {})}
-ERRORS = ["weights", "output", "d hidden", "d experts", "d router"]
 
 
 def block_of(family, dtype):
     """A block with random weights that BF16 holds exactly, and its configuration. Versions of transformers differ in
     how they name and join the experts' weights; this takes the block's own parameters, whatever they are called."""
     config_name, block_name, base, own = FAMILIES[family]
-    fields = layer.config_of(base)
+    fields = compare_layer.config_of(base)
     for name in ("model_type", "rope_theta", "scoring_func", "topk_method"):  # the class's own
         fields.pop(name, None)
     config = getattr(transformers, config_name)(**fields | own)
@@ -112,25 +94,10 @@ def run_block(block, x, dy):
     if not isinstance(gate, tuple) or len(gate) != 3:
         sys.exit(f"{type(block).__name__}: its gate gives no (logits, weights, ids) in transformers "
                  f"{transformers.__version__}; 5.x is wanted")
-    results = {"output": y.detach(), "topk_weights": gate[1].detach(), "topk_ids": gate[2], "grad_hidden_states": x.grad}
-    grads = {"mlp." + name: p.grad for name, p in block.named_parameters()}
+    results = {"output": y, "topk_weights": gate[1], "topk_ids": gate[2], "grad_hidden_states": x.grad}
+    gradients = {"mlp." + name: p.grad for name, p in block.named_parameters()}
     # copies: `block.to` changes gradients in place
-    return tuple({n: t.detach().cpu().to(torch.float64, copy=True) for n, t in part.items()} for part in (results, grads))
-
-
-def layer_errors(got, got_grads, want, want_grads):
-    """Tokens routed alike, and ERRORS: the largest of a routing weight, then norm-wise ones."""
-    got_grads, want_grads = split(got_grads), split(want_grads)
-    if set(got_grads) != set(want_grads):
-        sys.exit(f"gradients differ in names: {sorted(set(got_grads) ^ set(want_grads))}")
-    ids, order = want["topk_ids"].sort(1)  # transformers does not sort the chosen by weight
-    got_ids, got_order = got["topk_ids"].sort(1)
-    weights = want["topk_weights"].gather(1, order) - got["topk_weights"].double().gather(1, got_order)
-    router = "mlp.gate.weight"
-    return (ids == got_ids).all(1).sum().item(), dict(zip(ERRORS, [
-        weights.abs().max().item(), *(error(got[name], want[name]) for name in ("output", "grad_hidden_states")),
-        max(error(got_grads[n], want_grads[n]) for n in want_grads if n != router),
-        error(got_grads[router], want_grads[router])]))
+    return tuple({n: t.detach().cpu().to(torch.float64, copy=True).numpy() for n, t in part.items()} for part in (results, gradients))
 
 
 def compare_block(options, family, folder):
@@ -140,7 +107,7 @@ def compare_block(options, family, folder):
         block, config = block_of(family, torch.float64)
     except (ImportError, AttributeError, TypeError) as problem:
         sys.exit(f"{family}: not in transformers {transformers.__version__} as this script knows it: {problem}")
-    x, dy = torch.randn(layer.T, layer.H).bfloat16(), torch.randn(layer.T, layer.H).bfloat16()
+    x, dy = torch.randn(compare_layer.T, compare_layer.H).bfloat16(), torch.randn(compare_layer.T, compare_layer.H).bfloat16()
     want = run_block(block, x, dy)
     state = {"mlp." + name: (value.float() if "bias" in name else value.bfloat16()).contiguous()
              for name, value in block.state_dict().items()}
@@ -149,33 +116,24 @@ def compare_block(options, family, folder):
     write_json(f"{folder}/config.json", json.loads(config.to_json_string()) | own_type)
     rows, holds = [], True
     for arm in ["torch bf16", *options.recipes.split(",")]:
-        if arm == "torch bf16":
-            got = run_block(block.to(options.device, torch.bfloat16), x, dy)
-        else:
-            layer.replay(options, arm, folder)
-            files = [f"{folder}/{arm}/gradients/{name}" for name in os.listdir(f"{folder}/{arm}/gradients")]
-            grads = [load_file(file) for file in files if file.endswith(".safetensors")]
-            got = load_file(f"{folder}/{arm}/replay.safetensors"), {n: t for part in grads for n, t in part.items()}
-        alike, errors = layer_errors(*got, *want)
-        print(f"{family:<17} {arm:<14} {alike:>4}/{layer.T:<3} " + " ".join(f"{e:9.1e}" for e in errors.values()), flush=True)
+        got = run_block(block.to(options.device, torch.bfloat16), x, dy) if arm == "torch bf16" else compare_layer.replay(options, arm, folder)
+        alike, errors = compare_layer.layer_errors(*got, *want)
+        compare_layer.print_row(family, arm, alike, errors)
         rows.append({"family": family, "arm": arm, "routed alike": alike, **errors})
         if arm != "torch bf16":
-            bounds = layer.BOUND_WEIGHTS, *layer.BOUNDS.get(arm, layer.BOUNDS[None])
-            holds &= alike == layer.T and all(e <= bound for e, bound in zip(errors.values(), bounds))
+            holds &= alike == compare_layer.T and all(e <= bound for e, bound in zip(errors.values(), compare_layer.bounds_of(options, arm)))
     return rows, holds
 
 
-def compare_layers(options):
-    print(f"norm-wise errors against float64; {layer.T} tokens, hidden {layer.H}, {layer.E} experts of width {layer.F}, "
-          f"top-{layer.K}, {options.ranks} rank(s)\n{'family':<17} {'arm':<14} {'routing':>8} " +
-          " ".join(f"{name:>9}" for name in ERRORS))
+def layer(options):
+    compare_layer.print_head(options)
     rows, holds = [], True
     for family in (options.families or ",".join(FAMILIES)).split(","):
         with tempfile.TemporaryDirectory() as folder:
             more, within = compare_block(options, family, folder)
         rows, holds = rows + more, holds and within
     print("all within their bounds" if holds else "above a bound")
-    return {"tokens": layer.T, "arms": rows}, holds
+    return {"tokens": compare_layer.T, "arms": rows}, holds
 
 
 # ---- training: the model and PyTorch's arms
@@ -282,12 +240,8 @@ def train(options, folder, out, settings, arguments=()):
     with open(f"{folder}/run.yaml", "w") as file:
         file.write("output: {log_interval: 50}\n")
     line = [options.fp8flow, "train", f"{folder}/run.yaml", "--hf-config", f"{folder}/hf", "--backend", options.backend,
-            "--out", f"{folder}/{out}", *arguments]
-    for key, value in settings.items():
-        line += ["--set", f"{key}={value}"]
-    done = subprocess.run(line, capture_output=True, text=True, env=environment())
-    if done.returncode != 0:
-        sys.exit(f"{shlex.join(line)}\nends with {done.returncode}: {done.stderr}{done.stdout}")
+            "--out", f"{folder}/{out}", *arguments, *jobs.sets(settings)]
+    jobs.run(line, env=jobs.environment())
     return f"{folder}/{out}"
 
 
@@ -386,7 +340,7 @@ def print_table(comparison):
             print(f"  {row['arm']:<32} loss {row['losses'][0]:.4f} -> {row['losses'][-1]:.4f}")
 
 
-def compare_training(options):
+def training(options):
     print(f"{LAYERS} layers, hidden {HIDDEN}, {EXPERTS} experts of width {WIDTH}, top-{TOPK}; {options.steps} steps of "
           f"{BATCH} x {SEQ} tokens, seed {options.seed}")
     comparisons, problems = [], []
@@ -407,24 +361,22 @@ def compare_training(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for name, action in (("layer", compare_layers), ("training", compare_training)):
-        command = commands.add_parser(name)
-        command.set_defaults(action=action, norm=False, stages=False)
+    parser = jobs.command_line(__doc__)
+    of_layer, of_training = jobs.commands(parser, layer, training)
+    for command in (of_layer, of_training):
         command.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
-        command.add_argument("--backend", default="auto" if name == "layer" else "reference")
         command.add_argument("--families", help="default: all")
         command.add_argument("--seed", type=int, default=1)
         command.add_argument("--json", help="write the figures to this file")
-        if name == "layer":
-            command.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
-            command.add_argument("--ranks", type=int, default=1)
-            command.add_argument("--device", default="cpu", help="of PyTorch's BF16 block")
-        else:
-            command.add_argument("--recipe", default="bf16")
-            command.add_argument("--steps", type=int, default=200)
-            command.add_argument("--bound", type=float, default=2.0, help="times PyTorch's own BF16")
+    of_layer.set_defaults(norm=False, stages=False)
+    of_layer.add_argument("--backend", default="auto")
+    of_layer.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
+    of_layer.add_argument("--ranks", type=int, default=1)
+    of_layer.add_argument("--device", default="cpu", help="of PyTorch's BF16 block")
+    of_training.add_argument("--backend", default="reference")
+    of_training.add_argument("--recipe", default="bf16")
+    of_training.add_argument("--steps", type=int, default=200)
+    of_training.add_argument("--bound", type=float, default=2.0, help="times PyTorch's own BF16")
     options = parser.parse_args()
     if missing:
         print(f"skipped: {missing}; pip install torch transformers safetensors")

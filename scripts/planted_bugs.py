@@ -11,15 +11,11 @@ A change of the sources that moves the lines of a patch breaks it; make the patc
   scripts/planted_bugs.py --check                              every patch applies (no build; CI does this)
   scripts/planted_bugs.py                                      builds and runs all that this machine can
   scripts/planted_bugs.py --only 'norm|router' --json planted.json
-The copy and its build stay in --work, so that a second call goes on where the first ended (--again: from the start). Exit status 0 if every bug
-is caught, 1 if one is not, or a patch does not apply or build.
+The copy and its build stay in --work. Exit status 0 if every bug is caught, 1 if one is not, or a patch does not apply or build.
 """
 
-import argparse
 import filecmp
 import glob
-import hashlib
-import json
 import os
 import re
 import shutil
@@ -27,7 +23,8 @@ import subprocess
 import sys
 import time
 
-from jobs import ROOT, commit, origin, write_json
+import jobs
+from jobs import ROOT
 
 HEADER = re.compile(r"(plants|family|test): (.+)")
 
@@ -51,14 +48,11 @@ def run(line, folder, **more):
 
 
 def check(bugs):
-    bad = 0
-    for bug in bugs:
-        done = run(["git", "apply", "--check", bug["path"]], ROOT)
-        if done.returncode != 0:
-            bad += 1
-            print(f"{bug['name']}: does not apply:\n{done.stderr}")
-    print(f"{len(bugs) - bad} of {len(bugs)} patches apply")
-    return 1 if bad else 0
+    wrong = {bug["name"]: done.stderr for bug in bugs if (done := run(["git", "apply", "--check", bug["path"]], ROOT)).returncode != 0}
+    for name, why in wrong.items():
+        print(f"{name}: does not apply:\n{why}")
+    print(f"{len(bugs) - len(wrong)} of {len(bugs)} patches apply")
+    return 1 if wrong else 0
 
 
 class Copy:
@@ -107,14 +101,12 @@ class Copy:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = jobs.command_line(__doc__)
     parser.add_argument("--check", action="store_true", help="only whether the patches apply")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--only", default="", help="names or families that match")
     parser.add_argument("--work", default=f"{ROOT}/build/planted", help="folder of the copy")
     parser.add_argument("--preset", default="cuda-release" if shutil.which("nvidia-smi") else "cpu")
-    parser.add_argument("--budget", type=float, default=1e9, help="seconds; no bug is planted later")
-    parser.add_argument("--again", action="store_true", help="also those with a result")
     parser.add_argument("--json", help="the report goes there")
     options = parser.parse_args()
     bugs = registry(options.only)
@@ -125,26 +117,15 @@ def main():
         return check(bugs)
 
     began, copy, results = time.time(), Copy(options), []
-    known_path = f"{copy.folder}/build/planted.json"
-    known = {}
-    if os.path.exists(known_path) and not options.again:
-        with open(known_path) as file:
-            known = json.load(file)
-    for i, bug in enumerate(bugs):
-        with open(bug["path"], "rb") as file:
-            key = f"{commit()} {hashlib.sha256(file.read()).hexdigest()[:16]}"
-        if key not in known:
-            if time.time() - began > options.budget:
-                break
-            started = time.time()
-            known[key] = {"result": copy.plant(bug), "seconds": round(time.time() - started, 1)}
-            write_json(known_path, known)
-        results.append({**{name: bug[name] for name in ("name", "family", "plants", "test")}, **known[key]})
-        print(f"[{i + 1}/{len(bugs)}] {bug['name']:<40} {bug['test']:<28} {known[key]['seconds']:6.1f} s  {known[key]['result']}", flush=True)
+    for bug in bugs:
+        started = time.time()
+        result = {"result": copy.plant(bug), "seconds": round(time.time() - started, 1)}
+        results.append({name: bug[name] for name in ("name", "family", "plants", "test")} | result)
+        print(f"[{len(results)}/{len(bugs)}] {bug['name']:<40} {bug['test']:<28} {result['seconds']:6.1f} s  {result['result']}", flush=True)
     caught, skipped = (sum(r["result"].startswith(word) for r in results) for word in ("caught", "skipped"))
-    print(f"\n{caught} of {len(results) - skipped} caught, {skipped} need a GPU, {len(bugs) - len(results)} not run, {time.time() - began:.0f} s")
+    print(f"\n{caught} of {len(results) - skipped} caught, {skipped} need a GPU, {time.time() - began:.0f} s")
     if options.json:
-        write_json(options.json, {**origin(), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results})
+        jobs.write_json(options.json, {**jobs.origin(), "caught": caught, "of": len(results) - skipped, "need a GPU": skipped, "bugs": results})
     return 0 if caught + skipped == len(bugs) else 1
 
 

@@ -16,15 +16,14 @@
   scripts/reliability.py fights --fights 50
 """
 
-import argparse
 import concurrent.futures
 import glob
+import itertools
 import json
 import mmap
 import os
 import random
 import re
-import shlex
 import shutil
 import signal
 import struct
@@ -33,7 +32,8 @@ import sys
 import tempfile
 import time
 
-from jobs import ROOT, environment, kill_ranks, mpirun, origin, stop, write_json
+import jobs
+from jobs import ROOT, environment
 
 KINDS = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP, "segmentation fault": signal.SIGSEGV, "abort": signal.SIGABRT,
          "throwing": signal.SIGUSR2}
@@ -51,55 +51,39 @@ COMPARED = ("iteration", "lm_loss", "load_balancing_loss", "grad_norm", "learnin
 MODES = {"neither": [], "overwrite": ["--overwrite"], "resume": ["--resume", "auto"]}
 
 
-def train(options, ranks, out, settings, more=()):
-    """The command line of a training run, without mpirun."""
-    line = [options.fp8flow, "train", f"{ROOT}/configs/test.yaml", "--backend", options.backend, "--out", out, *more]
+def train(options, ranks, out, settings, more=(), faults=()):
+    """The command line of a training run; faults: variables of its ranks."""
     settings = {"parallel.expert_model_parallel_size": ranks, **settings}
     if ranks > 4:  # more than configs/test.yaml has experts and sequences for
         settings.update({"moe.num_experts": ranks, "training.global_batch_size": 2 * ranks})
-    for key, value in settings.items():
-        line += ["--set", f"{key}={value}"]
-    return line
-
-
-def launched(ranks, line):
-    return [*mpirun(ranks), *line] if ranks > 1 else line
+    return [*jobs.mpirun(ranks), "env", *faults, options.fp8flow, "train", f"{ROOT}/configs/test.yaml", "--backend", options.backend,
+            "--out", out, *more, *jobs.sets(settings)]
 
 
 def run(line):
-    done = subprocess.run(line, capture_output=True, text=True, env=environment())
-    if done.returncode != 0:
-        raise RuntimeError(f"{shlex.join(line)}\n{done.stdout}{done.stderr}")
-    return done.stdout
+    return jobs.run(line, env=environment())
+
+
+def start(line, **streams):
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    return subprocess.Popen(line, env=environment(), text=True, **(quiet | streams))
 
 
 # ---- results of runs
 def metrics_of(out):
     """What does not depend on the clock, a step or evaluation a line; a line that is being written is left out."""
-    records = []
-    try:
-        with open(f"{out}/metrics.jsonl") as file:
-            for line in file:
-                if line.endswith("\n"):
-                    record = json.loads(line)
-                    if record["type"] != "run":
-                        records.append({key: record[key] for key in COMPARED if key in record})
-    except FileNotFoundError:
-        pass
-    return records
+    if not os.path.exists(f"{out}/metrics.jsonl"):
+        return []
+    with open(f"{out}/metrics.jsonl") as file:
+        records = [json.loads(line) for line in file if line.endswith("\n")]
+    return [{key: record[key] for key in COMPARED if key in record} for record in records if record["type"] != "run"]
 
 
 def state_of(out, step):
     """name -> bytes of every tensor of a checkpoint, whichever file it is in."""
     tensors = {}
     for path in glob.glob(f"{out}/checkpoints/step_{step:08d}/rank_*.safetensors"):
-        with open(path, "rb") as file:
-            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-            data = file.read()
-        for name, entry in header.items():
-            if name != "__metadata__":
-                begin, end = entry["data_offsets"]
-                tensors[name] = (entry["dtype"], entry["shape"], data[begin:end])
+        tensors.update(jobs.read_safetensors(path))
     return tensors
 
 
@@ -112,20 +96,11 @@ def fault_command(options, ranks, out, more=(), faults=()):
     # a model that can be exported, with work for every stage
     settings = {"training.train_iters": 12, "training.eval_interval": 4, "training.eval_iters": 8, "checkpoint.save_interval": 3,
                 "model.qk_layernorm": "true", "moe.moe_shared_expert_intermediate_size": 0, "parallel.peer_deadline_seconds": options.deadline}
-    line = train(options, ranks, out, settings, ["--start-deadline", str(options.deadline), "--export", "f32", *more])
-    return [*mpirun(ranks), "env", *faults, *line]
+    return train(options, ranks, out, settings, ["--start-deadline", str(options.deadline), "--export", "f32", *more], faults)
 
 
 def shared_memory():
     return set(glob.glob("/dev/shm/fp8flow-*"))
-
-
-def gpu_memory():
-    """MiB in use of each GPU; empty without."""
-    if not shutil.which("nvidia-smi"):
-        return []
-    text = subprocess.run(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], capture_output=True, text=True).stdout
-    return [int(word) for word in text.split() if word.isdigit()]
 
 
 class Notes:
@@ -194,8 +169,7 @@ def attempt(options, case, folder):
         faults += [f"FAULT_CALL={CALLS[case['stage']]}", f"FAULT_SIGNAL={int(KINDS[case['kind']])}"]
     known = shared_memory()
     with open(f"{folder}/err", "wb") as errors:
-        process = subprocess.Popen(fault_command(options, case["ranks"], out, more, faults), stdout=subprocess.DEVNULL, stderr=errors,
-                                   env=environment(), start_new_session=True)
+        process = start(fault_command(options, case["ranks"], out, more, faults), stderr=errors, start_new_session=True)
         hit = case["stage"] in CALLS or strike(process, Notes(known, process), case["victim"], case["stage"], case["kind"])
         struck = time.monotonic()
         limit = options.deadline + GRACE + (options.start if case["stage"] in CALLS else 0)
@@ -204,7 +178,8 @@ def attempt(options, case, folder):
             hung = False
         except subprocess.TimeoutExpired:
             hung = True
-            stop(process)
+            jobs.kill(*jobs.descendants(process.pid), process.pid)
+            process.wait()
     seconds = time.monotonic() - struck
     if not hit or (process.returncode == 0 and not hung):
         return None
@@ -218,31 +193,23 @@ def attempt(options, case, folder):
     return {"seconds": round(seconds, 2), "status": process.returncode, "report": reports[0] if reports else "", "problems": problems}
 
 
-def base_runs(options, ranks, folder):
-    for n in ranks:
-        done = subprocess.run(fault_command(options, n, f"{folder}/base{n}"), capture_output=True, text=True, env=environment())
-        if done.returncode != 0:
-            sys.exit(f"a run without faults fails:\n{done.stdout}{done.stderr}")
-        # so that a resumed run has something to do
-        newest = sorted(glob.glob(f"{folder}/base{n}/checkpoints/step_*"))[-1]
-        shutil.rmtree(newest)
-
-
 def cases_of(options):
     """Every kind in every stage, to the first rank and to the last, one after the other."""
-    cases = []
-    for stage in options.stages.split(","):
-        for kind in options.kinds.split(","):
-            for n in (int(n) for n in options.ranks.split(",")):
-                cases.append({"ranks": n, "victim": (0, n - 1)[len(cases) % 2], "stage": stage, "kind": kind})
-    return cases
+    every = itertools.product(options.stages.split(","), options.kinds.split(","), options.ranks)
+    return [{"ranks": n, "victim": (0, n - 1)[i % 2], "stage": stage, "kind": kind} for i, (stage, kind, n) in enumerate(every)]
+
+
+def gpu_memory():
+    """MiB in use of each GPU."""
+    return [int(text) for text in jobs.nvidia_smi("memory.used") if text.isdigit()]
 
 
 def faults(options, folder):
     options.faults = f"{os.path.dirname(os.path.abspath(options.fp8flow))}/tests/libfp8flow_faults.so"
-    ranks, cases = [int(n) for n in options.ranks.split(",")], cases_of(options)
-    began, results, memory = time.time(), [], gpu_memory()
-    base_runs(options, ranks, folder)
+    began, cases, results, memory = time.time(), cases_of(options), [], gpu_memory()
+    for n in options.ranks:
+        run(fault_command(options, n, f"{folder}/base{n}"))
+        shutil.rmtree(max(glob.glob(f"{folder}/base{n}/checkpoints/step_*")))  # so that a resumed run has something to do
     for case in cases:
         if time.time() - began > options.budget:
             break
@@ -251,7 +218,7 @@ def faults(options, folder):
         results.append({**case, **result, "holds": not result["problems"]})
         print(f"[{len(results)}/{len(cases)}] {case['stage']:<12} {case['kind']:<18} rank {case['victim']} of {case['ranks']}: {result['seconds']:5.1f} s, "
               f"status {result['status']:>3}  {'holds' if not result['problems'] else 'FAILS: ' + ', '.join(result['problems'])}", flush=True)
-    after = subprocess.run(fault_command(options, ranks[-1], f"{folder}/after"), capture_output=True, env=environment()).returncode == 0
+    after = start(fault_command(options, options.ranks[-1], f"{folder}/after")).wait() == 0
     freed = all(now <= before + 64 for before, now in zip(memory, gpu_memory()))
     print(f"slowest end after a fault: {max(result['seconds'] for result in results):.1f} s; the run after them: {'works' if after else 'FAILS'}"
           + (f"; GPU memory: {'free again' if freed else 'NOT free again'}" if memory else ""))
@@ -269,7 +236,7 @@ ITERS, INTERVAL = 48, 6
 def resume_command(options, recipe, ranks, out, resume="auto"):
     settings = {"precision.recipe": recipe, "training.train_iters": ITERS, "training.eval_interval": ITERS // 2, "checkpoint.save_interval": INTERVAL,
                 "checkpoint.most_recent_k": ITERS, "moe.moe_combine_order": "invariant"}
-    return launched(ranks, train(options, ranks, out, settings, ["--resume", resume]))
+    return train(options, ranks, out, settings, ["--resume", resume])
 
 
 def unfinished(out):
@@ -280,7 +247,7 @@ def killed_run(options, recipe, ranks, point, out, chance):
     """Kills all ranks of a run: `training`: between two checkpoints; `saving`: while one is being written; `random`: at any moment. The last
     logged iteration, or None where the moment was missed."""
     after, at = chance.randrange(INTERVAL, ITERS - INTERVAL), time.monotonic() + chance.uniform(0.05, options.seconds)
-    process = subprocess.Popen(resume_command(options, recipe, ranks, out), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment())
+    process = start(resume_command(options, recipe, ranks, out))
     at_point = lambda: point == "random" or bool(unfinished(out)) == (point == "saving")  # noqa: E731
     reached = False
     while process.poll() is None:
@@ -289,7 +256,7 @@ def killed_run(options, recipe, ranks, point, out, chance):
             time.sleep(0.002)
         elif at_point():
             break
-    kill_ranks(process, ranks)
+    jobs.kill(*jobs.descendants(process.pid))
     process.wait()
     last = max((record["iteration"] for record in metrics_of(out)), default=0)
     return last if process.returncode != 0 and last < ITERS and at_point() else None
@@ -325,13 +292,12 @@ def resume_case(options, folder, recipe, ranks, point, resumed_ranks):
 
 
 def resume(options, folder):
-    ranks, recipes = [int(r) for r in options.ranks.split(",")], options.recipes.split(",")
-    results = []
+    ranks, recipes, results = options.ranks, options.recipes.split(","), []
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
-        began, straight = time.monotonic(), [(r, n) for r in recipes for n in ranks]
+        began, straight = time.monotonic(), list(itertools.product(recipes, ranks))
         list(pool.map(lambda c: run(resume_command(options, *c, f"{folder}/straight_{c[0]}_{c[1]}")), straight))
         options.seconds = (time.monotonic() - began) * options.jobs / len(straight)  # of a run
-        cells = [(r, n, p, m) for r in recipes for n in ranks for p in options.points.split(",") for m in ranks]
+        cells = itertools.product(recipes, ranks, options.points.split(","), ranks)
         for result in pool.map(lambda c: resume_case(options, folder, *c), cells):
             results.append(result)
             print(f"{result['recipe']:<14} {result['ranks']} rank(s), kill: {result['killed while']:<8} at {result.get('at iteration', '-'):>4}, from "
@@ -343,11 +309,10 @@ def resume(options, folder):
 FIGHT_ITERS = 96
 
 
-def start(options, out, ranks, mode):
+def contender(options, out, ranks, mode):
     settings = {"training.train_iters": FIGHT_ITERS, "checkpoint.save_interval": 16, "checkpoint.most_recent_k": FIGHT_ITERS,
                 "moe.moe_combine_order": "invariant"}
-    return subprocess.Popen(launched(ranks, train(options, ranks, out, settings, MODES[mode])), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                            text=True, env=environment())
+    return start(train(options, ranks, out, settings, MODES[mode]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 
 
 def check_folder(out, straight):
@@ -362,13 +327,13 @@ def fight(options, folder, straight, chance, seconds):
     for i in range(2):
         time.sleep(chance.uniform(0, seconds / 2) if i else 0)
         ranks, mode = chance.choice((1, 2)), chance.choice(list(MODES))
-        runs.append({"ranks": ranks, "mode": mode, "process": start(options, out, ranks, mode)})
+        runs.append({"ranks": ranks, "mode": mode, "process": contender(options, out, ranks, mode)})
     problems = []
     for run in runs:
         try:
             text, _ = run["process"].communicate(timeout=options.timeout)
         except subprocess.TimeoutExpired:
-            run["process"].kill()
+            jobs.kill(*jobs.descendants(run["process"].pid))
             return [f"{run['mode']} on {run['ranks']} hangs"], runs
         run["status"] = run.pop("process").returncode
         if run["status"] not in (0, REFUSED):
@@ -383,7 +348,7 @@ def fight(options, folder, straight, chance, seconds):
 def fights(options, folder):
     chance, straight, seconds, results = random.Random(1), {}, 0.0, []
     for ranks in (1, 2):
-        began, process = time.time(), start(options, f"{folder}/straight{ranks}", ranks, "neither")
+        began, process = time.time(), contender(options, f"{folder}/straight{ranks}", ranks, "neither")
         text, _ = process.communicate()
         if process.returncode != 0:
             sys.exit(text)
@@ -397,38 +362,38 @@ def fights(options, folder):
     return results, True, {}
 
 
+def numbers(text):
+    return [int(word) for word in text.split(",")]
+
+
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    built = next((path for path in (f"{ROOT}/build/{preset}/fp8flow" for preset in ("cuda-release", "cpu")) if os.access(path, os.X_OK)), "fp8flow")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    for action in (faults, resume, fights):
-        command = commands.add_parser(action.__name__)
-        command.set_defaults(action=action)
-        command.add_argument("--fp8flow", default=built, help="the program; its tests' library is in tests/ next to it")
+    parser = jobs.command_line(__doc__)
+    built = [f"{ROOT}/build/{preset}/fp8flow" for preset in ("cuda-release", "cpu")]
+    all_commands = of_faults, of_resume, of_fights = jobs.commands(parser, faults, resume, fights)
+    for command in all_commands:
+        command.add_argument("--fp8flow", default=next(filter(os.path.exists, built), "fp8flow"),
+                             help="the program; its tests' library is in tests/ next to it")
         command.add_argument("--backend", default="reference")
         command.add_argument("--json", help="the report goes there")
-        if action is not fights:
-            command.add_argument("--ranks", default="2,4" if action is faults else "1,2,4")
-        if action is faults:
-            command.add_argument("--stages", default=",".join(ORDER))
-            command.add_argument("--kinds", default=",".join(KINDS))
-            command.add_argument("--deadline", type=int, default=5, help="of silence, seconds")
-            command.add_argument("--start", type=int, default=20, help="seconds that a run may take without faults (--stages load, MPI_...)")
-            command.add_argument("--budget", type=float, default=1e9, help="seconds; no case starts later")
-        elif action is resume:
-            command.add_argument("--recipes", default="bf16,fp8_flow")
-            command.add_argument("--points", default="training,saving,random", help="moments of the kill")
-            command.add_argument("--jobs", type=int, default=1, help="runs at a time")
-        else:
-            command.add_argument("--fights", type=int, default=50)
-            command.add_argument("--timeout", type=float, default=120, help="seconds after which a run hangs")
+    of_faults.add_argument("--ranks", type=numbers, default="2,4")
+    of_faults.add_argument("--stages", default=",".join(ORDER))
+    of_faults.add_argument("--kinds", default=",".join(KINDS))
+    of_faults.add_argument("--deadline", type=int, default=5, help="of silence, seconds")
+    of_faults.add_argument("--start", type=int, default=20, help="seconds that a run may take without faults (--stages load, MPI_...)")
+    of_faults.add_argument("--budget", type=float, default=1e9, help="seconds; no case starts later")
+    of_resume.add_argument("--ranks", type=numbers, default="1,2,4")
+    of_resume.add_argument("--recipes", default="bf16,fp8_flow")
+    of_resume.add_argument("--points", default="training,saving,random", help="moments of the kill")
+    of_resume.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    of_fights.add_argument("--fights", type=int, default=50)
+    of_fights.add_argument("--timeout", type=float, default=120, help="seconds after which a run hangs")
     options, began = parser.parse_args(), time.time()
     with tempfile.TemporaryDirectory() as folder:
         cases, rest_holds, more = options.action(options, folder)
     held = sum(case["holds"] for case in cases)
     print(f"{held} of {len(cases)} hold, {time.time() - began:.0f} s")
     if options.json:
-        write_json(options.json, {**origin(), **more, "held": held, "of": len(cases), "cases": cases})
+        jobs.write_json(options.json, {**jobs.origin(), **more, "held": held, "of": len(cases), "cases": cases})
     return 0 if held == len(cases) and rest_holds else 1
 
 

@@ -23,7 +23,6 @@ stay, and so does the form: whatever reads profile.json reads the compact file.
 screenshots: reports as wide as a phone (390 pixels) and a desktop (1280), in light and dark colours, into OUT (default: FOLDER/screenshots).
 Needs Chromium; exit status 77 where there is none.
 """
-import argparse
 import json
 import pathlib
 import re
@@ -31,6 +30,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+
+import jobs
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -193,26 +194,16 @@ def screenshots(options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
-
-    def add(action):
-        command = commands.add_parser(action.__name__)
-        command.set_defaults(action=action)
-        return command.add_argument
-
-    add(check)
-    argument = add(compact)
-    argument("source", type=pathlib.Path)
-    argument("result", type=pathlib.Path)
-    argument("--keep", choices=["stages", "arms", "times"], default="stages")
-    argument = add(page)
-    argument("result", type=pathlib.Path)
-    argument("out", type=pathlib.Path, nargs="?", default="report.html", help="default: report.html")
-    argument = add(screenshots)
-    argument("folder", type=pathlib.Path)
-    argument("out", type=pathlib.Path, nargs="?", help="default: FOLDER/screenshots")
-    argument("--height", type=int, help="of reports, in pixels")
+    parser = jobs.command_line(__doc__)
+    _, of_compact, of_page, of_screenshots = jobs.commands(parser, check, compact, page, screenshots)
+    of_compact.add_argument("source", type=pathlib.Path)
+    of_compact.add_argument("result", type=pathlib.Path)
+    of_compact.add_argument("--keep", choices=["stages", "arms", "times"], default="stages")
+    of_page.add_argument("result", type=pathlib.Path)
+    of_page.add_argument("out", type=pathlib.Path, nargs="?", default="report.html", help="default: report.html")
+    of_screenshots.add_argument("folder", type=pathlib.Path)
+    of_screenshots.add_argument("out", type=pathlib.Path, nargs="?", help="default: FOLDER/screenshots")
+    of_screenshots.add_argument("--height", type=int, help="of reports, in pixels")
     options = parser.parse_args()
     return options.action(options)
 
