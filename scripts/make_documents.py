@@ -8,10 +8,8 @@
 A page marks the place of a table by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is
 replaced. docs/scaling.md has `<!-- plan`, lines `LABEL: ARGUMENTS`, `-->`, and `<!-- plan ends -->`: one row of
 `PROGRAM plan ARGUMENTS --markdown` per recipe, the label in front. --check writes nothing: the exit status is 1,
-with the difference, where a page differs, or where it asks for a table that does not exist. Over 600 lines: most
-of it is a list of tables that share the helpers at the top; no table depends on another.
+with the difference, where a page differs, or where it asks for a table that does not exist.
 """
-import argparse
 import collections
 import difflib
 import functools
@@ -22,50 +20,59 @@ import os
 import pathlib
 import re
 import shlex
-import subprocess
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import jobs
+
+ROOT = pathlib.Path(jobs.ROOT)
 RESULTS = ROOT / "docs" / "results"
 RECIPES = ["bf16", "fp8_blockwise", "fp8_flow"]
+OURS = re.compile(r"(mpirun -n \d+ )?fp8flow ")  # commands that docs/results/README.md lists
 
 
+@functools.cache
 def load(name):
     return json.loads((RESULTS / name).read_text())
 
 
-def table(header, rows, align_from=1):
-    """A Markdown table; columns from align_from on are numbers."""
-    rule = ["---" if i < align_from else "---:" for i in range(len(header))]
-    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in [header, rule, *rows])
+def entries(name):
+    data = load(name)
+    return data if isinstance(data, list) else [data]
 
 
-def source(*parts, commands=True):
-    """The line below a table; commands: docs/results/README.md has the commands of the files."""
-    return f"\n\nFrom {'; '.join(parts)}." + (" [Commands](results/README.md#commands)." if commands else "")
+TEXTS = {"arm", "balancing loss", "basis", "bench row", "command", "fits", "on", "recipe", "schedule", "shape"}  # columns without numbers
 
 
-def link(name):
-    return f"[{name}](results/{name})"  # `filled` makes it relative to the page
+def markdown(lines):
+    """Lines of cells, the names first; the first column has no numbers either."""
+    rule = ["---" if i == 0 or name in TEXTS else "---:" for i, name in enumerate(lines[0])]
+    return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in [lines[0], rule, *lines[1:]])
 
 
-def origin(*names):
-    """Links of files; neighbours of the same commit and date share a bracket."""
+def source(*names):
+    """The line below a table: its files, with the commit and date of most of their rows."""
     def made(name):
-        data = load(name)
-        rows = data if isinstance(data, list) else [data]
-        numbers = collections.Counter(row["commit"] for row in rows).most_common()
-        commit = numbers[0][0] + "".join(f", {count} of {len(rows)} rows from {other}" for other, count in numbers[1:])
-        return f"({commit}, {rows[0]['date'][:10]})"
-    return "; ".join(", ".join(map(link, group)) + " " + at for at, group in itertools.groupby(names, made))
+        commits = collections.Counter(entry["commit"] for entry in entries(name)).most_common()
+        others = "".join(f", {count} of {len(entries(name))} rows from {other}" for other, count in commits[1:])
+        return f"({commits[0][0]}{others}, {entries(name)[0]['date'][:10]})"
+    groups = [", ".join(f"[{name}](results/{name})" for name in group) + " " + at for at, group in itertools.groupby(names, made)]
+    listed = any(OURS.match(entries(name)[0]["command"]) for name in names)
+    return f"\n\nFrom {'; '.join(groups)}." + (" [Commands](results/README.md#commands)." if listed else "")
+
+
+def table(rows, *names):
+    """Rows {column: cell} as Markdown, and the files they are from; `filled` makes links relative to the page."""
+    rows = list(rows)
+    return markdown([list(rows[0]), *(row.values() for row in rows)]) + source(*names)
 
 
 class Arm:
     """One arm of a profile.json: a recipe or a schedule."""
 
     def __init__(self, label, profile, data):
-        self.label, self.profile, self.data = label, profile, data
+        self.label, self.profile, self.data, self.name = label, profile, data, data["name"]
         self.layer = data["layer seconds"]["median"] * 1e3
+        self.passes = data.get("passes seconds", {}).get("median", 0) * 1e3
         self.mhz = data["layer clock hertz"]["median"] / 1e6
         self.tokens = round(data["tokens per second per gpu"] * data["layer seconds"]["median"])
 
@@ -75,94 +82,94 @@ class Arm:
     def mib(self, key):
         return f"{self.data[key] / 2**20:.0f}"
 
-    def passes(self):
-        return self.data["passes seconds"]["median"] * 1e3
-
     def schedule(self, plain):
         """"graph" of "fp8_flow + graph"; `plain` without a schedule."""
-        return self.data["name"].replace("fp8_flow + ", "").replace("fp8_flow", plain)
+        return self.name.replace("fp8_flow + ", "").replace("fp8_flow", plain)
 
     def rows(self, part, direction=None, stage=None):
         """Sum of the medians of these rows, ms."""
+        wanted = {"part": part, "direction": direction, "stage": stage}
         return sum(row["seconds"]["median"] * 1e3 for row in self.data["rows"]
-                   if row["part"] == part and direction in (None, row["direction"]) and stage in (None, row["stage"]))
+                   if all(value in (None, row[key]) for key, value in wanted.items()))
 
     def stage(self, name):
-        """Sum of the rows with this stage's name, ms; empty where there is none."""
-        found = [row["seconds"]["median"] for row in self.data["rows"] if row["stage"] == name]
-        return f"{sum(found) * 1e3:.2f}" if found else ""
+        ms = self.rows(None, None, name)
+        return f"{ms:.2f}" if ms else ""
+
+    def both_passes(self, part, stage, digits=2):
+        """"forward + backward" in ms, or nothing."""
+        pair = [self.rows(part, way, stage) for way in ("forward", "backward")]
+        return " + ".join(f"{ms:.{digits}f}" if ms else "-" for ms in pair) if any(pair) else ""
 
 
-def arms_of(label, name):
-    profile = load(name)
-    return [Arm(label, profile, data) for data in profile["recipes"]]
+def arms_of(name, label=""):
+    return [Arm(label, load(name), data) for data in load(name)["recipes"]]
 
 
 def recipes_of(name, recipes=RECIPES):
-    found = {arm.data["name"]: arm for arm in arms_of("", name)}
+    found = {arm.name: arm for arm in arms_of(name)}
     return [found[recipe] for recipe in recipes]
 
 
 # ---- whole layers, schedules, memory and whole models
-LAYERS = [  # label, file
-    ("DeepSeek-V3 dimensions, 32 experts", "profile_deepseek_v3_1gpu.json"),
-    ("Qwen3-235B dimensions, 32 experts", "profile_qwen3_1gpu.json"),
-    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_4gpu_recipes.json"),
-    ("DeepSeek-V3, 256 experts", "profile_deepseek_v3_8192.json"),
-    ("Qwen3-235B, 128 experts", "profile_qwen3_235b_a22b_4gpu.json"),
-    ("Qwen3-30B, 128 experts", "profile_qwen3_30b_a3b_4gpu.json"),
-    ("Mixtral-8x7B, 8 experts", "profile_mixtral_8x7b_4gpu.json"),
-    ("DeepSeek-V2-Lite, 64 experts", "profile_deepseek_v2_lite_4gpu.json"),
-]
+LAYERS = {
+    "profile_deepseek_v3_1gpu.json": "DeepSeek-V3 dimensions, 32 experts",
+    "profile_qwen3_1gpu.json": "Qwen3-235B dimensions, 32 experts",
+    "profile_deepseek_v3_4gpu_recipes.json": "DeepSeek-V3, 256 experts",
+    "profile_deepseek_v3_8192.json": "DeepSeek-V3, 256 experts",
+    "profile_qwen3_235b_a22b_4gpu.json": "Qwen3-235B, 128 experts",
+    "profile_qwen3_30b_a3b_4gpu.json": "Qwen3-30B, 128 experts",
+    "profile_mixtral_8x7b_4gpu.json": "Mixtral-8x7B, 8 experts",
+    "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite, 64 experts",
+}
 STAGES = "profile_deepseek_v3_4gpu_recipes.json"  # the layer that is shown stage by stage
+WHOLE_MODEL, LOSSES = "profile_qwen3_30b_a3b_20_layers_4gpu.json", "validate_h200_100m.json"
 
 
 def layers():
     """One MoE layer under three recipes."""
     rows = []
-    for label, name in LAYERS:
-        bf16, blockwise, flow = recipes_of(name)
-        rows.append([label, flow.tokens, flow.profile["ranks"], *(f"{arm.layer:.2f}" for arm in (bf16, blockwise, flow)),
-                     f"{bf16.mhz:.0f}, {flow.mhz:.0f}", f"**{bf16.layer / flow.layer:.2f}**",
-                     f"{flow.data['tokens per second per gpu'] / 1e3:.0f} k",
-                     f"{flow.data['flops per second per gpu'] / 1e12:.0f}"])
-    return table(["layer", "tokens per GPU", "GPUs", *(f"{recipe}, ms" for recipe in RECIPES), "MHz, bf16, flow",
-                  "bf16 / flow", "tokens/s/GPU", "TFLOP/s/GPU"], rows) + source(origin(*(name for _, name in LAYERS)))
-
-
-WHOLE_MODEL = "profile_qwen3_30b_a3b_20_layers_4gpu.json"
+    for name, label in LAYERS.items():
+        bf16, _, flow = arms = recipes_of(name)
+        rows.append({"layer": label, "tokens per GPU": flow.tokens, "GPUs": flow.profile["ranks"],
+                     **{f"{arm.name}, ms": f"{arm.layer:.2f}" for arm in arms},
+                     "MHz, bf16, flow": f"{bf16.mhz:.0f}, {flow.mhz:.0f}", "bf16 / flow": f"**{bf16.layer / flow.layer:.2f}**",
+                     "tokens/s/GPU": f"{flow.data['tokens per second per gpu'] / 1e3:.0f} k",
+                     "TFLOP/s/GPU": f"{flow.data['flops per second per gpu'] / 1e12:.0f}"})
+    return table(rows, *LAYERS)
 
 
 def headline():
     """README's table: layers, whole models, loss."""
-    rows, names = [], []
-    for label, name in (LAYERS[0], LAYERS[2], LAYERS[3]):
+    def row(what, form, cells, compared):
+        cells = {f"`{recipe}`": form.format(cells[recipe]) if recipe in cells else "" for recipe in RECIPES}
+        return {"": what, **cells, "flow against bf16": compared}
+
+    def faster(what, form, ms):
+        return row(what, form, ms, f"**{ms['bf16'] / ms['fp8_flow']:.2f} x**")
+    rows, names = [], [name for i, name in enumerate(LAYERS) if i in (0, 2, 3)]
+    for name in names:
         arms = recipes_of(name)
-        gpus = arms[0].profile["ranks"]
-        rows.append([f"MoE layer, {label}, {gpus} GPU{'s' if gpus > 1 else ''}, {arms[-1].tokens} tokens each",
-                     *(f"{arm.layer:.2f} ms" for arm in arms), f"**{arms[0].layer / arms[-1].layer:.2f} x**"])
-        names.append(name)
-    whole = {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}
-    rows.append(["step of Qwen3-30B-A3B, 20 of 48 layers, 4 GPUs, 32768 tokens each, BF16 state", f"{whole['bf16']:.0f} ms", "",
-                 f"{whole['fp8_flow']:.0f} ms", f"**{whole['bf16'] / whole['fp8_flow']:.2f} x**"])
-    held = {arm["arm"]: arm["held out"] for arm in load("validate_h200_100m.json")["arms"]}
-    rows.append(["held-out loss of a 107 M model after 1000 iterations, 4 GPUs", f"{held['bf16']:.4f}", "",
-                 f"{held['fp8_flow']:.4f}", f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"])
-    return (table(["", *(f"`{recipe}`" for recipe in RECIPES), "flow against bf16"], rows) +
-            source(origin(*names, WHOLE_MODEL, "validate_h200_100m.json")))
+        gpus = f"{load(name)['ranks']} GPU{'s' if load(name)['ranks'] > 1 else ''}"
+        rows.append(faster(f"MoE layer, {LAYERS[name]}, {gpus}, {arms[0].tokens} tokens each", "{:.2f} ms", {arm.name: arm.layer for arm in arms}))
+    rows.append(faster("step of Qwen3-30B-A3B, 20 of 48 layers, 4 GPUs, 32768 tokens each, BF16 state", "{:.0f} ms",
+                       {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}))
+    held = {arm["arm"]: arm["held out"] for arm in load(LOSSES)["arms"] if arm["arm"] in ("bf16", "fp8_flow")}
+    rows.append(row("held-out loss of a 107 M model after 1000 iterations, 4 GPUs", "{:.4f}", held,
+                    f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"))
+    return table(rows, *names, WHOLE_MODEL, LOSSES)
 
 
 def baselines():
-    """Whole layers of other implementations on one H200: the fastest of each."""
-    data, (first, second) = load("peers_layers_h200.json"), (name for _, name in LAYERS[:2])
-    rows = [[peer["peer"], peer["recipe"],
-             *(f"{peer[layer]['burst ms']:.2f} / {peer[layer]['sustained ms']:.2f}" if peer[layer] else ""
-               for layer in ("deepseek_v3", "qwen3"))] for peer in data["peers"]]
-    rows += [["fp8flow", one.data["name"], f"/ {one.layer:.2f}", f"/ {two.layer:.2f}"]
-             for one, two in zip(recipes_of(first), recipes_of(second))]
-    return (table(["implementation", "recipe", "DeepSeek-V3 dimensions, ms", "Qwen3-235B dimensions, ms"], rows, 2) +
-            source(f"{link('peers_layers_h200.json')}, {data['date']}, {data['gpu']}; conditions are in the file",
-                   f"fp8flow: {link(first)}, {link(second)}"))
+    """Whole layers of other implementations on one H200, burst / sustained: the fastest of each."""
+    name, (first, second) = "peers_layers_h200.json", list(LAYERS)[:2]
+
+    def both(times):
+        return f"{times['burst ms']:.2f} / {times['sustained ms']:.2f}" if times else ""
+    cells = [[peer["peer"], peer["recipe"], both(peer["deepseek_v3"]), both(peer["qwen3"])] for peer in load(name)["peers"]]
+    cells += [["fp8flow", one.name, f"/ {one.layer:.2f}", f"/ {two.layer:.2f}"] for one, two in zip(recipes_of(first), recipes_of(second))]
+    header = ["implementation", "recipe", "DeepSeek-V3 dimensions, ms", "Qwen3-235B dimensions, ms"]
+    return markdown([header, *cells]) + source(name, first, second)
 
 
 STAGE_ORDER = ["norm", "route", "plan", "cast", "dispatch", "fc1", "swiglu", "fc2", "combine", "shared expert",
@@ -171,27 +178,29 @@ STAGE_ORDER = ["norm", "route", "plan", "cast", "dispatch", "fc1", "swiglu", "fc
 
 def layer_stages():
     """Forward and backward of each stage."""
-    arms, rows = recipes_of(STAGES), []
-    for stage in STAGE_ORDER:
-        pairs = [[arm.rows("moe layer", way, stage) for way in ("forward", "backward")] for arm in arms]
-        cells = [" + ".join(f"{ms:.2f}" if ms else "-" for ms in pair) if any(pair) else "" for pair in pairs]
-        rows.append(["between stages" if stage == "moe layer" else stage, *cells])
-    rows.append(["sum of medians", *(f"{arm.rows('moe layer'):.2f}" for arm in arms)])
-    rows.append(["end to end, without the stage timer", *(f"{arm.layer:.2f}" for arm in arms)])
-    return table(["ms, forward + backward", *RECIPES], rows) + source(origin(STAGES))
+    def row(what, cell):
+        return {"ms, forward + backward": what, **{arm.name: cell(arm) for arm in recipes_of(STAGES)}}
+    rows = [row("between stages" if stage == "moe layer" else stage, lambda arm, stage=stage: arm.both_passes("moe layer", stage))
+            for stage in STAGE_ORDER]
+    rows.append(row("sum of medians", lambda arm: f"{arm.rows('moe layer'):.2f}"))
+    rows.append(row("end to end, without the stage timer", lambda arm: f"{arm.layer:.2f}"))
+    return table(rows, STAGES)
 
 
 def whole_model():
     """The step of the 107 M model by stage, per layer where it repeats."""
     name = "profile_100m_1gpu.json"
-    arms = recipes_of(name, ["fp8_flow", "fp8_flow + shared"])
-    rows = [[f"attention: {stage}", *(" + ".join(f"{arm.rows('attention', way, stage):.3f}" for way in ("forward", "backward"))
-                                      for arm in arms)] for stage in ("norm", "qkv", "core attention", "proj")]
-    rows.append(["MoE layer, end to end", *(f"{arm.layer:.3f}" for arm in arms)])
-    rows += [[label, *(f"{arm.rows(part, direction):.2f}" for arm in arms)] for label, part, direction in (
-        ("embedding, backward", "embedding", "backward"), ("head", "head", "forward"), ("optimizer", "optimizer", "update"))]
-    rows.append(["step, 8 layers", *(arm.ms("step seconds") for arm in arms)])
-    return table(["ms, forward + backward", "serial", "shared expert in parallel"], rows) + source(origin(name))
+    serial, shared = recipes_of(name, ["fp8_flow", "fp8_flow + shared"])
+
+    def row(what, cell):
+        return {"ms, forward + backward": what, "serial": cell(serial), "shared expert in parallel": cell(shared)}
+    rows = [row(f"attention: {stage}", lambda arm, stage=stage: arm.both_passes("attention", stage, 3))
+            for stage in ("norm", "qkv", "core attention", "proj")]
+    rows.append(row("MoE layer, end to end", lambda arm: f"{arm.layer:.3f}"))
+    for label, *part in (("embedding, backward", "embedding", "backward"), ("head", "head", "forward"), ("optimizer", "optimizer", "update")):
+        rows.append(row(label, lambda arm, part=part: f"{arm.rows(*part):.2f}"))
+    rows.append(row("step, 8 layers", lambda arm: arm.ms("step seconds")))
+    return table(rows, name)
 
 
 # ---- tables with a row per arm: pattern of the file names, {label: what the pattern takes}, columns
@@ -203,9 +212,9 @@ BY_ARM = {
         "DeepSeek-V3 layer": "deepseek_v3_4gpu", "the same, BF16 gradients": "deepseek_v3_4gpu_bf16_gradients",
         "the same, FP32 gradients, 8 micro-batches": "deepseek_v3_4gpu_micro_batches", "107 M model": "100m_4gpu"}, {
         "4 x H200": LABEL, "schedule": lambda arm: arm.schedule("serial"),
-        "passes, ms per layer": lambda arm: f"{arm.passes():.2f}",
-        "of serial": lambda arm: f"{arm.passes() / Arm('', {}, arm.profile['recipes'][0]).passes():.3f}", "MHz": MHZ,
-        "M cycles": lambda arm: f"{arm.passes() * arm.mhz / 1e3:.2f}", "exchange, ms": WIRE,
+        "passes, ms per layer": lambda arm: f"{arm.passes:.2f}",
+        "of serial": lambda arm: f"{arm.passes / Arm('', {}, arm.profile['recipes'][0]).passes:.3f}", "MHz": MHZ,
+        "M cycles": lambda arm: f"{arm.passes * arm.mhz / 1e3:.2f}", "exchange, ms": WIRE,
         "alone, ms": lambda arm: arm.ms("wire seconds alone"), "step, ms": STEP}),
     # accumulating micro-batches: weight gradients of several at once
     "micro_batches": ("profile_deepseek_v3_4gpu_joined_{}.json", {"1": "1", "2": "2", "4": "4"}, {
@@ -249,62 +258,63 @@ BY_ARM = {
 
 def by_arm(name):
     pattern, files, columns = BY_ARM[name]
-    files = {label: pattern.format(part) for label, part in files.items()}
-    rows = [[column(arm) for column in columns.values()] for label, file in files.items() for arm in arms_of(label, file)]
-    return table(list(columns), rows, 2 if "schedule" in columns else 1) + source(origin(*files.values()))
+    arms = [arm for label, part in files.items() for arm in arms_of(pattern.format(part), label)]
+    return table([{column: cell(arm) for column, cell in columns.items()} for arm in arms], *map(pattern.format, files.values()))
 
 
 # ---- kernels
-def rows_of(name, op, words):
+def bench_rows(name, op, words):
     """Rows of a bench.json of this operation that have all of these words in their shape."""
     return [row for row in load(name) if row["op"] == op and set(words.split()) <= set(row["shape"].split())
             and "peer=alltoall" not in row["shape"]]
 
 
-def the_row(name, op, words):
-    found = rows_of(name, op, words)
-    assert len(found) == 1, (name, op, words, len(found))
-    return found[0]
+def bench_row(name, op, words):
+    [row] = bench_rows(name, op, words)
+    return row
 
 
-GEMMS = [  # label, operation, words of the shape
-    ("forward, N 4096, K 7168", "grouped_gemm", "G=32 N=4096 K=7168"),
-    ("input gradient of fc1, N 7168, K 4096", "grouped_gemm", "G=32 N=7168 K=4096"),
-    ("forward, N 7168, K 2048", "grouped_gemm", "G=32 N=7168 K=2048"),
-    ("wgrad 4096 x 7168, overwrite", "grouped_gemm_wgrad", "G=32 N=4096 K=7168 mode=overwrite"),
-    ("wgrad 4096 x 7168, accumulate", "grouped_gemm_wgrad", "G=32 N=4096 K=7168 mode=accumulate"),
-    ("wgrad 4096 x 7168, 8 groups, overwrite", "grouped_gemm_wgrad", "G=8 N=4096 K=7168 mode=overwrite"),
-    ("wgrad 4096 x 7168, 8 groups, accumulate", "grouped_gemm_wgrad", "G=8 N=4096 K=7168 mode=accumulate"),
-]
+GEMMS = {  # label: words of the shape; after wgrad of the weight gradient
+    "forward, N 4096, K 7168": "G=32 N=4096 K=7168",
+    "input gradient of fc1, N 7168, K 4096": "G=32 N=7168 K=4096",
+    "forward, N 7168, K 2048": "G=32 N=7168 K=2048",
+    "wgrad 4096 x 7168, overwrite": "G=32 N=4096 K=7168 mode=overwrite",
+    "wgrad 4096 x 7168, accumulate": "G=32 N=4096 K=7168 mode=accumulate",
+    "wgrad 4096 x 7168, 8 groups, overwrite": "G=8 N=4096 K=7168 mode=overwrite",
+    "wgrad 4096 x 7168, 8 groups, accumulate": "G=8 N=4096 K=7168 mode=accumulate",
+}
 
 
 def gemm():
-    """Rates of this project's grouped GEMM and of cuBLASLt."""
+    """Rates of this project's grouped GEMM and of cuBLASLt, on another H200."""
     own, other = "bench_grouped_gemm_h200.json", "bench_gemm_h200.json"
 
-    def cell(op, words, kind, name, backend):
-        found = rows_of(name, op, f"M=32768 rows=balanced {words} type={kind} {backend}")
-        flops = 2.0 * 32768 * math.prod(int(word[2:]) for word in words.split() if word[:2] in ("N=", "K="))
-        return f"{flops / found[0]['us'] / 1e6:.0f} / {flops / found[0]['us_sustained'] / 1e6:.0f}" if found else ""
-    rows = [[label, *(cell(op, words, kind, *of) for kind in ("fp8", "bf16")
-                      for of in ((own, ""), (other, "gemm_backend=cublaslt")))] for label, op, words in GEMMS]
-    return (table(["32,768 rows in 32 groups, TFLOP/s burst / sustained", "FP8", "FP8, cuBLASLt", "BF16", "BF16, cuBLASLt"],
-                  rows) + source(origin(own), "cuBLASLt, on another H200: " + origin(other)))
+    def cell(label, kind, name, backend=""):
+        op = "grouped_gemm_wgrad" if "wgrad" in label else "grouped_gemm"
+        found = bench_rows(name, op, f"M=32768 rows=balanced {GEMMS[label]} type={kind} {backend}")
+        flops = 2.0 * 32768 * math.prod(int(size) for size in re.findall(r"[NK]=(\d+)", GEMMS[label]))
+        return " / ".join(f"{flops / found[0][us] / 1e6:.0f}" for us in ("us", "us_sustained")) if found else ""
+    rows = []
+    for label in GEMMS:
+        row = {"32,768 rows in 32 groups, TFLOP/s burst / sustained": label}
+        for kind in ("fp8", "bf16"):
+            row[kind.upper()] = cell(label, kind, own)
+            row[f"{kind.upper()}, cuBLASLt"] = cell(label, kind, other, "gemm_backend=cublaslt")
+        rows.append(row)
+    return table(rows, own, other)
 
 
 def deepgemm():
     name = "bench_deepgemm_h200.json"
-    data = load(name)
-    rows = [[row["shape"], *itertools.chain(*((f"{us:.0f} us", f"{ratio:.3f}")
-                                              for us, ratio in zip(row["us"], row["deepgemm / ours"])))]
-            for row in data["rows grouped, per host"]]
-    wgrad = [[row["shape"], "; ".join(map(str, row["us"])) + " us",
-              "; ".join(f"{ratio:.3f}" for ratio in row["deepgemm / ours"])]
-             for row in data["wgrad accumulated into FP32, per host"]]
-    return (table(["rows grouped", "ours, host 1", "DeepGEMM / ours", "ours, host 2", "DeepGEMM / ours"], rows) + "\n\n" +
-            table(["FP8 wgrad, accumulated into FP32", "ours, three hosts", "DeepGEMM / ours"], wgrad) +
-            source(f"{origin(name)}, DeepGEMM {data['deepgemm commit']}; a stand-alone program that the file "
-                   "describes, not in the repository", commands=False))
+    rows = []
+    for row in load(name)["rows grouped, per host"]:
+        rows.append({"rows grouped": row["shape"]})
+        for host, (us, ratio) in enumerate(zip(row["us"], row["deepgemm / ours"]), 1):
+            rows[-1].update({f"ours, host {host}": f"{us:.0f} us", f"DeepGEMM / ours, host {host}": f"{ratio:.3f}"})
+    wgrad = [{"FP8 wgrad, accumulated into FP32": row["shape"], "ours, three hosts": "; ".join(map(str, row["us"])) + " us",
+              "DeepGEMM / ours": "; ".join(f"{ratio:.3f}" for ratio in row["deepgemm / ours"])}
+             for row in load(name)["wgrad accumulated into FP32, per host"]]
+    return markdown([list(rows[0]), *(row.values() for row in rows)]) + "\n\n" + table(wgrad, name)
 
 
 UPSTREAM, LAYER_SUITE = "bench_upstream_h200.json", "bench_layer_h200.json"
@@ -341,10 +351,10 @@ MEMORY = [  # label, suite, operation, words of the shape
 def memory_bound():
     rows = []
     for label, suite, op, words in MEMORY:
-        row = the_row(f"bench_{suite}_h200.json", op, words)
-        rows.append([label, f"`{op}`", f"{row['us']:.0f}", f"{row['ceiling_share'] * 100:.0f} %", suite])
-    return (table(["operation", "bench row", "us", "share of its ceiling", "suite"], rows, 2) +
-            source(origin(UPSTREAM), origin(LAYER_SUITE)))
+        row = bench_row(f"bench_{suite}_h200.json", op, words)
+        rows.append({"operation": label, "bench row": f"`{op}`", "us": f"{row['us']:.0f}",
+                     "share of its ceiling": f"{row['ceiling_share'] * 100:.0f} %", "suite": suite})
+    return table(rows, UPSTREAM, LAYER_SUITE)
 
 
 def baseline_us():
@@ -359,49 +369,43 @@ def upstream_counts():
     return (f"{len(data)} rows. Of the {len(shares)} that move at least 64 MB, half reach "
             f"{shares[len(shares) // 2] * 100:.0f} % of their ceiling or more.\n"
             f"{len(ratios)} rows have a baseline measured on an H200; {sum(ratio >= 1 for ratio in ratios)} of them take no "
-            f"longer than the baseline, the slowest takes {1 / min(ratios):.3f} times its time."
-            + source(origin(UPSTREAM), link("baselines_h200.json")))
+            f"longer than the baseline, the slowest takes {1 / min(ratios):.3f} times its time." + source(UPSTREAM, "baselines_h200.json"))
 
 
 EXCHANGES = {gpus: f"bench_exchange_h200_x{gpus}.json" for gpus in (8, 4, 2)}
+CALLS = {"dispatch FP8": ("dispatch", "wire=fp8"), "dispatch BF16": ("dispatch", "wire=bf16"),
+         "combine BF16": ("combine", "part=whole order=rank dprob=no")}
 
 
 def exchange():
-    rows, others = [], baseline_us()
-    for gpus, tokens in itertools.product(EXCHANGES, (4096, 8192)):
-        for label, op, words in (("dispatch FP8", "dispatch", "wire=fp8"), ("dispatch BF16", "dispatch", "wire=bf16"),
-                                 ("combine BF16", "combine", "part=whole order=rank dprob=no")):
-            row = the_row(EXCHANGES[gpus], op, f"T={tokens} {words} sms=0 dispatcher=flex")
-            other = others.get((op, row["shape"].replace(" peer=none", ""), gpus))
-            rows.append([label, tokens, gpus, f"{row['us']:.0f}", f"{row['wire_bytes'] / row['us'] / 1e3:.0f}",
-                         f"{row['ceiling_share'] * 100:.0f} %", f"{other:.0f}" if other else ""])
-    return (table(["", "tokens", "GPUs", "us", "wire, GB/s", "share of ceiling", "DeepEP V2, us"], rows) +
-            source(origin(*EXCHANGES.values())))
+    rows = []
+    for gpus, tokens, (label, (op, words)) in itertools.product(EXCHANGES, (4096, 8192), CALLS.items()):
+        row = bench_row(EXCHANGES[gpus], op, f"T={tokens} {words} sms=0 dispatcher=flex")
+        other = baseline_us().get((op, row["shape"].replace(" peer=none", ""), gpus))
+        rows.append({"": label, "tokens": tokens, "GPUs": gpus, "us": f"{row['us']:.0f}", "wire, GB/s": f"{row['wire_bytes'] / row['us'] / 1e3:.0f}",
+                     "share of ceiling": f"{row['ceiling_share'] * 100:.0f} %", "DeepEP V2, us": f"{other:.0f}" if other else ""})
+    return table(rows, *EXCHANGES.values())
 
 
 def exchange_sms():
-    sms = [8, 16, 24, 32, 64, 132]
-    rows = [[f"{op}, {gpus} GPUs, us",
-             *(f"{the_row(name, op, f'T=4096 {words} sms={n} dispatcher=flex')['us']:.0f}" for n in sms)]
-            for gpus, name in EXCHANGES.items()
-            for op, words in (("dispatch", "wire=fp8"), ("combine", "part=whole dprob=no"))]
-    return table(["SMs (4096 tokens)", *sms], rows) + source(origin(*EXCHANGES.values()))
+    rows = []
+    for (gpus, name), (op, words) in itertools.product(EXCHANGES.items(), (CALLS["dispatch FP8"], ("combine", "part=whole dprob=no"))):
+        times = {sms: bench_row(name, op, f"T=4096 {words} sms={sms} dispatcher=flex")["us"] for sms in (8, 16, 24, 32, 64, 132)}
+        rows.append({"SMs (4096 tokens)": f"{op}, {gpus} GPUs, us", **{sms: f"{us:.0f}" for sms, us in times.items()}})
+    return table(rows, *EXCHANGES.values())
 
 
 def slow_operations():
     """Operations of four whole models below 70 % of their ceiling."""
-    rows = [[row["op"], row["shape"], f"{row['us']:.1f}", f"{row['ceiling_us']:.1f}", f"{row['ceiling_share'] * 100:.0f} %"]
-            for row in load("bench_model_h200.json") if row.get("ceiling_us") and row["ceiling_share"] < 0.7]
-    return (table(["operation", "shape", "us", "ceiling, us", "share"], rows, 2) +
-            source(origin("bench_model_h200.json")))
+    name = "bench_model_h200.json"
+    return table([{"operation": row["op"], "shape": row["shape"], "us": f"{row['us']:.1f}", "ceiling, us": f"{row['ceiling_us']:.1f}",
+                   "share": f"{row['ceiling_share'] * 100:.0f} %"}
+                  for row in load(name) if row.get("ceiling_us") and row["ceiling_share"] < 0.7], name)
 
 
 # ---- losses, copies, and comparisons with transformers
-RUNS = [  # model, file
-    ("quickstart, 2 CPU ranks", "quickstart_recipes.json"),
-    ("quickstart, one H200", "quickstart_recipes_h200.json"),
-    ("107 M, 1000 iterations, 4 H200s", "validate_h200_100m.json"),
-]
+RUNS = {"quickstart_recipes.json": "quickstart, 2 CPU ranks", "quickstart_recipes_h200.json": "quickstart, one H200",
+        LOSSES: "107 M, 1000 iterations, 4 H200s"}
 
 
 def percent(share, digits=3):
@@ -410,25 +414,22 @@ def percent(share, digits=3):
 
 def loss():
     """Recipes against bf16 over a training: final held-out loss, errors of the smoothed loss, verdict."""
-    rows = [[label, arm["arm"], f"{arm['held out']:.4f}", percent(arm.get("max relative error")),
-             percent(arm.get("mean relative error")), arm["casts per step"], f"{arm['wire bytes per step'] / 2**20:.2f}",
-             f"{arm['saved bytes'] / 2**20:.1f}", arm["verdict"]] for label, name in RUNS for arm in load(name)["arms"]]
-    return (table(["run", "recipe", "held-out loss", "largest error", "mean error", "casts per step", "wire, MiB per step",
-                   "saved, MiB", "verdict"], rows, 2) + source(origin(*(name for _, name in RUNS))))
+    return table([{"run": label, "recipe": arm["arm"], "held-out loss": f"{arm['held out']:.4f}",
+                   "largest error": percent(arm.get("max relative error")), "mean error": percent(arm.get("mean relative error")),
+                   "casts per step": arm["casts per step"], "wire, MiB per step": f"{arm['wire bytes per step'] / 2**20:.2f}",
+                   "saved, MiB": f"{arm['saved bytes'] / 2**20:.1f}", "verdict": arm["verdict"]}
+                  for name, label in RUNS.items() for arm in load(name)["arms"]], *RUNS)
 
 
 def family_errors():
     """Norm-wise errors of one layer of every family: output and gradient of the experts."""
-    name, errors = "compare_torch_families.json", {}
-    data = load(name)
-    for arm in data["arms"]:
-        cells = errors.setdefault(arm["family"], [arm["family"]])
+    name, rows = "compare_torch_families.json", {}
+    for arm in load(name)["arms"]:
+        row = rows.setdefault(arm["family"], {"layer": arm["family"]})
         if arm["arm"] == "torch bf16":
-            cells.append(f"{arm['routed alike']}/{data['tokens']}")
-        cells += [f"{arm['output']:.1e}", f"{arm['d experts']:.1e}"]
-    return (table(["layer", "torch bf16: tokens routed alike", "output", "d experts", "bf16: output", "d experts",
-                   "fp8_flow: output", "d experts"], errors.values()) +
-            source(f"{origin(name)}; `torch bf16` is transformers' own block in BF16", commands=False))
+            row["torch bf16: tokens routed alike"] = f"{arm['routed alike']}/{load(name)['tokens']}"
+        row.update({f"{arm['arm']}: {what}": f"{arm[what]:.1e}" for what in ("output", "d experts")})
+    return table(rows.values(), name)
 
 
 def training_with_transformers():
@@ -439,38 +440,28 @@ def training_with_transformers():
         for arm in comparison["arms"][1:]:
             loss, gradient = arm["loss"], arm["gradient"]
             kind = max(gradient["kinds"], key=gradient["kinds"].get)
-            rows.append([comparison["family"], comparison["balancing loss"], arm["arm"], f"{exact:.4f}",
-                         f"{arm['losses'][-1]:.4f}", f"{loss['mean relative']:.1e}", f"{loss['max relative']:.1e}",
-                         f"{loss['last tenth relative']:+.1e}", f"{gradient['all']:.1e}",
-                         f"{kind} {gradient['kinds'][kind]:.1e}"])
-    return (table(["model", "balancing loss", "arm", "last loss, torch fp32", "last loss", "mean error", "max error",
-                   "last tenth", "d all", "worst kind of d"], rows, 3) +
-            f"\n\n{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, "
-            f"transformers {data['transformers']}." + source(origin(name), commands=False))
+            rows.append({"model": comparison["family"], "balancing loss": comparison["balancing loss"], "arm": arm["arm"],
+                         "last loss, torch fp32": f"{exact:.4f}", "last loss": f"{arm['losses'][-1]:.4f}",
+                         "mean error": f"{loss['mean relative']:.1e}", "max error": f"{loss['max relative']:.1e}",
+                         "last tenth": f"{loss['last tenth relative']:+.1e}", "d all": f"{gradient['all']:.1e}",
+                         "worst kind of d": f"{kind} {gradient['kinds'][kind]:.1e}"})
+    versions = f"{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}."
+    return table(rows, name) + f" {versions}"
 
 
 def transposed():
     """Values that transposed copies lose, over the iterations of a training."""
-    name, lines = "transposed_quickstart_cpu.json", []
-    iterations = load(name)["iterations"]
-    for tensor in ["dye^T", "dh^T", "a^T", "xe^T"]:
-        rows = {step["iteration"]: [row for row in step["transposed"] if row["tensor"] == tensor] for step in iterations}
-        every = [(row, iteration) for iteration, found in rows.items() for row in found]
-
-        def flushed(found):
-            return percent(sum(row["flushed"] for row in found) / sum(row["nonzero"] for row in found), 5)
-        most, when = max(every, key=lambda pair: pair[0]["flushed norm share"])
-        lines.append(["configs/quickstart.yaml, 2 CPU ranks", tensor,
-                      f"{sum(row['nonzero'] for row, _ in every) / 1e6:.1f} M", flushed([row for row, _ in every]),
-                      *(f"{step}: {flushed(rows[step])}" for step in (min(rows), max(rows))),
-                      f"{most['flushed norm share']:.1e}", f"{most['weight'].removesuffix('.weight')}, {when}",
-                      f"{max(row['nmse'] for row, _ in every):.1e}"])
-    return table(["run", "copy", "values not 0", "flushed", "at iteration", "and at", "most of a norm^2", "of", "most NMSE"],
-                 lines, 2) + source(origin(name))
+    name, rows = "transposed_quickstart_cpu.json", []
+    for tensor in ("dye^T", "dh^T", "a^T", "xe^T"):
+        found = [row for step in load(name)["iterations"] for row in step["transposed"] if row["tensor"] == tensor]
+        values, flushed = (sum(row[key] for row in found) for key in ("nonzero", "flushed"))
+        rows.append({"copy": tensor, "values not 0": f"{values / 1e6:.1f} M", "flushed": percent(flushed / values, 5),
+                     "largest share of a norm^2": f"{max(row['flushed norm share'] for row in found):.1e}",
+                     "largest NMSE": f"{max(row['nmse'] for row in found):.1e}"})
+    return table(rows, name)
 
 
 # ---- docs/results/README.md: the command that measures each file of the program again
-OURS = re.compile(r"(mpirun -n \d+ )?fp8flow ")
 PLACES = re.compile(r" --(overwrite|(backend|out|peers) \S+)")  # do not change what is measured
 
 
@@ -481,20 +472,18 @@ def measured_on(item):
     count = item.get("gpus") or item.get("ranks") or machine.get("ranks")
     if not gpu:
         return f"{count} CPU ranks"
-    kind = re.search(r"H\d+", gpu)[0]
-    return f"{count} x {kind}" if count > 1 else kind
+    return (f"{count} x " if count > 1 else "") + re.search(r"H\d+", gpu)[0]
 
 
 def commands():
     """One row per result of `fp8flow`; `defaults then`: settings that were defaults when the file was made."""
-    rows = []
-    for path in sorted(RESULTS.glob("*.json")):
-        data = load(path.name)
-        first = data[0] if isinstance(data, list) else data
-        if OURS.match(first.get("command", "")):
-            command = f"{PLACES.sub('', first['command'])} {first.get('defaults then', '')}"
-            rows.append([f"[{path.name}]({path.name})", measured_on(first), f"`{shlex.join(shlex.split(command))}`"])
-    return table(["file", "on", "command"], rows, 3)
+    found = {path.name: entries(path.name)[0] for path in sorted(RESULTS.glob("*.json"))}
+    found = {name: item for name, item in found.items() if OURS.match(item.get("command", ""))}
+
+    def command(item):
+        return shlex.join(shlex.split(f"{PLACES.sub('', item['command'])} {item.get('defaults then', '')}"))
+    lines = [[f"[{name}]({name})", measured_on(item), f"`{command(item)}`"] for name, item in found.items()]
+    return markdown([["file", "on", "command"], *lines])
 
 
 TABLES = {**{make.__name__: make for make in (
@@ -513,101 +502,73 @@ GROUPS = {  # label: stages; the first stage names the colour
     "shared expert": ["shared expert"], "swiglu": ["swiglu"], "cast": ["cast"], "transpose": ["transpose"],
     "norm, route, plan, rest": ["norm", "route", "plan", "moe layer"],
 }
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" font-family="DejaVu Sans, Arial, sans-serif">
+<title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>
+<style>.t{{fill:#1f2937}}.s{{fill:#4b5563}}@media (prefers-color-scheme: dark){{.t{{fill:#e5e7eb}}.s{{fill:#b6bec9}}}}</style>
+{2}
+</svg>
+"""
 
 
 def picture():
-    arms = recipes_of(STAGES)
-    profile = arms[0].profile
-    width, left, right, bar, gap, top = 960, 150, 110, 46, 22, 128
-    scale = (width - left - right) / max(arm.rows("moe layer") for arm in arms)
-    height = top + len(arms) * (bar + gap) + 44
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-           'role="img" font-family="DejaVu Sans, Arial, sans-serif">',
-           "<title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>",
-           "<style>.t{fill:#1f2937}.s{fill:#4b5563}"
-           "@media (prefers-color-scheme: dark){.t{fill:#e5e7eb}.s{fill:#b6bec9}}</style>"]
+    arms, out = recipes_of(STAGES), []
+    width, left, bar, pitch, top = 960, 150, 46, 68, 128
+    scale = (width - left - 110) / max(arm.rows("moe layer") for arm in arms)
+    height = top + len(arms) * pitch + 44
 
     def text(x, y, words, size, look):
-        out.append(f'<text x="{x}" y="{y}" {look} font-size="{size}">{words}</text>')
+        out.append(f'<text x="{x:.0f}" y="{y:.0f}" {look} font-size="{size}">{words}</text>')
 
     def box(x, y, width, height, stages, title=""):
-        out.append(f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{COLORS[stages[0]]}">{title}</rect>')
+        out.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="{height}" fill="{COLORS[stages[0]]}">{title}</rect>')
 
     text(24, 34, "DeepSeek-V3 MoE layer, forward + backward, ms", 18, 'class="t" font-weight="bold"')
+    profile = arms[0].profile
     text(24, 56, f'4 x {profile["machine"]["device"]}, 256 experts, top-8, 4096 tokens per GPU, balanced routing; medians '
          f'of {profile["steps"]} steps, commit {profile["commit"]}', 12.5, 'class="s"')
-    x, y = 24, 82
-    for label, stages in GROUPS.items():
-        step = 24 + 7.4 * len(label) + 12
-        if x + step > width - 16:
-            x, y = 24, y + 20
-        box(f"{x:.0f}", y - 10, 12, 12, stages)
-        text(f"{x + 17:.0f}", y, label, 12, 'class="s"')
-        x += step
-    for i, arm in enumerate(arms):
-        x, y = float(left), top + i * (bar + gap)
-        text(left - 12, f"{y + bar / 2 + 5:.0f}", arm.data["name"], 14, 'class="t" text-anchor="end"')
+    for i, (label, stages) in enumerate(GROUPS.items()):  # five in a row
+        x, y = 24 + i % 5 * 184, 82 + i // 5 * 20
+        box(x, y - 10, 12, 12, stages)
+        text(x + 17, y, label, 12, 'class="s"')
+    for y, arm in zip(itertools.count(top, pitch), arms):
+        x = left
+        text(left - 12, y + bar / 2 + 5, arm.name, 14, 'class="t" text-anchor="end"')
         for label, stages in GROUPS.items():
             ms = sum(arm.rows("moe layer", None, stage) for stage in stages)
             if ms > 0:
-                box(f"{x:.1f}", y, f"{ms * scale:.1f}", bar, stages, f"<title>{label}: {ms:.2f} ms</title>")
+                box(x, y, ms * scale, bar, stages, f"<title>{label}: {ms:.2f} ms</title>")
             if ms * scale > 34:
-                text(f"{x + ms * scale / 2:.1f}", f"{y + bar / 2 + 4:.0f}", f"{ms:.2f}", 12,
-                     'fill="#ffffff" text-anchor="middle"')
+                text(x + ms * scale / 2, y + bar / 2 + 4, f"{ms:.2f}", 12, 'fill="#ffffff" text-anchor="middle"')
             x += ms * scale
-        text(f"{x + 10:.1f}", f"{y + bar / 2 + 6:.0f}", f"{arm.layer:.2f} ms", 17, 'class="t" font-weight="bold"')
+        text(x + 10, y + bar / 2 + 6, f"{arm.layer:.2f} ms", 17, 'class="t" font-weight="bold"')
     text(24, height - 18, "Bars: medians of the stages under the stage timer. Bold: end to end, measured in a second pass "
          "without it.", 12, 'class="s"')
-    return "\n".join([*out, "</svg>"]) + "\n"
+    return SVG.format(width, height, "\n".join(out))
 
 
 # ---- from the program: docs/configuration.md, docs/scaling.md
-def printed(program, *arguments):
-    run = subprocess.run([program, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    if run.returncode != 0:
-        sys.exit(f"{shlex.join([program, *arguments])}: {run.stderr.strip()}")
-    return run.stdout
-
-
-def keys(program):
+def keys(help_config):
     """Of `fp8flow --help-config`: sections begin a line, keys follow two blanks, what is said of a key six."""
-    out, key = [], []
-
-    def finish():
-        if key:
-            name, kind, default = re.match(r"(\w+): (.*?)(?:; default (.*))?$", key[0]).groups()
-            recipes = [". Recipes: " + line.removeprefix("recipes: ") for line in key[1:] if line.startswith("recipes: ")]
-            meaning = " ".join(line for line in key[1:] if not line.startswith("recipes: ")) + "".join(recipes)
-            cells = [f"`{name}`", kind.replace("|", "\\|"), "" if default is None else f"`{default}`", meaning.replace("|", "\\|")]
-            out.append(f"| {' | '.join(cells)} |")
-            key.clear()
-
-    for line in printed(program, "--help-config").splitlines()[1:]:
-        if re.match(r"[a-z]+:$", line):
-            finish()
-            out.append(f"\n## {line[:-1]}\n\n| key | values | default | meaning |\n|---|---|---|---|")
-        elif line.startswith("      "):
-            key.append(line.strip())
-        elif line.startswith("  "):
-            finish()
-            key.append(line.strip())
-    finish()
+    out = []
+    for section, text in re.findall(r"^([a-z]+):\n((?:  .*\n)+)", help_config, re.M):
+        out.append(f"\n## {section}\n\n| key | values | default | meaning |\n|---|---|---|---|")
+        for name, values, default, said in re.findall(r"^  (\w+): (.*?)(?:; default (.*))?\n((?: {6}.*\n)*)", text, re.M):
+            lines = sorted(map(str.strip, said.splitlines()), key=lambda line: line.startswith("recipes: "))
+            meaning = " ".join(lines).replace(" recipes: ", ". Recipes: ")
+            cells = [f"`{name}`", values, f"`{default}`" if default else "", meaning]
+            out.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return "\n".join(out) + "\n"
 
 
 def plan_table(program, runs):
     """One table of several plans; a run inside a host has no column of the rows between hosts."""
-    header, rows = None, []
+    rows = []
     for run in runs.strip().splitlines():
         label, arguments = run.split(":", 1)
-        lines = printed(program, "plan", *shlex.split(arguments), "--markdown").splitlines()
+        lines = jobs.run([program, "plan", *shlex.split(arguments), "--markdown"], cwd=ROOT).splitlines()
         names, _, *found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|")]
-        header = header or ["model" if label else "", *names]
-        for row in found:
-            cells = dict(zip(names, row))
-            rows.append([label.strip(), *(cells.get(name, "-") for name in header[1:])])
-    rule = ["---"] + ["---:" if name not in ("recipe", "fits", "basis") else "---" for name in header[1:]]
-    return "\n".join("| " + " | ".join(line) + " |" for line in [header, rule, *rows]) + "\n"
+        rows += [({"model": label.strip()} if label else {}) | dict(zip(names, cells)) for cells in found]
+    return markdown([list(rows[0]), *([row.get(name, "-") for name in rows[0]] for row in rows)]) + "\n"
 
 
 # ---- pages
@@ -634,13 +595,13 @@ def filled(page):
 
 def from_program(program):
     configuration, scaling = (ROOT / "docs" / name for name in ("configuration.md", "scaling.md"))
-    return {configuration: KEYS.sub(lambda mark: mark[1] + keys(program), configuration.read_text()),
+    return {configuration: KEYS.sub(lambda mark: mark[1] + keys(jobs.run([program, "--help-config"])), configuration.read_text()),
             scaling: PLAN.sub(lambda mark: mark[1] + "\n" + plan_table(program, mark[2]) + "\n" + mark[4],
                               scaling.read_text())}
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = jobs.command_line(__doc__)
     parser.add_argument("--check", action="store_true", help="write nothing; fail where a page differs")
     parser.add_argument("--program", type=os.path.abspath, help="instead: the pages that come from this fp8flow")
     options = parser.parse_args()
