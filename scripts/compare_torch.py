@@ -389,7 +389,7 @@ def main():
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     report, holds = options.action(options)
     if options.json:
-        write_json(options.json, {**origin(), "torch": torch.__version__, "transformers": transformers.__version__, **report})
+        write_json(options.json, {**jobs.origin(), "torch": torch.__version__, "transformers": transformers.__version__, **report})
     return 0 if holds else 1
 
 
