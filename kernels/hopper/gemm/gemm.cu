@@ -18,9 +18,14 @@ bool launch_native(const GemmCall& call, GemmBackend backend, const Launch& laun
     return false;
 }
 
-// Where kernels of other streams take SMs meanwhile. Calls that run in parallel cannot share the counters.
-template <class Workspace> TileQueue* tile_queue(const Workspace& workspace, const Launch& launch) {
-    return launch.shared_device && !launch.independent ? workspace.template zeros_for<TileQueue>(1) : nullptr;
+// The GEMM of an operation. Where kernels of other streams take SMs meanwhile, it takes its tiles from a
+// queue. Calls that run in parallel cannot share the queue's counters.
+template <class Args, class Workspace>
+GemmCall queued_call(const Args& args, const Workspace& workspace, const Launch& launch) {
+    GemmCall call = call_of(args);
+    if (launch.shared_device && !launch.independent)
+        call.problem.queue = workspace.template zeros_for<TileQueue>(1);
+    return call;
 }
 
 // After a kernel that summed the squares of what it wrote. An overwriting one wrote all groups.
@@ -41,8 +46,7 @@ int64_t HopperOps::cublaslt_gemms() const {
 // Dense BF16 GEMMs run on cuBLASLt. What it does not support, FP8, FP32 and grouped GEMMs run on this
 // project's kernels.
 void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
-    GemmCall call = call_of(args);
-    call.problem.queue = tile_queue(workspace(launch), launch);
+    const GemmCall call = queued_call(args, workspace(launch), launch);
     const bool fp8 = is_fp8(args.a.data.dtype), library = kernels_.gemm == GemmBackend::cublaslt ||
                                                           (kernels_.gemm == GemmBackend::native && !fp8);
     if (library && workspace(launch).cublaslt.run(call, launch)) return;
@@ -53,9 +57,7 @@ void HopperOps::do_gemm(const op::Gemm& args, const Launch& launch) {
 }
 
 void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launch) {
-    GemmCall call = call_of(args);
-    call.problem.queue = tile_queue(workspace(launch), launch);
-    launch_native(call, kernels_.gemm, launch);
+    launch_native(queued_call(args, workspace(launch), launch), kernels_.gemm, launch);
 }
 
 // Fused where h is not kept: after a GEMM that stores h in BF16 anyway, the parts are faster
@@ -63,23 +65,21 @@ void HopperOps::do_grouped_gemm(const op::GroupedGemm& args, const Launch& launc
 void HopperOps::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& args,
                                                 const Launch& launch) {
     if (kernels_.gemm == GemmBackend::native &&
-        launch_wgmma_swiglu(args, tile_queue(workspace(launch), launch), launch))
+        launch_wgmma_swiglu(args, queued_call(args, workspace(launch), launch), launch))
         return;
     Ops::do_grouped_gemm_swiglu_quantize(args, launch);
 }
 
 void HopperOps::do_grouped_gemm_wgrad(const op::GroupedGemmWgrad& args, const Launch& launch) {
+    const GemmCall call = queued_call(args, workspace(launch), launch);
     if (args.second) {
-        if (kernels_.gemm == GemmBackend::native &&
-            launch_wgmma_wgrad_sets(args, tile_queue(workspace(launch), launch), launch)) {
-            launch_rest_of_squares(call_of(args).problem, launch);
+        if (kernels_.gemm == GemmBackend::native && launch_wgmma_wgrad_sets(args, call.problem, launch)) {
+            launch_rest_of_squares(call.problem, launch);
             return;
         }
         for (int i = 0; i < num_sets(args); ++i) do_grouped_gemm_wgrad(call_of_set(args, i), launch);
         return;
     }
-    GemmCall call = call_of(args);
-    call.problem.queue = tile_queue(workspace(launch), launch);
     if (launch_native(call, kernels_.gemm, launch) && writes_squares(call.problem)) {
         launch_rest_of_squares(call.problem, launch);
         return;

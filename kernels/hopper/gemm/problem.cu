@@ -107,6 +107,10 @@ GemmCall call_of(const op::GroupedGemm& args) {
             .group_alignment = args.groups.alignment};
 }
 
+GemmCall call_of(const op::GroupedGemmSwigluQuantize& args) {
+    return call_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
+}
+
 GemmCall call_of(const op::GroupedGemmWgrad& args) {
     const auto operand = [](const ScaledTensor& tensor) {
         GemmOperand result =

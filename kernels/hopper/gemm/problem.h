@@ -209,6 +209,7 @@ struct GemmCall {
 };
 GemmCall call_of(const op::Gemm& args);
 GemmCall call_of(const op::GroupedGemm& args);
+GemmCall call_of(const op::GroupedGemmSwigluQuantize& args);  // its GEMM
 GemmCall call_of(const op::GroupedGemmWgrad& args);
 
 // Any GEMM, summed exactly in the order of kernels/ops/gemm.h.
@@ -216,15 +217,17 @@ void launch_simt(const GemmProblem& problem, const Launch& launch);
 
 // Grouped and dense GEMMs on wgmma (sm90/wgmma_dispatch.cu), where dtypes, layouts and alignments allow.
 bool wgmma_supports(const GemmCall& call);
-// The launch functions below return false, and do nothing, where the kernels do not support the GEMM. queue:
-// GemmProblem::queue.
-bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, TileQueue* queue, const Launch& launch);
+// The launch functions below return false, and do nothing, where the kernels do not support the GEMM. call:
+// call_of(args).
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const GemmCall& call,
+                         const Launch& launch);
 // problem.squares is written by weight gradients with writes_squares only.
 bool launch_wgmma(const GemmCall& call, const Launch& launch);
 // Weight gradients of kernels that sum the squares of what they store (sm90/fp8_wgrad.cu, bf16_wgrad.cu).
 bool writes_squares(const GemmProblem& problem);
-// A weight gradient with several sets of operands, in one pass over D.
-bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue, const Launch& launch);
+// A weight gradient with several sets of operands, in one pass over D. problem: of call_of(args).
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const GemmProblem& problem,
+                             const Launch& launch);
 
 // Writes the sums of squares of D: of all groups, or of those that the kernels of sm90/ pass over because
 // they have no rows (squares.cu).

@@ -559,9 +559,8 @@ void launch_wgmma_fp8(const GemmProblem& p, const StoredShape& a, const StoredSh
                              : launch<WgmmaE4m3>(p, map_a, map_b, how);
 }
 
-bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, TileQueue* queue, const Launch& launch) {
-    GemmCall call = call_of(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
-    call.problem.queue = queue;
+bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const GemmCall& call,
+                         const Launch& launch) {
     const GemmProblem& p = call.problem;
     const TensorView &a = args.a.data, &b = args.b.data;
     if (args.save_h == op::SaveH::yes || !wgmma_supports(call) || a.dtype != DType::e4m3 ||

@@ -47,7 +47,8 @@ bool writes_squares(const GemmProblem& p) {
            (p.grouped == Grouped::contraction && wgmma_supports_bf16(p));
 }
 
-bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue, const Launch& launch) {
+bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, const GemmProblem& problem,
+                             const Launch& launch) {
     std::vector<StoredSet> sets;
     for (int i = 0; i < num_sets(args); ++i) {
         const GemmCall call = call_of(call_of_set(args, i));
@@ -55,8 +56,6 @@ bool launch_wgmma_wgrad_sets(const op::GroupedGemmWgrad& args, TileQueue* queue,
         if (!is_blockwise_wgrad(p) || !wgmma_supports(call)) return false;
         sets.push_back({{p.groups, p.a, p.b}, shape_of(call.a), shape_of(call.b)});
     }
-    GemmProblem problem = call_of(args).problem;
-    problem.queue = queue;
     launch_wgmma_fp8_wgrad_sets(problem, sets, launch);
     return true;
 }
