@@ -53,8 +53,8 @@ static_assert(kTileRows == kOperandPanels * kPanel && kWarpgroupCols == kOperand
 
 // Both operands as stored: a stage is two panels of each.
 struct Bf16Policy {
-    static constexpr Sets kSets = Sets::one;
-    static constexpr int kStageK = gemm::kStageK, kStagesA = 256 / kStageK, kStagesB = 192 / kStageK;
+    static constexpr int kSets = 1, kStageK = gemm::kStageK, kStagesA = 256 / kStageK,
+                         kStagesB = 192 / kStageK;
     static constexpr uint32_t kOperandStageBytes = kOperandPanels * kPanelBytes;
     template <Multicast> static constexpr uint32_t kLoadBytes = kOperandStageBytes;
     struct Scales {};
@@ -69,7 +69,7 @@ struct Bf16Policy {
     }
     static __device__ __forceinline__ void load(Load load, const StepSource& from, int64_t output,
                                                 Mbarrier* full, uint8_t* to) {
-        const int x = static_cast<int>(output), y = static_cast<int>(from.k);
+        const int x = static_cast<int>(output), y = from.k;
         load_operand<kOperandPanels>(load, static_cast<int>(cluster_rank()), from.map, full, to, kPanelBytes,
                                      [&](int i) { return make_int2(x + i * kPanel, y); });
     }
@@ -266,8 +266,7 @@ private:
 
 template <DType kOutput, Squares kSquares>
 __global__ void __launch_bounds__(kCtaThreads, 1)
-    wgrad_kernel(const __grid_constant__ GemmProblem problem,
-                 const __grid_constant__ WgradMaps<Sets::one> maps) {
+    wgrad_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ WgradMaps<1> maps) {
     run_wgrad_roles<Bf16Policy, kSquares>(
         problem, maps, [&]<Gradient kMode>(WgradStorage<Bf16Policy>& shared, int warpgroup) {
             Consumer<kMode, kOutput, kSquares>(problem, shared, &maps.d, warpgroup).run();
@@ -279,7 +278,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
 void launch_wgmma_bf16_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                              const Launch& launch) {
     launch_wgrad<Bf16Policy>(
-        p, launch, {{operand_map(p.a, a, kStageK)}, {operand_map(p.b, b, kStageK)}, gradient_map(p), {}},
+        p, launch, wgrad_maps<1>(p, {{{p.groups, p.a, p.b}, a, b}}, kStageK),
         [&]<DType kOutput, Squares kSquares>() { return wgrad_kernel<kOutput, kSquares>; });
 }
 

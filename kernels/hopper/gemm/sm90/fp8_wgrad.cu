@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Grouped FP8 weight gradients: dW [group, M, N] FP32 or BF16 (+)= dY^T X over the rows of each group, from
 // transposed copies. A scale per 128 of the contraction, for tiles (tile128) or for rows and columns
-// (vec128). Sets::many: a tile's steps are those of the first set of operands, then those of the next. Read
+// (vec128). With several sets, a tile's steps are those of the first set, then those of the next. Read
 // first: pipeline.h, wgrad_roles.h (tiles, roles, barriers), wgrad_epilogue.h, fp8_mainloop.h.
 //
 // Lower bound at 32 groups x 1024 rows, 4096 x 7168: 1.92 TFLOP take 1.4 ms at the 1400 TFLOP/s that the
@@ -41,46 +41,26 @@ namespace {
 
 // ---- scales of a step
 //
-// Where a warp reads its tile scales, one per step: the address of step 0, extrapolated from each set.
-template <Sets kSets> struct TileScales {
-    const float *a[kNumSets<kSets>], *b[kNumSets<kSets>];
-    int32_t ends[kNumSets<kSets>];  // as in GroupSets
+// Where a warp's tile has its scales in those of a step: the group's table, elements from its scales on. In
+// shared memory, because the consumers have no registers left.
+struct TileScales {
+    int32_t a, b, sets;
 };
-
-// Scales at contraction index k; both sets have the same stride.
-__device__ __forceinline__ const float* scales_at(const OperandScale& s, const void* scales, int64_t k,
-                                                  int64_t output) {
-    return static_cast<const float*>(scales) + k / kFp8StageK * s.block_stride + output;
-}
 
 // The tile scales of a consumer warp: lane l holds those of step l of every 32 steps, read long before they
 // are used. Does nothing if rows and columns have scales.
 template <class Policy> class TileScaleReader {
 public:
-    __device__ __forceinline__ TileScaleReader(const GemmProblem& p, TileScales<Policy::kSets>& at)
-        : p_(p), at_(at) {}
+    __device__ __forceinline__ TileScaleReader(const GemmProblem& p, WgradStorage<Policy>& shared, int warp)
+        : p_(p), shared_(shared), at_(shared.scales.tiles[warp]) {}
 
-    // Sets::many: finds the scales of a tile in each set, before its slot in the ring is released.
-    __device__ __forceinline__ void find(const WorkTile& tile, int64_t column,
-                                         const OperandSets<Policy::kSets>& sets,
-                                         const GroupSets<Policy::kSets>& group) {
-        if constexpr (Policy::kSets == Sets::many && !Policy::kRowScales) {
-            if (lane() >= GroupSets<Policy::kSets>::kMax) return;
-            const auto& own = sets.sets[lane()];
-            at_.a[lane()] = scales_at(p_.a.scale, own.scales_a, group.a_k[lane()], output_a(tile));
-            at_.b[lane()] = scales_at(p_.b.scale, own.scales_b, group.b_k[lane()], output_b(column));
-            at_.ends[lane()] = group.ends[lane()];
-        }
-    }
-    __device__ __forceinline__ void begin(const WorkTile& tile, int64_t column) {
+    __device__ __forceinline__ void begin(const WgradTile& tile, int64_t column) {
         if (Policy::kRowScales) return;
-        if constexpr (Policy::kSets == Sets::one) {
-            if (lane() == 0) {
-                at_.a[0] = scales_at(p_.a.scale, p_.a.scale.scales, tile.a_k, output_a(tile));
-                at_.b[0] = scales_at(p_.b.scale, p_.b.scale.scales, tile.b_k, output_b(column));
-            }
-            __syncwarp();
-        }
+        if (lane() == 0)
+            at_ = {static_cast<int>(tile.a_output / kTileRows * p_.a.scale.output_stride),
+                   static_cast<int>(min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride),
+                   tile.sets};
+        __syncwarp();
         read(lane(), tile.steps);
     }
     // The product of both operands' scales; called once for every step, in order.
@@ -94,24 +74,17 @@ public:
 
 private:
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
-    __device__ __forceinline__ int64_t output_a(const WorkTile& tile) const {
-        return tile.a_output / kTileRows * p_.a.scale.output_stride;
-    }
-    __device__ __forceinline__ int64_t output_b(int64_t column) const {
-        return min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride;
-    }
     __device__ __forceinline__ void read(int step, int steps) {
         // without a branch: after one, descriptors would not stay in uniform registers
         step = min(step, steps - 1);
-        int set = 0;
-#pragma unroll
-        for (int i = 0; i + 1 < kNumSets<Policy::kSets>; ++i) set += step >= at_.ends[i] ? 1 : 0;
-        next_a_ = at_.a[set][step * p_.a.scale.block_stride];
-        next_b_ = at_.b[set][step * p_.b.scale.block_stride];
+        const auto& set = shared_.sets[at_.sets].set_of(step);
+        next_a_ = set.scales_a[step * static_cast<int>(p_.a.scale.block_stride) + at_.a];
+        next_b_ = set.scales_b[step * static_cast<int>(p_.b.scale.block_stride) + at_.b];
     }
 
     const GemmProblem& p_;
-    TileScales<Policy::kSets>& at_;
+    WgradStorage<Policy>& shared_;
+    TileScales& at_;
     float scales_ = 0.0f, next_a_ = 0.0f, next_b_ = 0.0f;
 };
 
@@ -143,12 +116,11 @@ public:
     __device__ __forceinline__ Fp8WgradConsumer(const GemmProblem& p, Shared& shared,
                                                 const WgradMaps<Policy::kSets>& maps, int warpgroup)
         : shared_(shared),
-          sets_(maps.sets),
           warpgroup_(warpgroup),
           warp_(consumer_warp()),
           d_{p, &maps.d, shared.staging[warp_], &shared.d_full[warp_]},
           stages_(shared, warpgroup),
-          tile_scales_(p, shared.scales.tiles[warp_]) {}
+          tile_scales_(p, shared, warp_) {}
 
     __device__ __forceinline__ void run() {
         if (!next_work()) return;
@@ -170,15 +142,12 @@ private:
     using Factors = StepFactors<Policy>;
     static __device__ __forceinline__ int lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-    __device__ __forceinline__ int64_t column() const { return tile_.b_output + warpgroup_ * kWarpgroupCols; }
     __device__ __forceinline__ bool next_work() {
-        const auto find_scales = [this](int slot) {
-            tile_scales_.find(tile_, column(), sets_, shared_.sets[slot]);
-        };
-        if (!next_tile(shared_, ring_, tile_, find_scales)) return false;
-        steps_ = tile_.steps;
-        origin_ = first_block(tile_, warpgroup_, warp_);
-        tile_scales_.begin(tile_, column());
+        WgradTile tile;
+        if (!next_tile(shared_, ring_, tile)) return false;
+        steps_ = tile.steps;
+        origin_ = first_block(tile, warpgroup_, warp_);
+        tile_scales_.begin(tile, tile.b_output + warpgroup_ * kWarpgroupCols);
         return true;
     }
 
@@ -325,13 +294,11 @@ private:
     }
 
     Shared& shared_;
-    const OperandSets<Policy::kSets>& sets_;
     const int warpgroup_, warp_;
     WarpGradient<kMode, kOutput, kSquares> d_;
     ConsumerStages<Policy> stages_;
     TileScaleReader<Policy> tile_scales_;
     RingPosition<kTileSlots> ring_;
-    WorkTile tile_{};
     int steps_ = 0;
     // origin_: of block 0. previous_: of the tile with a block 1 that is not stored yet (at first none).
     BlockOrigin origin_{}, previous_{0, kNoRow, 0};
@@ -350,9 +317,9 @@ static_assert(kTileRows == kStageOutputs && kWarpgroupCols == kStageOutputs);
 //   Wgmma                        the MMA
 //   kRowScales, kColumnScales    one scale per row of A, per column of B; else one for all of a tile's step
 //   Scales                       rows[stage], columns[warpgroup][stage], tiles[warp]
-template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
+template <class Multiply, ScaleMode kMode, int kMost> struct Fp8Policy {
     using Wgmma = Multiply;
-    static constexpr Sets kSets = kBoth;
+    static constexpr int kSets = kMost;
     static constexpr bool kRowScales = has_row_scales(kMode), kColumnScales = has_column_scales(kMode);
     static constexpr int kStageK = kFp8StageK, kStagesA = kMode == ScaleMode::tiles ? 4 : 3, kStagesB = 3;
     static constexpr uint32_t kOperandStageBytes = kStageOutputs * kStageRowBytes;
@@ -365,7 +332,7 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
     struct Scales {
         alignas(16) float rows[kStagesA][kRowScales ? kStageOutputs : 1];
         alignas(16) float columns[kConsumerWarpgroups][kStagesB][kColumnScales ? kStageOutputs : 1];
-        TileScales<kSets> tiles[kConsumerWarps];
+        TileScales tiles[kConsumerWarps];
     };
 
     static __device__ __forceinline__ int steps(const WorkTile& tile) { return tile.steps; }
@@ -374,7 +341,7 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
     }
     static __device__ __forceinline__ void load(Load load, const StepSource& from, int64_t output,
                                                 Mbarrier* full, uint8_t* to) {
-        const int x = static_cast<int>(from.k), y = static_cast<int>(output);
+        const int x = from.k, y = static_cast<int>(output);
         load_operand<2>(load, static_cast<int>(cluster_rank()), from.map, full, to,
                         kOperandBoxRows * kStageRowBytes,
                         [&](int i) { return make_int2(x, y + i * kOperandBoxRows); });
@@ -385,10 +352,9 @@ template <class Multiply, ScaleMode kMode, Sets kBoth> struct Fp8Policy {
                                                        const StageOf& at) {
         if constexpr (!kLoadsScales<kOperand>) return;
         if constexpr (kOperand == Multicast::a)
-            bulk_load(scales_at(p.a.scale, from.scales, from.k, output), full, to.rows[at.index],
-                      kScaleBytes);
+            bulk_load(from.scales + output, full, to.rows[at.index], kScaleBytes);
         else  // columns past the last are not stored, so any scale is fine
-            bulk_load(scales_at(p.b.scale, from.scales, from.k, min(output, p.n - kWarpgroupCols)), full,
+            bulk_load(from.scales + min(output, p.n - kWarpgroupCols), full,
                       to.columns[at.warpgroup][at.index], kScaleBytes);
     }
 };
@@ -404,7 +370,7 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         });
 }
 
-template <class Wgmma, ScaleMode kScaleMode, Sets kSets>
+template <class Wgmma, ScaleMode kScaleMode, int kSets>
 void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& maps) {
     using Policy = Fp8Policy<Wgmma, kScaleMode, kSets>;
     launch_wgrad<Policy>(p, how, maps, [&]<DType kOutput, Squares kSquares>() {
@@ -412,38 +378,26 @@ void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& map
     });
 }
 
-template <Sets kSets>
-void launch_sets(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& maps) {
+template <int kSets>
+void launch_sets(const GemmProblem& p, const std::vector<StoredSet>& sets, const Launch& how) {
     const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
     const auto run = columns ? (e5m2 ? launch<WgmmaE5m2, ScaleMode::rows_columns, kSets>
                                      : launch<WgmmaE4m3, ScaleMode::rows_columns, kSets>)
                              : (e5m2 ? launch<WgmmaE5m2, ScaleMode::tiles, kSets>
                                      : launch<WgmmaE4m3, ScaleMode::tiles, kSets>);
-    run(p, how, maps);
-}
-
-CUtensorMap map_of(const GemmOperand& operand, const StoredShape& shape) {
-    return operand_map(operand, shape, kOperandBoxRows);
+    run(p, how, wgrad_maps<kSets>(p, sets, kOperandBoxRows));
 }
 
 }  // namespace
 
 void launch_wgmma_fp8_wgrad(const GemmProblem& p, const StoredShape& a, const StoredShape& b,
                             const Launch& how) {
-    launch_sets<Sets::one>(p, how, {{map_of(p.a, a)}, {map_of(p.b, b)}, gradient_map(p), {}});
+    launch_sets<1>(p, {{{p.groups, p.a, p.b}, a, b}}, how);
 }
 
 void launch_wgmma_fp8_wgrad_sets(const GemmProblem& p, const std::vector<StoredSet>& sets,
                                  const Launch& how) {
-    WgradMaps<Sets::many> maps{.d = gradient_map(p)};
-    for (const auto& [set, a, b] : sets) {
-        const int i = maps.sets.num++;
-        maps.a[i] = map_of(set.a, a);
-        maps.b[i] = map_of(set.b, b);
-        maps.sets.sets[i] = {set.groups, set.a.row_base, set.b.row_base, set.a.scale.scales,
-                             set.b.scale.scales};
-    }
-    launch_sets(p, how, maps);
+    launch_sets<op::kMaxWgradSets>(p, sets, how);
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -63,19 +63,16 @@ constexpr int kBf16BoxCols = kStageRowBytes / static_cast<int>(sizeof(Bf16)),
 // tiles.
 enum class Multicast : int32_t { a, b };
 
-// Sets of operands of a weight gradient: its contraction may continue over those of other micro-batches. With
-// many, GemmProblem has the strides and dtypes of all, and OperandSets where each begins.
-enum class Sets { one, many };
-template <Sets kSets> constexpr int kNumSets = kSets == Sets::many ? op::kMaxWgradSets : 1;
-template <Sets kSets> struct OperandSets {};
-template <> struct OperandSets<Sets::many> {
+// The operands of a weight gradient: where each of at most kMax sets begins, for its contraction may continue
+// over those of other micro-batches. GemmProblem has the strides and dtypes of all.
+template <int kMax> struct OperandSets {
     struct Set {
         DeviceGroups groups;
         const int64_t *base_a, *base_b;  // null: 0
-        const void *scales_a, *scales_b;
+        const float *scales_a, *scales_b;
     };
     int num = 0;
-    Set sets[kNumSets<Sets::many>] = {};
+    Set sets[kMax] = {};
 
     __device__ bool is_empty(int64_t group) const {
         for (int i = 0; i < num; ++i)
@@ -117,12 +114,19 @@ constexpr size_t kSharedBytes = sizeof(Shared) + (kPadded<Shared> ? kSharedAlign
 // ascending indices. Both tiles belong to one group: two row tiles of one column tile; the last of an odd
 // number of row tiles is taken two column tiles at a time. Order within a group: bands of kBandRows row
 // tiles, column by column.
-template <int kStageK, int kBandRows = kRasterRows, Sets kSets = Sets::one> class TileScheduler {
+template <int kStageK, int kBandRows = kRasterRows, int kSets = 1> class TileScheduler {
 public:
-    // sets: with Sets::many.
+    // sets: where there may be several.
     __device__ TileScheduler(const GemmProblem& problem, int rank, const OperandSets<kSets>* sets = nullptr)
         : p_(problem), sets_(sets), rank_(rank), col_tiles_((problem.n + kTileCols - 1) / kTileCols) {
         enter_group();
+    }
+    // Whether the group of the last tile found has no rows.
+    __device__ bool is_empty() const {
+        if constexpr (kSets > 1)
+            return sets_->is_empty(group_);
+        else
+            return count_ == 0;
     }
     // The tile of this CTA in pair `index`; false past the last pair.
     __device__ bool find(int64_t index, WorkTile& tile) {
@@ -181,13 +185,6 @@ private:
                  row_tiles_ % kClusterCtas * ((col_tiles_ + 1) / kClusterCtas);
     }
 
-    __device__ bool is_empty() const {
-        if constexpr (kSets == Sets::many)
-            return sets_->is_empty(group_);
-        else
-            return count_ == 0;
-    }
-
     const GemmProblem& p_;
     const OperandSets<kSets>* sets_;
     int rank_;
@@ -242,7 +239,7 @@ __device__ void produce_tiles(const GemmProblem& p, Shared& shared, uint32_t sta
             stage.advance();
         }
     };
-    PairReader pairs(p.queue, shared.queue, PairReader::Announces::yes);
+    PairReader pairs(p.queue, shared.queue);
     for (;;) {
         WorkTile tile{};
         tile.past_end = !scheduler.find(pairs.next(), tile);
@@ -266,17 +263,17 @@ __device__ __forceinline__ void release_stage(SharedStorage& shared, int stage) 
     if (lane == 1) mbarrier_arrive_cta(&shared.empty[stage], cluster_rank() ^ 1);
 }
 
-// A consumer thread's next tile; false past the last. take(slot): reads what else the ring has of it.
-struct TakeNothing {
-    __device__ void operator()(int) const {}
-};
-template <class Shared, class Take = TakeNothing>
-__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kTileSlots>& ring, WorkTile& tile,
-                                          Take take = {}) {
+// A thread takes the next tile of the ring.
+template <class Shared, class Tile>
+__device__ __forceinline__ void take_tile(Shared& shared, const RingPosition<kTileSlots>& ring, Tile& tile) {
     mbarrier_wait(&shared.tile_full[ring.index], ring.parity);
     tile = shared.tiles[ring.index];
-    take(ring.index);
     mbarrier_arrive(&shared.tile_empty[ring.index]);
+}
+// A consumer thread's next tile; false past the last.
+template <class Shared, class Tile>
+__device__ __forceinline__ bool next_tile(Shared& shared, RingPosition<kTileSlots>& ring, Tile& tile) {
+    take_tile(shared, ring, tile);
     __syncwarp();  // wgmma is issued by whole warps
     tile.steps = warp_uniform(tile.steps);
     tile.past_end = warp_uniform(tile.past_end);

@@ -4,7 +4,7 @@
 // different times and run at different speeds. The results are the same, whichever cluster computes a tile.
 //
 //   barrier    arrivals of a phase                            waited for by
-//   full[s]    1 announcing reader + the bytes of the pair    readers of this CTA
+//   full[s]    1 reader + the bytes of the pair               the reader of this CTA
 //   empty[s]   1 per reader of both CTAs, at CTA 0            the thread that takes pairs, in CTA 0
 #pragma once
 
@@ -43,20 +43,17 @@ template <class Exists> __device__ void take_pairs(TileQueue& queue, SharedQueue
     if (atomicInc(&queue.ended, last) == last) queue.next = 0;
 }
 
-// The pairs of this cluster, one after the other, for one thread (or warp, by its lane 0). Of the readers of
-// a CTA one announces the bytes of a pair.
+// The pairs of this cluster, one after the other, for one thread of each CTA.
 class PairReader {
 public:
-    enum class Announces { no, yes };
-    __device__ PairReader(const TileQueue* queue, SharedQueue& shared, Announces announces)
-        : queue_(queue), shared_(shared), announces_(announces) {}
+    __device__ PairReader(const TileQueue* queue, SharedQueue& shared) : queue_(queue), shared_(shared) {}
     __device__ __forceinline__ int64_t next() {
         if (queue_ == nullptr) {
             pair_ += gridDim.x / kClusterCtas;
             return pair_;
         }
         Mbarrier* const full = &shared_.full[slot_.index];
-        if (announces_ == Announces::yes) mbarrier_arrive_expect_tx(full, sizeof(int32_t));
+        mbarrier_arrive_expect_tx(full, sizeof(int32_t));
         mbarrier_wait_cluster(full, slot_.parity);
         const int32_t pair = *const_cast<volatile int32_t*>(&shared_.pairs[slot_.index]);
         mbarrier_arrive_cta(&shared_.empty[slot_.index], 0);
@@ -67,7 +64,6 @@ public:
 private:
     const TileQueue* queue_;
     SharedQueue& shared_;
-    Announces announces_;
     RingPosition<kQueueSlots> slot_;
     int64_t pair_ = static_cast<int64_t>(blockIdx.x / kClusterCtas) - gridDim.x / kClusterCtas;
 };

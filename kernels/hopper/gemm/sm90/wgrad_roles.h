@@ -3,7 +3,7 @@
 // and barriers, producers, the consumers' side of the pipeline, roles of the warps, launch. A `Policy` states
 // the operands of a kernel:
 //
-//   kSets                           sets of operands
+//   kSets                           most sets of operands
 //   kStageK, kStagesA, kStagesB     contraction elements of a stage; stages of A, and of B for each warpgroup
 //   kOperandStageBytes              of one operand: 128 rows or columns of a tile
 //   Scales                          what else the stages hold in shared memory
@@ -18,7 +18,8 @@
 // read from memory once and stay in L2, and D is touched once.
 //
 // Warps of the producer warpgroup: one thread for A and the tile ring, one for the B of each consumer
-// warpgroup; the fourth warp zeroes the tiles of groups without rows, which the consumers never see. A
+// warpgroup, which reads the ring like a consumer; the fourth warp zeroes the tiles of groups without rows,
+// which the ring does not have. Where a tile's sets of operands lie, they all read from its group's table. A
 // consumer warpgroup owns 128 x 128 of a tile: two blocks of 64 rows. A consumer warp owns 16 rows of a block
 // and its own staging boxes, so it waits for no other warp; lane 0 issues its copies from and to D and waits
 // until the boxes may be written again. Direct stores from registers would make a warpgroup wait as long as
@@ -27,8 +28,8 @@
 //   barrier                    arrivals of a phase                            waited for by
 //   a_full[s], b_full[w][s]    1 producer + kLoadBytes                        warps that read the stage
 //   a_empty[s], b_empty[w][s]  1 per warp, of both CTAs, that reads the stage   producer that writes there
-//   tile_full[r]               1 A's producer                                 consumer threads
-//   tile_empty[r]              1 a consumer thread                            A's producer
+//   tile_full[r]               1 A's producer                                 B's producers, consumer threads
+//   tile_empty[r]              1 per B's producer and consumer thread         A's producer
 //   d_full[warp]               1 lane 0 + 8 KiB of old D                      the warp
 //
 // cluster_sync before the first copy and before exit.
@@ -42,67 +43,63 @@ constexpr int kWgradRasterRows = 32;  // rasterisation: row tiles of a band
 
 // ---- tiles
 //
-// Where the rows of a group lie in the sets of operands: the steps before the end of each set (past the last
-// set: never reached), and the contraction index of step 0, extrapolated from each set.
-template <Sets kSets> struct GroupSets {};
-template <> struct GroupSets<Sets::many> {
-    static constexpr int kMax = kNumSets<Sets::many>;
-    alignas(16) int32_t ends[kMax];
-    int64_t a_k[kMax], b_k[kMax];
+// Where the rows of a group lie in each set of operands, as A's producer finds it when the group begins: the
+// contraction index and the scales of step 0, extrapolated from the set, and the step after its last.
+template <int kSets> struct GroupSets {
+    static_assert((kSets & (kSets - 1)) == 0, "set_of halves");
+    struct Set {
+        const float *scales_a, *scales_b;
+        int32_t a_k, b_k, end;  // end of the last set: no step reaches it
+    };
+    Set of[kSets];
 
-    template <int kStageK> __device__ void fill(const OperandSets<Sets::many>& of, int64_t group) {
-        int32_t before = 0;
+    // The set of a step, without a branch.
+    __device__ __forceinline__ const Set& set_of(int step) const {
+        int set = 0;
 #pragma unroll
-        for (int i = 0; i < kMax; ++i) {
-            if (i >= of.num) {
-                ends[i] = INT32_MAX;
-                continue;
-            }
-            const auto& set = of.sets[i];
-            const int64_t first = set.groups.offset(group) - int64_t{before} * kStageK;
-            a_k[i] = first + (set.base_a != nullptr ? *set.base_a : 0);
-            b_k[i] = first + (set.base_b != nullptr ? *set.base_b : 0);
+        for (int half = kSets / 2; half > 0; half /= 2) set += step >= of[set + half - 1].end ? half : 0;
+        return of[set];
+    }
+    // Returns the number of steps.
+    template <int kStageK>
+    __device__ int32_t fill(const GemmProblem& p, const OperandSets<kSets>& from, int64_t group) {
+        int32_t before = 0;
+#pragma unroll 1
+        for (int i = 0; i < from.num; ++i) {
+            const auto& set = from.sets[i];
+            const auto k = [&](const int64_t* base) {
+                return static_cast<int32_t>(set.groups.offset(group) + (base != nullptr ? *base : 0)) -
+                       before * kStageK;
+            };
+            const int32_t a_k = k(set.base_a), b_k = k(set.base_b);
             before += static_cast<int32_t>((set.groups.count(group) + kStageK - 1) / kStageK);
-            ends[i] = before;
+            of[i] = {set.scales_a + a_k / kStageK * p.a.scale.block_stride,
+                     set.scales_b + b_k / kStageK * p.b.scale.block_stride, a_k, b_k, before};
         }
+        for (int i = from.num - 1; i < kSets; ++i) of[i].end = INT32_MAX;
+        return before;
     }
-    __device__ int32_t steps(int num) const { return ends[num - 1]; }
 };
+// sets: which GroupSets of WgradStorage is its group's.
+struct WgradTile : WorkTile {
+    int32_t sets;
+};
+// While a table is filled, readers may still use those of the last two tiles.
+constexpr int kGroupSlots = kTileSlots + 1;
 
-template <int kStageK, Sets kSets> using WgradScheduler = TileScheduler<kStageK, kWgradRasterRows, kSets>;
-
-// One thread, or a warp: all tiles of CTA `rank`. With several sets `steps` of a tile counts all, and `group`
-// describes those of its group.
-template <int kStageK, Sets kSets, class Each>
-__device__ __forceinline__ void for_each_tile(const GemmProblem& p, int rank, PairReader pairs,
-                                              const OperandSets<kSets>& sets, GroupSets<kSets>& group,
-                                              Each each) {
-    WgradScheduler<kStageK, kSets> scheduler(p, rank, &sets);
-    int64_t filled = -1;
-    for (;;) {
-        WorkTile tile{};
-        tile.past_end = !scheduler.find(pairs.next(), tile);
-        if constexpr (kSets == Sets::many) {
-            if (!tile.past_end) {
-                if (tile.group != filled) group.template fill<kStageK>(sets, tile.group);
-                filled = tile.group;
-                tile.steps = group.steps(sets.num);
-            }
-        }
-        each(tile);
-        if (tile.past_end) return;
-    }
-}
+template <class Policy>
+using WgradScheduler = TileScheduler<Policy::kStageK, kWgradRasterRows, Policy::kSets>;
 
 // One warp: zeros in the tiles of CTA `rank` of groups without rows, 16 bytes per lane; and in their sums of
 // squares. These tiles are always divided evenly.
-template <int kStageK, Sets kSets, Squares kSquares>
-__device__ void clear_tiles(const GemmProblem& p, SharedQueue& queue, int rank,
-                            const OperandSets<kSets>& sets, GroupSets<kSets>& group) {
+template <class Policy, Squares kSquares>
+__device__ void clear_tiles(const GemmProblem& p, int rank, const OperandSets<Policy::kSets>& sets) {
     const int64_t width = p.d_dtype == DType::bf16 ? 2 : 4;
-    const PairReader pairs(nullptr, queue, PairReader::Announces::no);
-    for_each_tile<kStageK>(p, rank, pairs, sets, group, [&](const WorkTile& tile) {
-        if (tile.steps > 0 || tile.past_end) return;
+    WgradScheduler<Policy> scheduler(p, rank, &sets);
+    WorkTile tile;
+    for (int64_t pair = blockIdx.x / kClusterCtas; scheduler.find(pair, tile);
+         pair += gridDim.x / kClusterCtas) {
+        if (!scheduler.is_empty()) continue;
         const int64_t lane = threadIdx.x % 32,
                       bytes = (min(tile.b_output + kTileCols, p.n) - tile.b_output) * width;
         uint8_t* row = static_cast<uint8_t*>(p.d) + (tile.d_row * p.n + tile.b_output) * width;
@@ -114,7 +111,7 @@ __device__ void clear_tiles(const GemmProblem& p, SharedQueue& queue, int rank,
             if (column < min(tile.b_output + kTileCols, p.n))
                 squares_of(p, tile.group, tile.a_output, column)[lane % op::kSquaresPatches] = 0.0;
         }
-    });
+    }
 }
 
 // ---- shared memory
@@ -123,9 +120,8 @@ template <class Policy> struct WgradStorage {
     alignas(1024) uint8_t b[kConsumerWarpgroups][Policy::kStagesB][Policy::kOperandStageBytes];
     alignas(1024) Staging staging[kConsumerWarps];
     typename Policy::Scales scales;
-    WorkTile tiles[kTileSlots];
-    GroupSets<Policy::kSets> sets[kTileSlots];                  // of these tiles
-    GroupSets<Policy::kSets> own_sets[kWarpgroup / kWarpSize];  // of the producer warps
+    WgradTile tiles[kTileSlots];
+    GroupSets<Policy::kSets> sets[kGroupSlots];
     Mbarrier a_full[Policy::kStagesA], a_empty[Policy::kStagesA];
     Mbarrier b_full[kConsumerWarpgroups][Policy::kStagesB], b_empty[kConsumerWarpgroups][Policy::kStagesB];
     Mbarrier tile_full[kTileSlots], tile_empty[kTileSlots];
@@ -146,25 +142,25 @@ template <class Policy> struct WgradStorage {
         init_ring(a_full, a_empty, kConsumerWarps * kClusterCtas);
         for (int w = 0; w < kConsumerWarpgroups; ++w)
             init_ring(b_full[w], b_empty[w], kConsumerWarps / kConsumerWarpgroups * kClusterCtas);
-        init_ring(tile_full, tile_empty, kConsumerThreads);
+        init_ring(tile_full, tile_empty, kConsumerThreads + kConsumerWarpgroups);
         for (Mbarrier& full : d_full) mbarrier_init(&full, 1);
-        init_ring(queue.full, queue.empty, (1 + kConsumerWarpgroups) * kClusterCtas);
+        init_ring(queue.full, queue.empty, kClusterCtas);
     }
 };
 
 // ---- producers
 //
 // Tensor maps of the operands of each set, and of D.
-template <Sets kSets> struct WgradMaps {
-    CUtensorMap a[kNumSets<kSets>], b[kNumSets<kSets>], d;
+template <int kSets> struct WgradMaps {
+    CUtensorMap a[kSets], b[kSets], d;
     OperandSets<kSets> sets;
 };
 
 // Where the operand of a step is loaded from.
 struct StepSource {
     const CUtensorMap* map;
-    const void* scales;
-    int64_t k;
+    const float* scales;
+    int32_t k;
 };
 // Where in the pipeline it goes.
 struct StageOf {
@@ -175,65 +171,76 @@ template <class Policy> struct WgradProducer {
     const GemmProblem& p;
     WgradStorage<Policy>& shared;
     const WgradMaps<Policy::kSets>& maps;
-    GroupSets<Policy::kSets>& group;
 
     // One thread: all stages of A, and the tile ring; of groups with rows only.
     __device__ __forceinline__ void produce_a() const {
+        WgradScheduler<Policy> scheduler(p, static_cast<int>(cluster_rank()), &maps.sets);
+        PairReader pairs(p.queue, shared.queue);
         RingPosition<Policy::kStagesA> stage;
         RingPosition<kTileSlots> ring;
-        const PairReader pairs(p.queue, shared.queue, PairReader::Announces::yes);
-        for_each_tile<Policy::kStageK>(p, rank(), pairs, maps.sets, group, [&](const WorkTile& tile) {
-            if (tile.steps == 0 && !tile.past_end) return;
+        RingPosition<kGroupSlots> sets;
+        int filled = -1, steps = 0;
+        for (;;) {
+            WgradTile tile{};
+            tile.past_end = !scheduler.find(pairs.next(), tile);
+            if (!tile.past_end && scheduler.is_empty()) continue;
             mbarrier_wait(&shared.tile_empty[ring.index], ring.parity ^ 1);
+            if (!tile.past_end && static_cast<int>(tile.group) != filled) {
+                sets.advance();
+                steps = shared.sets[sets.index].template fill<Policy::kStageK>(p, maps.sets, tile.group);
+                filled = static_cast<int>(tile.group);
+            }
+            tile.sets = sets.index;
+            tile.steps = steps;
             shared.tiles[ring.index] = tile;
-            shared.sets[ring.index] = group;
             mbarrier_arrive(&shared.tile_full[ring.index]);
+            if (tile.past_end) return;
             ring.advance();
             load_tile<Multicast::a>(tile, 0, stage);
-        });
+        }
     }
     // One thread: all stages of B of a consumer warpgroup.
     __device__ __forceinline__ void produce_b(int warpgroup) const {
         RingPosition<Policy::kStagesB> stage;
-        const PairReader pairs(p.queue, shared.queue, PairReader::Announces::no);
-        for_each_tile<Policy::kStageK>(p, rank(), pairs, maps.sets, group, [&](const WorkTile& tile) {
+        for (RingPosition<kTileSlots> ring;; ring.advance()) {
+            WgradTile tile;
+            take_tile(shared, ring, tile);
+            if (tile.past_end) return;
             load_tile<Multicast::b>(tile, warpgroup, stage);
-        });
+        }
     }
 
 private:
-    static __device__ __forceinline__ int rank() { return static_cast<int>(cluster_rank()); }
-    // set: of the step before; steps ascend.
-    template <Multicast kOperand>
-    __device__ __forceinline__ StepSource source(const WorkTile& tile, int step, int& set) const {
-        constexpr bool kA = kOperand == Multicast::a;
-        const auto& map = kA ? maps.a : maps.b;
-        if constexpr (Policy::kSets == Sets::many) {
-            while (step >= group.ends[set]) ++set;
-            const auto& own = maps.sets.sets[set];
-            return {&map[set], kA ? own.scales_a : own.scales_b,
-                    (kA ? group.a_k : group.b_k)[set] + step * Policy::kStageK};
-        }
-        return {&map[0], (kA ? p.a : p.b).scale.scales, (kA ? tile.a_k : tile.b_k) + step * Policy::kStageK};
-    }
     template <Multicast kOperand, class Position>
-    __device__ __forceinline__ void load_tile(const WorkTile& tile, int warpgroup, Position& stage) const {
-        int set = 0;
-        const int64_t output =
-            kOperand == Multicast::a ? tile.a_output : tile.b_output + warpgroup * kWarpgroupCols;
+    __device__ __forceinline__ void load_tile(const WgradTile& tile, int warpgroup, Position& stage) const {
+        constexpr bool kA = kOperand == Multicast::a;
+        const int64_t output = kA ? tile.a_output : tile.b_output + warpgroup * kWarpgroupCols;
+        const int steps = Policy::steps(tile);
 #pragma unroll 1
-        for (int step = 0; step < Policy::steps(tile); ++step) {
-            Mbarrier* full = shared.template full<kOperand>(warpgroup, stage.index);
-            const StepSource from = source<kOperand>(tile, step, set);
-            mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
-                          stage.parity ^ 1);  // consumers of both CTAs
-            mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
-            Policy::load(load_of(tile.multicast, kOperand), from, output, full,
-                         shared.template data<kOperand>(warpgroup, stage.index));
-            Policy::template load_scales<kOperand>(p, from, output, full, shared.scales,
-                                                   {warpgroup, stage.index});
-            stage.advance();
+        for (int set = 0, step = 0; step < steps; ++set) {
+            const auto& of = shared.sets[tile.sets].of[set];
+            const int end = min(of.end, steps);
+            StepSource from{kA ? &maps.a[set] : &maps.b[set],
+                            (kA ? of.scales_a : of.scales_b) + step * block_stride<kOperand>(),
+                            (kA ? of.a_k : of.b_k) + step * Policy::kStageK};
+#pragma unroll 1
+            for (; step < end; ++step) {
+                Mbarrier* full = shared.template full<kOperand>(warpgroup, stage.index);
+                mbarrier_wait(shared.template empty<kOperand>(warpgroup, stage.index),
+                              stage.parity ^ 1);  // consumers of both CTAs
+                mbarrier_arrive_expect_tx(full, Policy::template kLoadBytes<kOperand>);
+                Policy::load(load_of(tile.multicast, kOperand), from, output, full,
+                             shared.template data<kOperand>(warpgroup, stage.index));
+                Policy::template load_scales<kOperand>(p, from, output, full, shared.scales,
+                                                       {warpgroup, stage.index});
+                from.scales += block_stride<kOperand>();
+                from.k += Policy::kStageK;
+                stage.advance();
+            }
         }
+    }
+    template <Multicast kOperand> __device__ __forceinline__ int64_t block_stride() const {
+        return (kOperand == Multicast::a ? p.a : p.b).scale.block_stride;
     }
 };
 
@@ -315,16 +322,14 @@ __device__ __forceinline__ void run_wgrad_roles(const GemmProblem& p, const Wgra
         if (warp > kConsumerWarpgroups) {
             // with a queue this warp of CTA 0 fills it, and that of CTA 1 clears the tiles of both
             const int rank = static_cast<int>(cluster_rank());
-            if (threadIdx.x == kQueueThread)
-                fill_queue<WgradScheduler<Policy::kStageK, Policy::kSets>>(p, shared.queue, &maps.sets);
+            if (threadIdx.x == kQueueThread) fill_queue<WgradScheduler<Policy>>(p, shared.queue, &maps.sets);
             if (p.mode == Gradient::accumulate || (p.queue != nullptr && rank == 0)) return;
             for (int of = p.queue != nullptr ? 0 : rank; of <= rank; ++of)
-                clear_tiles<Policy::kStageK, Policy::kSets, kSquares>(p, shared.queue, of, maps.sets,
-                                                                      shared.own_sets[warp]);
+                clear_tiles<Policy, kSquares>(p, of, maps.sets);
             return;
         }
         if (threadIdx.x % kWarpSize != 0) return;
-        const WgradProducer<Policy> producer{p, shared, maps, shared.own_sets[warp]};
+        const WgradProducer<Policy> producer{p, shared, maps};
         if (warp == 0)
             producer.produce_a();
         else
@@ -340,8 +345,19 @@ __device__ __forceinline__ void run_wgrad_roles(const GemmProblem& p, const Wgra
     }
 }
 
-inline CUtensorMap gradient_map(const GemmProblem& p) {
-    return tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows);
+template <int kSets>
+WgradMaps<kSets> wgrad_maps(const GemmProblem& p, const std::vector<StoredSet>& stored, int box_rows) {
+    WgradMaps<kSets> maps{.d =
+                              tensor_map_of_groups(p.d, p.d_dtype, p.groups.num_groups, p.m, p.n, kWarpRows)};
+    for (const auto& [set, a, b] : stored) {
+        const int i = maps.sets.num++;
+        maps.a[i] = operand_map(set.a, a, box_rows);
+        maps.b[i] = operand_map(set.b, b, box_rows);
+        maps.sets.sets[i] = {set.groups, set.a.row_base, set.b.row_base,
+                             static_cast<const float*>(set.a.scale.scales),
+                             static_cast<const float*>(set.b.scale.scales)};
+    }
+    return maps;
 }
 
 // Launches kernel_of<kOutput, kSquares>(), a kernel of the problem and its maps.
