@@ -12,18 +12,21 @@ profile is predicted by `plan` at the clock that the profile states. A run is li
 mean, if it gave the calibration, its program is older than that, or the formulas leave out a part of it.
 Exit status 1: a run or the mean is worse than --max-error or --max-mean-error.
 """
-import argparse
 import concurrent.futures
+import itertools
 import json
 import math
 import os
 import pathlib
 import re
+import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+import jobs
+
+ROOT = pathlib.Path(jobs.ROOT)
 KINDS = ROOT / "configs" / "gpus"
 RECIPES = ("bf16", "fp8_blockwise", "fp8_flow")
 DISPATCHES = ["moe layer/dispatch/forward", "moe layer/dispatch/backward"]
@@ -33,23 +36,16 @@ LEAST_WORK = 0.25  # a stage that launches alone explain keeps this part of its 
 ERRORS = ("mean layer error", "worst layer error", "mean step error", "worst step error", "runs", "gpus")
 EARLIER = "of a program before the calibration"
 
-# What the arms of `profile --schedules` and `--state-dtypes` change. They start from a serial step.
+# What the arms of `profile --schedules` and `--state-dtypes` change. Schedules start from a serial step.
 JOINED = "precision.moe_wgrad_micro_batches"
 RENAMED = {"precision.moe_wgrad_pair_micro_batches": JOINED}  # true and false are read as 2 and 1
-SERIAL = {"schedule.moe_shared_expert_overlap": "false", "schedule.delay_wgrad_compute": "false",
-          "schedule.overlap_moe_expert_parallel_comm": "false", "schedule.overlap_grad_reduce": "false",
-          "schedule.overlap_param_gather": "false", "schedule.cuda_graph_impl": "none"}
-FP32_MOMENTS = {"training.exp_avg_dtype": "fp32", "training.exp_avg_sq_dtype": "fp32"}
-BF16_MOMENTS = {"training.exp_avg_dtype": "bf16", "training.exp_avg_sq_dtype": "bf16"}
-ARMS = {"wgrad": SERIAL | {"schedule.delay_wgrad_compute": "true"},
-        "shared": SERIAL | {"schedule.moe_shared_expert_overlap": "true"},
-        "shared + wgrad": SERIAL | {"schedule.moe_shared_expert_overlap": "true",
-                                    "schedule.delay_wgrad_compute": "true"},
-        "reduce": SERIAL | {"schedule.overlap_grad_reduce": "true"},
-        "turns": SERIAL | {"schedule.overlap_moe_expert_parallel_comm": "true", JOINED: "1"},
-        "graph": SERIAL | {"schedule.cuda_graph_impl": "full_iteration"},
-        "bf16 gradients": {"training.main_grads_dtype": "bf16"} | FP32_MOMENTS,
-        "bf16 state": {"training.main_grads_dtype": "bf16"} | BF16_MOMENTS}
+SERIAL = {f"schedule.{key}": "false" for key in ("moe_shared_expert_overlap", "delay_wgrad_compute", "overlap_moe_expert_parallel_comm",
+                                                 "overlap_grad_reduce", "overlap_param_gather")} | {"schedule.cuda_graph_impl": "none"}
+SCHEDULES = {"wgrad": {"schedule.delay_wgrad_compute": "true"}, "shared": {"schedule.moe_shared_expert_overlap": "true"},
+             "reduce": {"schedule.overlap_grad_reduce": "true"}, "graph": {"schedule.cuda_graph_impl": "full_iteration"},
+             "turns": {"schedule.overlap_moe_expert_parallel_comm": "true", JOINED: "1"}}
+STATES = {f"bf16 {what}": {"training.main_grads_dtype": "bf16", "training.exp_avg_dtype": moments, "training.exp_avg_sq_dtype": moments}
+          for what, moments in (("gradients", "fp32"), ("state", "bf16"))}
 
 
 def load(path):
@@ -71,6 +67,10 @@ def settings_of(text):
 def median(row, key):
     value = row.get(key)
     return value.get("median", 0) if isinstance(value, dict) else 0
+
+
+def key_of(row):
+    return f"{row['part']}/{row['stage']}/{row['direction']}"
 
 
 def is_kind(device, gpu):
@@ -106,18 +106,21 @@ class Planner:
         settings |= {key: value for key, value in recorded.items() if key in self.known}
         if settings[JOINED] == "auto":
             settings[JOINED] = "1"
-        name = arm["name"].removeprefix(arm["recipe"]).removeprefix(" + ")
-        return settings | ARMS[name] if name in ARMS else settings if not name else None
+        _, *parts = arm["name"].split(" + ")
+        if not set(parts) <= {*SCHEDULES, *STATES}:
+            return None
+        if set(parts) & set(SCHEDULES):
+            settings |= SERIAL
+        for part in parts:
+            settings |= SCHEDULES.get(part) or STATES[part]
+        return settings
 
     def predict(self, settings, recipe, ranks, gpu, clock):
         """The run as `plan --json` has it, or a text that says why there is none."""
         with tempfile.TemporaryDirectory() as folder:
-            sections = {}
-            for key, value in settings.items():
-                section, name = key.split(".")
-                sections.setdefault(section, []).append(f"  {name}: {value}\n")
-            pathlib.Path(folder, "run.yaml").write_text(
-                "".join(f"{section}:\n" + "".join(lines) for section, lines in sections.items()))
+            with open(f"{folder}/run.yaml", "w") as file:
+                for section, keys in itertools.groupby(sorted(settings), key=lambda key: key.split(".")[0]):
+                    file.write(f"{section}:\n" + "".join(f"  {key.split('.')[1]}: {settings[key]}\n" for key in keys))
             if isinstance(gpu, dict):
                 pathlib.Path(folder, "gpu.json").write_text(json.dumps(gpu))
                 gpu = f"{folder}/gpu.json"
@@ -139,12 +142,8 @@ class Planner:
         plan = self.predict(settings, arm["recipe"], profile["ranks"], gpu, clock)
         if isinstance(plan, str):
             return f"{path.name}: {arm['name']}: {plan}"
-        measured = {f"{row['part']}/{row['stage']}/{row['direction']}": median(row, "seconds")
-                    for row in arm["rows"]}
-        stages = []
-        for stage in plan["stages"]:
-            key = f"{stage['part']}/{stage['stage']}/{stage['direction']}"
-            stages.append({**stage, "key": key, "seconds measured": measured.get(key, 0)})
+        measured = {key_of(row): median(row, "seconds") for row in arm["rows"]}
+        stages = [{**stage, "key": key_of(stage), "seconds measured": measured.get(key_of(stage), 0)} for stage in plan["stages"]]
         # a layer of two interleaved micro-batches lasts as long as both
         interleaved = settings.get("schedule.overlap_moe_expert_parallel_comm") == "true"
         return {"file": path.name, "name": arm["name"], "recipe": arm["recipe"],
@@ -192,7 +191,7 @@ def summary(rows):
     result = {"runs": len(rows), "gpus": max((row["ranks"] for row in rows), default=0)}
     for what in ("layer", "step"):
         errors = [abs(error_of(row, what)) for row in rows if error_of(row, what) is not None]
-        result[f"mean {what} error"] = math.fsum(errors) / max(len(errors), 1)
+        result[f"mean {what} error"] = statistics.fmean(errors or [0])
         result[f"worst {what} error"] = max(errors, default=0)
     return result
 
@@ -212,16 +211,14 @@ def check(planner, paths, gpu, sheet, calibration):
     rows = [row for row in compared if not isinstance(row, str)]
     if not rows:
         sys.exit("\n".join([f"--check: no profile of {sheet['gpu']} that can be compared"] + skipped))
-    first = {}
-    for row in rows:
-        first.setdefault(row["file"], row)
+    first = {row["file"]: row for row in reversed(rows)}
     calibrated = []
     for row in rows:
         source, launches = (row["file"] == calibration.get(key) for key in ("source", "launches from"))
-        gave = row["name"] == row["recipe"] and (source or launches and row is first[row["file"]])
-        calibrated += [row["widths"]] if gave else []
-        row["apart"] = ("gave the calibration" if gave else row["not covered"] or
-                        (EARLIER if row["date"] < calibration["date"] else ""))
+        row["apart"] = row["not covered"] or (EARLIER if row["date"] < calibration["date"] else "")
+        if row["name"] == row["recipe"] and (source or launches and row is first[row["file"]]):
+            row["apart"] = "gave the calibration"
+            calibrated.append(row["widths"])
     for row in rows:
         row["other model"] = row["widths"] not in calibrated
     counted = [row for row in rows if not row["apart"]]
@@ -237,38 +234,33 @@ def percent(value, form=".1f"):
 
 
 def table(head, rows):
-    widths = [max(len(row[i]) for row in [head] + rows) for i in range(len(head))]
-    lines = [[cell.ljust(width) if i == 0 else cell.rjust(width)
-              for i, (cell, width) in enumerate(zip(row, widths))] for row in [head] + rows]
-    lines.insert(1, ["-" * width for width in widths])
-    return "\n".join("  ".join(line).rstrip() for line in lines) + "\n"
+    widths = [max(map(len, column)) for column in zip(head, *rows)]
+    lines = [[cell.rjust(width) for cell, width in zip(row, widths)] for row in [head, ["-" * width for width in widths], *rows]]
+    return "".join("  ".join([row[0].strip().ljust(widths[0]), *row[1:]]).rstrip() + "\n" for row in lines)
 
 
 def check_text(result, calibration):
     counted = [row for row in result["rows"] if not row["apart"]]
+
+    def of(key, value):
+        return [row for row in counted if row[key] == value]
     groups = {"all that count": counted}
     if "other models" in result:
-        groups["of other models than the calibration"] = [row for row in counted if row["other model"]]
-    for ranks in sorted({row["ranks"] for row in counted}):
-        groups[f"{ranks} GPU{'s' if ranks > 1 else ''}"] = [row for row in counted if row["ranks"] == ranks]
-    for recipe in sorted({row["recipe"] for row in counted}):
-        groups[recipe] = [row for row in counted if row["recipe"] == recipe]
+        groups["of other models than the calibration"] = of("other model", True)
+    groups |= {f"{ranks} GPU{'s' if ranks > 1 else ''}": of("ranks", ranks) for ranks in sorted({row["ranks"] for row in counted})}
+    groups |= {recipe: of("recipe", recipe) for recipe in sorted({row["recipe"] for row in counted})}
     groups["not counted, of earlier programs"] = [row for row in result["rows"] if row["apart"] == EARLIER]
-    sums = [(name, summary(rows)) for name, rows in groups.items() if rows]
     text = (f"Absolute error of predictions, {result['gpu']}, calibrated from {calibration['source']} "
             f"({calibration['commit']}, {calibration['date']})\n\n")
     text += table(["runs", "number", "layer, mean", "worst", "step, mean", "worst"],
-                  [[name, str(own["runs"])] + [percent(own[f"{how} {what} error"])
-                                               for what in ("layer", "step") for how in ("mean", "worst")]
-                   for name, own in sums])
-    for apart in sorted({row["apart"] for row in result["rows"]}):
-        rows = [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"])] +
-                [cell for what in ("layer", "step")
-                 for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
-                              percent(error_of(row, what), "+.1f"))]
-                for row in result["rows"] if row["apart"] == apart]
+                  [[name, str(len(rows)), *(percent(summary(rows)[f"{how} {what} error"]) for what in ("layer", "step") for how in ("mean", "worst"))]
+                   for name, rows in groups.items() if rows])
+    for apart, rows in itertools.groupby(sorted(result["rows"], key=lambda row: row["apart"]), key=lambda row: row["apart"]):
         text += f"\n{'Apart: ' + apart if apart else 'Runs that count'}. Milliseconds are measured.\n\n"
-        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"], rows)
+        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"],
+                      [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"]),
+                        *(cell for what in ("layer", "step") for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
+                                                                          percent(error_of(row, what), "+.1f")))] for row in rows])
     return text + "".join(f"  not compared: {one}\n" for one in result["not compared"])
 
 
@@ -376,10 +368,8 @@ def fit_launch(planner, path, make):
     for _ in range(30):
         middle = (low + high) / 2
         arm = planner.arms(path, make(middle))[0]
-        if arm["layer seconds"] < arm["layer seconds measured"]:
-            low = middle
-        else:
-            high = middle
+        too_fast = arm["layer seconds"] < arm["layer seconds measured"]
+        low, high = (middle, high) if too_fast else (low, middle)
     return (low + high) / 2
 
 
@@ -408,8 +398,7 @@ def rounded(value):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = jobs.command_line(__doc__)
     parser.add_argument("profile", nargs="?", help="profile.json of a large layer")
     parser.add_argument("--launches", help="profile.json of a small model with attention")
     parser.add_argument("--attention", help="bench.json of `bench --suite model`")
@@ -459,7 +448,7 @@ def main():
     if options.datasheet:
         sheet.pop("clock hertz", None)  # the profile's, from now on
         result = dict(sheet, calibration=result)
-    return print(json.dumps(result, indent=2))
+    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":
