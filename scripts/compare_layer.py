@@ -98,7 +98,7 @@ E4M3 = [c / 8 * 2.0**-6 if c < 8 else (1 + c % 8 / 8) * 2.0 ** (c // 8 - 7) for 
 
 
 def fp8_weight(name, values):
-    """FP8 values and 128x128 scales that are no powers of two, as DeepSeek-V3's; and what they stand for."""
+    """FP8 values and 128x128 scales that are no powers of two, as DeepSeek-V3's; and the real values."""
     table, blocks = np.array(E4M3), np.abs(values).reshape(values.shape[0] // 128, 128, values.shape[1] // 128, 128)
     scales = (blocks.max((1, 3)) / 448).astype(np.float32)
     scale = np.kron(scales, np.ones((128, 128), np.float32))
@@ -214,7 +214,7 @@ def with_norm(layer, gamma, x, dy):
 # ---- the comparison --------------------------------------------------------------------------------------------------------------------
 
 # Largest norm-wise error ||got - want|| / ||want|| of output, input gradient, expert gradients and router gradient. One rounding to BF16 is
-# 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: room for 13 of the one, about 10 of the other (12 in
+# 1.6e-3, one quantisation to E4M3 2.6e-2, and independent ones add as squares: this allows 13 of the one, about 10 of the other (12 in
 # gradients of weights), in a row.
 # After a norm the router sees slightly different tokens, since the output of the norm is rounded too.
 BOUNDS = {"bf16": (6e-3, 6e-3, 6e-3, 6e-3), None: (8e-2, 8e-2, 9e-2, 9e-2)}

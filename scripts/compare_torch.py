@@ -47,7 +47,7 @@ def error(got, want):
 
 # ---- layer
 NO_GROUPS = {"n_group": 1, "topk_group": 1}
-# family: (its configuration, its block, the layer of compare_layer.py whose fields it has, and what differs)
+# family: (its configuration, its block, the layer of compare_layer.py that has its fields, and what differs)
 FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", {}),
             "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock", "qwen3_moe", {}),
             "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock", "mixtral", {}),

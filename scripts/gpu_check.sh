@@ -5,8 +5,8 @@
 # a test failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).
 # Usage: gpu_check.sh [--label REGEX] [--only REGEX] [--skip REGEX] [--share RANKS] [--budget SECONDS] [--resume FILE] [--list] [FOLDER]
 #   --label   gpu (tests of one GPU), multi-gpu (2, 4 or 8 ranks), sanitizer, bench, faults; default: gpu|multi-gpu|sanitizer
-#   --only    tests whose name matches, e.g. --only gemm; '_2$': those with two ranks. Without --label of any label
-#   --skip    without tests whose name matches
+#   --only    only tests with a name that matches, e.g. gemm; '_2$': those with two ranks. Without --label of any label
+#   --skip    without tests with a name that matches
 #   --share   tests of so many ranks (4 or 8), more than there are GPUs, which share them: bits and the exchange over peer memory
 #   --budget  no test starts later than this after the start, build included, and none runs on
 #   --resume  tests that passed are noted in FILE; tests noted there for the same sources and kind of GPU are not run again

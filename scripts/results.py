@@ -7,7 +7,7 @@
   scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
   scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
 
-check: every file is cited by a page. A .json is an object, a list of objects, or an object whose `runs` are objects that inherit what they
+check: every file is cited by a page. A .json is an object, a list of objects, or an object with `runs`, a list of objects that inherit what they
 lack. Each has
   commit   seven hexadecimal digits or more
   command  the command line

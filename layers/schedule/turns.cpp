@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Two threads, one of which runs at a time: how they switch, and how an error in one ends both.
+// Two threads; one runs at a time: how they switch, and how an error in one ends both.
 #include "layers/schedule/turns.h"
 
 #include <thread>

@@ -52,8 +52,8 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
     for (const auto& [name, text] : values_)
         if (const auto n = builders::read_number<int64_t>(text); n && *n > 1) all *= static_cast<double>(*n);
     require(all <= kMostElements, ExitCode::usage,
-            "bench {}: --shape: got sizes of which the product is {:.2g}, want at most {:.2g}", operation_,
-            all, kMostElements);
+            "bench {}: --shape: got sizes with the product {:.2g}, want at most {:.2g}", operation_, all,
+            kMostElements);
 }
 
 const std::string& Shape::value(std::string_view key) const {

@@ -245,7 +245,7 @@ Target target_of(const std::string& load, const std::string& save_folder) {
     return {step ? path.parent_path().string() : path.string(), step};
 }
 
-// A run's folder stands for the folder of its checkpoints, if it has none itself. As the first rank sees it.
+// A run's folder means the folder of its checkpoints, if it has none itself. The first rank decides.
 void enter_run(Target& target, Disk& disk, ProcessGroup& world) {
     int32_t below = 0;
     if (world.rank() == 0 && !target.step) {

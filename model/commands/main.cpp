@@ -454,7 +454,7 @@ struct CommandLine {
             ->transform(number_in({.max = 60}));
     }
 
-    // The command that a word may stand for, which is none itself; empty if there is none.
+    // The command that a misspelt word may mean; empty if there is none.
     std::string meant_by(const std::string& word) const {
         std::vector<std::string> commands;
         for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

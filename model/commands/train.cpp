@@ -138,7 +138,7 @@ public:
     }
 
 private:
-    // From where the model stands to the last step, or to one after which a signal asked to stop.
+    // From the step that the model is at to the last step, or to one after which a signal asked to stop.
     void train() {
         for (int64_t i = trainer_->steps_done(); i < config_.training.train_iters && !stopping_; ++i) {
             const bool observed =
@@ -215,8 +215,8 @@ private:
         return true;
     }
 
-    // The model is that before the step that diverged, of which there may be a checkpoint. One that cannot be
-    // written does not hide why the run ends.
+    // The model is that before the step that diverged; it may have a checkpoint already. A checkpoint that
+    // cannot be written does not hide why the run ends.
     void keep_last_state() {
         if (!saver_) return;
         try {

@@ -32,7 +32,7 @@ int refuse_unreadable(const char*, int error) { return error == ENOENT || error 
 // What the braces of a pattern come to; glob() makes every alternative, and recurses for every brace.
 struct Braces {
     int64_t count = 0;
-    int64_t patterns = 1;  // that the pattern stands for, an upper bound
+    int64_t patterns = 1;  // that it expands to, an upper bound
 };
 
 Braces count_braces(const std::string& pattern) {

@@ -202,7 +202,8 @@ private:
         return times;
     }
 
-    // One step is launched while the one before it runs, as in training. No phase: not told of.
+    // One step is launched while the one before it runs, as in training. Without a phase the observer sees
+    // none.
     void run_steps(const char* phase, int64_t steps, const std::function<void(const StepResult&)>& take) {
         for (int64_t launched = 0, taken = 0; taken < steps; ++launched) {
             const std::optional<StepResult> result = launched < steps ? trainer_->step() : trainer_->drain();

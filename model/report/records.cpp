@@ -15,7 +15,7 @@ namespace fp8flow::report {
 namespace {
 
 constexpr size_t kMaxRecordBytes = 1 << 20;
-constexpr int kMaxRecordsOfIteration = 4;  // a step's, an evaluation's, and room for more
+constexpr int kMaxRecordsOfIteration = 4;  // a step's, an evaluation's, and two more
 
 // A line without its end, and of a longer one no more than is too long; false at the end of the file.
 bool read_line(std::istream& lines, std::string& line) {

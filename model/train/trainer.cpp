@@ -294,8 +294,8 @@ StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
             .sums = {0.0f, stop_asked_ && stop_asked_() ? 1.0f : 0.0f}};
 }
 
-// The forward of a micro-batch beside the backward of the one before; the first and the last half pass are
-// alone.
+// The forward of a micro-batch runs in parallel with the backward of the previous one. The first and the last
+// half pass run alone.
 void Trainer::run_in_turns(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
     std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));

@@ -66,7 +66,7 @@ double Trainer::padding_share() const {
     return all > 0 ? 1 - routed / all : 0;
 }
 
-// Looked at before anything is given back, by all ranks together: a rank whose memory ended inside a step
+// Looked at before anything is given back, by all ranks together: a rank that ran out of memory inside a step
 // would leave the others waiting for it. Row buffers and workspace are given back first and grow as the rows.
 void Trainer::require_memory(const Rows& capacity) {
     double needed = 0;

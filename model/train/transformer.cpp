@@ -106,7 +106,7 @@ void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::ve
     out = x;
 }
 
-// Calls of the exchange in the layer beside it follow it: one wire order.
+// The layer's own exchange calls come later on the wire, on every rank.
 void Transformer::gather_copies(Context& ctx, const Range& range) {
     if (!ctx.overlaps_param_gather || ctx.micro_batch > 0) return;
     const Launch wire = ctx.wire->begin(ctx, WireStream::Width::narrow);
