@@ -11,6 +11,7 @@
 #include "model/report/run_report.h"
 #include "model/report/step_values.h"
 #include "model/report/table.h"
+#include "model/report/validate_report.h"
 #include "model/validate/arms.h"
 
 #include <algorithm>
@@ -119,7 +120,7 @@ private:
         for (int64_t i = 0; i < arm.config.training.train_iters; ++i)
             if (const auto result = trainer.step()) report(*result);
         if (const auto result = trainer.drain()) report(*result);
-        routing_.push_back(std::move(routing));
+        if (!routing.empty()) routing_.push_back(routing.group(arm.name));
         const Trainer::MemorySums saved = trainer.saved_memory();
         if (config_.training.eval_iters > 0) curve.held_out = trainer.evaluate(config_.training.eval_iters);
         std::nth_element(seconds.begin(), seconds.begin() + seconds.size() / 2, seconds.end());
@@ -157,47 +158,37 @@ private:
 
     int report() {
         const ValidateSpec& v = config_.validate;
-        std::vector<Comparison> comparisons;
-        std::optional<double> noise;
-        for (size_t i = 1; i < curves_.size(); ++i) {
-            comparisons.push_back(
-                compare(curves_[i], curves_[curves_[i].against], v.ema_decay, v.warmup_iters));
-            if (curves_[i].name == kControlArm) noise = comparisons.back().max;
-        }
-        bool all_pass = true;
-        std::vector<std::string> verdicts;
-        for (const Comparison& c : comparisons) {
-            const Verdict verdict = judge(c.max, noise, v.max_relative_loss_error);
-            const bool control = c.name == kControlArm;
-            if (!control) all_pass = all_pass && verdict == Verdict::pass;
-            verdicts.push_back(control ? "noise floor" : name_of(verdict));
-        }
+        const std::vector<Run> runs = runs_of_curves();
+        const Outcomes outcomes = outcomes_of(runs, arms_, v);
+        nlohmann::json json = validate_json(outcomes, arms_, config_);
+        json["ranks"] = world_.size();
+        add_provenance(json, provenance_);
         run_folder_->check();
-        folder_->write_atomic("validate.json", json(comparisons, verdicts, noise).dump(2) + "\n");
-        const bool noisy = noise && *noise > 0.5 * v.max_relative_loss_error;
-        const std::string verdict = all_pass ? "pass" : noisy ? "inconclusive" : "miss";
-        const ValidateLosses losses{curves_, comparisons, noise, verdict, kControlArm};
-        const RunTitle title{name_, config_, provenance_};
-        folder_->write_atomic(kPageFile, validate_page(title, losses, routing_));
+        folder_->write_atomic("validate.json", json.dump(2) + "\n");
+        folder_->write_atomic(kPageFile, validate_page({name_, config_, provenance_}, outcomes, routing_));
+        const bool all_pass = outcomes.verdict == Verdict::pass;
         log_.line("");
-        log_.line(fmt::format(
-            "relative loss error |EMA - EMA_bf16| / EMA_bf16, or to the arm named, over iterations {} to {}, "
-            "limit {}:",
-            v.warmup_iters + 1, config_.training.train_iters, format_percent(v.max_relative_loss_error)));
-        log_.result(table(comparisons, verdicts, noise));
-        if (!noise) log_.line("  no noise floor: no control arm ran (validate.control_arm=true runs one)");
-        if (noisy)
-            log_.line(fmt::format(
-                "  inconclusive: another summation order of bf16 alone moves the loss by {}, more than half "
-                "the limit; use more tokens per step (training.global_batch_size), a lower training.lr, or "
-                "stronger smoothing (validate.ema_decay)",
-                format_percent(*noise, 4)));
+        log_.line(
+            fmt::format("smoothed loss: e = |EMA - EMA_base| / EMA_base over iterations {} to {}; costs "
+                        "per step of rank 0:",
+                        v.warmup_iters + 1, config_.training.train_iters));
+        log_.line(details_table(outcomes));
+        log_.result(table_heading(outcomes, config_));
+        log_.result(outcome_table(outcomes, config_));
+        log_.result(fmt::format("  {}\n  {}", noise_text(outcomes), control_text(outcomes)));
         log_.result(
             fmt::format("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log",
                         folder_->path()));
         log_.result(next_text({next_step(all_pass)}));
-        log_.result("verdict: " + verdict);
+        log_.result(fmt::format("verdict: {}", name_of(outcomes.verdict)));
         return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
+    }
+
+    std::vector<Run> runs_of_curves() const {
+        std::vector<Run> runs;
+        for (const Curve& curve : curves_)
+            runs.push_back({curve.name, static_cast<int64_t>(config_.training.seed), curve});
+        return runs;
     }
 
     NextStep next_step(bool all_pass) const {
@@ -212,83 +203,6 @@ private:
             command_line("validate",
                          with_options({config_to_name_, "--ablate", "--out", out + "_ablation"}, options_),
                          world_.size())};
-    }
-
-    // One row per arm, the baseline first; per step and rank 0: casts, bytes sent, milliseconds; saved: bytes
-    // kept for the backward.
-    std::string table(const std::vector<Comparison>& comparisons, const std::vector<std::string>& verdicts,
-                      std::optional<double> noise) const {
-        Table table({{"arm", Align::left},
-                     {"final loss (EMA)"},
-                     {"held out"},
-                     {"max rel. error"},
-                     {"mean"},
-                     {"raw max"},
-                     {"signed, end"},
-                     {"grad norm ratio"},
-                     {"casts"},
-                     {"wire"},
-                     {"saved"},
-                     {"ms"},
-                     {"verdict", Align::left}});
-        for (size_t i = 0; i < curves_.size(); ++i) {
-            const Curve& curve = curves_[i];
-            std::vector<std::string> row = {
-                curve.against == 0 ? curve.name
-                                   : fmt::format("{} (to {})", curve.name, curves_[curve.against].name),
-                format_fixed(ema(curve.loss, config_.validate.ema_decay).back(), 4),
-                curve.held_out > 0 ? format_fixed(curve.held_out, 4) : "-"};
-            if (i == 0) {
-                row.insert(row.end(), 5, "-");
-            } else {
-                const Comparison& c = comparisons[i - 1];
-                for (const double share : {c.max, c.mean, c.raw_max, c.signed_last})
-                    row.push_back(format_percent(share, 4));
-                row.push_back(format_fixed(c.grad_norm_ratio, 4));
-            }
-            row.push_back(format_count(curve.casts_per_step));
-            row.push_back(format_bytes(curve.wire_bytes_per_step));
-            row.push_back(format_bytes(curve.saved_bytes));
-            row.push_back(format_fixed(curve.seconds_per_step * 1e3, 0));
-            row.push_back(i == 0 ? "baseline" : verdicts[i - 1]);
-            if (i > 0 && noise && curve.name != kControlArm && !resolved(comparisons[i - 1].max, *noise))
-                row.back() += ", within the noise floor";
-            table.add_row(row);
-        }
-        return table.text(2);
-    }
-
-    nlohmann::json json(const std::vector<Comparison>& comparisons, const std::vector<std::string>& verdicts,
-                        std::optional<double> noise) const {
-        const ValidateSpec& v = config_.validate;
-        nlohmann::json result = {
-            {"bar", v.max_relative_loss_error}, {"noise floor", noise ? nlohmann::json(*noise) : nullptr},
-            {"warmup_iters", v.warmup_iters},   {"ema_decay", v.ema_decay},
-            {"ranks", world_.size()},           {"iterations", config_.training.train_iters}};
-        add_provenance(result, provenance_);
-        for (size_t i = 0; i < curves_.size(); ++i) {
-            const Curve& curve = curves_[i];
-            nlohmann::json arm = {{"arm", curve.name},
-                                  {"held out", curve.held_out},
-                                  {"casts per step", curve.casts_per_step},
-                                  {"wire bytes per step", curve.wire_bytes_per_step},
-                                  {"saved bytes", curve.saved_bytes},
-                                  {"saved bytes reserved", curve.saved_reserved},
-                                  {"saved bytes used", curve.saved_used},
-                                  {"seconds per step", curve.seconds_per_step},
-                                  {"verdict", i == 0 ? "baseline" : verdicts[i - 1]}};
-            if (i > 0) {
-                const Comparison& c = comparisons[i - 1];
-                arm.update({{"against", curves_[curve.against].name},
-                            {"max relative error", c.max},
-                            {"mean relative error", c.mean},
-                            {"raw max", c.raw_max},
-                            {"signed, end", c.signed_last},
-                            {"grad norm ratio", c.grad_norm_ratio}});
-            }
-            result["arms"].push_back(arm);
-        }
-        return result;
     }
 
     ProcessGroup& world_;
@@ -307,7 +221,7 @@ private:
     std::optional<LineFile> curve_file_;
     RunLog log_;
     std::vector<Curve> curves_;
-    std::vector<RoutingHistory> routing_;  // one a curve
+    nlohmann::json routing_ = nlohmann::json::array();  // one a curve
 };
 
 }  // namespace

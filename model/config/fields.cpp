@@ -392,7 +392,7 @@ std::vector<ConfigField> validate_fields() {
     return {
         choices(KEY(validate, recipes), kNamesOfRecipes, "runs to compare; bf16 is the baseline"),
         number(KEY(validate, max_relative_loss_error), {.min = 0, .above_min = true},
-               "largest relative loss error that passes"),
+               "limit of the relative difference of the loss: its 95 % interval must lie within"),
         number(KEY(validate, ema_decay), {.min = 0, .max = 1, .below_max = true},
                "smoothing of the loss curves that are compared"),
         integer(KEY(validate, warmup_iters), {.min = 0}, "steps left out of the verdict"),

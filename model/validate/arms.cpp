@@ -124,6 +124,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
     }
     if (config.validate.control_arm)
         arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
+    for (Arm& arm : arms) arm.keys = diff_configs(arms.front().config, arm.config);
     return arms;
 }
 

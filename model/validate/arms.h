@@ -15,7 +15,8 @@ struct Arm {
     std::string name;
     Config config;
     Arithmetic arithmetic = Arithmetic::stated;
-    std::string against = {};  // the arm that its loss is compared with; empty: the first
+    std::string against = {};            // the arm that its loss is compared with; empty: the first
+    std::vector<std::string> keys = {};  // "section.key: first arm | this arm", of make_arms
 };
 
 inline constexpr const char* kControlArm = "bf16 control";

@@ -27,16 +27,12 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
     Comparison result;
     result.name = arm.name;
     double ratio = 0;
-    // std::max would drop a NaN, and a curve that is not a number must not pass
-    const auto raise = [](double& largest, double value) {
-        if (value > largest || std::isnan(value)) largest = value;
-    };
     for (size_t i = 0; i < steps; ++i) {
         result.relative_error.push_back(std::abs(smooth[i] - base[i]) / base[i]);
         result.raw_relative_error.push_back(std::abs(arm.loss[i] - baseline.loss[i]) / baseline.loss[i]);
         if (static_cast<int64_t>(i) < warmup) continue;
-        raise(result.max, result.relative_error[i]);
-        raise(result.raw_max, result.raw_relative_error[i]);
+        result.max = larger(result.max, result.relative_error[i]);
+        result.raw_max = larger(result.raw_max, result.raw_relative_error[i]);
         result.mean += result.relative_error[i];
         ratio += arm.grad_norm[i] / baseline.grad_norm[i];
     }
@@ -45,11 +41,6 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
     result.grad_norm_ratio = ratio / counted;
     result.signed_last = (smooth.back() - base.back()) / base.back();
     return result;
-}
-
-Verdict judge(double max_error, std::optional<double> noise, double limit) {
-    if (noise && !(*noise <= 0.5 * limit)) return Verdict::inconclusive;
-    return max_error <= limit ? Verdict::pass : Verdict::miss;
 }
 
 }  // namespace fp8flow::validate

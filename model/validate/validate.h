@@ -3,11 +3,9 @@
 // Pure functions of the curves.
 #pragma once
 
-#include "model/validate/statistics.h"
-
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,6 +32,10 @@ struct Run {
     bool diverged = false;  // the curve ends before the step that diverged
 };
 
+// The larger of two; NaN if the second is NaN, which std::max would drop: a curve that is not a number must
+// not pass.
+inline double larger(double most, double value) { return value > most || std::isnan(value) ? value : most; }
+
 // Exponential moving average with start-up correction (as Adam's moments).
 std::vector<double> ema(const std::vector<double>& values, double decay);
 
@@ -47,9 +49,5 @@ struct Comparison {
     double grad_norm_ratio = 1;  // mean over steps after the warm-up
 };
 Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_t warmup);
-
-// noise: the control arm's maximum; inconclusive where it exceeds half the limit. Without a control arm there
-// is no noise floor, and the limit alone decides.
-Verdict judge(double max_error, std::optional<double> noise, double limit);
 
 }  // namespace fp8flow::validate

@@ -17,12 +17,11 @@ namespace {
 using nlohmann::json;
 using Texts = std::vector<std::string>;
 
-// A limit between the error of the sound flow (0.09 %) and that of the faulted one (0.33 %); the control's
-// noise is 0.05 %.
+// A limit between the interval of the sound flow and that of the faulted one.
 Texts validate(const std::string& out, const Texts& settings) {
     Texts line = {"validate", config_file("test"), "--backend", "reference", "--out", out};
-    for (const char* setting : {"training.train_iters=12", "validate.recipes=[bf16, fp8_flow]",
-                                "validate.max_relative_loss_error=0.002"}) {
+    for (const char* setting : {"training.train_iters=40", "validate.recipes=[bf16, fp8_flow]",
+                                "validate.max_relative_loss_error=0.02"}) {
         line.push_back("--set");
         line.push_back(setting);
     }
@@ -44,7 +43,7 @@ Outcome outcome_of(int ranks, const std::string& out, const Texts& settings) {
                              : fp8flow_on_ranks(ranks, validate(out, settings));
     EXPECT_EQ(outcome.run.err, "");
     const json result = json::parse(read_whole(out + "/validate.json"));
-    EXPECT_EQ(result.at("bar"), 0.002);
+    EXPECT_EQ(result.at("bar"), 0.02);
     expect_provenance(result, "fp8flow validate ", ranks);
     EXPECT_GT(result.at("noise floor").get<double>(), 0.0);
     for (const json& arm : result.at("arms"))
@@ -65,7 +64,7 @@ TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
         EXPECT_EQ(sound.run.status, 0) << sound.run.out;
         EXPECT_EQ(last_line(sound.run.out), "verdict: pass");
         EXPECT_EQ(sound.arms.at("fp8_flow").at("verdict"), "pass");
-        EXPECT_LT(sound.arms.at("bf16 control").at("max relative error"), 0.001);
+        EXPECT_LT(sound.arms.at("bf16 control").at("max relative error"), 0.01);
         EXPECT_GT(sound.arms.at("bf16 control").at("max relative error"), 0.0);
 
         ::setenv("FP8FLOW_FAULT", "wrong_scale_index", 1);
@@ -74,8 +73,10 @@ TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
         EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
         EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
         EXPECT_EQ(faulted.arms.at("fp8_flow").at("verdict"), "miss");
-        EXPECT_GT(faulted.arms.at("fp8_flow").at("max relative error").get<double>(),
-                  2 * sound.arms.at("fp8_flow").at("max relative error").get<double>());
+        const auto difference = [](const Outcome& outcome) {
+            return outcome.arms.at("fp8_flow").at("training_difference").at("mean_percent").get<double>();
+        };
+        EXPECT_GT(difference(faulted), 2 * difference(sound));
     }
 }
 
@@ -88,13 +89,14 @@ TEST(Validate, AnUnknownFaultIsRefused) {
     expect_contains(run.err, "FP8FLOW_FAULT: got 'wrong_scale', the only known fault is wrong_scale_index");
 }
 
-TEST(Validate, NoiseAboveHalfTheBarIsInconclusive) {
+TEST(Validate, AnIntervalOverTheLimitIsInconclusiveAndSaysWhatWouldDecide) {
     TemporaryFolder folder;
     const CommandResult run = fp8flow_alone(
-        validate(folder.path("out"), {"training.train_iters=8", "validate.max_relative_loss_error=1e-5"}));
+        validate(folder.path("out"), {"training.train_iters=8", "validate.max_relative_loss_error=2e-3"}));
     EXPECT_EQ(run.status, 1);
     EXPECT_EQ(last_line(run.out), "verdict: inconclusive");
-    expect_contains(run.out, "another summation order of bf16 alone moves the loss by");
+    expect_contains(run.out, "tokens would decide");
+    expect_contains(run.out, "noise within one run only");
 }
 
 TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
@@ -108,7 +110,6 @@ TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     const json result = json::parse(read_whole(folder.path("out/validate.json")));
     EXPECT_TRUE(result.at("noise floor").is_null()) << result.at("noise floor");
     EXPECT_EQ(result.at("arms").size(), 8u);  // bf16 and seven switches
-    for (const json& arm : result.at("arms")) EXPECT_NE(arm.at("verdict"), "inconclusive");
     // the typed line, ready for a shell
     expect_contains(result.at("command").get<std::string>(), "--set 'validate.recipes=[bf16]'");
 }

@@ -3,8 +3,10 @@
 #include "model/report/page/run_pages.h"
 
 #include "model/report/table.h"
+#include "model/report/validate_report.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace fp8flow::report {
 
@@ -22,82 +24,100 @@ Page page_of(const std::string& heading, const RunTitle& title) {
     return page;
 }
 
-// The last value of a curve, and the lowest and the highest after the warm-up.
-json dot_row(const validate::Curve& curve, const std::vector<double>& percent, int64_t warmup,
-             const ValidateLosses& losses) {
-    const auto [low, high] = std::minmax_element(percent.begin() + warmup, percent.end());
-    const bool clear = !losses.noise || resolved(percent.back(), 100.0 * *losses.noise);
-    const std::string& base = losses.curves[curve.against].name;
-    return {{"label", curve.against == 0 ? curve.name : fmt::format("{} (to {})", curve.name, base)},
-            {"low", *low},
-            {"high", *high},
-            {"note", clear ? fmt::format("{:+.4f} %", percent.back()) : std::string(kNotResolved)},
-            {"dots", json::array({json::array({percent.back(), curve.name})})}};
-}
+using Curves = std::vector<std::vector<double>>;
 
-json curve_of(const std::string& name, const std::vector<double>& y, bool dashed) {
-    Series series{.y = y};
-    for (size_t i = 0; i < y.size(); ++i) series.x.push_back(static_cast<double>(i + 1));
-    return curve(series, {{"name", name}, {"dashed", dashed}});
-}
-
-// The cards "Loss" and "Difference of the loss at the end": smoothed losses of all arms, and the signed
-// differences of all but the baseline, with the limit and the noise floor as bands.
-void add_losses(Page& page, const Config& config, const ValidateLosses& losses) {
-    const ValidateSpec& spec = config.validate;
-    const double limit = spec.max_relative_loss_error * 100.0, noise = losses.noise.value_or(0) * 100.0;
-    json bands = json::array({{{"low", -limit}, {"high", limit}, {"name", "limit"}}});
-    if (losses.noise) bands.push_back({{"low", -noise}, {"high", noise}, {"name", "noise floor"}});
-    json curves = json::array(), differences = json::array(), rows = json::array();
-    for (size_t i = 0; i < losses.curves.size(); ++i) {
-        const validate::Curve& arm = losses.curves[i];
-        const bool control = arm.name == losses.control_arm;
-        std::vector<double> own = validate::ema(arm.loss, spec.ema_decay);
-        curves.push_back(curve_of(arm.name, own, control));
-        if (i == 0) continue;
-        const std::vector<double> base = validate::ema(losses.curves[arm.against].loss, spec.ema_decay);
-        for (size_t k = 0; k < own.size(); ++k) own[k] = 100.0 * (own[k] - base[k]) / base[k];
-        differences.push_back(curve_of(arm.name, own, control));
-        rows.push_back(dot_row(arm, own, spec.warmup_iters, losses));
+// The mean over seeds after the warm-up, and the band of the seeds around it.
+json seeds_curve(const std::string& name, const Curves& seeds, int64_t warmup) {
+    Series mean, low, high;
+    for (size_t i = static_cast<size_t>(warmup); !seeds.empty() && i < seeds.front().size(); ++i) {
+        double sum = 0, least = seeds.front()[i], most = least;
+        for (const auto& values : seeds) {
+            sum += values[i];
+            least = std::min(least, values[i]);
+            most = std::max(most, values[i]);
+        }
+        const auto iteration = static_cast<double>(i + 1);
+        mean.x.push_back(iteration);
+        mean.y.push_back(sum / static_cast<double>(seeds.size()));
+        low.y.push_back(least);
+        high.y.push_back(most);
     }
+    low.x = high.x = mean.x;
+    json properties = {{"name", name}, {"dashed", name == validate::kControlArm}};
+    if (seeds.size() > 1) properties.update({{"low", curve(low, {})}, {"high", curve(high, {})}});
+    return curve(mean, std::move(properties));
+}
+
+// 100 (EMA - EMA_base) / EMA_base of each pair of runs.
+Curves differences_of(const validate::Outcome& outcome, double decay) {
+    Curves result;
+    for (const validate::Pair& pair : outcome.pairs) {
+        result.push_back(validate::ema(pair.own->loss, decay));
+        const std::vector<double> base = validate::ema(pair.base->loss, decay);
+        for (size_t i = 0; i < base.size(); ++i) result.back()[i] = 100 * (result.back()[i] / base[i] - 1);
+    }
+    return result;
+}
+
+// A line of 95 %, and a dot for each seed.
+json interval_row(const validate::Outcome& outcome, const validate::Outcomes& outcomes) {
+    const double half = outcome.training.half_width(), mean = outcome.training.mean;
+    const bool known = std::isfinite(half);
+    json dots = json::array();
+    for (const validate::Pair& pair : outcome.pairs) {
+        const double base = mean_in(outcomes.window, pair.base->loss);
+        dots.push_back({100 * (mean_in(outcomes.window, pair.own->loss) / base - 1), outcome.arm});
+    }
+    return {{"label", label_of(outcome, outcomes)},
+            {"low", known ? json(100 * (mean - half) / outcome.base) : nullptr},
+            {"high", known ? json(100 * (mean + half) / outcome.base) : nullptr},
+            {"note", percent_text(outcome.training, outcome.base)},
+            {"dots", std::move(dots)}};
+}
+
+// The cards "Loss" and "Difference of the loss at the end".
+void add_losses(Page& page, const Config& config, const validate::Outcomes& outcomes) {
+    const ValidateSpec& spec = config.validate;
+    const double limit = spec.max_relative_loss_error * 100.0;
+    json bands = json::array(), curves = json::array(), differences = json::array(), rows = json::array();
+    for (const validate::Outcome& outcome : outcomes.arms) {
+        Curves losses;
+        for (const validate::Run* run : outcome.runs)
+            losses.push_back(validate::ema(run->curve.loss, spec.ema_decay));
+        curves.push_back(seeds_curve(outcome.arm, losses, 0));
+        if (outcome.pairs.empty()) continue;
+        differences.push_back(
+            seeds_curve(outcome.arm, differences_of(outcome, spec.ema_decay), spec.warmup_iters));
+        rows.push_back(interval_row(outcome, outcomes));
+    }
+    if (outcomes.noise)
+        bands.push_back(
+            {{"low", -100 * *outcomes.noise}, {"high", 100 * *outcomes.noise}, {"name", "noise floor"}});
     const std::string title = "difference of the loss";
     if (!rows.empty())
-        page.set(
-            "loss_dots",
-            {{"x_label", title}, {"unit", " %"}, {"mark", 0}, {"bands", bands}, {"rows", std::move(rows)}});
+        page.set("loss_dots",
+                 {{"x_label", title},
+                  {"unit", " %"},
+                  {"mark", 0},
+                  {"zoom", true},
+                  {"bands", json::array({{{"low", -limit}, {"high", limit}, {"name", "limit"}}})},
+                  {"rows", std::move(rows)}});
     page.set("loss",
-             {{{"title", "loss, nats per token"}, {"x_label", "iteration"}, {"series", std::move(curves)}},
-              {{"title", title},
+             {{{"title", "loss, nats per token"}, {"x_label", "iteration"}, {"series", curves}},
+              {{"title", title + " from " + outcomes.arms.front().arm},
                {"x_label", "iteration"},
                {"unit", " %"},
+               {"zoom", true},
                {"series", std::move(differences)},
+               {"lines", {{{"y", limit}, {"name", fmt::format("limit ±{:.3g} %", limit)}}, {{"y", -limit}}}},
                {"bands", std::move(bands)}}});
-    page.set("loss_note",
-             fmt::format("Same data, seed and initial weights; EMA {}; the verdict counts from iteration {}.",
-                         spec.ema_decay, spec.warmup_iters + 1));
-}
-
-// "0.063 %", and "(within the noise floor)" where another summation order moves the loss as far
-std::string error_text(double error, std::optional<double> noise) {
-    return fmt::format("{:.3g} %{}", error * 100.0,
-                       !noise || resolved(error, *noise) ? "" : " (within the noise floor)");
-}
-
-// "pass: fp8_flow 0.063 % from the loss of bf16, limit 0.25 %"
-std::string verdict_text(const Config& config, const ValidateLosses& losses) {
-    std::string text;
-    double worst = 0;
-    int64_t count = 0;
-    for (const validate::Comparison& c : losses.comparisons) {
-        if (c.name == losses.control_arm) continue;
-        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", c.name, error_text(c.max, losses.noise));
-        worst = std::max(worst, c.max);
-        ++count;
-    }
-    if (count > 3) text = fmt::format("{} arms at most {}", count, error_text(worst, losses.noise));
-    text += count > 0 ? " from the loss of " + losses.curves.front().name : "no recipe to compare";
-    return fmt::format("{}: {}, limit {:.3g} %", losses.verdict, text,
-                       config.validate.max_relative_loss_error * 100.0);
+    page.set("loss_note", fmt::format("Same data and initial weights for each seed; EMA {}. Line: mean over "
+                                      "seeds. Band: lowest to highest seed.",
+                                      spec.ema_decay));
+    page.set(
+        "loss_dots_note",
+        fmt::format("Mean loss of iterations {} to {}. Dot: a seed. Line: 95 % interval of the mean. {}.",
+                    outcomes.window.first + 1, outcomes.window.end, noise_text(outcomes)));
 }
 
 }  // namespace
@@ -132,28 +152,21 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
     return page.html();
 }
 
-std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
-                          const std::vector<RoutingHistory>& routing) {
-    Page page = page_of(title.name + ", " + verdict_text(title.config, losses), title);
-    json saved = json::array(), groups = json::array();
-    for (size_t i = 0; i < losses.curves.size(); ++i) {
-        const validate::Curve& curve = losses.curves[i];
-        std::string text = fmt::format("{} per step", format_duration(curve.seconds_per_step));
-        if (curve.held_out > 0) text += fmt::format(", held out {:.4f}", curve.held_out);
-        if (i > 0) {
-            const double most = losses.comparisons[i - 1].max;
-            text = fmt::format(
-                "at most {} from {}, {}",
-                curve.name == losses.control_arm ? format_percent(most, 4) : error_text(most, losses.noise),
-                losses.curves[curve.against].name, text);
-        }
-        page.fact(curve.name, text);
-        saved.push_back({{"name", curve.name}, {"saved", {{"saved", curve.saved_bytes}}}});
-        if (i < routing.size() && !routing[i].empty()) groups.push_back(routing[i].group(curve.name));
+std::string validate_page(const RunTitle& title, const validate::Outcomes& outcomes, json routing) {
+    const Config& config = title.config;
+    Page page = page_of(
+        fmt::format("{}, {}: {}", title.name, name_of(outcomes.verdict), answer_text(outcomes, config)),
+        title);
+    json saved = json::array();
+    for (const validate::Outcome& outcome : outcomes.arms) {
+        page.fact(outcome.arm, summary_text(outcome, config));
+        if (!outcome.runs.empty())
+            saved.push_back(
+                {{"name", outcome.arm}, {"saved", {{"saved", outcome.runs.front()->curve.saved_bytes}}}});
     }
-    add_losses(page, title.config, losses);
+    add_losses(page, config, outcomes);
     page.set("memory", std::move(saved));
-    page.set("routing", std::move(groups));
+    page.set("routing", std::move(routing));
     return page.html();
 }
 

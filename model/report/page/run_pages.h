@@ -4,7 +4,7 @@
 
 #include "model/report/page/page.h"
 #include "model/report/run_report.h"
-#include "model/validate/validate.h"
+#include "model/validate/outcome.h"
 
 #include <optional>
 #include <string>
@@ -30,15 +30,7 @@ struct TrainResult {
 };
 std::string train_page(const RunTitle& title, const TrainResult& run);
 
-struct ValidateLosses {
-    const std::vector<validate::Curve>& curves;            // the baseline first
-    const std::vector<validate::Comparison>& comparisons;  // of the others
-    std::optional<double> noise;                           // the control arm's largest error
-    std::string verdict;
-    std::string control_arm;  // its name
-};
-// `routing`: one per curve.
-std::string validate_page(const RunTitle& title, const ValidateLosses& losses,
-                          const std::vector<RoutingHistory>& routing);
+// `routing`: groups of RoutingHistory.
+std::string validate_page(const RunTitle& title, const validate::Outcomes& outcomes, nlohmann::json routing);
 
 }  // namespace fp8flow::report

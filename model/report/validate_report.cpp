@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: MIT
+// Tables and JSON of the outcomes of `validate`.
+#include "model/report/validate_report.h"
+
+#include "kernels/core/error.h"
+#include "model/report/table.h"
+
+#include <cmath>
+
+namespace fp8flow::report {
+
+using namespace validate;
+
+namespace {
+
+using nlohmann::json;
+
+constexpr double kPercent = 100;
+
+double limit_of(const Config& config) { return config.validate.max_relative_loss_error; }
+
+double mean_of(const Losses& values) {
+    double sum = 0;
+    for (const double value : values) sum += value;
+    return sum / static_cast<double>(values.size());
+}
+
+std::string difference_text(double mean, double half_width, int decimals) {
+    std::string text = fmt::format("{:+.{}f}", mean, decimals);
+    return std::isfinite(half_width) ? text + fmt::format(" ± {:.{}f}", half_width, decimals) : text;
+}
+
+struct Need {
+    double count;
+    const char* of;  // seeds or tokens
+};
+std::optional<Need> need_to_decide(const Outcome& outcome, const Config& config) {
+    if (!outcome.growth) return std::nullopt;
+    if (outcome.training.noise != Noise::run)
+        return Need{std::round(*outcome.growth * static_cast<double>(outcome.training.pairs)), "seeds"};
+    const TrainingSpec& training = config.training;
+    return Need{*outcome.growth * static_cast<double>(training.train_iters * training.global_batch_size *
+                                                      config.model.seq_length),
+                "tokens"};
+}
+
+// "pass", "miss, 1 diverged", "inconclusive, 7 seeds would decide"
+std::string verdict_text(const Outcome& outcome, const Config& config) {
+    if (outcome.against.empty()) return "baseline";
+    if (outcome.arm == kControlArm) return "noise floor";
+    std::string text = name_of(outcome.verdict);
+    if (outcome.diverged > 0) text += fmt::format(", {} diverged", outcome.diverged);
+    if (const auto need = need_to_decide(outcome, config))
+        text += fmt::format(", {} {} would decide", format_si(need->count), need->of);
+    return text;
+}
+
+json difference_json(const Difference& d, double base) {
+    const double percent = kPercent / base, half = d.half_width();
+    return {{"mean_nats", d.mean},
+            {"interval_nats", {d.mean - half, d.mean + half}},
+            {"mean_percent", d.mean * percent},
+            {"interval_percent", {(d.mean - half) * percent, (d.mean + half) * percent}},
+            {"standard_error_nats", d.error},
+            {"degrees_of_freedom", d.freedom},
+            {"seeds", d.pairs},
+            {"noise", name_of(d.noise)},
+            {"detectable_percent", d.detectable() * percent}};
+}
+
+json pooled_json(const PooledVariance& pooled) {
+    return {{"deviation_nats", std::sqrt(pooled.variance)},
+            {"degrees_of_freedom", pooled.freedom},
+            {"p", pooled.p},
+            {"pooled", pooled.same}};
+}
+
+// The keys that make the arm another one than the baseline, with the arm's values.
+json keys_of(const Arm& arm) {
+    json keys = json::object();
+    for (const std::string& line : arm.keys)
+        keys[line.substr(0, line.find(':'))] = line.substr(line.find(" | ") + 3);
+    return keys;
+}
+
+// Keys with spaces are those of earlier versions; with several seeds costs are of the first.
+json arm_json(const Outcome& o, json keys, const Config& config) {
+    std::vector<int64_t> seeds;
+    for (const Run* run : o.runs) seeds.push_back(run->seed);
+    json arm = {{"arm", o.arm},
+                {"seeds", seeds},
+                {"diverged", o.diverged},
+                {"losses", o.losses},
+                {"held_out_losses", o.held_out_losses},
+                {"keys", std::move(keys)},
+                {"verdict", o.against.empty()      ? "baseline"
+                            : o.arm == kControlArm ? "noise floor"
+                                                   : name_of(o.verdict)}};
+    if (!o.runs.empty()) {
+        const Curve& curve = o.runs.front()->curve;
+        arm.update({{"held out", mean_of(o.held_out_losses)},
+                    {"casts per step", curve.casts_per_step},
+                    {"wire bytes per step", curve.wire_bytes_per_step},
+                    {"saved bytes", curve.saved_bytes},
+                    {"saved bytes reserved", curve.saved_reserved},
+                    {"saved bytes used", curve.saved_used},
+                    {"seconds per step", curve.seconds_per_step}});
+    }
+    if (o.training.pairs == 0) return arm;
+    arm.update({{"against", o.against},
+                {"training_difference", difference_json(o.training, o.base)},
+                {"held_out_difference", difference_json(o.held_out, o.base_held_out)},
+                {"ratio_to_control", o.to_control ? json(*o.to_control) : nullptr},
+                {"overlaps_control", o.overlaps_control},
+                {"max relative error", o.smoothed.max},
+                {"mean relative error", o.smoothed.mean},
+                {"raw max", o.smoothed.raw_max},
+                {"signed, end", o.smoothed.signed_last},
+                {"grad norm ratio", o.smoothed.grad_norm_ratio}});
+    if (const auto need = need_to_decide(o, config)) arm[fmt::format("{}_to_decide", need->of)] = need->count;
+    return arm;
+}
+
+}  // namespace
+
+std::string percent_text(const Difference& d, double base) {
+    if (d.pairs == 0) return "-";
+    return difference_text(d.mean / base * kPercent, d.half_width() / base * kPercent, 3) + " %";
+}
+
+std::string label_of(const Outcome& outcome, const Outcomes& outcomes) {
+    const bool plain = outcome.against.empty() || outcome.against == outcomes.arms.front().arm;
+    return plain ? outcome.arm : fmt::format("{} (to {})", outcome.arm, outcome.against);
+}
+
+std::string summary_text(const Outcome& o, const Config& config) {
+    std::string text = verdict_text(o, config);
+    if (!o.pairs.empty()) text += ": " + percent_text(o.training, o.base);
+    if (o.held_out.pairs > 0) text += ", held out " + percent_text(o.held_out, o.base_held_out);
+    if (o.runs.empty()) return text;
+    return text + fmt::format(", {} per step", format_duration(o.runs.front()->curve.seconds_per_step));
+}
+
+std::string outcome_table(const Outcomes& outcomes, const Config& config) {
+    Table table({{"arm", Align::left},
+                 {"seeds"},
+                 {"loss"},
+                 {"difference"},
+                 {"nats"},
+                 {"held out"},
+                 {"x control"},
+                 {"detects"},
+                 {"verdict", Align::left}});
+    for (const Outcome& o : outcomes.arms) {
+        const double detectable = o.training.detectable() / o.base;
+        table.add_row({label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
+                       format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
+                       o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
+                       percent_text(o.held_out, o.base_held_out),
+                       o.to_control ? format_fixed(*o.to_control, 1) : "-",
+                       o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
+                       verdict_text(o, config)});
+    }
+    return table.text(2);
+}
+
+std::string table_heading(const Outcomes& outcomes, const Config& config) {
+    return fmt::format(
+        "mean loss of iterations {} to {}: difference to {}, or to the arm named, with the same seed, and of "
+        "the held-out loss;\n± 95 % interval, limit {}:",
+        outcomes.window.first + 1, outcomes.window.end, outcomes.arms.front().arm,
+        format_percent(limit_of(config)));
+}
+
+std::string control_text(const Outcomes& outcomes) {
+    if (!outcomes.noise) return "no noise floor: no control arm ran (validate.control_arm)";
+    std::string overlapping, apart;
+    for (const Outcome& o : outcomes.arms)
+        if (!o.pairs.empty() && o.arm != kControlArm)
+            (o.overlaps_control ? overlapping : apart) += " " + o.arm;
+    return fmt::format("Intervals against that of {}: overlap{}; apart{}", kControlArm,
+                       overlapping.empty() ? " none" : overlapping, apart.empty() ? " none" : apart);
+}
+
+std::string noise_text(const Outcomes& outcomes) {
+    if (outcomes.seeds.size() < 2)
+        return "Intervals: noise within one run only, from blocks of steps; another seed can differ by more "
+               "(--seeds 1,2,3)";
+    const PooledVariance& pooled = outcomes.training;
+    return fmt::format("Intervals: over {} seeds, Student's t{}", outcomes.seeds.size(),
+                       pooled.p == 1 ? ""
+                                     : fmt::format("; variances of the arms {} (Bartlett, p = {:.2f})",
+                                                   pooled.same ? "pooled" : "differ", pooled.p));
+}
+
+std::string details_table(const Outcomes& outcomes) {
+    Table table({{"arm", Align::left},
+                 {"held out"},
+                 {"largest e"},
+                 {"mean e"},
+                 {"raw"},
+                 {"signed, end"},
+                 {"grad norm ratio"},
+                 {"casts"},
+                 {"wire"},
+                 {"saved"},
+                 {"ms"}});
+    for (const Outcome& o : outcomes.arms) {
+        if (o.runs.empty()) continue;
+        const bool evaluated = o.runs.front()->curve.held_out > 0;
+        std::vector<std::string> row = {o.arm, evaluated ? format_fixed(mean_of(o.held_out_losses), 4) : "-"};
+        const Comparison& c = o.smoothed;
+        for (const double share : {c.max, c.mean, c.raw_max, c.signed_last})
+            row.push_back(o.training.pairs == 0 ? "-" : format_percent(share, 4));
+        row.push_back(o.training.pairs == 0 ? "-" : format_fixed(c.grad_norm_ratio, 4));
+        const Curve& curve = o.runs.front()->curve;
+        row.insert(row.end(),
+                   {format_count(curve.casts_per_step), format_bytes(curve.wire_bytes_per_step),
+                    format_bytes(curve.saved_bytes), format_fixed(curve.seconds_per_step * 1e3, 0)});
+        table.add_row(row);
+    }
+    return table.text(2);
+}
+
+std::string answer_text(const Outcomes& outcomes, const Config& config) {
+    std::string text;
+    int64_t count = 0;
+    const Outcome* worst = nullptr;
+    for (const Outcome& o : outcomes.arms) {
+        if (o.training.pairs == 0 || o.arm == kControlArm) continue;
+        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", o.arm, percent_text(o.training, o.base));
+        if (worst == nullptr || std::abs(o.training.mean) > std::abs(worst->training.mean)) worst = &o;
+        ++count;
+    }
+    if (worst == nullptr) return "no recipe to compare";
+    if (count > 3)
+        text = fmt::format("{} arms at most {} ({})", count, percent_text(worst->training, worst->base),
+                           worst->arm);
+    const size_t seeds = outcomes.seeds.size();
+    return fmt::format("{} from the loss of {} {}, limit {:.3g} %", text, outcomes.arms.front().arm,
+                       seeds > 1 ? fmt::format("over {} seeds", seeds) : "with one seed",
+                       limit_of(config) * kPercent);
+}
+
+json validate_json(const Outcomes& outcomes, const std::vector<Arm>& arms, const Config& config) {
+    const ValidateSpec& v = config.validate;
+    json result = {{"bar", v.max_relative_loss_error},
+                   {"noise floor", outcomes.noise ? json(*outcomes.noise) : nullptr},
+                   {"warmup_iters", v.warmup_iters},
+                   {"ema_decay", v.ema_decay},
+                   {"iterations", config.training.train_iters},
+                   {"seeds", outcomes.seeds},
+                   {"confidence", 0.95},
+                   {"compared_iterations", {outcomes.window.first + 1, outcomes.window.end}},
+                   {"variance_of_training", pooled_json(outcomes.training)},
+                   {"variance_of_held_out", pooled_json(outcomes.held_out)},
+                   {"verdict", name_of(outcomes.verdict)}};
+    for (size_t i = 0; i < outcomes.arms.size(); ++i)
+        result["arms"].push_back(arm_json(outcomes.arms[i], keys_of(arms[i]), config));
+    return result;
+}
+
+}  // namespace fp8flow::report

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+// What is said of the arms of made-up runs: pairs by seed, divergence, the ratio to the control arm, JSON.
+#include "model/validate/outcome.h"
+
+#include "model/report/validate_report.h"
+#include "tests/support/training.h"
+
+namespace fp8flow {
+
+using namespace validate;
+
+namespace {
+
+using Runs = std::vector<Run>;
+constexpr size_t kSteps = 100;
+
+// The loss is 2 + seed / 10 + difference everywhere.
+Run run_of(const std::string& arm, int64_t seed, double difference) {
+    const double loss = 2 + 0.1 * static_cast<double>(seed) + difference;
+    return {.arm = arm,
+            .seed = seed,
+            .curve = {.loss = std::vector<double>(kSteps, loss),
+                      .grad_norm = std::vector<double>(kSteps, 1.0),
+                      .held_out = loss + 0.5}};
+}
+
+Run diverged(const std::string& arm, int64_t seed) {
+    Run run = run_of(arm, seed, 0);
+    run.diverged = true;
+    run.curve.loss.resize(30);
+    run.curve.grad_norm.resize(30);
+    return run;
+}
+
+std::vector<Arm> arms_of(const std::vector<std::string>& names) {
+    std::vector<Arm> arms;
+    for (const std::string& name : names)
+        arms.push_back({name, test::test_config(Recipe::bf16, {"training.train_iters=100"})});
+    return arms;
+}
+
+TEST(Outcome, ArmsArePairedBySeed) {
+    Runs runs;
+    for (const int64_t seed : {3, 1, 2}) runs.push_back(run_of("bf16", seed, 0));
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
+        runs.push_back(run_of("off", seed, 0.003 * static_cast<double>(seed)));
+        runs.push_back(run_of(kControlArm, seed, seed == 2 ? 0.001 : -0.001));
+    }
+    runs.push_back(run_of("flow", 4, 9));  // no pair
+    std::vector<Arm> arms = arms_of({"bf16", "flow", "off", kControlArm});
+    arms[2].against = "flow";
+    const Outcomes all = outcomes_of(runs, arms, {});
+    EXPECT_EQ(all.seeds, (std::vector<int64_t>{1, 2, 3, 4}));
+    const Outcome& flow = *all.find("flow");
+    EXPECT_EQ(flow.runs.size(), 4u);
+    EXPECT_EQ(flow.training.pairs, 3);
+    EXPECT_NEAR(flow.training.mean, 0.002, 1e-12);
+    EXPECT_NEAR(flow.held_out.mean, 0.002, 1e-12);
+    EXPECT_NEAR(flow.base, 2.2, 1e-12);
+    EXPECT_NEAR(flow.base_held_out, 2.7, 1e-12);
+    EXPECT_NEAR(flow.smoothed.max, 0.003 / 2.3, 1e-12);
+    EXPECT_NEAR(*flow.to_control, std::sqrt(14.0 / 3), 1e-9);
+    EXPECT_TRUE(flow.overlaps_control);
+    EXPECT_EQ(all.find("off")->against, "flow");
+    EXPECT_NEAR(all.find("off")->training.mean, 0.004, 1e-12);
+    EXPECT_NEAR(*all.noise, 0.001 / 2.1, 1e-12);
+}
+
+TEST(Outcome, ADivergedRunIsAMissAndCounted) {
+    const ValidateSpec spec{.max_relative_loss_error = 0.01};
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("good", seed, 1e-6 * static_cast<double>(seed)));
+        runs.push_back(seed == 2 ? diverged("bad", seed) : run_of("bad", seed, 0.001));
+    }
+    const Outcomes all = outcomes_of(runs, arms_of({"bf16", "good", "bad"}), spec);
+    EXPECT_EQ(all.find("good")->verdict, Verdict::pass);
+    EXPECT_EQ(all.find("bad")->verdict, Verdict::miss);
+    EXPECT_EQ(all.find("bad")->diverged, 1);
+    EXPECT_EQ(all.find("bad")->training.pairs, 2);
+    EXPECT_EQ(all.verdict, Verdict::miss);
+    EXPECT_FALSE(all.noise) << "no control arm";
+    // where the baseline diverges too, nobody is to blame
+    const Outcomes both =
+        outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms_of({"bf16", "flow"}), spec);
+    EXPECT_EQ(both.find("flow")->verdict, Verdict::inconclusive);
+}
+
+TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
+    const std::vector<Arm> arms = arms_of({"bf16", "flow"});
+    Runs runs = {run_of("bf16", 7, 0), run_of("flow", 7, 0.01)};
+    for (size_t i = 0; i < kSteps; ++i) runs[1].curve.loss[i] += i % 2 == 0 ? 0.001 : -0.001;
+    const Config& config = arms.front().config;
+    const Outcomes all = outcomes_of(runs, arms, config.validate);
+    EXPECT_EQ(all.arms[1].training.noise, Noise::run);
+    EXPECT_EQ(all.arms[1].held_out.noise, Noise::unknown);
+    EXPECT_EQ(all.arms[1].verdict, Verdict::miss);
+    const nlohmann::json json = nlohmann::json::parse(report::validate_json(all, arms, config).dump());
+    const nlohmann::json& arm = json.at("arms")[1];
+    EXPECT_EQ(json.at("seeds"), nlohmann::json::parse("[7]"));
+    EXPECT_EQ(json.at("verdict"), "miss");
+    EXPECT_EQ(arm.at("training_difference").at("noise"), "noise within one run only");
+    EXPECT_TRUE(arm.at("held_out_difference").at("interval_nats")[0].is_null());
+    EXPECT_NEAR(arm.at("losses")[0].get<double>(), 2.71, 1e-12);
+    EXPECT_NE(report::noise_text(all).find("noise within one run only"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp8flow
