@@ -24,7 +24,7 @@ foreach(ranks ${gpu_rank_counts})
     math(EXPR rows "16 / ${ranks}")
     set(split ${experts} --set training.micro_batch_size=${rows} --set output.log_interval=50)
     fp8flow_gpu_run(gpu_train gpu ${ranks} 300 train quickstart ${split})
-    fp8flow_gpu_run(gpu_validate gpu ${ranks} 300 validate quickstart ${split} --set validate.max_relative_loss_error=0.0025
+    fp8flow_gpu_run(gpu_validate gpu ${ranks} 300 validate quickstart ${split} --set validate.max_relative_loss_error=0.005
                     --set validate.recipes=[bf16,fp8_tensorwise,fp8_blockwise,fp8_flow,fp8_rowwise,mxfp8])
     fp8flow_on_ranks(launch ${ranks})
     fp8flow_gpu_test(gpu_train_twice_${ranks} gpu ${ranks} 300 COMMAND ${PROJECT_SOURCE_DIR}/tests/gpu/train_twice.sh ${gpu_runs}/twice_${ranks}
@@ -56,7 +56,7 @@ add_library(custom_recipe SHARED EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/examples
 set_target_properties(custom_recipe PROPERTIES LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}/tests)
 target_include_directories(custom_recipe PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR})
 fp8flow_gpu_run(gpu_recipe gpu 1 300 validate test --plugin $<TARGET_FILE:custom_recipe> --set validate.recipes=[bf16,fp8_blockwise]
-                --set validate.max_relative_loss_error=0.01)
+                --set validate.max_relative_loss_error=0.02)
 set_tests_properties(gpu_recipe_1 PROPERTIES PASS_REGULAR_EXPRESSION "rows_of_128 [^\n]* pass")
 if(FP8FLOW_CUDA_ENABLED)
     add_library(cuda_bench_plugin SHARED EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/examples/bench_plugin.cu)
