@@ -45,11 +45,9 @@ DATE = re.compile(r"20\d\d-[01]\d-[0-3]\d")
 
 def machine_of(item):
     machine = item.get("gpu") or item.get("machine")
-    if not isinstance(machine, dict):
-        return machine
-    if machine.get("gpus"):  # as commands write it
-        return machine["gpu"] if machine["gpus"] == 1 else f"{machine['gpus']} x {machine['gpu']}"
-    return machine.get("device") or machine.get("cpu")
+    if isinstance(machine, dict):  # as commands write it
+        machine = machine.get("gpu") or machine.get("device") or machine.get("cpu")
+    return machine
 
 
 def problems_of_item(item):
@@ -182,14 +180,13 @@ def screenshots(options):
                 sys.exit(f"{done.stderr}error: {browser} took no picture of {file}")
             print(picture)
 
+        wanted = [(file, width, options.height or height, [str(width)]) for file in sorted(options.folder.glob("*.html"))
+                  for width, height in ((390, 5200), (1280, 3600))]
         for file in sorted(options.folder.glob("*.svg")):
-            size = [int(re.search(rf' {side}="(\d+)"', file.read_text())[1]) for side in ("width", "height")]
+            wanted.append((file, *(int(re.search(rf' {side}="(\d+)"', file.read_text())[1]) for side in ("width", "height")), []))
+        for *what, words in wanted:
             for scheme in ("light", "dark"):
-                shoot(file, *size, [scheme])
-        for file in sorted(options.folder.glob("*.html")):
-            for width, height in ((390, 5200), (1280, 3600)):
-                for scheme in ("light", "dark"):
-                    shoot(file, width, options.height or height, [str(width), scheme])
+                shoot(*what, [*words, scheme])
     return 0
 
 

@@ -3,9 +3,8 @@
 # Installs the Python package (python/) into a virtual environment and runs its tests, then examples/pytorch/train_qwen3_moe.py. Outside
 # CI's time: a whole build of the library is part of it. Needs a Python with torch >= 2.7, and for the layer's tests transformers >= 5;
 # pip fetches pytest and scikit-build-core where the environment has none. GPU kernels are built where a GPU is.
-# Usage: test_python.sh [--library FILE] [--out FILE] [arguments for pytest: -k, -m, -x, -v, -s or --lf first]
+# Usage: test_python.sh [--library FILE] [arguments for pytest: -k, -m, -x, -v, -s or --lf first]
 #   --library  this libfp8flow.so of a build instead of installing anything, and the tests alone
-#   --out      the results, with commit, machine and versions
 #   PYTHON     the interpreter, default python3; FP8FLOW_DEPS as for test.sh
 # Exit status 77 where torch or pytest is missing.
 set -euo pipefail
@@ -13,18 +12,14 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 help_if_asked "$@"
-library='' out=/dev/null python=${PYTHON:-python3}
-while (($# > 0)); do
-    case $1 in
-        --library | --out)
-            (($# >= 2)) || die 2 "$1: a value is missing"
-            printf -v "${1#--}" %s "$2"
-            shift 2
-            ;;
-        -k | -m | -x | -v | -s | --lf) break ;;  # pytest's
-        *) no_arguments "$@" ;;
-    esac
-done
+library='' python=${PYTHON:-python3}
+if [[ ${1:-} == --library ]]; then
+    (($# >= 2)) || die 2 "$1: a value is missing"
+    library=$2
+    shift 2
+elif [[ ${1:-} == --* && $1 != --lf ]]; then
+    no_arguments "$@"
+fi
 missing() { "$1" -c "import $2" 2> /dev/null || die 77 "$1 has no $2: $3"; }
 missing "$python" torch "nothing is tested"
 export OMP_WAIT_POLICY=passive
@@ -48,24 +43,14 @@ if command -v ccache > /dev/null; then
 fi
 say "pip install ./python"
 CMAKE_BUILD_PARALLEL_LEVEL=$(usable_cores) "$venv" -m pip install --quiet --no-deps --no-build-isolation "${options[@]}" "$root/python"
-installed=$SECONDS
-say "installed in $installed s"
+say "installed in $SECONDS s"
 
 cd "$work" # python/fp8flow is not importable from here
+"$venv" -m pip list 2> /dev/null | grep -iE '^(torch|transformers) ' || true
 status=0
-{
-    echo "Tests of the Python package and its example: scripts/test_python.sh"
-    echo "commit $(git -C "$root" rev-parse --short HEAD 2> /dev/null || echo unknown), $(date +%F), $(uname -m)," \
-        "$(nproc) CPU cores, $(nvidia-smi --query-gpu=name --format=csv,noheader 2> /dev/null | head -n 1 | grep . || echo "no GPU")"
-    "$venv" -c 'import importlib.metadata as m, platform
-names = [d.metadata["Name"] for d in m.distributions()]
-print("Python", platform.python_version(), *(f", {n} {m.version(n)}" for n in ("torch", "transformers") if n in names), sep=" ")'
-    echo
-} | tee "$out"
-"$venv" -m pytest -q -p no:cacheprovider "$root/python/tests" "$@" 2>&1 | tee -a "$out" || status=1
+"$venv" -m pytest -q -p no:cacheprovider "$root/python/tests" "$@" || status=1
 if "$venv" -c 'import transformers' 2> /dev/null; then
-    echo | tee -a "$out"
-    "$venv" "$root/examples/pytorch/train_qwen3_moe.py" 2>&1 | tee -a "$out" || status=1
+    "$venv" "$root/examples/pytorch/train_qwen3_moe.py" || status=1
 else
     say "transformers is missing: MoELayer is not compared with its blocks, and the example does not run"
 fi
