@@ -101,7 +101,8 @@ template <class Policy> struct StepFactors {
 
 // Accumulate: after kFetchStep, the second block's old values are loaded into the staging boxes. Their stores
 // are complete by then. After kAddStep they are added to its sums, and the first block's old values are
-// loaded. Tiles of fewer steps than kLongSteps reduce-add the second block in memory.
+// loaded. Tiles of fewer steps than kLongSteps reduce-add the second block in memory; with four steps they
+// load the first block's old values after kFetchStep, with fewer at its store.
 constexpr int kFetchStep = 2, kAddStep = 5, kLongSteps = kFetchStep + 3;
 
 // One consumer warpgroup. During the first wgmma batch of a step, it releases the previous stage and reads
@@ -185,7 +186,8 @@ private:
 
     // ---- steps
     __device__ __forceinline__ void run_tile() {
-        const int count = steps_, last = max(count - kLastSteps, 2);
+        // accumulating, there is a step between them for the loads, where a tile has four
+        const int count = steps_, last = max(count - kLastSteps, min(count - 1, kAdds ? kFetchStep + 1 : 2));
         edge_steps(0, count > 1, true, count <= 2);
         if (count <= 2) return;
         int step = 2;
@@ -195,7 +197,7 @@ private:
             middle_step<true>(step++);
         }
         for (; step < last; ++step) middle_step<false>(step);
-        edge_steps(last, kLastSteps == 2 && count > 3, false, true);
+        edge_steps(last, count - last == 2, false, true);
     }
     // A tile's first or last steps (two, if it has as many): wgmma of the first block, then of the second.
     __device__ __forceinline__ void edge_steps(int step, bool two, bool begins, bool ends) {
@@ -247,7 +249,7 @@ private:
         const Factors factors = read_factors(step);
         wait_and_promote(partial, 0, factors);
         start_block(partial, 1);
-        if (kAdds && !kAdding && step == kFetchStep && steps_ >= kLongSteps) fetch_block(1);
+        if (kAdds && !kAdding && step == kFetchStep) fetch_block(steps_ >= kLongSteps ? 1 : 0);
         if (kAdding) {
             d_.wait_for_fetched();
             add_staged(d_.staging, sum_[1]);
@@ -284,7 +286,7 @@ private:
     }
     __device__ __forceinline__ void store_first() {
         if (kAdds) {
-            if (steps_ < kLongSteps) fetch_block(0);
+            if (steps_ < kFetchStep + 2) fetch_block(0);
             d_.wait_for_fetched();
         }
         d_.template store_first<kAdds ? StoreD::add_pairs : StoreD::overwrite>(origin_, sum_[0]);
