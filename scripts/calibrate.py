@@ -39,13 +39,17 @@ EARLIER = "of a program before the calibration"
 # What the arms of `profile --schedules` and `--state-dtypes` change. Schedules start from a serial step.
 JOINED = "precision.moe_wgrad_micro_batches"
 RENAMED = {"precision.moe_wgrad_pair_micro_batches": JOINED}  # true and false are read as 2 and 1
-SERIAL = {f"schedule.{key}": "false" for key in ("moe_shared_expert_overlap", "delay_wgrad_compute", "overlap_moe_expert_parallel_comm",
-                                                 "overlap_grad_reduce", "overlap_param_gather")} | {"schedule.cuda_graph_impl": "none"}
-SCHEDULES = {"wgrad": {"schedule.delay_wgrad_compute": "true"}, "shared": {"schedule.moe_shared_expert_overlap": "true"},
-             "reduce": {"schedule.overlap_grad_reduce": "true"}, "graph": {"schedule.cuda_graph_impl": "full_iteration"},
-             "turns": {"schedule.overlap_moe_expert_parallel_comm": "true", JOINED: "1"}}
-STATES = {f"bf16 {what}": {"training.main_grads_dtype": "bf16", "training.exp_avg_dtype": moments, "training.exp_avg_sq_dtype": moments}
-          for what, moments in (("gradients", "fp32"), ("state", "bf16"))}
+SERIAL = {"schedule.moe_shared_expert_overlap": "false", "schedule.delay_wgrad_compute": "false",
+          "schedule.overlap_moe_expert_parallel_comm": "false", "schedule.overlap_grad_reduce": "false",
+          "schedule.overlap_param_gather": "false", "schedule.cuda_graph_impl": "none"}
+SCHEDULES = {"wgrad": {"schedule.delay_wgrad_compute": "true"},
+             "shared": {"schedule.moe_shared_expert_overlap": "true"},
+             "reduce": {"schedule.overlap_grad_reduce": "true"},
+             "turns": {"schedule.overlap_moe_expert_parallel_comm": "true", JOINED: "1"},
+             "graph": {"schedule.cuda_graph_impl": "full_iteration"}}
+MOMENTS = ("training.exp_avg_dtype", "training.exp_avg_sq_dtype")
+STATES = {"bf16 gradients": {"training.main_grads_dtype": "bf16"} | dict.fromkeys(MOMENTS, "fp32"),
+          "bf16 state": {"training.main_grads_dtype": "bf16"} | dict.fromkeys(MOMENTS, "bf16")}
 
 
 def load(path):
@@ -120,7 +124,8 @@ class Planner:
         with tempfile.TemporaryDirectory() as folder:
             with open(f"{folder}/run.yaml", "w") as file:
                 for section, keys in itertools.groupby(sorted(settings), key=lambda key: key.split(".")[0]):
-                    file.write(f"{section}:\n" + "".join(f"  {key.split('.')[1]}: {settings[key]}\n" for key in keys))
+                    lines = [f"  {key.split('.')[1]}: {settings[key]}\n" for key in keys]
+                    file.write(f"{section}:\n" + "".join(lines))
             if isinstance(gpu, dict):
                 pathlib.Path(folder, "gpu.json").write_text(json.dumps(gpu))
                 gpu = f"{folder}/gpu.json"
@@ -143,7 +148,8 @@ class Planner:
         if isinstance(plan, str):
             return f"{path.name}: {arm['name']}: {plan}"
         measured = {key_of(row): median(row, "seconds") for row in arm["rows"]}
-        stages = [{**stage, "key": key_of(stage), "seconds measured": measured.get(key_of(stage), 0)} for stage in plan["stages"]]
+        stages = [{**stage, "key": key_of(stage), "seconds measured": measured.get(key_of(stage), 0)}
+                  for stage in plan["stages"]]
         # a layer of two interleaved micro-batches lasts as long as both
         interleaved = settings.get("schedule.overlap_moe_expert_parallel_comm") == "true"
         return {"file": path.name, "name": arm["name"], "recipe": arm["recipe"],
@@ -235,7 +241,8 @@ def percent(value, form=".1f"):
 
 def table(head, rows):
     widths = [max(map(len, column)) for column in zip(head, *rows)]
-    lines = [[cell.rjust(width) for cell, width in zip(row, widths)] for row in [head, ["-" * width for width in widths], *rows]]
+    lines = [[cell.rjust(width) for cell, width in zip(row, widths)]
+             for row in [head, ["-" * width for width in widths], *rows]]
     return "".join("  ".join([row[0].strip().ljust(widths[0]), *row[1:]]).rstrip() + "\n" for row in lines)
 
 
@@ -247,20 +254,23 @@ def check_text(result, calibration):
     groups = {"all that count": counted}
     if "other models" in result:
         groups["of other models than the calibration"] = of("other model", True)
-    groups |= {f"{ranks} GPU{'s' if ranks > 1 else ''}": of("ranks", ranks) for ranks in sorted({row["ranks"] for row in counted})}
+    for ranks in sorted({row["ranks"] for row in counted}):
+        groups[f"{ranks} GPU{'s' if ranks > 1 else ''}"] = of("ranks", ranks)
     groups |= {recipe: of("recipe", recipe) for recipe in sorted({row["recipe"] for row in counted})}
     groups["not counted, of earlier programs"] = [row for row in result["rows"] if row["apart"] == EARLIER]
     text = (f"Absolute error of predictions, {result['gpu']}, calibrated from {calibration['source']} "
             f"({calibration['commit']}, {calibration['date']})\n\n")
     text += table(["runs", "number", "layer, mean", "worst", "step, mean", "worst"],
-                  [[name, str(len(rows)), *(percent(summary(rows)[f"{how} {what} error"]) for what in ("layer", "step") for how in ("mean", "worst"))]
+                  [[name, str(len(rows)), *(percent(summary(rows)[f"{how} {what} error"])
+                                            for what in ("layer", "step") for how in ("mean", "worst"))]
                    for name, rows in groups.items() if rows])
-    for apart, rows in itertools.groupby(sorted(result["rows"], key=lambda row: row["apart"]), key=lambda row: row["apart"]):
+    for apart in sorted({row["apart"] for row in result["rows"]}):
+        rows = [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"]),
+                 *(cell for what in ("layer", "step") for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
+                                                                   percent(error_of(row, what), "+.1f")))]
+                for row in result["rows"] if row["apart"] == apart]
         text += f"\n{'Apart: ' + apart if apart else 'Runs that count'}. Milliseconds are measured.\n\n"
-        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"],
-                      [[f"{row['file'].removesuffix('.json')}: {row['name']}", str(row["ranks"]),
-                        *(cell for what in ("layer", "step") for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
-                                                                          percent(error_of(row, what), "+.1f")))] for row in rows])
+        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"], rows)
     return text + "".join(f"  not compared: {one}\n" for one in result["not compared"])
 
 

@@ -97,7 +97,8 @@ def run_block(block, x, dy):
     results = {"output": y, "topk_weights": gate[1], "topk_ids": gate[2], "grad_hidden_states": x.grad}
     gradients = {"mlp." + name: p.grad for name, p in block.named_parameters()}
     # copies: `block.to` changes gradients in place
-    return tuple({n: t.detach().cpu().to(torch.float64, copy=True).numpy() for n, t in part.items()} for part in (results, gradients))
+    return tuple({n: t.detach().cpu().to(torch.float64, copy=True).numpy() for n, t in part.items()}
+                 for part in (results, gradients))
 
 
 def compare_block(options, family, folder):
@@ -116,12 +117,16 @@ def compare_block(options, family, folder):
     write_json(f"{folder}/config.json", json.loads(config.to_json_string()) | own_type)
     rows, holds = [], True
     for arm in ["torch bf16", *options.recipes.split(",")]:
-        got = run_block(block.to(options.device, torch.bfloat16), x, dy) if arm == "torch bf16" else compare_layer.replay(options, arm, folder)
+        if arm == "torch bf16":
+            got = run_block(block.to(options.device, torch.bfloat16), x, dy)
+        else:
+            got = compare_layer.replay(options, arm, folder)
         alike, errors = compare_layer.layer_errors(*got, *want)
         compare_layer.print_row(family, arm, alike, errors)
         rows.append({"family": family, "arm": arm, "routed alike": alike, **errors})
         if arm != "torch bf16":
-            holds &= alike == compare_layer.T and all(e <= bound for e, bound in zip(errors.values(), compare_layer.bounds_of(options, arm)))
+            bounds = compare_layer.bounds_of(options, arm)
+            holds &= alike == compare_layer.T and all(e <= bound for e, bound in zip(errors.values(), bounds))
     return rows, holds
 
 
@@ -324,10 +329,12 @@ def figures(row):
 def reported(comparison, options):
     """Prints the arms; returns what of fp8flow's is more than `bound` times PyTorch's own BF16."""
     what = f"{comparison['family']}, balancing loss {comparison['balancing loss']}"
-    print(f"\n{what}\n  {'against torch fp32':<32} {'last loss':>9} " + " ".join(f"{name:>9}" for name in ("loss", "d all", *KINDS)))
+    print(f"\n{what}\n  {'against torch fp32':<32} {'last loss':>9} " +
+          " ".join(f"{name:>9}" for name in ("loss", "d all", *KINDS)))
     arms = {row["arm"]: figures(row) if "loss" in row else {} for row in comparison["arms"]}
     for row in comparison["arms"]:
-        print(f"  {row['arm']:<32} {row['losses'][-1]:9.4f} " + " ".join(f"{value:9.1e}" for value in arms[row["arm"]].values()))
+        print(f"  {row['arm']:<32} {row['losses'][-1]:9.4f} " +
+              " ".join(f"{value:9.1e}" for value in arms[row["arm"]].values()))
     ours, floor = arms[f"fp8flow {options.recipe}"], arms["torch bf16"]
     return [f"{what}: {name} {ours[name]:.2e}, PyTorch's BF16 {floor[name]:.2e}" for name in ours
             if not ours[name] <= options.bound * floor[name]]
@@ -381,7 +388,8 @@ def main():
     print(f"torch {torch.__version__}, transformers {transformers.__version__}")
     report, holds = options.action(options)
     if options.json:
-        write_json(options.json, {**jobs.origin(), "torch": torch.__version__, "transformers": transformers.__version__, **report})
+        versions = {"torch": torch.__version__, "transformers": transformers.__version__}
+        write_json(options.json, {**jobs.origin(), **versions, **report})
     return 0 if holds else 1
 
 

@@ -40,7 +40,8 @@ def entries(name):
     return data if isinstance(data, list) else [data]
 
 
-TEXTS = {"arm", "balancing loss", "basis", "bench row", "command", "fits", "on", "recipe", "schedule", "shape"}  # columns without numbers
+# columns without numbers
+TEXTS = {"arm", "balancing loss", "basis", "bench row", "command", "fits", "on", "recipe", "schedule", "shape"}
 
 
 def markdown(lines):
@@ -151,7 +152,8 @@ def headline():
     for name in names:
         arms = recipes_of(name)
         gpus = f"{load(name)['ranks']} GPU{'s' if load(name)['ranks'] > 1 else ''}"
-        rows.append(faster(f"MoE layer, {LAYERS[name]}, {gpus}, {arms[0].tokens} tokens each", "{:.2f} ms", {arm.name: arm.layer for arm in arms}))
+        rows.append(faster(f"MoE layer, {LAYERS[name]}, {gpus}, {arms[0].tokens} tokens each", "{:.2f} ms",
+                           {arm.name: arm.layer for arm in arms}))
     rows.append(faster("step of Qwen3-30B-A3B, 20 of 48 layers, 4 GPUs, 32768 tokens each, BF16 state", "{:.0f} ms",
                        {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}))
     held = {arm["arm"]: arm["held out"] for arm in load(LOSSES)["arms"] if arm["arm"] in ("bf16", "fp8_flow")}
@@ -167,7 +169,8 @@ def baselines():
     def both(times):
         return f"{times['burst ms']:.2f} / {times['sustained ms']:.2f}" if times else ""
     cells = [[peer["peer"], peer["recipe"], both(peer["deepseek_v3"]), both(peer["qwen3"])] for peer in load(name)["peers"]]
-    cells += [["fp8flow", one.name, f"/ {one.layer:.2f}", f"/ {two.layer:.2f}"] for one, two in zip(recipes_of(first), recipes_of(second))]
+    cells += [["fp8flow", one.name, f"/ {one.layer:.2f}", f"/ {two.layer:.2f}"]
+              for one, two in zip(recipes_of(first), recipes_of(second))]
     header = ["implementation", "recipe", "DeepSeek-V3 dimensions, ms", "Qwen3-235B dimensions, ms"]
     return markdown([header, *cells]) + source(name, first, second)
 
@@ -197,7 +200,8 @@ def whole_model():
     rows = [row(f"attention: {stage}", lambda arm, stage=stage: arm.both_passes("attention", stage, 3))
             for stage in ("norm", "qkv", "core attention", "proj")]
     rows.append(row("MoE layer, end to end", lambda arm: f"{arm.layer:.3f}"))
-    for label, *part in (("embedding, backward", "embedding", "backward"), ("head", "head", "forward"), ("optimizer", "optimizer", "update")):
+    for label, *part in (("embedding, backward", "embedding", "backward"), ("head", "head", "forward"),
+                         ("optimizer", "optimizer", "update")):
         rows.append(row(label, lambda arm, part=part: f"{arm.rows(*part):.2f}"))
     rows.append(row("step, 8 layers", lambda arm: arm.ms("step seconds")))
     return table(rows, name)
@@ -369,7 +373,8 @@ def upstream_counts():
     return (f"{len(data)} rows. Of the {len(shares)} that move at least 64 MB, half reach "
             f"{shares[len(shares) // 2] * 100:.0f} % of their ceiling or more.\n"
             f"{len(ratios)} rows have a baseline measured on an H200; {sum(ratio >= 1 for ratio in ratios)} of them take no "
-            f"longer than the baseline, the slowest takes {1 / min(ratios):.3f} times its time." + source(UPSTREAM, "baselines_h200.json"))
+            f"longer than the baseline, the slowest takes {1 / min(ratios):.3f} times its time."
+            + source(UPSTREAM, "baselines_h200.json"))
 
 
 EXCHANGES = {gpus: f"bench_exchange_h200_x{gpus}.json" for gpus in (8, 4, 2)}
@@ -382,14 +387,15 @@ def exchange():
     for gpus, tokens, (label, (op, words)) in itertools.product(EXCHANGES, (4096, 8192), CALLS.items()):
         row = bench_row(EXCHANGES[gpus], op, f"T={tokens} {words} sms=0 dispatcher=flex")
         other = baseline_us().get((op, row["shape"].replace(" peer=none", ""), gpus))
-        rows.append({"": label, "tokens": tokens, "GPUs": gpus, "us": f"{row['us']:.0f}", "wire, GB/s": f"{row['wire_bytes'] / row['us'] / 1e3:.0f}",
+        rows.append({"": label, "tokens": tokens, "GPUs": gpus, "us": f"{row['us']:.0f}",
+                     "wire, GB/s": f"{row['wire_bytes'] / row['us'] / 1e3:.0f}",
                      "share of ceiling": f"{row['ceiling_share'] * 100:.0f} %", "DeepEP V2, us": f"{other:.0f}" if other else ""})
     return table(rows, *EXCHANGES.values())
 
 
 def exchange_sms():
-    rows = []
-    for (gpus, name), (op, words) in itertools.product(EXCHANGES.items(), (CALLS["dispatch FP8"], ("combine", "part=whole dprob=no"))):
+    rows, calls = [], (CALLS["dispatch FP8"], ("combine", "part=whole dprob=no"))
+    for (gpus, name), (op, words) in itertools.product(EXCHANGES.items(), calls):
         times = {sms: bench_row(name, op, f"T=4096 {words} sms={sms} dispatcher=flex")["us"] for sms in (8, 16, 24, 32, 64, 132)}
         rows.append({"SMs (4096 tokens)": f"{op}, {gpus} GPUs, us", **{sms: f"{us:.0f}" for sms, us in times.items()}})
     return table(rows, *EXCHANGES.values())
@@ -398,8 +404,8 @@ def exchange_sms():
 def slow_operations():
     """Operations of four whole models below 70 % of their ceiling."""
     name = "bench_model_h200.json"
-    return table([{"operation": row["op"], "shape": row["shape"], "us": f"{row['us']:.1f}", "ceiling, us": f"{row['ceiling_us']:.1f}",
-                   "share": f"{row['ceiling_share'] * 100:.0f} %"}
+    return table([{"operation": row["op"], "shape": row["shape"], "us": f"{row['us']:.1f}",
+                   "ceiling, us": f"{row['ceiling_us']:.1f}", "share": f"{row['ceiling_share'] * 100:.0f} %"}
                   for row in load(name) if row.get("ceiling_us") and row["ceiling_share"] < 0.7], name)
 
 
@@ -445,8 +451,8 @@ def training_with_transformers():
                          "mean error": f"{loss['mean relative']:.1e}", "max error": f"{loss['max relative']:.1e}",
                          "last tenth": f"{loss['last tenth relative']:+.1e}", "d all": f"{gradient['all']:.1e}",
                          "worst kind of d": f"{kind} {gradient['kinds'][kind]:.1e}"})
-    versions = f"{data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, transformers {data['transformers']}."
-    return table(rows, name) + f" {versions}"
+    return table(rows, name) + (f" {data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, "
+                                f"transformers {data['transformers']}.")
 
 
 def transposed():
@@ -502,7 +508,8 @@ GROUPS = {  # label: stages; the first stage names the colour
     "shared expert": ["shared expert"], "swiglu": ["swiglu"], "cast": ["cast"], "transpose": ["transpose"],
     "norm, route, plan, rest": ["norm", "route", "plan", "moe layer"],
 }
-SVG = """<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}" role="img" font-family="DejaVu Sans, Arial, sans-serif">
+SVG = """<svg xmlns="http://www.w3.org/2000/svg" width="{0}" height="{1}" viewBox="0 0 {0} {1}"
+ role="img" font-family="DejaVu Sans, Arial, sans-serif">
 <title>Time of the DeepSeek-V3 MoE layer on four H200s by recipe and stage</title>
 <style>.t{{fill:#1f2937}}.s{{fill:#4b5563}}@media (prefers-color-scheme: dark){{.t{{fill:#e5e7eb}}.s{{fill:#b6bec9}}}}</style>
 {2}
