@@ -5,6 +5,7 @@
 #include "kernels/core/error.h"
 #include "model/report/table.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace fp8flow::report {
@@ -30,6 +31,12 @@ std::string difference_text(double mean, double half_width, int decimals) {
     return std::isfinite(half_width) ? text + fmt::format(" ± {:.{}f}", half_width, decimals) : text;
 }
 
+// "fp8_flow", or "no_act_fusion (to fp8_flow)" if that is not the baseline.
+std::string label_of(const Outcome& outcome, const Outcomes& outcomes) {
+    const bool plain = outcome.against.empty() || outcome.against == outcomes.arms.front().arm;
+    return plain ? outcome.arm : fmt::format("{} (to {})", outcome.arm, outcome.against);
+}
+
 struct Need {
     double count;
     const char* of;  // seeds or tokens
@@ -51,7 +58,9 @@ std::string verdict_text(const Outcome& outcome, const Config& config) {
     std::string text = name_of(outcome.verdict);
     if (outcome.diverged > 0) text += fmt::format(", {} diverged", outcome.diverged);
     if (const auto need = need_to_decide(outcome, config))
-        text += fmt::format(", {} {} would decide", format_si(need->count), need->of);
+        text += fmt::format(", {} {} would decide",
+                            need->count < 1000 ? fmt::format("{:.0f}", need->count) : format_si(need->count),
+                            need->of);
     return text;
 }
 
@@ -87,7 +96,10 @@ json keys_of(const Arm& arm) {
 json arm_json(const Outcome& o, json keys, const Config& config) {
     std::vector<int64_t> seeds;
     for (const Run* run : o.runs) seeds.push_back(run->seed);
+    std::string name = o.arm;
+    std::ranges::replace(name, ' ', '_');
     json arm = {{"arm", o.arm},
+                {"name", name},
                 {"seeds", seeds},
                 {"diverged", o.diverged},
                 {"losses", o.losses},
@@ -126,11 +138,6 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
 std::string percent_text(const Difference& d, double base) {
     if (d.pairs == 0) return "-";
     return difference_text(d.mean / base * kPercent, d.half_width() / base * kPercent, 3) + " %";
-}
-
-std::string label_of(const Outcome& outcome, const Outcomes& outcomes) {
-    const bool plain = outcome.against.empty() || outcome.against == outcomes.arms.front().arm;
-    return plain ? outcome.arm : fmt::format("{} (to {})", outcome.arm, outcome.against);
 }
 
 std::string summary_text(const Outcome& o, const Config& config) {
@@ -227,7 +234,8 @@ std::string answer_text(const Outcomes& outcomes, const Config& config) {
     int64_t count = 0;
     const Outcome* worst = nullptr;
     for (const Outcome& o : outcomes.arms) {
-        if (o.training.pairs == 0 || o.arm == kControlArm) continue;
+        const bool counts = o.against == outcomes.arms.front().arm && o.arm != kControlArm;
+        if (o.pairs.empty() || !counts) continue;
         text += fmt::format("{}{} {}", text.empty() ? "" : ", ", o.arm, percent_text(o.training, o.base));
         if (worst == nullptr || std::abs(o.training.mean) > std::abs(worst->training.mean)) worst = &o;
         ++count;

@@ -14,8 +14,6 @@ namespace fp8flow::report {
 // "+0.213 ± 0.024 %" of `base`; without the half-width if it is unknown.
 std::string percent_text(const validate::Difference& difference, double base);
 
-// "fp8_flow", or "no_act_fusion (to fp8_flow)" if that is not the baseline.
-std::string label_of(const validate::Outcome& outcome, const validate::Outcomes& outcomes);
 // "miss: +0.51 ± 0.02 %, held out +0.49 ± 0.03 %, 620 ms per step"
 std::string summary_text(const validate::Outcome& outcome, const Config& config);
 

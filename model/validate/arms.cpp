@@ -100,8 +100,10 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
     if (!config.precision.flow.empty()) add(config);
     if (ablation == Ablation::flow_switches) {
         const Config flow = with_recipe(config, Recipe::fp8_flow);
+        const std::string name(recipe_name(Recipe::fp8_flow));
+        const bool runs = std::ranges::find(arms, name, &Arm::name) != arms.end();
         for (const Switch& one : flow_switches()) {
-            arms.push_back({one.name, flow});
+            arms.push_back({one.name, flow, Arithmetic::stated, runs ? name : ""});
             one.turn(arms.back().config);
         }
     }

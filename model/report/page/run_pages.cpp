@@ -68,10 +68,12 @@ json interval_row(const validate::Outcome& outcome, const validate::Outcomes& ou
         const double base = mean_in(outcomes.window, pair.base->loss);
         dots.push_back({100 * (mean_in(outcomes.window, pair.own->loss) / base - 1), outcome.arm});
     }
-    return {{"label", label_of(outcome, outcomes)},
+    const bool to_baseline = outcome.against == outcomes.arms.front().arm;
+    return {{"label", outcome.arm},
             {"low", known ? json(100 * (mean - half) / outcome.base) : nullptr},
             {"high", known ? json(100 * (mean + half) / outcome.base) : nullptr},
-            {"note", percent_text(outcome.training, outcome.base)},
+            {"note",
+             percent_text(outcome.training, outcome.base) + (to_baseline ? "" : " to " + outcome.against)},
             {"dots", std::move(dots)}};
 }
 
@@ -79,6 +81,7 @@ json interval_row(const validate::Outcome& outcome, const validate::Outcomes& ou
 void add_losses(Page& page, const Config& config, const validate::Outcomes& outcomes) {
     const ValidateSpec& spec = config.validate;
     const double limit = spec.max_relative_loss_error * 100.0;
+    bool others = false;
     json bands = json::array(), curves = json::array(), differences = json::array(), rows = json::array();
     for (const validate::Outcome& outcome : outcomes.arms) {
         Curves losses;
@@ -89,6 +92,7 @@ void add_losses(Page& page, const Config& config, const validate::Outcomes& outc
         differences.push_back(
             seeds_curve(outcome.arm, differences_of(outcome, spec.ema_decay), spec.warmup_iters));
         rows.push_back(interval_row(outcome, outcomes));
+        others |= outcome.against != outcomes.arms.front().arm;
     }
     if (outcomes.noise)
         bands.push_back(
@@ -104,7 +108,8 @@ void add_losses(Page& page, const Config& config, const validate::Outcomes& outc
                   {"rows", std::move(rows)}});
     page.set("loss",
              {{{"title", "loss, nats per token"}, {"x_label", "iteration"}, {"series", curves}},
-              {{"title", title + " from " + outcomes.arms.front().arm},
+              {{"title", title + " from " + outcomes.arms.front().arm +
+                             (others ? ", or from the arm named below" : "")},
                {"x_label", "iteration"},
                {"unit", " %"},
                {"zoom", true},

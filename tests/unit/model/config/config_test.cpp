@@ -528,7 +528,6 @@ TEST(Config, ShippedFilesAreLegalAndRoundTrip) {
         {"quickstart.yaml", {2}, {}},
         {"test.yaml", {1, 2, 4}, {}},
         {"text.yaml", {2, 4}, {"data.data_path=/my/texts"}},
-        {"evidence.yaml", {1}, {}},
         {"small_4gpu.yaml", {4}, {}},
         {"small_4gpu.yaml", {1, 2, 4}, {"expert_model_parallel_size=1"}},
         {"qwen3_30b_a3b.yaml", {8, 16}, {}},

@@ -2,7 +2,9 @@
 // What is said of the arms of made-up runs: pairs by seed, divergence, the ratio to the control arm, JSON.
 #include "model/validate/outcome.h"
 
+#include "model/report/page/run_pages.h"
 #include "model/report/validate_report.h"
+#include "tests/support/report_page.h"
 #include "tests/support/training.h"
 
 namespace fp8flow {
@@ -105,6 +107,28 @@ TEST(Outcome, OneSeedHasTheNoiseOfOneRunAndTheFileSaysSo) {
     EXPECT_TRUE(arm.at("held_out_difference").at("interval_nats")[0].is_null());
     EXPECT_NEAR(arm.at("losses")[0].get<double>(), 2.71, 1e-12);
     EXPECT_NE(report::noise_text(all).find("noise within one run only"), std::string::npos);
+}
+
+TEST(Outcome, ThePageHasTheBandOfTheSeedsAndOneInterval) {
+    Runs runs;
+    for (const int64_t seed : {1, 2, 3}) {
+        runs.push_back(run_of("bf16", seed, 0));
+        runs.push_back(run_of("flow", seed, 0.001 * static_cast<double>(seed)));
+    }
+    const std::vector<Arm> arms = arms_of({"bf16", "flow"});
+    const Config& config = arms.front().config;
+    const Outcomes all = outcomes_of(runs, arms, config.validate);
+    const Provenance provenance{.ranks = 1};
+    const nlohmann::json page = expect_report_page(
+        report::validate_page({"seeds", config, provenance}, all, nlohmann::json::array()));
+    const nlohmann::json& flow = page.at("loss")[1].at("series")[0];
+    EXPECT_NEAR(flow.at("low").at("y")[0].get<double>(), 100 * 0.001 / 2.1, 1e-9);
+    EXPECT_NEAR(flow.at("high").at("y")[0].get<double>(), 100 * 0.003 / 2.3, 1e-9);
+    EXPECT_EQ(flow.at("x")[0], config.validate.warmup_iters + 1);
+    const nlohmann::json& row = page.at("loss_dots").at("rows")[0];
+    EXPECT_EQ(row.at("dots").size(), 3u);
+    EXPECT_NEAR(row.at("high").get<double>() - row.at("low").get<double>(),
+                2 * 100 * all.arms[1].training.half_width() / 2.2, 1e-9);
 }
 
 }  // namespace
