@@ -68,13 +68,15 @@ Comparison smoothed(const std::vector<Pair>& pairs, const ValidateSpec& spec) {
     return result;
 }
 
-// An arm that diverges with a seed with which its baseline ends is a miss, whatever the other seeds say.
+// An arm that diverges, or has a loss that is not a number, with a seed with which its baseline ends is a
+// miss, whatever the other seeds say.
 void give_verdict(const Validation& all, Outcome& outcome) {
     const double limit = all.spec.max_relative_loss_error * outcome.base;
     outcome.verdict = judge(outcome.training, limit);
     for (const int64_t seed : all.outcomes.seeds) {
         const Run *own = all.find(outcome.arm, seed), *base = all.find(outcome.against, seed);
-        if (own != nullptr && own->diverged && base != nullptr && !base->diverged)
+        if (own == nullptr || base == nullptr || base->diverged) continue;
+        if (own->diverged || std::isnan(all.training_loss(own->curve) - all.training_loss(base->curve)))
             outcome.verdict = Verdict::miss;
     }
     if (outcome.verdict == Verdict::inconclusive) outcome.growth = growth_to_decide(outcome.training, limit);

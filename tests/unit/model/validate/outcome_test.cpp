@@ -84,6 +84,8 @@ TEST(Outcome, ADivergedRunIsAMissAndCounted) {
     EXPECT_EQ(all.find("bad")->training.pairs, 2);
     EXPECT_EQ(all.verdict, Verdict::miss);
     EXPECT_FALSE(all.noise) << "no control arm";
+    runs[1].curve.loss.back() = std::nan("");
+    EXPECT_EQ(outcomes_of(runs, arms_of({"bf16", "good", "bad"}), spec).find("good")->verdict, Verdict::miss);
     // where the baseline diverges too, nobody is to blame
     const Outcomes both =
         outcomes_of({diverged("bf16", 1), diverged("flow", 1)}, arms_of({"bf16", "flow"}), spec);
