@@ -36,15 +36,17 @@ public:
     double delayed = 0;
 };
 
-MeasureOptions quick() {
-    return {
-        .warmups = 2, .samples = 5, .calls_per_short_sample = 4, .idle_seconds = 0, .sustained_seconds = 0};
-}
+const MeasureOptions kQuick = {
+    .warmups = 2, .samples = 5, .calls_per_short_sample = 4, .idle_seconds = 0, .sustained_seconds = 0};
 
-TEST(Meter, TimesWhatItCallsAndRotatesTheSets) {
+class MeterTest : public testing::Test {
+protected:
     HostDevice device;
     CountingProbe probe;
-    Meter meter(device, probe, quick());
+    Meter meter{device, probe, kQuick};
+};
+
+TEST_F(MeterTest, TimesWhatItCallsAndRotatesTheSets) {
     std::vector<int64_t> sets;
     const Timing timing = meter.time({.call =
                                           [&](int64_t set) {
@@ -64,10 +66,7 @@ TEST(Meter, TimesWhatItCallsAndRotatesTheSets) {
     EXPECT_TRUE(probe.traffics.empty());  // nothing to flush
 }
 
-TEST(Meter, ShortCallsAreTimedSeveralAtOnce) {
-    HostDevice device;
-    CountingProbe probe;
-    Meter meter(device, probe, quick());
+TEST_F(MeterTest, ShortCallsAreTimedSeveralAtOnce) {
     int calls = 0;
     const Timing timing = meter.time({.call = [&](int64_t) { ++calls; }});
     EXPECT_EQ(calls, 1 + 3 + 2 + 5 * 4);
@@ -75,10 +74,7 @@ TEST(Meter, ShortCallsAreTimedSeveralAtOnce) {
     EXPECT_LT(timing.median, kShortCall);
 }
 
-TEST(Meter, SmallSetsAreEvictedBeforeEachCall) {
-    HostDevice device;
-    CountingProbe probe;
-    Meter meter(device, probe, quick());
+TEST_F(MeterTest, SmallSetsAreEvictedBeforeEachCall) {
     // 3 MiB have to lie between two uses of a set
     EXPECT_EQ(meter.sets_for(1 << 20), 4);
     EXPECT_EQ(meter.cache_of(1 << 20, 4), Subject::Cache::cold_by_rotation);
@@ -100,14 +96,12 @@ TEST(Meter, SmallSetsAreEvictedBeforeEachCall) {
     EXPECT_EQ(meter.sets_for(100), 1);
 }
 
-TEST(Meter, SustainedIsTheSecondHalf) {
-    HostDevice device;
-    CountingProbe probe;
-    MeasureOptions options = quick();
+TEST_F(MeterTest, SustainedIsTheSecondHalf) {
+    MeasureOptions options = kQuick;
     options.sustained_seconds = 0.05;
-    Meter meter(device, probe, options);
+    Meter patient(device, probe, options);
     int calls = 0;
-    const Timing timing = meter.time({.call = [&](int64_t) {
+    const Timing timing = patient.time({.call = [&](int64_t) {
         // slower after a while, as a GPU that gets hot
         std::this_thread::sleep_for(std::chrono::milliseconds(++calls < 14 ? 2 : 30));
     }});
@@ -116,10 +110,7 @@ TEST(Meter, SustainedIsTheSecondHalf) {
     EXPECT_GE(*timing.sustained, 30e-3);
 }
 
-TEST(Meter, RanksMeetBeforeEachSample) {
-    HostDevice device;
-    CountingProbe probe;
-    Meter meter(device, probe, quick());
+TEST_F(MeterTest, RanksMeetBeforeEachSample) {
     int meetings = 0, calls = 0;
     const Together together{.barrier = [&] { ++meetings; }, .largest = [](double x) { return 2 * x; }};
     meter.time({.call = [&](int64_t) { ++calls; }, .together = &together});
@@ -127,25 +118,23 @@ TEST(Meter, RanksMeetBeforeEachSample) {
     EXPECT_EQ(calls, 1 + 3 + 2 + 5);
 }
 
-TEST(Meter, PausesBeforeABurstOnly) {
-    HostDevice device;
-    CountingProbe probe;
-    MeasureOptions options = quick();
+TEST_F(MeterTest, PausesBeforeABurstOnly) {
+    MeasureOptions options = kQuick;
     options.idle_seconds = 0.5;
-    Meter meter(device, probe, options);
+    Meter patient(device, probe, options);
     const auto seconds_of = [&](auto&& measure) {
         const auto start = std::chrono::steady_clock::now();
         measure();
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     };
-    EXPECT_GE(seconds_of([&] { meter.time({.call = [](int64_t) {}}); }), 0.5);
-    EXPECT_LT(seconds_of([&] { meter.time_burst({.call = [](int64_t) {}}); }), 0.5);
+    EXPECT_GE(seconds_of([&] { patient.time({.call = [](int64_t) {}}); }), 0.5);
+    EXPECT_LT(seconds_of([&] { patient.time_burst({.call = [](int64_t) {}}); }), 0.5);
 }
 
 TEST(Ceilings, EachIsMeasuredOnce) {
     ReferenceOps ops;
     CountingProbe probe;
-    Meter meter(ops.device(), probe, quick());
+    Meter meter(ops.device(), probe, kQuick);
     Ceilings ceilings(meter, ops, 64);
     EXPECT_GT(ceilings.traffic_seconds(4 << 20, 2 << 20), 0.0);
     const auto traffics = probe.traffics;
