@@ -142,10 +142,14 @@ def strike(process, notes, victim, stage, kind):
 
 def problems_of(case, reports, status):
     """What is wrong with the report of a lost rank."""
-    # nothing catches what is thrown in CALLS: before main, in MPI_Init, which no rank has left yet, and in a destructor
-    if case["kind"] == "throwing" and case["stage"] not in CALLS:
+    # nothing catches what is thrown before main and in a destructor, and not every MPI lets an exception through
+    caught = case["stage"] not in CALLS or case["stage"] == "MPI_Init" and status == FAULT_OF_THE_PROGRAM
+    if case["kind"] == "throwing" and caught:
         thrown = [line for line in reports if line.endswith(f"a fault thrown in rank {case['victim']}")]
-        problems = [] if len(reports) == len(thrown) == 1 else [f"{len(reports)} reports, {len(thrown)} of what was thrown"]
+        others = [line for line in reports if line not in thrown]
+        if case["stage"] == "MPI_Init":  # ranks that have left it cannot know yet that the victim has reported
+            others = [line for line in others if "ended by the launcher" not in line]
+        problems = [] if len(thrown) == 1 and not others else [f"{len(reports)} reports, {len(thrown)} of what was thrown"]
         return problems if status == FAULT_OF_THE_PROGRAM else [*problems, f"status {status}"]
     problems = [f"{len(reports)} reports"] if len(reports) != 1 else []
     blamed = re.findall(r"rank (\d+) \(process", " ".join(reports))
