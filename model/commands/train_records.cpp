@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums are kept as they were at checkpoints; files are cut.
+// Sums are kept as they were at checkpoints; metrics.jsonl is cut.
 #include "model/commands/train_records.h"
 
 #include "model/base/run_folder.h"
@@ -18,8 +18,7 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     std::error_code error;
     if (kept < config_.training.train_iters)
         for (const char* name : kFilesOfTheEnd) std::filesystem::remove(folder.path_of(name), error);
-    forget_events_after(folder, kept);
-    open_events();
+    open_events(kept);
     const std::string path = folder.path_of(kMetricsFile);
     if (!config_.output.metrics &&
         !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
@@ -35,9 +34,9 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
                         counted(missing, "iteration"), kept, kPageFile)};
 }
 
-void TrainRecords::open_events() {
+void TrainRecords::open_events(int64_t done) {
     if (!config_.output.tensorboard_dir.empty())
-        events_.emplace(folder_->subfolder(config_.output.tensorboard_dir), config_);
+        events_.emplace(folder_->subfolder(config_.output.tensorboard_dir), config_, done);
 }
 
 void TrainRecords::keep_metrics(const std::vector<nlohmann::json>& records) {
@@ -91,9 +90,7 @@ void TrainRecords::go_back(int64_t step) {
     const auto later = remembered_.upper_bound(step);
     sums_ = later == remembered_.begin() ? Sums{} : std::prev(later)->second;
     if (metrics_) keep_metrics(read_records(folder_->path_of(kMetricsFile), step));
-    if (!events_) return;
-    forget_events_after(*folder_, step);
-    open_events();
+    open_events(step);
 }
 
 }  // namespace fp8flow

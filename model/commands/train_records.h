@@ -45,7 +45,7 @@ private:
         report::RoutingHistory routing;
         TensorStats tensor_stats;
     };
-    void open_events();
+    void open_events(int64_t done);
     void keep_metrics(const std::vector<nlohmann::json>& records);
     void add(const nlohmann::json& record);  // to the sums
 

@@ -34,7 +34,6 @@ struct StepField {
     const char* megatron;          // in Megatron-LM's step line; null: not there
     std::string (*text)(double);   // its value there
     const char* tag = nullptr;     // TensorBoard's, as Megatron-LM names it; null: not there
-    bool by_samples = false;       // TensorBoard has it also over samples
     bool only_above_zero = false;  // 0 means that there is none
 };
 std::span<const StepField> step_fields();

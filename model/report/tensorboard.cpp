@@ -4,7 +4,6 @@
 
 #include "kernels/host_memory.h"
 #include "model/base/crc32c.h"
-#include "model/base/run_folder.h"
 
 #include <unistd.h>
 
@@ -13,9 +12,7 @@
 #include <cctype>
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <optional>
 
 namespace fp8flow::report {
@@ -67,57 +64,6 @@ std::string new_file_name(const OutputFolder& folder, std::chrono::system_clock:
     }
 }
 
-constexpr std::string_view kBySamples = " vs samples";
-
-// The step of an event as `event` begins it, after the time; 0 for the version.
-int64_t step_of(std::string_view event) {
-    uint64_t step = 0;
-    size_t at = 1 + sizeof(double) + 1;
-    for (int shift = 0; at < event.size() && shift < 64; shift += 7) {
-        const auto byte = static_cast<uint8_t>(event[at++]);
-        step |= static_cast<uint64_t>(byte & 0x7F) << shift;
-        if (byte < 0x80) break;
-    }
-    return static_cast<int64_t>(step);
-}
-
-// Where the first iteration after `last` begins, 0 where none is before it; nothing where there is none. Ends
-// at a record that is torn or damaged, as TensorBoard does. Scalars by samples follow those of their
-// iteration.
-std::optional<int64_t> end_of_iteration(std::istream& file, int64_t last) {
-    constexpr uint64_t kLargestEvent = 1 << 20;
-    std::string head(sizeof(uint64_t) + sizeof(uint32_t), '\0'), event;
-    bool holds_others = false;
-    for (int64_t at = 0; file.read(head.data(), std::ssize(head));
-         at += std::ssize(head) + std::ssize(event)) {
-        uint64_t length = 0;
-        std::memcpy(&length, head.data(), sizeof length);
-        if (masked_crc(head.substr(0, sizeof length)) != head.substr(sizeof length) || length > kLargestEvent)
-            break;
-        event.resize(length + sizeof(uint32_t));
-        if (!file.read(event.data(), std::ssize(event))) break;
-        if (event.find(kBySamples) != std::string::npos) continue;
-        const int64_t step = step_of(event);
-        if (step > last) return holds_others ? at : 0;
-        holds_others = holds_others || step > 0;
-    }
-    return std::nullopt;
-}
-
-// Scalars of one iteration, by iteration and, where Megatron has it twice, by samples.
-struct Scalars {
-    double time;
-    int64_t iteration, samples;
-    std::string records = {};
-
-    void add(const std::string& tag, double value, bool by_samples = false) {
-        const auto number = static_cast<float>(value);
-        records += tfrecord(scalar_event(time, iteration, tag, number));
-        if (by_samples)
-            records += tfrecord(scalar_event(time, samples, tag + std::string(kBySamples), number));
-    }
-};
-
 }  // namespace
 
 std::string tfrecord(std::string_view bytes) {
@@ -132,49 +78,45 @@ std::string scalar_event(double wall_time, int64_t step, std::string_view tag, f
            field_bytes(5, field_bytes(1, field_bytes(1, tag) + field_float(2, value)));
 }
 
-void forget_events_after(const OutputFolder& run, int64_t last) {
-    namespace fs = std::filesystem;
-    for (const std::string& path : files_of_run(run.path())) {
-        if (!is_event_file(path)) continue;
-        std::ifstream file(path, std::ios::binary);
-        const std::optional<int64_t> end = end_of_iteration(file, last);
-        std::error_code error;
-        if (end == 0) fs::remove(path, error);
-        if (end.value_or(0) > 0) fs::resize_file(path, static_cast<uintmax_t>(*end), error);
-        require(!error, ExitCode::output, "{}: cannot cut off iterations that are done again: {}", path,
-                error.message());
-    }
+std::string start_event(double wall_time, int64_t step) {
+    return event(wall_time, step) + field_bytes(7, field_varint(1, 1));
 }
 
-EventFile::EventFile(const OutputFolder& folder, const Config& config)
+EventFile::EventFile(const OutputFolder& folder, const Config& config, int64_t done)
     : config_(config),
       file_(folder.open_lines(new_file_name(folder, std::chrono::system_clock::now()),
                               LineFile::Start::truncate)) {
-    file_.write_bytes(tfrecord(version_event(seconds_of(std::chrono::system_clock::now()))));
+    const double now = seconds_of(std::chrono::system_clock::now());
+    file_.write_bytes(tfrecord(version_event(now)) + tfrecord(start_event(now, done + 1)));
 }
 
 void EventFile::step(const StepValues& values) {
-    Scalars scalars{seconds_of(values.time), values.iteration(), values.others.at("consumed_samples")};
+    std::string records;
+    const auto add = [&](const std::string& tag, double value) {
+        records += tfrecord(
+            scalar_event(seconds_of(values.time), values.iteration(), tag, static_cast<float>(value)));
+    };
     for (const StepField& field : step_fields()) {
         const std::optional<double> value = shown(field, values);
         if (!value || field.tag == nullptr) continue;
-        scalars.add(field.tag, *value, field.by_samples);
+        add(field.tag, *value);
         const auto by_layer = values.record.find(std::string(field.name) + "_by_layer");
         if (!config_.output.moe_per_layer_logging || by_layer == values.record.end()) continue;
         for (size_t i = 0; i < by_layer->size(); ++i)
-            scalars.add(fmt::format("moe/{}_layer_{}", field.tag,
-                                    values.record.at("moe_layers").at(i).get<int64_t>()),
-                        by_layer->at(i));
+            add(fmt::format("moe/{}_layer_{}", field.tag,
+                            values.record.at("moe_layers").at(i).get<int64_t>()),
+                by_layer->at(i));
     }
-    file_.write_bytes(scalars.records);
+    file_.write_bytes(records);
 }
 
 void EventFile::evaluation(int64_t iteration, double nats) {
-    Scalars scalars{seconds_of(std::chrono::system_clock::now()), iteration,
-                    iteration * config_.training.global_batch_size};
-    scalars.add("lm loss validation", nats, true);
-    scalars.add("lm loss validation ppl", std::exp(std::min(20.0, nats)), true);  // Megatron's limit
-    file_.write_bytes(scalars.records);
+    const double now = seconds_of(std::chrono::system_clock::now());
+    const auto record = [&](const char* tag, double value) {
+        return tfrecord(scalar_event(now, iteration, tag, static_cast<float>(value)));
+    };
+    file_.write_bytes(record("lm loss validation", nats) +
+                      record("lm loss validation ppl", std::exp(std::min(20.0, nats))));  // Megatron's limit
 }
 
 }  // namespace fp8flow::report

@@ -18,20 +18,18 @@ namespace fp8flow::report {
 std::string tfrecord(std::string_view bytes);
 
 // Event {1: wall_time double, 2: step int64} with {3: file_version string} or {5: Summary {1: Value {1: tag,
-// 2: simple_value float}}}.
+// 2: simple_value float}}} or {7: SessionLog {1: status START}}: TensorBoard forgets what earlier files of
+// the folder have from this step on.
 std::string version_event(double wall_time);
 std::string scalar_event(double wall_time, int64_t step, std::string_view tag, float value);
-
-// Cuts the iterations after `last` off the event files in the folders right below `run`, and removes files
-// that hold no others: a resumed run writes them again, and TensorBoard reads all files of a folder as one
-// run. (A session's start, which makes TensorBoard forget iterations, would take those by samples with them.)
-void forget_events_after(const OutputFolder& run, int64_t last);
+std::string start_event(double wall_time, int64_t step);
 
 // The file of one run, or of one part of it.
 class EventFile {
 public:
-    // A new file in the folder (is_event_file). Throws ExitCode::output. The configuration must outlive this.
-    EventFile(const OutputFolder& folder, const Config& config);
+    // A new file in the folder (is_event_file), of the iterations after `done`. Throws ExitCode::output. The
+    // configuration must outlive this.
+    EventFile(const OutputFolder& folder, const Config& config, int64_t done);
 
     void step(const StepValues& values);
     void evaluation(int64_t iteration, double nats);
