@@ -27,87 +27,68 @@ json parse(const std::string& text, const std::string& name) {
 }
 
 // Every number of these files is positive; a file from elsewhere may say anything.
-double number(const json& from, const char* key, const std::string& name) {
+double number(const json& from, const std::string& key) {
     constexpr double kLeast = 1e-12, kMost = 1e18;
-    const auto found = from.find(key);
-    require(found != from.end() && found->is_number() && found->get<double>() >= kLeast &&
-                found->get<double>() <= kMost,
-            ExitCode::usage, "{}: got no positive number '{}'", name, printable(key));
-    return found->get<double>();
+    const auto value = from.at(key).get<double>();
+    require(value >= kLeast && value <= kMost, ExitCode::usage, "got no positive number '{}'", key);
+    return value;
 }
-int64_t count_of(const json& from, const char* key, const std::string& name) {
+double number_if_any(const json& from, const std::string& key) {
+    return from.contains(key) ? number(from, key) : 0;
+}
+int64_t count_of(const json& from, const std::string& key) {
     constexpr double kMost = 1 << 20;
-    const double value = number(from, key, name);
-    require(value >= 1 && value <= kMost, ExitCode::usage, "{}: got {} as '{}', want 1 to {}", name, value,
-            key, kMost);
+    const double value = number(from, key);
+    require(value >= 1 && value <= kMost, ExitCode::usage, "got {} as '{}', want 1 to {}", value, key, kMost);
     return static_cast<int64_t>(value);
 }
-std::string text_of(const json& from, const char* key, const std::string& name) {
-    const auto found = from.find(key);
-    require(found != from.end() && found->is_string(), ExitCode::usage, "{}: got no text '{}'", name, key);
-    return found->get<std::string>();
+
+Datasheet datasheet_of(const json& from) {
+    return {.gpu = from.at("gpu"),
+            .memory_bytes = number(from, "memory bytes"),
+            .memory_rate = number(from, "memory bytes per second"),
+            .bf16_per_clock = number(from, "bf16 flops per clock"),
+            .fp8_per_clock = number(from, "fp8 flops per clock"),
+            .boost_clock = number(from, "boost clock hertz"),
+            .clock = number_if_any(from, "clock hertz"),
+            .peer_rate = number(from, "peer bytes per second"),
+            .network_rate = number(from, "network bytes per second"),
+            .gpus_per_host = count_of(from, "gpus per host")};
 }
 
-Datasheet parse_datasheet(const json& from, const std::string& name) {
-    return {.gpu = text_of(from, "gpu", name),
-            .memory_bytes = number(from, "memory bytes", name),
-            .memory_rate = number(from, "memory bytes per second", name),
-            .bf16_per_clock = number(from, "bf16 flops per clock", name),
-            .fp8_per_clock = number(from, "fp8 flops per clock", name),
-            .boost_clock = number(from, "boost clock hertz", name),
-            .clock = from.contains("clock hertz") ? number(from, "clock hertz", name) : 0,
-            .peer_rate = number(from, "peer bytes per second", name),
-            .network_rate = number(from, "network bytes per second", name),
-            .gpus_per_host = count_of(from, "gpus per host", name)};
+CheckSummary check_of(const json& from) {
+    return {.mean_layer = number(from, "mean layer error"),
+            .worst_layer = number(from, "worst layer error"),
+            .mean_step = number(from, "mean step error"),
+            .worst_step = number(from, "worst step error"),
+            .runs = count_of(from, "runs"),
+            .gpus = from.contains("gpus") ? count_of(from, "gpus") : 1};
 }
 
-RecipeShares parse_recipe(const json& from, const std::string& name) {
-    require(from.is_object(), ExitCode::usage, "{}: got a recipe without shares", name);
-    RecipeShares result{.clock = number(from, "clock hertz", name),
-                        .whole_over_stages = number(from, "whole over stages", name),
-                        .shares = {}};
-    const auto shares = from.find("shares");
-    require(shares != from.end() && shares->is_object(), ExitCode::usage, "{}: got no 'shares'", name);
-    for (const auto& [stage, share] : shares->items())
-        result.shares[stage] = number(*shares, stage.c_str(), name);
-    return result;
-}
-
-CheckSummary parse_check(const json& from, const std::string& name) {
-    return {.mean_layer = number(from, "mean layer error", name),
-            .worst_layer = number(from, "worst layer error", name),
-            .mean_step = number(from, "mean step error", name),
-            .worst_step = number(from, "worst step error", name),
-            .runs = count_of(from, "runs", name),
-            .gpus = from.contains("gpus") ? count_of(from, "gpus", name) : 1};
-}
-
-Calibration calibration_of(const json& from, const std::string& name) {
-    require(from.is_object(), ExitCode::usage, "{}: got a calibration that is no JSON object", name);
-    const auto number_if_any = [&](const char* key) {
-        return from.contains(key) ? number(from, key, name) : 0;
-    };
-    Calibration result{.gpu = text_of(from, "gpu", name),
-                       .source = text_of(from, "source", name),
-                       .commit = text_of(from, "commit", name),
-                       .date = text_of(from, "date", name),
-                       .launch_seconds = number(from, "launch seconds", name),
-                       .exchange_seconds = number(from, "exchange seconds", name),
-                       .host_seconds = number_if_any("host seconds per launch"),
-                       .late_share = number_if_any("late share")};
-    const auto recipes = from.find("recipes");
-    require(recipes != from.end() && recipes->is_object(), ExitCode::usage, "{}: got no 'recipes'", name);
-    for (const auto& [recipe, shares] : recipes->items()) result.recipes[recipe] = parse_recipe(shares, name);
-    const json attention = from.value("core attention", json::array());
-    for (const json& one : attention)
-        if (one.is_object())
-            result.core_attention.push_back({count_of(one, "kv_channels", name), number(one, "forward", name),
-                                             number(one, "backward", name)});
-    if (const auto check = from.find("check"); check != from.end()) {
-        result.check = parse_check(*check, name);
-        if (const auto other = check->find("other models"); other != check->end())
-            result.check_other_models = parse_check(*other, name);
+Calibration calibration_of(const json& from) {
+    Calibration result{.gpu = from.at("gpu"),
+                       .source = from.at("source"),
+                       .commit = from.at("commit"),
+                       .date = from.at("date"),
+                       .launch_seconds = number(from, "launch seconds"),
+                       .exchange_seconds = number(from, "exchange seconds"),
+                       .host_seconds = number_if_any(from, "host seconds per launch"),
+                       .late_share = number_if_any(from, "late share")};
+    for (const auto& [name, recipe] : from.at("recipes").items()) {
+        RecipeShares& own = result.recipes[name];
+        own = {.clock = number(recipe, "clock hertz"),
+               .whole_over_stages = number(recipe, "whole over stages"),
+               .shares = {}};
+        for (const auto& [stage, share] : recipe.at("shares").items())
+            own.shares[stage] = number(recipe["shares"], stage);
     }
+    for (const json& one : from.value("core attention", json::array()))
+        result.core_attention.push_back(
+            {count_of(one, "kv_channels"), number(one, "forward"), number(one, "backward")});
+    if (!from.contains("check")) return result;
+    result.check = check_of(from["check"]);
+    if (from["check"].contains("other models"))
+        result.check_other_models = check_of(from["check"]["other models"]);
     return result;
 }
 
@@ -132,21 +113,27 @@ bool is_kind(const std::string& device, const std::string& gpu) {
 }
 
 // Follows "shares of" to the kind that has been profiled.
-Gpu gpu_of(const json& from, const std::string& name) {
-    Gpu gpu{.sheet = parse_datasheet(from, name), .calibration = {}, .calibrated = false};
-    const auto calibration = from.find("calibration");
-    if (calibration != from.end()) {
-        gpu.calibration = calibration_of(*calibration, name);
-        gpu.calibrated = true;
+Gpu gpu_of(const json& from) {
+    Gpu gpu{.sheet = datasheet_of(from), .calibration = {}, .calibrated = from.contains("calibration")};
+    if (gpu.calibrated) {
+        gpu.calibration = calibration_of(from["calibration"]);
         return gpu;
     }
-    const GpuFile* other = find_shipped(text_of(from, "shares of", name));
-    require(other != nullptr, ExitCode::usage, "{}: 'shares of' names no kind of configs/gpus", name);
-    const json shares = parse(other->text, other->name);
-    require(shares.contains("calibration"), ExitCode::usage, "{}: {} has no shares of its own", name,
-            other->name);
-    gpu.calibration = calibration_of(shares["calibration"], other->name);
+    const GpuFile* other = find_shipped(from.at("shares of"));
+    require(other != nullptr, ExitCode::usage, "'shares of' names no kind of configs/gpus");
+    gpu.calibration = calibration_of(parse(other->text, other->name).at("calibration"));
     return gpu;
+}
+
+// Errors of what is read name the file.
+template <class Read> auto read_as(const std::string& name, Read read) {
+    try {
+        return read();
+    } catch (const json::exception& error) {
+        fail(ExitCode::usage, "{}: {}", name, printable(error.what()));
+    } catch (const Error& error) {
+        fail(ExitCode::usage, "{}: {}", name, printable(error.what()));
+    }
 }
 
 }  // namespace
@@ -158,16 +145,15 @@ std::vector<std::string> known_gpus() {
 }
 
 Gpu load_gpu(const std::string& name_or_file) {
-    if (const GpuFile* file = find_shipped(lower(name_or_file)))
-        return gpu_of(parse(file->text, file->name), file->name);
+    if (const GpuFile* file = find_shipped(lower(name_or_file))) return gpu_of(parse(file->text, file->name));
     std::error_code error;
     require(std::filesystem::is_regular_file(name_or_file, error), ExitCode::usage,
             "--gpu: got {}, want one of {} or a file", printable(name_or_file),
             fmt::join(known_gpus(), ", "));
     const json from = parse(read_text_file(name_or_file, ExitCode::usage), name_or_file);
-    if (!from.contains("recipes")) return gpu_of(from, name_or_file);
+    if (!from.contains("recipes")) return read_as(name_or_file, [&] { return gpu_of(from); });
     // what scripts/calibrate.py makes of one profile: shares of a kind in configs/gpus
-    Calibration calibration = calibration_of(from, name_or_file);
+    Calibration calibration = read_as(name_or_file, [&] { return calibration_of(from); });
     const auto kind = kind_of_device(calibration.gpu);
     require(kind.has_value(), ExitCode::usage, "{}: no datasheet of {} in configs/gpus", name_or_file,
             printable(calibration.gpu));
