@@ -2,7 +2,6 @@
 // `fp8flow profile`: every recipe through the same steps. Prints the answer; the tables go to profile.log.
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
-#include "model/job/host_cores.h"
 #include "model/predict/require_fit.h"
 #include "model/profile/ceilings.h"
 #include "model/profile/run.h"
@@ -74,8 +73,6 @@ public:
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
         world_.set_activity("measuring the machine");
-        profile_.busy = busy_warning(backend_, world_);
-        if (!profile_.busy.empty()) log_.line(profile_.busy);
         ProfileCeilings ceilings(backend_, world_);
         profile_.machine = ceilings.rates();
         report_machine();

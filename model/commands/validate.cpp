@@ -5,7 +5,6 @@
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
-#include "model/job/host_cores.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
@@ -80,7 +79,6 @@ public:
     int run() {
         std::string names;
         for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
-        if (const std::string busy = busy_warning(backend_, world_); !busy.empty()) log_.line(busy);
         log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
                               config_.training.train_iters));
         for (const Arm& arm : arms_) curves_.push_back(train_arm(arm));

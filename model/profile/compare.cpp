@@ -113,12 +113,10 @@ std::string differences(const json& before, const json& after) {
     for (const auto& [key, ignored] : all)
         if (const json one = value(old_keys, key), other = value(new_keys, key); one != other)
             line(key, one, other);
-    std::string head = fmt::format("  commit: {} | {}\n  date: {} | {}\n",
-                                   shown(before.value("commit", none)), shown(after.value("commit", none)),
-                                   shown(before.value("date", none)), shown(after.value("date", none)));
-    for (const json* file : {&before, &after})
-        if (file->contains("busy"))
-            head += fmt::format("  {}: {}\n", file == &before ? "old" : "new", shown(file->at("busy")));
+    const std::string head =
+        fmt::format("  commit: {} | {}\n  date: {} | {}\n", shown(before.value("commit", none)),
+                    shown(after.value("commit", none)), shown(before.value("date", none)),
+                    shown(after.value("date", none)));
     if (text.empty()) return head + "  the same machine and configuration\n";
     return head + "  the runs differ in more than the program, and the times below with them:\n" + text;
 }

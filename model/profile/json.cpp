@@ -86,7 +86,6 @@ json profile_json(const Profile& profile, const Config& config) {
                    {"routing", profile.routing},    {"machine", machine_json(profile.machine)},
                    {"config", dump_config(config)}, {"recipes", json::array()}};
     add_provenance(result, profile.provenance);
-    if (!profile.busy.empty()) result["busy"] = profile.busy;
     if (profile.ablation) result["noise floor"] = nullptr;  // no arm runs twice
     for (const ArmProfile& arm : profile.arms) {
         json rows = json::array();

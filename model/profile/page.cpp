@@ -90,7 +90,6 @@ std::string profile_page(const Profile& profile, const Config& config) {
     Page page(title_of(profile), (profile.shape.empty() ? "" : profile.shape + "; ") + profile.machine.device,
               profile.provenance);
     page.fact("routing", profile.routing);
-    if (!profile.busy.empty()) page.fact("busy", profile.busy);
     page.fact(std::string(kNotResolved), std::string(kResolvedRule));
     json timeline = {{"lanes", kStreamNames}, {"arms", json::array()}};
     for (const ArmProfile& arm : profile.arms) {

@@ -198,8 +198,8 @@ struct Profile {
     std::vector<ArmProfile> arms;  // speed-ups are over the first
     MachineRates machine;
     int64_t ranks = 1, steps = 0;
-    std::string routing, busy;  // busy: what the host said of other programs; empty: idle
-    std::string model, shape;   // report::run_name, report::model_shape
+    std::string routing;
+    std::string model, shape;  // report::run_name, report::model_shape
     Provenance provenance;
     bool ablation = false;  // arms are the flow with one optimisation off
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Cores that a CPU quota leaves, and how busy a host says it is.
+// Cores that a CPU quota leaves.
 #include "model/job/host_cores.h"
 
 #include "tests/support/files.h"
@@ -28,22 +28,6 @@ TEST(HostCores, TheTightestQuotaCounts) {
     EXPECT_EQ(usable_cores(8, files), 8);
     folder.write("cgroup/cpu/old/cpu.cfs_quota_us", "300000\n");
     EXPECT_EQ(usable_cores(8, files), 3);
-}
-
-TEST(HostCores, BusyTimeAndItsWarning) {
-    const TemporaryFolder folder;
-    const HostMemoryFiles files{folder.path("proc"), folder.path("cgroup")};
-    EXPECT_FALSE(cpu_time(files));
-    EXPECT_FALSE(busy_share(std::chrono::milliseconds(1), files));
-    folder.write("proc/stat", "cpu  10 1 5 100 20 2 3 4 7 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n");
-    ASSERT_TRUE(cpu_time(files));
-    EXPECT_EQ(cpu_time(files)->busy, 25);
-    EXPECT_EQ(cpu_time(files)->idle, 120);
-    EXPECT_FALSE(busy_share(std::chrono::milliseconds(1), files));  // no time has passed
-    folder.write("proc/stat", "cpu  10 1 5\n");
-    EXPECT_FALSE(cpu_time(files));
-    EXPECT_EQ(busy_warning(0.09), "");
-    expect_contains(busy_warning(0.35), "other programs use 35 % of this machine's CPU time");
 }
 
 }  // namespace
