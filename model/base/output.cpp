@@ -7,7 +7,6 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <pwd.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -26,19 +25,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Folders of the system, with everything below them.
-constexpr std::array<std::string_view, 13> kSystemTrees = {"/bin",   "/boot",  "/dev",    "/etc",  "/lib",
-                                                           "/lib32", "/lib64", "/libx32", "/proc", "/sbin",
-                                                           "/snap",  "/sys",   "/usr"};
-// Folders that hold other people's things; a folder below them is fine.
-constexpr std::array<std::string_view, 12> kShared = {
-    "/", "/home", "/media", "/mnt", "/opt", "/root", "/run", "/srv", "/tmp", "/var", "/var/tmp", "/dev/shm"};
-
 std::string reason(int error) { return std::strerror(error); }
-
-bool is_below(std::string_view path, std::string_view tree) {
-    return path.size() > tree.size() && path.substr(0, tree.size()) == tree && path[tree.size()] == '/';
-}
 
 void check_name(std::string_view name, const std::string& folder) {
     const auto plain = [](char c) {
@@ -59,13 +46,6 @@ int write_all(int descriptor, std::string_view bytes) {
         bytes.remove_prefix(static_cast<size_t>(done));
     }
     return 0;
-}
-
-std::string home_folder() {
-    passwd entry{}, *user = nullptr;
-    std::vector<char> texts(1 << 16);
-    ::getpwuid_r(::getuid(), &entry, texts.data(), texts.size(), &user);
-    return user != nullptr && user->pw_dir != nullptr ? user->pw_dir : "";
 }
 
 // The end of the last whole line.
@@ -104,17 +84,6 @@ int list_folder(int folder, std::vector<std::string>& names) {
 }
 
 void print_err(std::string_view text) { write_all(STDERR_FILENO, text); }
-
-std::string refusal_of_output_path(const std::string& path, const std::string& home) {
-    for (const std::string_view folder : kShared)
-        if (path == folder) return "it holds more than one run's files; name a folder below it";
-    if (!is_below(path, "/dev/shm")) {
-        for (const std::string_view tree : kSystemTrees)
-            if (path == tree || is_below(path, tree)) return fmt::format("{} belongs to the system", tree);
-    }
-    if (!home.empty() && path == home) return "it is a home folder; name a folder below it";
-    return "";
-}
 
 void LineFile::write_line(std::string_view line) {
     std::string text(line);
@@ -182,18 +151,11 @@ OutputFolder::OutputFolder(const std::string& path) {
     std::error_code error;
     fs::path absolute = fs::absolute(path, error).lexically_normal();
     if (!absolute.has_filename()) absolute = absolute.parent_path();  // "run/" is "run"
-    const std::string home = home_folder();
-    const auto refuse = [&](const fs::path& place) {
-        const std::string why = refusal_of_output_path(place.string(), home);
-        require(why.empty(), ExitCode::output, "--out {}: {}", path, why);
-    };
-    refuse(absolute);
     require(!fs::is_symlink(fs::symlink_status(absolute, error)), ExitCode::output,
             "--out {}: is a symbolic link; name the folder itself", path);
     // The parents may be links (e.g. /var/run): what counts is where they lead.
     const fs::path real = fs::weakly_canonical(absolute.parent_path(), error) / absolute.filename();
     require(!error, class_of(error.value(), ExitCode::output), "--out {}: {}", path, error.message());
-    refuse(real);
     fs::create_directories(real, error);
     require(!error, class_of(error.value(), ExitCode::output), "--out {}: cannot create: {}; choose another",
             path, error.message());

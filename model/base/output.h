@@ -65,8 +65,8 @@ private:
 
 class OutputFolder {
 public:
-    // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link, a file, a
-    // system folder such as /etc or /usr/lib, somebody's whole home folder, or not writable.
+    // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link, a file,
+    // or not writable.
     explicit OutputFolder(const std::string& path);
 
     const std::string& path() const { return path_; }  // absolute
@@ -106,9 +106,5 @@ int list_folder(int folder, std::vector<std::string>& names);
 
 // To standard error, in whole. What cannot be written is lost, and no exception.
 void print_err(std::string_view text);
-
-// Why `path` (absolute, normal form) may not be an output folder; empty if it may. `home`: the user's home
-// folder.
-std::string refusal_of_output_path(const std::string& path, const std::string& home);
 
 }  // namespace fp8flow

@@ -31,36 +31,14 @@ std::string error_of_out(const std::string& path) {
     return error_of(ExitCode::output, [&] { OutputFolder folder(path); });
 }
 
-TEST(OutputFolder, RefusesSystemFoldersAndWholeHomes) {
-    for (const std::string path : {"/etc", "/etc/run", "/usr", "/usr/local/share/run", "/lib64/x",
-                                   "/proc/self", "/sys", "/dev", "/boot/run", "/bin", "/sbin/a/b"})
-        expect_contains(refusal_of_output_path(path, "/home/ada"), "belongs to the system");
-    for (const std::string path :
-         {"/", "/home", "/tmp", "/var", "/var/tmp", "/opt", "/root", "/mnt", "/dev/shm"})
-        expect_contains(refusal_of_output_path(path, "/home/ada"), "more than one run's files");
-    expect_contains(refusal_of_output_path("/home/ada", "/home/ada"), "home folder");
-    for (const std::string path : {"/home/ada/run", "/tmp/run", "/root/run", "/var/tmp/x", "/dev/shm/x",
-                                   "/etcetera", "/usrlocal/run", "/data/usr"})
-        EXPECT_EQ(refusal_of_output_path(path, "/home/ada"), "") << path;
-    // The constructor applies it to what the path resolves to, however it is spelt, and creates nothing.
-    for (const std::string path :
-         {"/etc/fp8flow_run", "/etc/../etc/fp8flow_run/", "//etc//fp8flow_run", "/tmp/../usr/fp8flow_run"})
-        expect_contains(error_of_out(path), "belongs to the system");
-    EXPECT_FALSE(std::filesystem::exists("/etc/fp8flow_run"));
-    expect_contains(error_of_out("/"), "--out /");
-    expect_contains(error_of_out("/tmp/"), "more than one run's files");
-    expect_contains(error_of_out(""), "--out is empty");
-}
-
-TEST(OutputFolder, RefusesLinksFilesAndParentsThatLeadToTheSystem) {
+TEST(OutputFolder, RefusesLinksAndFiles) {
     const TemporaryFolder folder;
     std::filesystem::create_directories(folder.path("real"));
     std::filesystem::create_directory_symlink(folder.path("real"), folder.path("link"));
-    std::filesystem::create_directory_symlink("/etc", folder.path("etc_link"));
     folder.write("file", "x");
+    expect_contains(error_of_out(""), "--out is empty");
     expect_contains(error_of_out(folder.path("link")), "symbolic link");
     expect_contains(error_of_out(folder.path("link/")), "symbolic link");
-    expect_contains(error_of_out(folder.path("etc_link/run")), "/etc belongs to the system");
     expect_contains(error_of_out(folder.path("file")), folder.path("file"));
     expect_contains(error_of_out(folder.path("file/run")), "cannot create");
     // A link among the parents that leads to a harmless place is fine; path() is the real one.

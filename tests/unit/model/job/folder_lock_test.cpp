@@ -216,12 +216,6 @@ TEST(RunFolder, RanksAgreeAndAFailedStartLeavesNothing) {
     EXPECT_EQ(start(RunFolder::Taken::next, false), folder.path("a/b-3"));
     EXPECT_EQ(start(RunFolder::Taken::enter, true), folder.path("a/b"));
     EXPECT_FALSE(std::filesystem::exists(folder.path("a/b-3")));
-    // Shared folders are refused, not numbered.
-    run_thread_ranks(1, 10, [&](ProcessGroup& world) {
-        expect_contains(error_of(ExitCode::output, [&] { RunFolder run({.path = "/tmp"}, world); }),
-                        "more than one run's files");
-    });
-    EXPECT_FALSE(std::filesystem::exists("/tmp-2"));
 }
 
 TEST(RunFolder, WhatAKilledStartLeavesIsFree) {
