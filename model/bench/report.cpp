@@ -42,42 +42,6 @@ std::string baseline_text(const Row& row) {
     return row.baseline_result.empty() ? text : fmt::format("{} ({})", text, row.baseline_result);
 }
 
-// The row with fused=no at the same shape; null: none was measured.
-const Row* two_passes_of(const Row& row, const std::vector<Row>& rows) {
-    constexpr std::string_view kFused = " fused=yes", kUnfused = " fused=no";
-    const size_t at = row.shape.find(kFused);
-    if (at == std::string::npos) return nullptr;
-    std::string shape = row.shape;
-    shape.replace(at, kFused.size(), kUnfused);
-    const auto found = std::find_if(rows.begin(), rows.end(), [&](const Row& other) {
-        return other.operation == row.operation && other.shape == shape;
-    });
-    return found == rows.end() ? nullptr : &*found;
-}
-
-// What fusing saves, in time and in memory; empty where no row has both forms.
-std::string fused_table(const std::vector<Row>& rows) {
-    Table table({{"fused", Align::left},
-                 {"shape", Align::left},
-                 {"us"},
-                 {"two passes, us"},
-                 {"gain"},
-                 {"tensors"},
-                 {"of two passes"}});
-    bool any = false;
-    for (const Row& row : rows) {
-        const Row* two = two_passes_of(row, rows);
-        if (two == nullptr) continue;
-        any = true;
-        table.add_row({row.operation, row.short_shape, microseconds(row.timing.median),
-                       microseconds(two->timing.median),
-                       ratio_text(spread_of(two->timing), spread_of(row.timing)),
-                       format_bytes(static_cast<double>(row.tensor_bytes)),
-                       format_bytes(static_cast<double>(two->tensor_bytes))});
-    }
-    return any ? "\n" + table.text() : "";
-}
-
 }  // namespace
 
 nlohmann::json to_json(const Row& row, const Provenance& provenance) {
@@ -145,7 +109,6 @@ std::string tables(const std::vector<Row>& rows) {
         }
         text += fmt::format("{}{}", text.empty() ? "" : "\n", table.text());
     }
-    text += fused_table(rows);
     if (text.find(kNotResolved) != std::string::npos)
         text += fmt::format("\n{}: {}\n", kNotResolved, kResolvedRule);
     return text;

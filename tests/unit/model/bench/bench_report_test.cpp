@@ -117,25 +117,19 @@ Row with_baseline(Row row, double seconds) {
     return row;
 }
 
-TEST(BenchTables, BaselinesAndFusedFormsAreCompared) {
-    const std::string transposed = "T=8192,H=8192,y=no,fp8=vec128,transposed=tile128";
+TEST(BenchTables, BaselinesAreCompared) {
     std::vector<Row> rows = {with_baseline(row_of("rms_norm", "T=2", 0.5), 300e-6),
-                             with_baseline(row_of("rms_norm", "T=3", 0.5), 100e-6),
-                             row_of("rms_norm_quantize", transposed, 0.50),                // 200 us
-                             row_of("rms_norm_quantize", transposed + ",fused=no", 0.25),  // 400 us
-                             row_of("rms_norm_quantize", "T=9," + transposed.substr(7), 0.50)};
+                             with_baseline(row_of("rms_norm", "T=3", 0.5), 100e-6)};
     const std::string table = tables(rows);
-    for (const char* part : {"mine 1.50 x slower than ours (equal)", "mine 2.00 x faster than ours (equal)",
-                             "two passes, us", "2.00x", "50.0 %"})
+    for (const char* part :
+         {"mine 1.50 x slower than ours (equal)", "mine 2.00 x faster than ours (equal)", "50.0 %"})
         expect_contains(table, part);
     EXPECT_EQ(table.find("not resolved"), std::string::npos) << table;
     rows[0].baseline_timing->min = 150e-6;  // 150 us wide: more than the difference of 100
-    rows[2].timing.p90 = 450e-6;
     const std::string scattered = tables(rows);
     for (const char* part : {"mine not resolved (equal)", "not resolved: two medians"})
         expect_contains(scattered, part);
     EXPECT_EQ(scattered.find("1.50 x"), std::string::npos) << scattered;
-    EXPECT_EQ(scattered.find("2.00x"), std::string::npos) << scattered;
 }
 
 TEST(BenchRows, SayWhatWasMeasured) {
