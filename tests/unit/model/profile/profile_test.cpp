@@ -370,48 +370,6 @@ TEST(Profile, TraceHasAThreadForEachStream) {
                                                  {3, "flow, the other micro-batch"}}));
 }
 
-// Of three micro-batches the middle one; what runs beside it is cut to it, what lies inside a stage is left
-// out.
-TEST(Profile, TimelineShowsLanesOfTheMiddleMicroBatch) {
-    Profile profile;
-    profile.arms = {arm_of("flow")};
-    auto& trace = profile.arms[0].trace;
-    trace.clear();
-    for (const double begin : {1.0, 2.0, 3.0}) {
-        const int part = static_cast<int>(trace.size());
-        trace.push_back({.name = "moe layer",
-                         .direction = "forward",
-                         .layer = 1,
-                         .level = StageLevel::part,
-                         .begin = begin,
-                         .seconds = 0.5});
-        trace.push_back({.name = begin == 2.0 ? "fc1" : "fc2",
-                         .direction = "forward",
-                         .layer = 1,
-                         .parent = part,
-                         .begin = begin,
-                         .seconds = 0.2});
-        trace.push_back({.name = "inner",
-                         .direction = "forward",
-                         .layer = 1,
-                         .parent = part + 1,
-                         .begin = begin,
-                         .seconds = 0.1});
-    }
-    trace.push_back(
-        {.name = "combine", .direction = "backward", .role = StreamRole::wire, .begin = 2.4, .seconds = 0.4});
-    const json timeline = expect_report_page(profile_page(profile, Config{})).at("timeline");
-    const json& windows = timeline.at("arms")[0].at("windows");
-    EXPECT_EQ(windows[0].at("seconds"), 0.5);
-    EXPECT_TRUE(windows[1].at("boxes").empty()) << "no backward pass";
-    std::vector<std::string> shown;
-    for (const json& box : windows[0].at("boxes"))
-        shown.push_back(box.at("lane").get<std::string>() + ": " + box.at("tooltip").get<std::string>());
-    EXPECT_EQ(shown, (std::vector<std::string>{"main stream: fc1, forward, 200.000 ms",
-                                               "wire stream: combine, backward, 400.000 ms"}));
-    EXPECT_NEAR(windows[0].at("boxes")[1].at("end").get<double>(), 0.5, 1e-9) << "cut at the window's end";
-}
-
 TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     Profile profile;
     profile.arms = {arm_of("bf16"), arm_of("fp8_flow")};
