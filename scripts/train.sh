@@ -52,8 +52,6 @@ if (($(id -u) == 0)); then
     say "running as root: telling mpirun that this is intended (OMPI_ALLOW_RUN_AS_ROOT)"
     export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 fi
-# Ranks have terminals of their own and cannot see whether mpirun's output is one.
-if [[ -t 1 && -t 2 && -z ${NO_COLOR:-} ]]; then export CLICOLOR_FORCE=${CLICOLOR_FORCE:-1}; fi
 # Open MPI counts physical cores and refuses more ranks than that; hardware threads and few cores are fine here.
 # --quiet: when a run fails, our own report is the last thing to be read.
 command=(mpirun -n "$ranks" --quiet --bind-to none --oversubscribe "$root/build/$preset/fp8flow" train "$config" "$@")

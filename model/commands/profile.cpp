@@ -39,7 +39,7 @@ public:
           steps_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
           eta_(steps_),
           quiet_(options.terminal.detail == Terminal::Detail::quiet),
-          log_(world.rank(), {.detail = Terminal::Detail::quiet, .color = options.terminal.color}) {
+          log_(world.rank(), {.detail = Terminal::Detail::quiet}) {
         profile_.provenance = make_provenance(options.command, backend_, world.size());
         profile_.ablation = options.ablation != Ablation::none;
         profile_.model = run_name(options.config_path, options.hf_config);
@@ -90,14 +90,6 @@ public:
             const ArmProfile& done = profile_.arms.back();
             if (!done.exchange.empty()) log_.line(done.exchange);
             log_.line(arm_table(done));
-            log_.line(memory_table({.parameters = done.parameters,
-                                    .saved = done.saved,
-                                    .saved_reserved = done.saved_reserved,
-                                    .saved_used = done.saved_used,
-                                    .workspace = done.workspace,
-                                    .capacity = done.capacity,
-                                    .most_wanted = done.most_wanted,
-                                    .activations = done.activation_bytes}));
         }
         write_traces();
         if (world_.rank() == 0) report();

@@ -484,7 +484,7 @@ private:
             "  casts          {} explicit per step on rank 0, in {}", last_.casts,
             micro_batches == 1 ? "1 micro-batch" : fmt::format("{} micro-batches", micro_batches)));
         log_.line("  redone         " + redone_text(redone_));
-        log_.line(memory_table(memory_));
+        log_.line("  memory         " + memory_text(memory_));
         nlohmann::json memory = memory_json(memory_);
         memory["redone"] = redone_json(redone_);
         add_provenance(memory, provenance_);

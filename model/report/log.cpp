@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Colours by the words that a line begins with; lines go to standard output and to the file.
+// Lines go to standard output and to the file.
 #include "model/report/log.h"
 
 #include <fmt/format.h>
@@ -9,18 +9,6 @@
 #include <cstring>
 
 namespace fp8flow::report {
-
-std::string colored(std::string_view line) {
-    constexpr struct {
-        std::string_view start, code;
-    } kKinds[] = {{"warning:", "33"},         {"note:", "36"},   {"verdict: pass", "1;32"},
-                  {"verdict:", "1;31"},       {"done:", "1;32"}, {"stopped by", "1;33"},
-                  {"fp8flow: error:", "1;31"}};
-    for (const auto& [start, code] : kKinds)
-        if (line.starts_with(start))
-            return fmt::format("\x1b[{}m{}\x1b[0m{}", code, start, line.substr(start.size()));
-    return std::string(line);
-}
 
 // A text of several lines may have a warning in one of them.
 void RunLog::line(std::string_view text) {
@@ -45,7 +33,7 @@ void RunLog::write(std::string_view text, bool shown) {
 // A run outlives its terminal, or the reader of its pipe.
 void RunLog::print(std::string_view text) {
     if (std::ferror(stdout) != 0) return;
-    const std::string shown = fmt::format("{}\n", terminal_.color ? colored(text) : text);
+    const std::string shown = std::string(text) + "\n";
     if (std::fwrite(shown.data(), 1, shown.size(), stdout) == shown.size() && std::fflush(stdout) == 0)
         return;
     const std::string lost = fmt::format(

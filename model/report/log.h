@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // RunLog: what a run prints, and its log file. main decides from the command line and the environment what of
-// it a terminal shows, and how.
+// it a terminal shows.
 #pragma once
 
 #include "model/base/output.h"
@@ -17,11 +17,7 @@ struct Terminal {
     // quiet: warnings and the result; verbose: Megatron-LM's whole step line
     enum class Detail : uint8_t { quiet, normal, verbose };
     Detail detail = Detail::normal;
-    bool color = false;
 };
-
-// The line with the ANSI colour of its kind: warnings yellow, a result green, or red where it is none.
-std::string colored(std::string_view line);
 
 // Prints on the first rank and appends to <out>/<name>; silent on other ranks. open() creates the file and
 // writes the earlier lines, so that a run that does not start leaves no file. The file has every line.

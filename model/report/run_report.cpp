@@ -28,40 +28,10 @@ int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
     return sum;
 }
 
-// A line for the sum, one for each of the largest categories, one for the others.
-void add_memory_rows(Table& table, const std::string& name, const std::map<std::string, int64_t>& bytes) {
-    constexpr size_t kShown = 6;
-    std::vector<std::pair<std::string, int64_t>> sorted(bytes.begin(), bytes.end());
-    std::stable_sort(sorted.begin(), sorted.end(),
-                     [](const auto& a, const auto& b) { return a.second > b.second; });
-    table.add_row({name, format_bytes(static_cast<double>(sum_of(bytes)))});
-    int64_t others = 0;
-    for (size_t i = 0; i < sorted.size(); ++i) {
-        if (i < kShown)
-            table.add_row({"  " + sorted[i].first, format_bytes(static_cast<double>(sorted[i].second))});
-        else
-            others += sorted[i].second;
-    }
-    if (others > 0)
-        table.add_row(
-            {fmt::format("  {} others", sorted.size() - kShown), format_bytes(static_cast<double>(others))});
-}
-
-// The keys that differ from their defaults, a line for each section.
+// The keys that differ from their defaults.
 void report_config(RunLog& log, const Config& config) {
-    const Config defaults;
-    log.line(
-        "configuration, where it differs from the defaults (every key: config.yaml, fp8flow --help-config):");
-    for (const std::string& section : config_sections()) {
-        std::string changed;
-        for (const ConfigField& field : config_fields()) {
-            if (field.section != section) continue;
-            const std::string value = field.get(config);
-            if (value != field.get(defaults))
-                changed += fmt::format("{}{}: {}", changed.empty() ? "" : ", ", field.key, value);
-        }
-        if (!changed.empty()) log.line(fmt::format("  {:<10} {}", section, changed));
-    }
+    log.line("configuration, default | this run (every key: config.yaml, fp8flow --help-config):");
+    for (const std::string& line : diff_configs({}, config)) log.line("  " + line);
 }
 
 }  // namespace
@@ -82,17 +52,11 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"activations, peak", memory.activations}};
 }
 
-std::string memory_table(const MemoryUse& memory) {
-    Table table({{"memory of rank 0", Align::left}, {"bytes"}});
-    add_memory_rows(table, "parameters", memory.parameters);
-    add_memory_rows(table, "saved for backward", memory.saved);
-    const nlohmann::json all = memory_json(memory);
-    for (const auto& [name, value] : all.items()) {
-        if (value.is_object() || name.ends_with(", sum")) continue;
-        const bool rows = name.starts_with("routed rows");
-        table.add_row({name, rows ? format_count(value) : format_bytes(value)});
-    }
-    return table.text(2);
+std::string memory_text(const MemoryUse& memory) {
+    const auto text = [](int64_t bytes) { return format_bytes(static_cast<double>(bytes)); };
+    return fmt::format("{} of parameters, {} saved for backward, {} of workspace reserved",
+                       text(sum_of(memory.parameters)), text(memory.saved_reserved),
+                       text(memory.workspace.reserved));
 }
 
 void RedoneSteps::add(const StepResult& result) {

@@ -33,7 +33,7 @@ struct MemoryUse {
     Trainer::Rows capacity, most_wanted;  // routed rows
     int64_t activations = 0;              // saved + workspace
 };
-std::string memory_table(const MemoryUse& memory);  // the largest categories
+std::string memory_text(const MemoryUse& memory);  // the sums of memory_json
 nlohmann::json memory_json(const MemoryUse& memory);
 
 // The cost of steps that were repeated because routed rows did not fit.

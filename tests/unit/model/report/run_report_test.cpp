@@ -84,25 +84,17 @@ TEST(RunReport, PassesTheWarningsOfTheDataOn) {
     expect_contains(wide[0], "preprocess_data.py");
 }
 
-TEST(RunReport, ColoursFollowTheKindOfALine) {
-    EXPECT_EQ(colored("warning: x"), "\x1b[33mwarning:\x1b[0m x");
-    EXPECT_EQ(colored("verdict: pass"), "\x1b[1;32mverdict: pass\x1b[0m");
-    EXPECT_EQ(colored("verdict: miss"), "\x1b[1;31mverdict:\x1b[0m miss");
-    EXPECT_EQ(colored(" iteration 1/2"), " iteration 1/2");
-}
-
 TEST(RunReport, AQuietTerminalShowsWarningsAndResults) {
     TemporaryFolder folder;
     const OutputFolder out(folder.path("out"));
-    RunLog log(0, {.detail = Terminal::Detail::quiet, .color = true});
+    RunLog log(0, {.detail = Terminal::Detail::quiet});
     testing::internal::CaptureStdout();
     log.line("a step");
     log.line("exchange: y\nwarning: x");
     log.open(out, "train.log");
     log.line("another step");
     log.result("done: 2");
-    EXPECT_EQ(testing::internal::GetCapturedStdout(),
-              colored("warning: x") + "\n" + colored("done: 2") + "\n");
+    EXPECT_EQ(testing::internal::GetCapturedStdout(), "warning: x\ndone: 2\n");
     EXPECT_EQ(read_whole(folder.path("out/train.log")),
               "a step\nexchange: y\nwarning: x\nanother step\ndone: 2\n");
 }
