@@ -17,42 +17,39 @@
 
 namespace fp8flow {
 
-struct RunOptions {
+struct CommonOptions {
+    std::string command;                                    // as it was typed, for the results
+    RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite
+    FolderLock::Holder holder = FolderLock::Holder::keeps;  // is_replaced: --take-over
+    report::Terminal terminal;
+    BackendKind backend = BackendKind::automatic;
+    Placement placement;
+    // library with recipes (fp8flow/recipe.h) or, for bench, kernels (plugin.h) of the caller's; empty: none
+    std::string plugin;
+};
+
+struct RunOptions : CommonOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
     std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
-    std::string plugin;         // library with recipes of the caller's (fp8flow/recipe.h); empty: none
     std::string weights;        // replay: safetensors with Hugging Face names; empty: those of the input
     bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
     int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
-    BackendKind backend = BackendKind::automatic;
     validate::Ablation ablation =
         validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
     std::optional<int64_t> measured_steps;                          // profile
-    std::string command;                                            // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;                // overwrite: --overwrite
-    FolderLock::Holder holder = FolderLock::Holder::keeps;          // is_replaced: --take-over
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
-    report::Terminal terminal;
-    Placement placement;
 };
 
-struct BenchOptions {
+struct BenchOptions : CommonOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
     std::string match;     // regular expression over "operation key=value ..."; empty: everything
     std::string out;       // folder for report.html, bench.json, bench.txt; empty: only print
-    std::string plugin;    // library with kernels of the caller's (include/fp8flow/plugin.h); empty: none
     bool capture = false;  // instead of timing: one call of each row, for an attached profiler
-    std::string command;   // as it was typed, for the results
-    RunFolder::Taken taken = RunFolder::Taken::next;        // overwrite: --overwrite
-    FolderLock::Holder holder = FolderLock::Holder::keeps;  // is_replaced: --take-over
-    int samples = 0;                                        // of a burst; 0: the protocol's
+    int samples = 0;       // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
-    report::Terminal terminal;
-    BackendKind backend = BackendKind::automatic;
-    Placement placement;
 };
 
 struct ReplayOptions : RunOptions {  // config_path may be empty
@@ -67,7 +64,6 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::string gpu = "h200";      // a kind of configs/gpus, or a file
     std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
     std::vector<int64_t> expert_parallel, micro_batches;
-    std::optional<ScheduleSpec> schedule;
     double clock = 0;                 // Hz, under load; 0: the calibration's
     bool markdown = false;            // the table alone
     std::optional<std::string> json;  // a file below output.out
@@ -92,8 +88,7 @@ int run_validate(const RunOptions& options, ProcessGroup& world);
 int run_profile(const RunOptions& options, ProcessGroup& world);
 // Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
-Recipe recipe_named(const std::string& name);          // throws Error(usage)
-ScheduleSpec schedule_named(const std::string& name);  // serial, shared, wgrad, ...; throws Error(usage)
+Recipe recipe_named(const std::string& name);  // throws Error(usage)
 // One MoE layer forward and backward on given tensors.
 int run_replay(const ReplayOptions& options, ProcessGroup& world);
 // Times single operations. Rows of the results schema go to <out>/bench.json, the table to bench.txt.

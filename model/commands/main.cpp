@@ -78,20 +78,6 @@ const JobStart& job_start() {
     return read;
 }
 
-// Whether output to this descriptor has colours. A rank below mpirun has a terminal of its own, wherever
-// mpirun's output goes, so that there only CLICOLOR_FORCE (train.sh sets it on a terminal) turns them on.
-bool has_color(int descriptor) {
-    const auto is_set = [](const char* name) {
-        const char* value = std::getenv(name);
-        return value != nullptr && *value != '\0' && std::string_view(value) != "0";
-    };
-    if (is_set("NO_COLOR")) return false;
-    if (is_set("CLICOLOR_FORCE")) return true;
-    const char* terminal = std::getenv("TERM");
-    return !job_start().launched && ::isatty(descriptor) == 1 && terminal != nullptr &&
-           std::string_view(terminal) != "dumb";
-}
-
 // "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
     constexpr size_t kLongestLine = 4096;
@@ -104,8 +90,7 @@ void print_error(const std::string& message) {
     }
     for (size_t at = text.find('\n'); at != std::string::npos; at = text.find('\n', at + 3))
         text.replace(at, 1, "\n  ");
-    text = "fp8flow: error: " + text + "\n";
-    print_err(has_color(STDERR_FILENO) ? report::colored(text) : text);
+    print_err("fp8flow: error: " + text + "\n");
 }
 
 // Ends the job with one report: ranks wait for their turn, and the first one reports and aborts the others.
@@ -248,7 +233,7 @@ struct CommandLine {
     ReplayOptions replay_options;
     BenchOptions bench_options;
     PlanOptions plan_options;
-    std::string backend = "auto", out, json, resume, schedule, weights, export_format;
+    std::string backend = "auto", out, json, resume, weights, export_format;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
     double start_deadline = kStartDeadline, mhz = 0;
@@ -266,8 +251,7 @@ struct CommandLine {
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, "
             "10 data, 11 checkpoint, 12 memory, 13 a step diverged,\n14 another rank was lost, "
             "15 output folder, 16 stopped by a signal after a step, 70 a fault of fp8flow.\n"
-            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).\n"
-            "Colours on a terminal; NO_COLOR=1 turns them off, CLICOLOR_FORCE=1 on below mpirun.");
+            "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
                 ->required(command == train || command == validate);
@@ -400,22 +384,11 @@ struct CommandLine {
             ->transform(typed(*find_leaf("expert_model_parallel_size")));
         list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table")
             ->transform(typed(*find_leaf("micro_batch_size")));
-        plan->add_option("--schedule", schedule, "serial | shared | wgrad | shared+wgrad | reduce | turns")
-            ->take_last();
         plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
             ->transform(number_in({.min = 100, .max = 10000}));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
-        for (const char* moved : {"--check", "--max-error", "--max-mean-error", "--calibrate"})
-            plan->add_option_function<std::vector<std::string>>(
-                    moved,
-                    [moved](const auto&) {
-                        fail(ExitCode::usage, "{}: this is now python3 scripts/calibrate.py (--help)", moved);
-                    },
-                    "now python3 scripts/calibrate.py")
-                ->expected(0, -1)
-                ->group("");  // not in --help
     }
 
     void add_bench_options() {
@@ -439,7 +412,7 @@ struct CommandLine {
             ->excludes("--out");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option(
-            "--plugin", bench_options.plugin,
+            "--plugin", options.plugin,
             "shared library with kernels of your own (include/fp8flow/plugin.h): results are compared "
             "with these, and both are timed");
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
@@ -469,12 +442,11 @@ struct CommandLine {
         require_values(argc, argv);
         app.parse(argc, argv);
         for (const std::string& recipe : plan_recipes) plan_options.recipes.push_back(recipe_named(recipe));
-        if (!schedule.empty()) plan_options.schedule = schedule_named(schedule);
         require(
             !*profile || compared.empty() == (!options.config_path.empty() || !options.hf_config.empty()),
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
-        if (!options.plugin.empty()) load_recipes(options.plugin);
+        if (!*bench && !options.plugin.empty()) load_recipes(options.plugin);
         if (!out.empty()) options.overrides.push_back("output.out=" + builders::quoted(out));
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
         if (!weights.empty())
@@ -490,20 +462,17 @@ struct CommandLine {
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
         options.plants_fault = plants_fault(std::getenv("FP8FLOW_FAULT"));
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
-        if (overwrite) options.taken = bench_options.taken = RunFolder::Taken::overwrite;
-        if (take_over) options.holder = bench_options.holder = FolderLock::Holder::is_replaced;
+        if (overwrite) options.taken = RunFolder::Taken::overwrite;
+        if (take_over) options.holder = FolderLock::Holder::is_replaced;
         if (force) options.where_short = predict::WhereShort::warn;
         using report::Terminal;
         options.terminal = {quiet     ? Terminal::Detail::quiet
                             : verbose ? Terminal::Detail::verbose
-                                      : Terminal::Detail::normal,
-                            has_color(STDOUT_FILENO)};
-        bench_options.terminal = options.terminal;
+                                      : Terminal::Detail::normal};
         options.backend = parse_backend(backend);
         options.placement = job_start().placement;
-        bench_options.backend = options.backend;
-        bench_options.placement = options.placement;
-        options.command = bench_options.command = typed(argc, argv);
+        options.command = typed(argc, argv);
+        static_cast<CommonOptions&>(bench_options) = options;
         static_cast<RunOptions&>(plan_options) = options;
         static_cast<RunOptions&>(replay_options) = options;
         plan_options.clock = mhz * 1e6;

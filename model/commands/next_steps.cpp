@@ -30,28 +30,17 @@ std::string own_program() {
     return program.string();
 }
 
-std::string started(const std::string& program, std::string_view command,
-                    const std::vector<std::string>& arguments, int64_t world_size, const char* placement) {
-    std::string text = world_size == 1
-                           ? ""
-                           : fmt::format("mpirun -n {} --quiet {}--bind-to none {}", world_size, placement,
-                                         ::geteuid() == 0 ? "--allow-run-as-root " : "");
-    text += shell_word(program) + " " + std::string(command);
-    for (const std::string& argument : arguments) text += " " + shell_word(argument);
-    return text;
-}
-
 }  // namespace
 
 std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
                          int64_t world_size) {
-    return started(own_program(), command, arguments, world_size, "--oversubscribe ");
-}
-
-std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
-                             int64_t gpus, int64_t gpus_per_host) {
-    return started(has_gpu_backend() ? own_program() : "build/cuda-release/fp8flow", command, arguments, gpus,
-                   gpus > gpus_per_host ? "--hostfile hosts -x NCCL_NVLS_ENABLE=0 " : "");
+    std::string text = world_size == 1
+                           ? ""
+                           : fmt::format("mpirun -n {} --quiet --oversubscribe --bind-to none {}", world_size,
+                                         ::geteuid() == 0 ? "--allow-run-as-root " : "");
+    text += shell_word(own_program()) + " " + std::string(command);
+    for (const std::string& argument : arguments) text += " " + shell_word(argument);
+    return text;
 }
 
 std::string next_text(const std::vector<NextStep>& steps) {

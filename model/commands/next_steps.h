@@ -15,9 +15,6 @@ std::string shell_word(const std::string& argument);
 // A shell line that starts `command` as this run was started.
 std::string command_line(std::string_view command, const std::vector<std::string>& arguments,
                          int64_t world_size);
-// The same with a CUDA build on that many GPUs; on several hosts with a hostfile.
-std::string gpu_command_line(std::string_view command, const std::vector<std::string>& arguments,
-                             int64_t gpus, int64_t gpus_per_host);
 // A command to run next, and its purpose.
 struct NextStep {
     std::string what, command;

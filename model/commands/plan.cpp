@@ -5,7 +5,6 @@
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
-#include "model/commands/next_steps.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
 #include "model/predict/choose.h"
@@ -74,53 +73,9 @@ void print_warnings(const Config& config) {
     for (const std::string& text : config.warnings) fmt::print("warning: {}\n", text);
 }
 
-// The configuration of this command line, as arguments of another command, with what `changes` it.
-std::vector<std::string> arguments_of(const PlanOptions& options, const std::vector<std::string>& changes) {
-    std::vector<std::string> arguments;
-    if (!options.config_path.empty()) arguments.push_back(options.config_path);
-    if (!options.hf_config.empty()) arguments.insert(arguments.end(), {"--hf-config", options.hf_config});
-    for (const std::string& setting : options.overrides)
-        if (!setting.starts_with("output.out=")) arguments.insert(arguments.end(), {"--set", setting});
-    for (const std::string& setting : changes) arguments.insert(arguments.end(), {"--set", setting});
-    return with_plugin(std::move(arguments), options.plugin);
-}
-
-// What to do with a plan of one run: measure it.
-void print_next(const PlanOptions& options, const Config& config, int64_t ranks, int64_t per_host) {
-    if (options.schedule) return;  // it is no key of the configuration
-    std::vector<std::string> changes;
-    const int64_t batch = config.training.global_batch_size;
-    if (batch != read_config(options, std::nullopt).training.global_batch_size)
-        changes.push_back(fmt::format("training.global_batch_size={}", batch));
-    const std::string line = gpu_command_line("profile", arguments_of(options, changes), ranks, per_host);
-    const std::string what = ranks > per_host ? fmt::format("measure it (hosts: {} lines 'NAME slots={}')",
-                                                            round_up(ranks, per_host) / per_host, per_host)
-                                              : "measure it";
-    fmt::print("\n{}\n", next_text({{what, line}}));
-}
-
-// What to do with a table: look at the fastest choice that fits, of the largest number of GPUs.
-void print_next(const PlanOptions& options, const std::vector<Choice>& choices) {
-    const Choice* best = nullptr;
-    for (const Choice& choice : choices)
-        if (choice.fit.fits() && (best == nullptr || choice.gpus > best->gpus ||
-                                  (choice.gpus == best->gpus && choice.time.step < best->time.step)))
-            best = &choice;
-    if (best == nullptr || options.schedule) return;
-    std::vector<std::string> line = arguments_of(
-        options, {fmt::format("precision.recipe={}", recipe_name(best->config.precision.recipe)),
-                  fmt::format("parallel.expert_model_parallel_size={}",
-                              best->config.parallel.expert_model_parallel_size),
-                  fmt::format("training.micro_batch_size={}", best->config.training.micro_batch_size),
-                  fmt::format("training.global_batch_size={}", best->config.training.global_batch_size)});
-    line.insert(line.end(), {"--gpus", std::to_string(best->gpus), "--gpu", options.gpu});
-    fmt::print("\n{}\n", next_text({{"the fastest in detail", command_line("plan", line, 1)}}));
-}
-
 // One run: every table of the plan, and its prediction.
 int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
     Config config = config_for(options, gpus);
-    if (options.schedule) config.schedule = *options.schedule;
     const int64_t ranks = gpus.value_or(config.parallel.expert_model_parallel_size);
     check_config(config, ranks);
     const Gpu gpu = gpu_of(options);
@@ -145,14 +100,12 @@ int plan_run(const PlanOptions& options, std::optional<int64_t> gpus) {
         write(config.output.out, *options.json, json);
     }
     write_page(options, config, choices, gpu);
-    if (fit.fits()) print_next(options, config, ranks, gpu.sheet.gpus_per_host);
     return 0;
 }
 
 // Several runs in one table.
 int plan_table(const PlanOptions& options) {
-    Config config = read_config(options, std::nullopt);
-    if (options.schedule) config.schedule = *options.schedule;
+    const Config config = read_config(options, std::nullopt);
     std::vector<Recipe> recipes = options.recipes;
     if (recipes.empty()) recipes = {Recipe::bf16, Recipe::fp8_blockwise, Recipe::fp8_flow};
     std::vector<int64_t> gpus = options.gpus;
@@ -168,15 +121,7 @@ int plan_table(const PlanOptions& options) {
         write(config.output.out, *options.json,
               choices_json(choices, gpu, make_provenance(options.command, {}, 1)));
     write_page(options, config, choices, gpu);
-    if (!options.markdown) print_next(options, choices);
     return 0;
-}
-
-[[noreturn]] void refuse_name(const char* option, const std::string& name,
-                              const std::vector<std::string>& names) {
-    const std::string meant = did_you_mean(name, names);
-    fail(ExitCode::usage, "{}: got {}, want one of {}{}{}", option, printable(name), fmt::join(names, ", "),
-         meant.empty() ? "" : "; ", meant);
 }
 
 }  // namespace
@@ -187,23 +132,9 @@ Recipe recipe_named(const std::string& name) {
         if (recipe_name(recipe) == name) return recipe;
         names.emplace_back(recipe_name(recipe));
     }
-    refuse_name("--recipes", name, names);
-}
-
-ScheduleSpec schedule_named(const std::string& name) {
-    const std::pair<const char*, ScheduleSpec> schedules[] = {
-        {"serial", {}},
-        {"shared", {.moe_shared_expert_overlap = true}},
-        {"wgrad", {.delay_wgrad_compute = true}},
-        {"shared+wgrad", {.moe_shared_expert_overlap = true, .delay_wgrad_compute = true}},
-        {"reduce", {.overlap_grad_reduce = true}},
-        {"turns", {.overlap_moe_expert_parallel_comm = true}}};
-    std::vector<std::string> names;
-    for (const auto& [known, schedule] : schedules) {
-        if (name == known) return schedule;
-        names.emplace_back(known);
-    }
-    refuse_name("--schedule", name, names);
+    const std::string meant = did_you_mean(name, names);
+    fail(ExitCode::usage, "--recipes: got {}, want one of {}{}{}", printable(name), fmt::join(names, ", "),
+         meant.empty() ? "" : "; ", meant);
 }
 
 int run_plan(const PlanOptions& options) {

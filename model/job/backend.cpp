@@ -69,8 +69,6 @@ AttentionBackend attention_of(AttentionBackendKey key) {
 
 }  // namespace
 
-bool has_gpu_backend() { return hopper::built_with_cuda(); }
-
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
     const bool alternative = arithmetic == Arithmetic::alternative;
     if (choice.kind == BackendKind::hopper) {

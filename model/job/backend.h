@@ -36,7 +36,6 @@ BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {}
 // The same on every rank of a job: the reference backend everywhere if a GPU is missing anywhere.
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
 BackendKind parse_backend(const std::string& text);
-bool has_gpu_backend();  // in this build, whether or not a GPU is here
 
 // What results name a rank's machine by.
 struct MachineFacts {

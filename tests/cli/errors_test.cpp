@@ -44,8 +44,6 @@ TEST(UsageError, CommandLine) {
     expect_report(
         fp8flow_alone({"plan", config_file("test"), "--recipes", "flow"}), usage,
         {"--recipes: got flow, want one of bf16, fp8_blockwise, fp8_flow; did you mean 'fp8_flow'"});
-    expect_report(fp8flow_alone({"plan", config_file("test"), "--schedule", "sharde"}), usage,
-                  {"did you mean 'shared'"});
     expect_report(fp8flow_alone({"profile"}), usage, {"want a configuration", "--hf-config", "--compare"});
     expect_report(fp8flow_alone(train_with("train_iters")), usage,
                   {"--set: got train_iters, want section.key=value"});

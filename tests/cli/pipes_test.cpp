@@ -35,7 +35,6 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
              {"plan", config, "--plugin", pipe},
              {"bench", "rms_norm", "--plugin", pipe},
              {"plan", config, "--gpu", pipe},
-             {"plan", "--check", pipe},
              {"profile", "--compare", profile, pipe},
              {"replay", config, "--input", pipe, "--out", folder.path("out")},
              train({"--weights", pipe}),

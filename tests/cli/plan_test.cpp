@@ -114,20 +114,6 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     EXPECT_EQ(page.at("plan").at("choices").size(), 1u);
 }
 
-// What to do next is done on GPUs: with a CUDA build, one rank a GPU, and a hostfile beyond one host.
-TEST(Plan, NextIsALineForGpus) {
-    const CommandResult few = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4"});
-    const CommandResult many = fp8flow_alone({"plan", config_file("qwen3_30b_a3b"), "--gpus", "32"});
-    expect_contains(few.out, "measure it  mpirun -n 4 --quiet --bind-to none ");
-    expect_contains(many.out,
-                    "measure it (hosts: 4 lines 'NAME slots=8')  mpirun -n 32 --quiet --hostfile hosts ");
-    for (const CommandResult& plan : {few, many}) {
-        ASSERT_EQ(plan.status, 0) << plan.err;
-        EXPECT_EQ(plan.out.find("--oversubscribe"), std::string::npos);
-        EXPECT_EQ(plan.out.find("build/cpu/"), std::string::npos);
-    }
-}
-
 TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {
     const CommandResult plan =
         fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--set", "precision.recipe=mxfp8"});
@@ -257,15 +243,6 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     for (const char* what : {"layer", "step"}) {
         EXPECT_LE(error.at(fmt::format("worst {} error", what)), 0.10);
         EXPECT_LE(error.at(fmt::format("mean {} error", what)), 0.05);
-    }
-}
-
-TEST(Plan, MovedOptionsNameTheirScript) {
-    for (const char* option : {"--calibrate", "--check"}) {
-        const CommandResult plan = fp8flow_alone({"plan", option, "profile.json"});
-        EXPECT_EQ(plan.status, 2);
-        expect_contains(plan.err, option);
-        expect_contains(plan.err, "scripts/calibrate.py");
     }
 }
 

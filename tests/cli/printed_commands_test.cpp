@@ -75,10 +75,8 @@ TEST_F(PrintedCommands, NextStepsRunAsPrinted) {
     follow("fp8flow train configs/test.yaml --out runs/plain --quiet", 2);
     follow(pair + "validate" + test + few + " --set validate.warmup_iters=1 --out runs/v", 1);
     follow("fp8flow profile configs/test.yaml --steps 1 --out runs/p", 1);
-    follow("fp8flow plan configs/test.yaml --gpus 1", 1);
-    follow("fp8flow plan configs/quickstart.yaml --gpus 2,4 --recipes bf16,fp8_flow", 1);
     follow("fp8flow bench swiglu --samples 1 --idle 0 --sustain 0", 1);
-    EXPECT_GE(printed, 9u);
+    EXPECT_GE(printed, 7u);
 }
 
 // With a train of this configuration that a signal stops: tests/cli/stop_test.cpp has the words.
