@@ -13,7 +13,7 @@ function(fp8flow_gpu_files out)
     set(written ${PROJECT_BINARY_DIR}/generated/gpu_files.cpp)
     file(CONFIGURE OUTPUT ${written} CONTENT [[
 // Written by cmake/GpuFiles.cmake.
-#include "model/predict/gpu_files.h"
+#include "model/predict/gpu.h"
 
 namespace fp8flow::predict {
 const std::vector<GpuFile>& shipped_gpu_files() {

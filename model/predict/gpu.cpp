@@ -3,7 +3,6 @@
 #include "model/predict/gpu.h"
 
 #include "kernels/core/error.h"
-#include "model/predict/gpu_files.h"
 #include "model/safetensors/file.h"
 
 #include <fmt/format.h>

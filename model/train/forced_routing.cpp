@@ -28,6 +28,7 @@ private:
 
 // Load of each expert over the mean; sums to the number of experts.
 std::vector<double> loads_of(const ForcedRouting& r) {
+    if (!r.loads.empty()) return r.loads;
     const auto experts = static_cast<size_t>(r.num_experts);
     std::vector<double> load(experts, 1.0);
     const double top = r.max_over_mean;
@@ -83,8 +84,11 @@ private:
                                                                       static_cast<double>(r_.num_experts))));
         int64_t left = total - std::accumulate(quota_.begin(), quota_.end(), int64_t{0});
         for (int64_t i = r_.rank * left; left > 0; ++i) {
-            int64_t& quota = quota_[static_cast<size_t>(i % r_.num_experts)];
-            if (quota == r_.tokens) continue;
+            const auto expert = static_cast<size_t>(i % r_.num_experts);
+            int64_t& quota = quota_[expert];
+            // experts that are to have no token get one where the others are full
+            const bool empty = !r_.loads.empty() && load_[expert] <= 0 && i < r_.num_experts * r_.tokens;
+            if (quota == r_.tokens || empty) continue;
             ++quota;
             --left;
         }

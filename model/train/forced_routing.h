@@ -17,6 +17,7 @@ struct ForcedRouting {
     int64_t num_groups = 0, group_topk = 0;  // group-limited routing; 0: off
     double max_over_mean =
         1.0;  // load of the fullest expert over the mean; 1: every expert has the same number of tokens
+    std::vector<double> loads = {};  // of each expert over the mean; empty: those of max_over_mean
     uint64_t seed = 0;
 };
 

@@ -5,78 +5,35 @@
 #include "kernels/core/error.h"
 #include "kernels/core/random.h"
 #include "kernels/dispatch_plan.h"
+#include "model/train/forced_routing.h"
 
 #include <algorithm>
-#include <cmath>
-#include <numeric>
 
 namespace fp8flow::bench {
 
 namespace {
 
-uint64_t at(int64_t i) { return static_cast<uint64_t>(i); }
 std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
-
-// Deals random permutations of all experts one after the other; a token that straddles two of them may draw
-// an expert twice and then takes the next one that it does not have yet.
-void deal_balanced(Routing& routing, uint64_t seed) {
-    std::vector<int32_t> deck(index(routing.experts));
-    std::iota(deck.begin(), deck.end(), 0);
-    uint64_t draw = 0;
-    int64_t next = routing.experts;
-    for (int64_t t = 0; t < routing.tokens; ++t) {
-        const auto begin = routing.ids.begin() + t * routing.topk;
-        for (int64_t k = 0; k < routing.topk; ++k) {
-            if (next == routing.experts) {
-                for (int64_t e = routing.experts - 1; e > 0; --e)
-                    std::swap(deck[index(e)], deck[random_words(seed, 3, draw++)[0] % at(e + 1)]);
-                next = 0;
-            }
-            int64_t from = next;
-            while (from < routing.experts && std::find(begin, begin + k, deck[index(from)]) != begin + k)
-                ++from;
-            if (from == routing.experts) {  // only such are left in this deck: any other expert
-                int32_t other = 0;
-                while (std::find(begin, begin + k, other) != begin + k) ++other;
-                *(begin + k) = other;
-                continue;
-            }
-            std::swap(deck[index(next)], deck[index(from)]);
-            *(begin + k) = deck[index(next++)];
-        }
-    }
-}
-
-// The largest of log(weight) + Gumbel noise: a draw without replacement.
-void draw_weighted(Routing& routing, int64_t distribution, uint64_t seed) {
-    constexpr int64_t kFine = 1 << 20;
-    const std::vector<int64_t> weights = group_counts(kFine, routing.experts, distribution);
-    std::vector<std::pair<double, int32_t>> keys(weights.size());
-    for (int64_t t = 0; t < routing.tokens; ++t) {
-        for (int64_t e = 0; e < routing.experts; ++e) {
-            const double u = random_uniform(seed, 4, at(t * routing.experts + e));
-            const double weight = std::max(static_cast<double>(weights[index(e)]), 1e-9);
-            keys[index(e)] = {std::log(weight) - std::log(-std::log(u + 1e-18)), static_cast<int32_t>(e)};
-        }
-        std::partial_sort(keys.begin(), keys.begin() + routing.topk, keys.end(), std::greater<>());
-        for (int64_t k = 0; k < routing.topk; ++k)
-            routing.ids[index(t * routing.topk + k)] = keys[index(k)].second;
-    }
-}
 
 }  // namespace
 
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed) {
     require(topk <= experts, ExitCode::usage, "bench: K: got {}, want at most E = {}", topk, experts);
     Routing routing{.tokens = tokens, .experts = experts, .topk = topk};
-    routing.ids.resize(index(tokens * topk));
-    routing.probs.resize(routing.ids.size());
-    for (std::size_t i = 0; i < routing.probs.size(); ++i)
-        routing.probs[i] = static_cast<float>(0.05 + 0.9 * random_uniform(seed, 5, i));
-    if (distribution == 0)
-        deal_balanced(routing, seed);
-    else
-        draw_weighted(routing, distribution, seed);
+    ForcedRouting wanted{.tokens = tokens,
+                         .num_experts = experts,
+                         .topk = topk,
+                         .loads = std::vector<double>(index(experts), 1.0),
+                         .seed = seed};
+    if (distribution != 0) {
+        constexpr int64_t kFine = 1 << 20;
+        const std::vector<int64_t> counts = group_counts(kFine, experts, distribution);
+        for (std::size_t e = 0; e < counts.size(); ++e)
+            wanted.loads[e] = static_cast<double>(counts[e] * experts) / kFine;
+    }
+    routing.ids = forced_assignment(wanted);
+    for (std::size_t i = 0; i < routing.ids.size(); ++i)
+        routing.probs.push_back(static_cast<float>(0.05 + 0.9 * random_uniform(seed, 5, i)));
     return routing;
 }
 

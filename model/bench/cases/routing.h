@@ -15,8 +15,7 @@ struct Routing {
     std::vector<int32_t> ids;  // [T, K], distinct experts of each token
     std::vector<float> probs;  // [T, K]
 };
-// balanced: every expert equally often (within one); the others: drawn without replacement by the weights
-// that group_counts uses, so a hot expert is chosen somewhat less often than its weight says.
+// Every expert as often as group_counts says, at most once per token.
 Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t distribution, uint64_t seed);
 
 // The keys T, E, K, rows, align.
