@@ -3,7 +3,7 @@
 #include "model/profile/compare.h"
 
 #include "kernels/core/error.h"
-#include "model/config/config.h"
+#include "model/config/fields.h"
 #include "model/profile/profile.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
@@ -14,9 +14,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <map>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -66,24 +64,16 @@ Spread spread_from(const json& value, int64_t samples) {
     return {value.at("median"), value.at("min"), value.at("max"), samples};
 }
 
-// "section.key" to its value, of a configuration as dump_config writes it.
-std::map<std::string, std::string> keys_of(const std::string& dump) {
-    std::map<std::string, std::string> keys;
-    std::istringstream lines(dump);
-    std::string section;
-    for (std::string line; std::getline(lines, line);) {
-        const size_t colon = line.find(':');
-        if (colon == std::string::npos) continue;
-        if (line.front() != ' ')
-            section = line.substr(0, colon);
-        else
-            keys[section + "." + line.substr(2, colon - 2)] = line.substr(std::min(colon + 2, line.size()));
+// Of a profile.json; nothing where it is not one of this version.
+std::optional<Config> config_of(const json& file) {
+    try {
+        return parse_config(without_old_keys(file.value("config", "")), "config");
+    } catch (const Error&) {
+        return std::nullopt;
     }
-    keys.erase("output.out");
-    return keys;
 }
 
-// What differs between the runs besides the program. A key that one file does not know has its default there.
+// What differs between the runs besides the program.
 std::string differences(const json& before, const json& after) {
     std::string text;
     const auto shown = [](const json& value) {
@@ -100,19 +90,11 @@ std::string differences(const json& before, const json& after) {
     for (const char* key : {"ranks", "routing", "steps"})
         if (before.value(key, none) != after.value(key, none))
             line(key, before.value(key, none), after.value(key, none));
-    const auto defaults = keys_of(dump_config(Config{})), old_keys = keys_of(before.value("config", "")),
-               new_keys = keys_of(after.value("config", ""));
-    auto all = old_keys;
-    all.insert(new_keys.begin(), new_keys.end());
-    const auto value = [&](const auto& keys, const std::string& key) {
-        const auto found = keys.find(key), usual = defaults.find(key);
-        return found != keys.end()       ? json(found->second)
-               : usual != defaults.end() ? json(usual->second)
-                                         : none;
-    };
-    for (const auto& [key, ignored] : all)
-        if (const json one = value(old_keys, key), other = value(new_keys, key); one != other)
-            line(key, one, other);
+    const std::optional<Config> old_config = config_of(before), new_config = config_of(after);
+    if (!old_config || !new_config) text += "    the configuration of one is not of this version\n";
+    if (old_config && new_config)
+        for (const std::string& change : diff_configs(*old_config, *new_config))
+            if (!change.starts_with("output.out:")) text += "    " + change + "\n";
     const std::string head =
         fmt::format("  commit: {} | {}\n  date: {} | {}\n", shown(before.value("commit", none)),
                     shown(after.value("commit", none)), shown(before.value("date", none)),
