@@ -335,10 +335,7 @@ void Fp8Flow::swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Ten
 void Fp8Flow::wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& dy, const ScaledTensor& x,
                     const ExpertsSaved& saved, Parameter& weight) const {
     ArenaScope scope(ctx.scratch);
-    const ScaledTensor dy_t = transposed(ctx, dy, saved);
-    ctx.launch.independent = true;  // x's transpose starts in the last wave of dy's
-    const ScaledTensor x_t = transposed(ctx, x, saved);
-    ctx.launch.independent = false;
+    const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
     observe_transposed(ctx, names.dy, dy, dy_t, saved, weight);
     observe_transposed(ctx, names.x, x, x_t, saved, weight);
     joined_weight_gradient(ctx, names.stage, dy_t, x_t, saved, weight);

@@ -37,7 +37,6 @@ struct Transposer {
     int tile_cols;  // tiles per row of tiles
     int scale_stride;
     bool wide;  // 16-byte loads
-    PdlOrder order;
 };
 
 // What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole
@@ -193,8 +192,6 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
 // seven hide its latency.
 // Barriers (__syncthreads): the transposed tile is complete. Where the launch may not use all SMs, or has
 // more tiles than kMostWaves, a CTA takes every gridDim.x-th tile, and a second barrier follows the stores.
-// With PdlOrder::parallel the CTAs start in the last wave of the transpose before; a launch, its first loads
-// and its last wave cost 4.7 us otherwise, as much as 19 MB.
 // Deterministic: only maxima are reduced; every warp computes the target scale of the tile itself.
 // Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s.
 // Evict-first loads (L1 or L2): 4 % slower. Columns by TMA: as fast, and slower where a kernel is short.
@@ -202,7 +199,7 @@ template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 transposed_pieces[kTile * kPieces];
     uint32_t* const transposed = reinterpret_cast<uint32_t*>(transposed_pieces);
-    pdl_begin(args.order);
+    pdl_wait();
     const int64_t src_base = args.src.base(), dst_base = args.dst.base();
     const int64_t end = args.groups.counts != nullptr ? args.groups.total() : args.extent;
     const bool aligned =
@@ -222,7 +219,6 @@ __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transp
         __syncthreads();
         store_columns(args, transposed, dst_base, aligned, place, rows.rows);
     }
-    pdl_end(args.order);
 }
 
 }  // namespace
@@ -244,8 +240,7 @@ void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, co
                             .tile_scales = dst.scales.as<float>(),
                             .tile_cols = static_cast<int>(tile_cols),
                             .scale_stride = static_cast<int>(dst.scales.cols()),
-                            .wide = wide,
-                            .order = pdl_order(launch)};
+                            .wide = wide};
     constexpr int kMostWaves = 32;  // the capacity may be far above the number of rows
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
     launch_pdl(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
