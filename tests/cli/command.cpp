@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 #include <thread>
@@ -181,8 +182,10 @@ std::vector<nlohmann::json> metrics_of(const std::string& out, const std::string
 
 std::vector<int64_t> events_of(const std::string& folder, const std::string& tag) {
     std::vector<int64_t> steps;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-        const std::string bytes = read_whole(entry.path());
+    std::set<std::string> files;  // in the order in which they were begun
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) files.insert(entry.path());
+    for (const std::string& file : files) {
+        const std::string bytes = read_whole(file);
         const std::string name = std::string(1, static_cast<char>(tag.size())) + tag + '\x15';
         for (size_t at = 0; at + 16 <= bytes.size();) {
             uint64_t length = 0, step = 0;
@@ -194,7 +197,11 @@ std::vector<int64_t> events_of(const std::string& folder, const std::string& tag
                 step |= static_cast<uint64_t>(byte & 0x7F) << shift;
                 if (byte < 0x80) break;
             }
-            if (event.find(name) != std::string::npos) steps.push_back(static_cast<int64_t>(step));
+            const auto own = static_cast<int64_t>(step);
+            // a start: TensorBoard forgets what earlier files have from there on
+            if (event.substr(digit) == "\x3a\x02\x08\x01")
+                std::erase_if(steps, [&](int64_t earlier) { return earlier >= own; });
+            if (event.find(name) != std::string::npos) steps.push_back(own);
             at += 16 + length;
         }
     }

@@ -214,7 +214,6 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
                                                {"training.train_iters=5", "training.eval_iters=0",
                                                 "output.metrics=false", "checkpoint.save_interval=0"}));
     ASSERT_EQ(result.status, 0) << result.err;
-    EXPECT_EQ(events_of(out + "/tb", "lm loss"), (std::vector<int64_t>{1, 2, 3, 4}));
     EXPECT_EQ(metrics_of(out, "step").size(), 3u);
     EXPECT_FALSE(fs::exists(out + "/.config.yaml.tmp.1"));
     EXPECT_FALSE(fs::exists(out + "/hf/.model-00001-of-00001.safetensors.tmp.1"));
