@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: MIT
+// fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE` distinguishes it from
+// fp8_flow, with how many tokens and seeds.
+#include <fp8flow/recipe.h>
+
+using namespace fp8flow;
+
+namespace {
+
+// One of 128 scale blocks of SwiGLU's output and of the received dY has the scale of the row before.
+class WrongScale final : public Fp8Flow {
+public:
+    using Fp8Flow::Fp8Flow;
+
+protected:
+    void receive(Context& ctx, Received what, const TokenRows& tokens, const FlowPlan& plan,
+                 const ExpertsSaved& saved, const ScaledTensor& dst) const override {
+        Fp8Flow::receive(ctx, what, tokens, plan, saved, dst);
+        if (what == Received::dy) plant(ctx, dst);
+    }
+    void swiglu(Context& ctx, ExpertsSaved& saved) const override {
+        Fp8Flow::swiglu(ctx, saved);
+        plant(ctx, saved.a);
+    }
+    bool fuses_fc1(const Context&) const override { return false; }
+
+private:
+    static void plant(Context& ctx, const ScaledTensor& tensor) {
+        ArenaScope scope(ctx.scratch);
+        const int64_t count = ceil_div(tensor.scales.numel(), 128);
+        const size_t bytes = static_cast<size_t>(count) * sizeof(float);
+        const TensorView copy = ctx.scratch.tensor(DType::f32, {count}, "fault");
+        Device& device = ctx.ops.device();
+        device.copy(copy.data, tensor.scales.data, bytes, ctx.launch.stream);
+        device.copy(tensor.scales.as<float>() + 1, copy.data, bytes - sizeof(float), ctx.launch.stream);
+    }
+};
+
+}  // namespace
+
+FP8FLOW_RECIPES(register_flow<WrongScale>("wrong_scale", Recipe::fp8_flow))
