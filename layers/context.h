@@ -69,6 +69,12 @@ struct Context {
         TensorView step;      // [1] i64 on the device: rounding_step()
         int64_t replica = 0;  // of the ranks that hold the same experts
     } rounding = {};
+    // Of all MoE layers, one after the other, with routing from a file or into one; absent: neither.
+    struct Routing {
+        TensorView given;  // [layers, S, K] i32: the experts, in place of the routers' choices
+        // Page-locked [layers, S, K]: gets what the routers choose in the forward, with given ids too.
+        int32_t* chosen = nullptr;
+    } routing = {};
     TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
     GemmObserver* gemms = nullptr;  // absent: nobody

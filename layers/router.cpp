@@ -41,14 +41,16 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     }
 }
 
-void Router::place_statistics(const TensorView& counts, const TensorView& losses) {
+void Router::place_in_model(int64_t moe_layer, const TensorView& counts, const TensorView& losses) {
+    moe_layer_ = moe_layer;
     counts_ = counts;
     losses_ = losses;
     owns_statistics_ = false;
 }
 
-// Made once: a step must neither compute on the host nor wait for copies from it.
+// Forced ids are made once: a step must neither compute on the host nor wait for copies from it.
 TensorView Router::given_ids(Context& ctx) const {
+    if (ctx.routing.given) return ctx.routing.given[moe_layer_].slice(0, ctx.tokens);
     if (moe_.given_ids == nullptr) return {};
     const int64_t tokens = ctx.tokens_per_rank;
     if (!given_ || given_.dim(0) < tokens) {
@@ -74,15 +76,32 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
         ctx.ops.zero({.y = counts}, ctx.launch);
     }
     ctx.ops.router_logits({.x = xn, .weight = weight_->plain, .logits = saved.logits}, ctx.launch);
-    ctx.ops.router_top_k({.logits = saved.logits,
-                          .expert_bias = bias_,
-                          .options = options_,
-                          .forced_ids = given_ids(ctx),
-                          .ids = saved.ids,
-                          .probs = saved.probs,
-                          .counts = counts,
-                          .balance = saved.balance},
-                         ctx.launch);
+    const op::RouterTopK choice{.logits = saved.logits,
+                                .expert_bias = bias_,
+                                .options = options_,
+                                .forced_ids = given_ids(ctx),
+                                .ids = saved.ids,
+                                .probs = saved.probs,
+                                .counts = counts,
+                                .balance = saved.balance};
+    ctx.ops.router_top_k(choice, ctx.launch);
+    if (ctx.routing.chosen != nullptr && !ctx.recomputing) show_choice(ctx, choice);
+}
+
+// With given ids the router chooses as well, for nobody but the host.
+void Router::show_choice(Context& ctx, op::RouterTopK choice) const {
+    if (choice.forced_ids) {
+        choice.forced_ids = {};
+        choice.ids = ctx.scratch.tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
+        choice.probs = ctx.scratch.tensor(DType::f32, {ctx.tokens, moe_.moe_router_topk}, "route");
+        choice.counts = ctx.scratch.tensor(DType::i64, {moe_.num_experts}, "route");
+        choice.balance = {};
+        ctx.ops.zero({.y = choice.counts}, ctx.launch);
+        ctx.ops.router_top_k(choice, ctx.launch);
+    }
+    const int64_t layer_ids = ctx.tokens_per_rank * moe_.moe_router_topk;
+    ctx.ops.device().copy_out_async(ctx.routing.chosen + moe_layer_ * layer_ids, choice.ids.data,
+                                    static_cast<size_t>(choice.ids.bytes()), ctx.launch.stream);
 }
 
 // Sets are sequences where a loss is taken by sequence.

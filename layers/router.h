@@ -29,7 +29,8 @@ public:
 
     // A model keeps the statistics of its layers side by side: counts [E] i64, losses() f32; it zeroes them
     // at the start of a step, all layers' at once. Otherwise they are the router's own.
-    void place_statistics(const TensorView& counts, const TensorView& losses);
+    // moe_layer: its number among the MoE layers, by which it finds its part of Context::Routing.
+    void place_in_model(int64_t moe_layer, const TensorView& counts, const TensorView& losses);
     void set_global_loss_gradient(GlobalLossGradient rule) { moe_.moe_global_aux_loss_gradient = rule; }
 
     // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model
@@ -54,10 +55,12 @@ private:
     op::BalanceTerm balance_term(Context& ctx, BalancingLoss type, double coeff,
                                  const op::RouterBalance& balance) const;
     TensorView given_ids(Context& ctx) const;
+    void show_choice(Context& ctx, op::RouterTopK choice) const;
 
     ModelSpec model_;
     MoeSpec moe_;
     int layer_;
+    int64_t moe_layer_ = 0;
     std::string name_;
     op::RouterOptions options_;
     Parameter* weight_;

@@ -9,6 +9,7 @@
 
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -80,7 +81,8 @@ struct MoeSpec {
     CombineOrder moe_combine_order = CombineOrder::rank;
     // The experts [tokens, K] of the tokens of a rank in a layer, in place of the router's choice. Null: the
     // router chooses.
-    std::vector<int32_t> (*given_ids)(const MoeSpec& moe, int layer, int64_t rank, int64_t tokens) = nullptr;
+    std::function<std::vector<int32_t>(const MoeSpec& moe, int layer, int64_t rank, int64_t tokens)>
+        given_ids;
 };
 // Number of source ranks with their own row groups and weight-gradient sums.
 inline int64_t gradient_sources(const MoeSpec& moe, int64_t expert_parallel_size) {

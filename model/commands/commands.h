@@ -33,6 +33,7 @@ struct RunOptions : CommonOptions {
     std::vector<std::string> overrides;  // section.key=value
     std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
     std::string weights;        // replay: safetensors with Hugging Face names; empty: those of the input
+    std::string routing;        // train, replay: experts of every token; empty: the routers choose
     bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
     int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
     validate::Ablation ablation =

@@ -233,7 +233,7 @@ struct CommandLine {
     ReplayOptions replay_options;
     BenchOptions bench_options;
     PlanOptions plan_options;
-    std::string backend = "auto", out, json, resume, weights, export_format;
+    std::string backend = "auto", out, json, resume, weights, export_format, record_routing;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
     double start_deadline = kStartDeadline, mhz = 0;
@@ -350,6 +350,11 @@ struct CommandLine {
                 "resume from a checkpoint: auto (the newest complete one below --out, or start "
                 "afresh), or a run's folder, its folder of checkpoints, or one of them (checkpoint.load)")
             ->take_last();
+        train->add_option("--routing", options.routing,
+                          "a file with the experts of every token, in place of the routers' choices "
+                          "(data.routing_path)");
+        train->add_option("--record-routing", record_routing,
+                          "write the experts that the routers choose to this file (output.record_routing)");
         train->add_flag("--tensor-stats", tensor_stats,
                         "report underflow, saturation, scales and error of every quantised tensor");
     }
@@ -364,6 +369,8 @@ struct CommandLine {
             ->transform(integer_in({.max = 100000}));
         replay->add_flag("--norm", replay_options.norm,
                          "apply post_attention_layernorm in front of the layer");
+        replay->add_option("--routing", options.routing,
+                           "safetensors with the experts of every token, in place of the router's choice");
         replay->add_flag("--intermediates", replay_options.intermediates,
                          "also write what the experts received and computed, by stage");
     }
@@ -451,6 +458,10 @@ struct CommandLine {
         if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
         if (!weights.empty())
             options.overrides.push_back("checkpoint.pretrained_checkpoint=" + builders::quoted(weights));
+        if (!options.routing.empty())
+            options.overrides.push_back("data.routing_path=" + builders::quoted(options.routing));
+        if (!record_routing.empty())
+            options.overrides.push_back("output.record_routing=" + builders::quoted(record_routing));
         if (!export_format.empty()) options.overrides.push_back("output.export_format=" + export_format);
         for (std::string& recipe : recipes) CLI::detail::trim(recipe);
         if (!recipes.empty())

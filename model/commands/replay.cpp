@@ -5,6 +5,7 @@
 #include "model/base/provenance.h"
 #include "model/commands/commands.h"
 #include "model/config/hf_config.h"
+#include "model/data/routing_file.h"
 #include "model/replay/layer.h"
 #include "model/report/run_report.h"
 #include "model/safetensors/writer.h"
@@ -73,6 +74,7 @@ public:
         config_.output.out = run_folder_.name();
         if (!run_folder_.note().empty()) log_.line(run_folder_.note());
         share_tokens();
+        if (!replay_.routing.empty()) give_routing();
         layer_.emplace(config_, world, backend_, options.norm ? ReplayNorm::apply : ReplayNorm::skip,
                        options.intermediates ? ReplayRecord::intermediates : ReplayRecord::results, own_,
                        slots_);
@@ -133,6 +135,19 @@ private:
         first_ = std::min(tokens_, slots_ * world_.rank());
         own_ = std::min(slots_, tokens_ - first_);
         config_.model.seq_length = slots_;
+    }
+
+    // The ids of this rank's tokens.
+    void give_routing() {
+        const int64_t topk = config_.moe.moe_router_topk;
+        const data::GivenRouting given(replay_.routing, {.layers = {replay_.layer},
+                                                         .tokens = tokens_,
+                                                         .topk = topk,
+                                                         .num_experts = config_.moe.num_experts});
+        std::vector<int32_t> ids(static_cast<size_t>(own_ * topk));
+        given.read(0, first_, ids);
+        ids.resize(static_cast<size_t>(slots_ * topk));
+        config_.moe.given_ids = [ids](const MoeSpec&, int, int64_t, int64_t) { return ids; };
     }
 
     // Rounded to BF16, which the residual stream is in.
@@ -215,6 +230,7 @@ private:
         nlohmann::json summary = {{"input", replay_.input},
                                   {"weights", replay_.weights.empty() ? replay_.input : replay_.weights},
                                   {"layer", replay_.layer},
+                                  {"routing", replay_.routing},
                                   {"norm", replay_.norm},
                                   {"backward", backward},
                                   {"recipe", std::string(recipe_name(config_.precision))},

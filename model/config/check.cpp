@@ -182,6 +182,11 @@ constexpr Clash kClashes[] = {
     {{"data.data_path", "data.data_kind"},
      WHEN(c.data.data_kind == DataKind::synthetic && !c.data.data_path.empty()),
      "got a path, want data_kind: text, shards or megatron with it (synthetic data has none)"},
+    {{"data.routing_path", "moe.moe_router_force_load_balancing", "moe.moe_router_force_biased"},
+     WHEN(!c.data.routing_path.empty() &&
+          (c.moe.moe_router_force_load_balancing || c.moe.moe_router_force_biased > 0)),
+     "got a file, want none where moe_router_force_load_balancing or moe_router_force_biased sets the "
+     "experts"},
     {{"validate.recipes"},
      WHEN(std::ranges::find(c.validate.recipes, Recipe::bf16) == c.validate.recipes.end()),
      "got a list without bf16, want bf16 in it: it is the baseline of every comparison"},

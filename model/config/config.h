@@ -77,6 +77,7 @@ struct TrainingSpec {
 struct DataSpec {
     DataKind data_kind = DataKind::synthetic;
     std::vector<std::string> data_path;  // text, shards, megatron: files, folders, globs
+    std::string routing_path;            // experts of every token; empty: the routers choose
     std::vector<std::string>
         file_extensions;  // text: only these in folders; "": names without one; empty: every file
     double held_out_fraction =
@@ -97,6 +98,7 @@ struct OutputSpec {
     std::string tensorboard_dir;           // event files in this folder below `out`; empty: none
     int64_t tensorboard_log_interval = 1;  // steps between scalars
     bool moe_per_layer_logging = false;    // TensorBoard: the router's losses of each layer
+    std::string record_routing;            // experts of every token to this file; empty: none
     bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
     bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
     int64_t tensor_stats_interval = 10;

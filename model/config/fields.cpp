@@ -350,6 +350,9 @@ std::vector<ConfigField> data_fields() {
                "text: bytes of files; synthetic: a seeded Markov chain; shards: llm.c .bin files; megatron: "
                ".bin and .idx files"),
         texts(KEY(data, data_path), "files, folders and globs"),
+        optional_text(KEY(data, routing_path),
+                      "a file with the experts of every token, in place of the routers' choices (train "
+                      "--routing); \"\": none"),
         texts(KEY(data, file_extensions),
               "text: only these in folders, e.g. [.h, .txt]; \"\": names without one; []: every file"),
         number(KEY(data, held_out_fraction), {.min = 0, .max = 0.5},
@@ -376,6 +379,8 @@ std::vector<ConfigField> output_fields() {
         integer(KEY(output, tensorboard_log_interval), {.min = 1}, "steps between TensorBoard scalars"),
         boolean(KEY(output, moe_per_layer_logging),
                 "TensorBoard: balancing losses and z-loss also per layer"),
+        optional_text(KEY(output, record_routing),
+                      "a file for the experts that the routers choose (train --record-routing); \"\": none"),
         boolean(KEY(output, time_stages),
                 "seconds per stage of every step in metrics.jsonl, from device clocks"),
         boolean(KEY(output, tensor_stats),

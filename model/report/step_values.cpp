@@ -44,6 +44,7 @@ constexpr std::array kFields = {
     StepField{"skipped_iterations", "number of skipped iterations", whole<3>},
     StepField{"nan_iterations", "number of nan iterations", whole<3>},
     StepField{"load", "load max/mean", fixed<2>},
+    StepField{"equal_choices_mean", "equal top-k choices", fixed<4>, "equal-top-k-choices"},
     StepField{"dead", "dead experts", whole<0>, nullptr, true},
     StepField{"redone", "redone", whole<0>, nullptr, true},
     StepField{"world_size", nullptr, nullptr, "world-size"},
@@ -65,6 +66,8 @@ std::string short_line(const StepValues& values) {
         format_duration(number("seconds")), format_si(number("tokens_per_second_per_gpu")),
         number("tflops_per_gpu"));
     if (values.find("load")) text += " | load " + format_fixed(number("load"), 2);
+    if (const auto equal = values.find("equal_choices_mean"))
+        text += fmt::format(" | equal top-k {:.2f} %", *equal * 100);
     if (number("dead") > 0) text += fmt::format(" | dead {:.0f}", number("dead"));
     return text;
 }
@@ -143,7 +146,8 @@ StepValues values_of(const Config& config, const StepResult& result, int world_s
                      {"dead", 0},
                      {"world_size", world_size},
                      {"allocated_bytes", allocated_bytes}};
-    double worst = 0;
+    const bool logged = (result.step + 1) % config.output.log_interval == 0;
+    double worst = 0, equal = 0;
     int64_t dead = 0;
     for (const LayerLoad& load : result.load) {
         record["moe_layers"].push_back(load.layer);
@@ -151,6 +155,12 @@ StepValues values_of(const Config& config, const StepResult& result, int world_s
         record["load_min"].push_back(load.min);
         record["load_cv"].push_back(load.cv);
         record["dead_experts"].push_back(load.dead_experts);
+        if (logged) record["tokens_per_expert"].push_back(load.tokens);
+        if (load.equal_choices) {
+            record["equal_choices"].push_back(*load.equal_choices);
+            equal += *load.equal_choices / static_cast<double>(result.load.size());
+            values.others["equal_choices_mean"] = equal;
+        }
         values.others["load"] = worst = std::max(worst, load.max);
         values.others["dead"] = dead += load.dead_experts;
     }

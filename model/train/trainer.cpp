@@ -35,6 +35,7 @@ LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     load.min = static_cast<double>(*std::min_element(tokens.begin(), tokens.end())) / mean;
     load.cv = std::sqrt(squares / static_cast<double>(tokens.size()));
     load.dead_experts = std::count(tokens.begin(), tokens.end(), 0);
+    load.tokens.assign(tokens.begin(), tokens.end());
     return load;
 }
 
@@ -159,6 +160,12 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     }
     for (int i = 0; i < (turns_ ? 2 : 1); ++i)
         memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots, batches));
+    if (!config.data.routing_path.empty() || !config.output.record_routing.empty())
+        routing_ = std::make_unique<StepRouting>(
+            device, config, data_->fingerprint(),
+            StepRouting::Sizes{.samples = batcher_.samples(0, 0, 0).count,
+                               .slots = batches,
+                               .buffers = static_cast<int64_t>(memory_.size())});
     for (auto& record : records_)
         record = std::make_unique<StepRecord>(device, transformer_->router_counts(),
                                               transformer_->router_losses());
@@ -233,12 +240,14 @@ Context Trainer::make_context(int64_t micro_batch, StageTimer& timer) {
     ctx.launch.shared_device = config_.schedule.gemm_tile_queue;
     ctx.all_tokens = memory.feed.all_tokens();
     ctx.all_tokens.row_capacity = ctx.tokens;
+    if (routing_) routing_->place(ctx);
     return ctx;
 }
 
 void Trainer::fill_batch(Split split, int64_t global_batch, int64_t micro_batch, int64_t slot) {
-    memory_of(micro_batch)
-        .feed.fill(*data_, split, batcher_.samples(global_batch, micro_batch, world_.rank()), slot);
+    const Batcher::Range samples = batcher_.samples(global_batch, micro_batch, world_.rank());
+    memory_of(micro_batch).feed.fill(*data_, split, samples, slot);
+    if (routing_ && split == Split::train) routing_->fill(samples, slot);
 }
 
 BatchFeed::Batch Trainer::load_batch(Context& ctx, int64_t slot) {
@@ -255,6 +264,7 @@ Transformer::MicroBatch Trainer::load_micro_batch(Context& ctx, const Flight& fl
     const int64_t slot = batch_slot(flight, ctx.micro_batch);
     if (!captured_) fill_batch(Split::train, flight.step + first_batch_, ctx.micro_batch, slot);
     const BatchFeed::Batch batch = load_batch(ctx, slot);
+    if (routing_) routing_->load(ctx, slot);
     return {.tokens = batch.tokens,
             .labels = batch.labels,
             .loss_scale = 1.0f / static_cast<float>(tokens_of_step()),
@@ -385,6 +395,7 @@ void Trainer::launch(Flight& flight) {
         flight.stats_before = *flight.tensor_stats;
         flight.tensor_stats->begin_iteration(flight.step + 1);
     }
+    if (routing_) routing_->open(world_, flight.step > 0);
     const Clock::time_point begin = Clock::now();
     const int64_t stops = ops_->device().num_synchronisations();
     for (Arena* arena : arenas()) arena->join();
@@ -484,7 +495,22 @@ StepResult Trainer::result_of(const Flight& flight) {
         ++moe_layer;
     }
     result.router_losses = router_losses_of(record);
+    if (routing_) keep_routing(flight, result.load);
     return result;
+}
+
+// All ranks compare in the same steps.
+void Trainer::keep_routing(const Flight& flight, std::vector<LayerLoad>& load) {
+    const bool compares = routing_->gives() && (flight.step + 1) % config_.output.log_interval == 0;
+    std::vector<int64_t> equal(compares ? load.size() : 0);
+    for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)
+        routing_->keep(batcher_.samples(flight.step + first_batch_, m, world_.rank()), batch_slot(flight, m),
+                       equal);
+    if (!compares) return;
+    world_.all_reduce_sum(equal);
+    for (size_t i = 0; i < load.size(); ++i)
+        load[i].equal_choices = static_cast<double>(equal[i]) /
+                                static_cast<double>(tokens_of_step() * config_.moe.moe_router_topk);
 }
 
 std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) const {

@@ -21,6 +21,7 @@
 #include "model/train/optimizer.h"
 #include "model/train/step_inputs.h"
 #include "model/train/step_record.h"
+#include "model/train/step_routing.h"
 #include "model/train/transformer.h"
 
 #include <chrono>
@@ -43,6 +44,8 @@ struct LayerLoad {
     int layer = 0;
     double max = 1, min = 1, cv = 0;
     int64_t dead_experts = 0;
+    std::vector<int64_t> tokens;          // of each expert
+    std::optional<double> equal_choices;  // share of the router's choices among the given ids
 };
 LayerLoad load_of(int layer, std::span<const int64_t> tokens_per_expert);
 
@@ -199,6 +202,7 @@ private:
     int32_t wait_for(Flight& flight);  // its status
     StepResult take_result();
     StepResult result_of(const Flight& flight);  // of the oldest step, whose record has passed
+    void keep_routing(const Flight& flight, std::vector<LayerLoad>& load);
     std::vector<RouterLoss> router_losses_of(const StepRecord& record) const;
     void redo();
     void launch_again();  // all in flight, whose work was not applied
@@ -278,6 +282,7 @@ private:
     TensorView status_, held_out_sum_;
     std::unique_ptr<StepInputs> inputs_;
     std::unique_ptr<CapturedSteps> captured_, captured_evaluations_;
+    std::unique_ptr<StepRouting> routing_;  // absent: neither given nor recorded
     std::unique_ptr<PinnedBuffer> held_out_;
     std::unique_ptr<HostEvent> held_out_events_[kStepsInFlight];
     std::function<bool()> stop_asked_;

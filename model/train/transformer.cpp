@@ -67,7 +67,7 @@ void Transformer::place_router_statistics() {
     int64_t layer = 0;
     for (auto& block : blocks_) {
         if (Router* router = block->router()) {
-            router->place_statistics(router_counts_[layer], router_losses_[layer]);
+            router->place_in_model(layer, router_counts_[layer], router_losses_[layer]);
             ++layer;
         }
     }
@@ -216,6 +216,7 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     ArenaScope scratch_scope(ctx.scratch);
     ctx.rows.pop(0);
     ctx.recomputing = true;  // tokens of an evaluation count in no statistics
+    ctx.routing = {};
     ctx.delayed = nullptr;
     ctx.overlaps_param_gather = false;
     std::vector<BlockSaved> saved;

@@ -2,6 +2,7 @@
 // `fp8flow replay`: against numpy in float64 where python3 and numpy are here (scripts/compare_layer.py); and
 // everywhere against closed forms, bit by bit over ranks, with the files it writes and what it says about
 // input that does not fit.
+#include "model/data/routing_file.h"
 #include "model/safetensors/tensor_set.h"
 #include "model/safetensors/writer.h"
 
@@ -293,6 +294,38 @@ TEST(Replay, IntermediatesFollowFromOneAnother) {
             EXPECT_LT(distance.relative(), plain || stage == "output" ? 3e-3 : 3.5e-2) << stage;
         EXPECT_EQ(off.size(), 9u);
     }
+}
+
+// Ranks take their part; the router's logits stay, the weights are of the given experts.
+TEST(Replay, GivenRouting) {
+    const TemporaryFolder folder;
+    const std::string input = folder.path("in.safetensors"), routing = folder.path("routing");
+    constexpr int64_t kTokens = 11;
+    save(input, layer_of(kTokens, Experts::different));
+    std::vector<int32_t> ids;
+    for (int32_t t = 0; t < kTokens; ++t) ids.insert(ids.end(), {t % 4, (t + 1) % 4});
+    data::RecordedRouting(
+        routing, {.layers = {0}, .tokens = kTokens, .topk = 2, .num_experts = kE, .seq_length = kTokens}, {})
+        .write(0, 0, ids);
+    for (const int ranks : {1, 2}) {
+        const CommandResult result = fp8flow_on_ranks(
+            ranks, replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"}));
+        ASSERT_EQ(result.status, 0) << result.err;
+        const TensorSet set(folder.path("out/replay.safetensors"));
+        const auto bytes = set.find("topk_ids").bytes();
+        EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const uint8_t*>(ids.data())));
+        const std::vector<float> logits = floats(set, "router_logits"), weights = floats(set, "topk_weights");
+        for (size_t t = 0; t < kTokens; ++t)
+            EXPECT_NEAR(weights[2 * t],
+                        1 / (1 + std::exp(logits[t * kE + static_cast<size_t>(ids[2 * t + 1])] -
+                                          logits[t * kE + static_cast<size_t>(ids[2 * t])])),
+                        1e-6);
+    }
+    save(input, layer_of(kTokens - 1, Experts::different));
+    const CommandResult refused =
+        fp8flow_alone(replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"}));
+    EXPECT_EQ(refused.status, 10);
+    expect_contains(refused.err, "is I16[11, 2], this run wants I16[10, 2]");
 }
 
 TEST(Replay, WhatDoesNotFitIsRefusedByName) {

@@ -288,5 +288,31 @@ TEST(Resume, ARunIsKnownThroughItsResumes) {
     EXPECT_EQ(checkpoints(), (Names{"step_00000012", "step_00000024"}));
 }
 
+// Its file is indexed by token: a resumed run reads, and writes, where it is in the data.
+TEST(Resume, RecordedRouting) {
+    TemporaryFolder folder;
+    const std::string a = folder.path("a"), b = folder.path("b"), of_a = folder.path("a.routing"),
+                      of_b = folder.path("b.routing");
+    const Texts settings = {"training.train_iters=8", "training.eval_iters=0"};
+    ASSERT_EQ(fp8flow_alone(train(a, 1, {"--record-routing", of_a}, settings)).status, 0);
+    const CommandResult resumed = fp8flow_on_ranks(
+        2, train(b, 2,
+                 {"--resume", a + "/checkpoints/step_00000004", "--routing", of_a, "--record-routing", of_b},
+                 settings));
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    expect_contains(resumed.out, "equal top-k ");
+    const auto loads_of = [](const std::string& out) {
+        std::vector<std::string> loads;
+        for (const nlohmann::json& record : metrics_of(out, "step"))
+            if (record["iteration"] > 4) loads.push_back(record["tokens_per_expert"].dump());
+        return loads;
+    };
+    EXPECT_EQ(loads_of(a).size(), 4u);
+    EXPECT_EQ(loads_of(a), loads_of(b));
+    const CommandResult refused = fp8flow_alone(train(folder.path("c"), 1, {"--routing", of_b}, settings));
+    EXPECT_EQ(refused.status, 10);
+    expect_contains(refused.err, "did not come to sample 0");
+}
+
 }  // namespace
 }  // namespace fp8flow

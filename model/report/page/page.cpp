@@ -86,6 +86,11 @@ void RoutingHistory::add(const json& record) {
         layer.worst = std::max(layer.worst, layer.last);
         layer.sum += layer.last;
         ++layer.steps;
+        if (record.contains("equal_choices")) {
+            layer.equal += number("equal_choices", i);
+            ++layer.compared;
+            compared_ = true;
+        }
         worst = std::max(worst, layer.last);
     }
     worst_.x.push_back(record.at("iteration"));
@@ -99,10 +104,18 @@ json RoutingHistory::group(const std::string& name) const {
                     "experts without a token, last"}},
                   {"rows", json::array()}};
     const auto times = [](double load) { return format_fixed(load, 2) + " x"; };
-    for (const auto& [number, layer] : layers_)
-        group["rows"].push_back({std::to_string(number), times(layer.last),
-                                 times(layer.sum / static_cast<double>(layer.steps)), times(layer.worst),
-                                 times(layer.emptiest), format_count(layer.dead)});
+    if (compared_) group["columns"].push_back("top-k choices equal to the given ones, mean");
+    for (const auto& [number, layer] : layers_) {
+        json row = {std::to_string(number),
+                    times(layer.last),
+                    times(layer.sum / static_cast<double>(layer.steps)),
+                    times(layer.worst),
+                    times(layer.emptiest),
+                    format_count(layer.dead)};
+        if (compared_)
+            row.push_back(format_fixed(100 * layer.equal / static_cast<double>(layer.compared), 2) + " %");
+        group["rows"].push_back(std::move(row));
+    }
     if (worst_.x.size() > 1)
         group["over"] = {{"title", name},
                          {"x_label", "iteration (worst layer)"},

@@ -49,10 +49,12 @@ public:
 private:
     struct Layer {
         double last = 0, worst = 0, sum = 0, emptiest = 0;  // of the fullest expert, and the emptiest
-        int64_t dead = 0, steps = 0;
+        double equal = 0;  // sum of the shares of equal top-k choices, with given routing
+        int64_t dead = 0, steps = 0, compared = 0;
     };
     std::map<int64_t, Layer> layers_;
-    Series worst_;  // over iterations
+    Series worst_;           // over iterations
+    bool compared_ = false;  // with given routing
 };
 
 std::string_view page_template();  // the text of page.html

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+// StepRouting: the experts of the tokens of a step, from a file or into one (data.routing_path,
+// output.record_routing). Page-locked slots as those of BatchFeed: the host fills one before the step or
+// reads it after, the device copies in between, also in a captured step. Read next: data/routing_file.h.
+#pragma once
+
+#include "kernels/comm/process_group.h"
+#include "kernels/core/pinned.h"
+#include "layers/context.h"
+#include "model/config/config.h"
+#include "model/data/data.h"
+#include "model/data/routing_file.h"
+
+#include <optional>
+
+namespace fp8flow {
+
+class StepRouting {
+public:
+    // Where the sizes of slots come from. buffers: micro-batches on the device at the same time.
+    struct Sizes {
+        int64_t samples = 0, slots = 0, buffers = 1;  // samples: of a rank in a micro-batch, at most
+    };
+    StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes);
+
+    // Before the first step, by all ranks: makes the file that is recorded.
+    void open(ProcessGroup& world, bool continues);
+    // The host's half: given ids into the slot.
+    void fill(const data::Batcher::Range& samples, int64_t slot);
+    // Where the routers of a micro-batch find given ids.
+    void place(Context& ctx) const;
+    // The device's half, before the forward: brings the ids, and says where the routers' choices go.
+    void load(Context& ctx, int64_t slot);
+    // After the step: its choices into the file. equal [layers], if not empty, += how many of the choices are
+    // among the given ids.
+    void keep(const data::Batcher::Range& samples, int64_t slot, std::span<int64_t> equal);
+
+    bool gives() const { return given_.has_value(); }
+    size_t num_layers() const { return shape_.layers.size(); }
+
+private:
+    // Ids of a layer in a slot.
+    int32_t* at(const std::unique_ptr<PinnedBuffer>& slots, int64_t slot, size_t layer) const {
+        return slots->at<int32_t>((static_cast<size_t>(slot) * num_layers() + layer) * layer_bytes_);
+    }
+
+    Device& device_;
+    std::string record_path_, recipe_;
+    data::RoutingShape shape_;
+    size_t layer_bytes_;
+    std::optional<data::GivenRouting> given_;
+    std::optional<data::RecordedRouting> recorded_;
+    std::unique_ptr<PinnedBuffer> given_slots_, chosen_slots_;
+    Arena memory_;
+    std::vector<TensorView> buffers_;  // [layers, S, K] i32
+};
+
+}  // namespace fp8flow
