@@ -59,6 +59,8 @@ public:
     void quantize_tensor(const op::QuantizeTensor& args, const Launch& launch = {});
     void quantize_weight(const op::QuantizeWeight& args, const Launch& launch = {});
     void dequantize(const op::Dequantize& args, const Launch& launch = {});
+    void clip_fp8(const op::ClipFp8& args, const Launch& launch = {});
+    void measure_quantization(const op::MeasureQuantization& args, const Launch& launch = {});
     void relayout_scales(const op::RelayoutScales& args, const Launch& launch = {});
     void delayed_scale_update(const op::DelayedScaleUpdate& args, const Launch& launch = {});
     void transpose_fp8(const op::TransposeFp8& args, const Launch& launch = {});

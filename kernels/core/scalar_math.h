@@ -141,6 +141,12 @@ FP8FLOW_HD float fp8_to_float(uint8_t code, DType dtype) {
     return dtype == DType::e5m2 ? to_float(E5m2{code}) : to_float(E4m3{code});
 }
 
+// The magnitude `most`, itself an FP8 code, where the code's is larger; NaN stays NaN.
+FP8FLOW_HD uint8_t fp8_clip(uint8_t code, uint8_t most, DType dtype) {
+    const uint8_t magnitude = code & 0x7Fu, finite = dtype == DType::e5m2 ? 0x7Bu : 0x7Eu;
+    return magnitude > most && magnitude <= finite ? static_cast<uint8_t>((code & 0x80u) | most) : code;
+}
+
 // ---- the quantisation rule
 // -------------------------------------------------------------------------------------------------- All-zero
 // blocks get this amax, so their scale never exceeds a real block's. So small that a token's gradient,

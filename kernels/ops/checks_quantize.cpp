@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Argument checks and costs of the quantisers and the FP8 transposes. Checks look at shapes only: counts,
-// offsets and row bases are device data.
+// Argument checks and costs of the quantisers, the FP8 transposes and scales. Checks look at shapes only:
+// counts, offsets and row bases are device data.
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 
@@ -233,6 +233,44 @@ OpCost cost(const op::Dequantize& args) {
                        share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)));
 }
 
+void check(const op::ClipFp8& args) {
+    check_row_groups(args.groups);
+    FP8FLOW_CHECK(args.rows.rank == 2 && is_fp8(args.rows.dtype) && args.share > 0 && args.share <= 1,
+                  "rows {} share {}", describe(args.rows), args.share);
+    check_extent(args.rows, "rows", args.rows.dim(0), args.groups, args.rows.dim(0));
+}
+OpCost cost(const op::ClipFp8& args) {
+    const double bytes = bytes_of_rows(args.rows, routed_rows(args.groups, args.rows.dim(0)));
+    return with_writes({2 * bytes, 0}, bytes);
+}
+
+void check(const op::MeasureQuantization& args) {
+    const bool transposed = args.copy == op::MeasureQuantization::Copy::transposed;
+    const TensorView &values = args.quantized.data, &source = args.source.data;
+    check_row_groups(args.groups);
+    check_fp8(args.quantized, "quantized");
+    if (is_fp8(source.dtype)) check_fp8(args.source, "source");
+    if (transposed)
+        check_layout(args.quantized, "quantized", {L::vec128, L::tile128});
+    else
+        check_layout(args.quantized, "quantized",
+                     {L::tensor, L::row, L::vec128_wire, L::vec128, L::block128, L::mx32});
+    FP8FLOW_CHECK(values.rank == 2 && source.rank == 2 && values.dim(transposed ? 0 : 1) == source.dim(1),
+                  "quantized {} source {}", describe(values), describe(source));
+    check_extent(source, "source", source.dim(0), args.groups, source.dim(0));
+    check_extent(values, "quantized", values.dim(transposed ? 1 : 0), args.groups, source.dim(0), transposed);
+    check_tensor(args.sums, "sums", DType::f64, {op::kQuantizationWords});
+}
+OpCost cost(const op::MeasureQuantization& args) {
+    const int64_t rows = routed_rows(args.groups, args.source.data.dim(0));
+    const bool transposed = args.copy == op::MeasureQuantization::Copy::transposed;
+    return {(is_fp8(args.source.data.dtype) ? bytes_of_fp8_rows(args.source, rows)
+                                            : bytes_of_rows(args.source.data, rows)) +
+                (transposed ? bytes_of_fp8_columns(args.quantized, rows)
+                            : bytes_of_fp8_rows(args.quantized, rows)),
+            0};
+}
+
 void check(const op::TransposeFp8& args) {
     check_transpose(args.src, args.groups, args.dst, ScaleFormat::pow2, L::tile128);
     require(format_of(args.src) == ScaleFormat::pow2, ExitCode::usage,
@@ -256,6 +294,30 @@ OpCost cost(const op::TransposeRequantize& args) {
     return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
                         flops_of(rows, args.src.data) * 1.5},
                        bytes_of_fp8_columns(args.dst, rows));
+}
+
+void check(const op::RelayoutScales& args) {
+    FP8FLOW_CHECK(args.wire.rank == 2 && (args.wire.dtype == DType::e8m0 || args.wire.dtype == DType::f32),
+                  "wire scales {}", describe(args.wire));
+    FP8FLOW_CHECK(args.vec128.rank == 2 && args.vec128.dtype == DType::f32 &&
+                      args.vec128.dim(0) == args.wire.dim(1) && args.vec128.dim(1) == args.wire.dim(0),
+                  "wire {} vec128 {}", describe(args.wire), describe(args.vec128));
+}
+
+OpCost cost(const op::RelayoutScales& args) {
+    return with_writes({.bytes = static_cast<double>(args.wire.bytes() + args.vec128.bytes()), .flops = 0},
+                       static_cast<double>(args.vec128.bytes()));
+}
+
+void check(const op::DelayedScaleUpdate& args) {
+    FP8FLOW_CHECK(args.amax.numel() == 1 && args.scale.numel() == 1 && args.history.numel() >= 1,
+                  "amax {} history {} scale {}", describe(args.amax), describe(args.history),
+                  describe(args.scale));
+    check_tensor(args.position, "position", DType::i64, {1});
+}
+
+OpCost cost(const op::DelayedScaleUpdate& args) {
+    return {.bytes = static_cast<double>(args.history.bytes()), .flops = 0};
 }
 
 }  // namespace fp8flow

@@ -50,6 +50,8 @@ FP8FLOW_FIELDS(QuantizeDual, src, groups, scale_format, mx_rounding, rows, colum
 FP8FLOW_FIELDS(QuantizeTensor, src, groups, scale_format, rows, transposed)
 FP8FLOW_FIELDS(QuantizeWeight, src, scale_format, mx_rounding, fprop, dgrad)
 FP8FLOW_FIELDS(Dequantize, src, groups, dst)
+FP8FLOW_FIELDS(ClipFp8, groups, share, rows)
+FP8FLOW_FIELDS(MeasureQuantization, quantized, source, groups, copy, sums)
 FP8FLOW_FIELDS(RelayoutScales, wire, vec128)
 FP8FLOW_FIELDS(DelayedScaleUpdate, position, scale_format, status, amax, history, scale)
 FP8FLOW_FIELDS(TransposeFp8, src, groups, dst)

@@ -6,6 +6,7 @@
 
 #include "kernels/ops/attention.h"
 #include "kernels/ops/gemm.h"
+#include "kernels/ops/measure.h"
 #include "kernels/ops/norm.h"
 #include "kernels/ops/optimizer.h"
 #include "kernels/ops/permute.h"
@@ -35,6 +36,8 @@
     X(quantize_tensor, QuantizeTensor)                  \
     X(quantize_weight, QuantizeWeight)                  \
     X(dequantize, Dequantize)                           \
+    X(clip_fp8, ClipFp8)                                \
+    X(measure_quantization, MeasureQuantization)        \
     X(relayout_scales, RelayoutScales)                  \
     X(delayed_scale_update, DelayedScaleUpdate)         \
     X(transpose_fp8, TransposeFp8)                      \

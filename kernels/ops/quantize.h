@@ -83,6 +83,14 @@ struct Dequantize {
     TensorView dst;    // out
 };
 
+// Values whose magnitude is larger than share x the dtype's largest value, rounded to FP8, become it; NaN
+// stays NaN. With groups: rows of the groups, pads included.
+struct ClipFp8 {
+    RowGroups groups;
+    float share = 1;
+    TensorView rows;  // in/out [M, K] FP8
+};
+
 // Wire scales [T, C/128] (e8m0 or f32) -> GEMM scales vec128 [C/128, T] f32: moves scales only, no cast.
 struct RelayoutScales {
     TensorView wire;

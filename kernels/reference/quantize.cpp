@@ -6,6 +6,7 @@
 #include "kernels/reference/reference_ops.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace fp8flow {
 
@@ -266,6 +267,66 @@ void ReferenceOps::do_dequantize(const op::Dequantize& args, const Launch&) {
         if (args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
             expert.scales = args.src.scales[e];
         dequantize_matrix(expert, {}, args.dst[e]);
+    }
+}
+
+// ---- what quantisation did
+
+namespace {
+
+float value_at(const TensorView& view, int64_t index) {
+    float value;
+    load_floats(view, index, 1, &value);
+    return value;
+}
+
+// Row `row` of both tensors, absolute in their buffers.
+void measure_row(const op::MeasureQuantization& args, int64_t row, int64_t source_row,
+                 op::QuantizationSums& sums) {
+    const bool transposed = args.copy == op::MeasureQuantization::Copy::transposed;
+    const TensorView &fp8 = args.quantized.data, &source = args.source.data;
+    const float largest = fp8_max(fp8.dtype);
+    for (int64_t col = 0; col < source.cols(); ++col) {
+        const int64_t r = transposed ? col : row, c = transposed ? row : col;
+        const float code = value_at(fp8, r * fp8.cols() + c), scale = scale_of(args.quantized, r, c, 0);
+        const double truth = static_cast<double>(value_at(source, source_row * source.cols() + col)) *
+                             static_cast<double>(scale_of(args.source, source_row, col, 0));
+        sums.counts.count(code, scale, truth, largest);
+        ++sums.exponents[float_bits(scale) >> 23 & 0xFF];
+    }
+}
+
+}  // namespace
+
+void ReferenceOps::do_measure_quantization(const op::MeasureQuantization& args, const Launch&) {
+    constexpr int64_t kRows = 64;  // of a partial sum
+    const int64_t base = base_of(args.quantized.data), source_base = base_of(args.source.data);
+    double* const sums = args.sums.as<double>();
+    for (const GroupRange& range : group_ranges(args.groups, args.source.data.dim(0))) {
+        std::vector<op::QuantizationSums> parts(static_cast<size_t>(ceil_div(range.count, kRows)));
+#pragma omp parallel for schedule(static)
+        for (size_t i = 0; i < parts.size(); ++i) {
+            const int64_t first = range.first + static_cast<int64_t>(i) * kRows;
+            for (int64_t row = first; row < std::min(first + kRows, range.first + range.count); ++row)
+                measure_row(args, base + row, source_base + row, parts[i]);
+        }
+        for (const op::QuantizationSums& part : parts) {
+            double words[op::kQuantizationWords];
+            std::memcpy(words, &part, sizeof words);
+            for (int w = 0; w < op::kQuantizationWords; ++w)
+                sums[w] = op::join_quantization(w, sums[w], words[w]);
+        }
+    }
+}
+
+void ReferenceOps::do_clip_fp8(const op::ClipFp8& args, const Launch&) {
+    const DType dtype = args.rows.dtype;
+    const uint8_t most = to_fp8(fp8_max(dtype) * args.share, dtype);
+    const int64_t cols = args.rows.cols();
+    for (const GroupRange& range : group_ranges(args.groups, args.rows.dim(0))) {
+        uint8_t* codes = args.rows.bytes_ptr() + (base_of(args.rows) + range.first) * cols;
+        for (int64_t i = 0; i < (range.end - range.first) * cols; ++i)
+            codes[i] = fp8_clip(codes[i], most, dtype);
     }
 }
 

@@ -2,44 +2,13 @@
 // FP8 back to float, for every scale layout. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
+#include "kernels/hopper/quantize/dequantize.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::quantize {
 
 namespace {
-
-struct Dequantizer {
-    RowView fp8, dst;
-    const void* scales;
-    DType scale_dtype;
-    ScaleLayout layout;
-    int scale_cols;
-    int64_t scale_batch_stride;
-    int64_t rows;  // of one batch
-    DeviceGroups groups;
-};
-
-// The scale of the value at (row, col), both absolute in their buffers.
-__device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col,
-                                          int64_t group) {
-    constexpr int64_t kTile = kBlock, kMx = kMxBlock;
-    const int64_t width = args.scale_cols;
-    int64_t at = 0;
-    switch (args.layout) {
-        case ScaleLayout::none: return 1.0f;
-        case ScaleLayout::tensor: return load_float(args.scales, args.scale_dtype, 0);
-        case ScaleLayout::row: at = row; break;
-        case ScaleLayout::vec128_wire: at = row * width + col / kTile; break;
-        case ScaleLayout::vec128: at = col / kTile * width + row; break;
-        case ScaleLayout::block128: at = row / kTile * width + col / kTile; break;
-        case ScaleLayout::tile128: at = col / kTile * width + row / kTile; break;
-        case ScaleLayout::group_row: at = group * width + row; break;
-        case ScaleLayout::mx32: at = col / kMx * width + row; break;
-    }
-    return load_float(args.scales, args.scale_dtype, batch * args.scale_batch_stride + at);
-}
 
 constexpr int kChunkUnits = 4;  // 8-byte loads of a thread, all issued before the first is used
 constexpr int kChunkStep = 32 * kUnit, kChunkCols = kChunkUnits * kChunkStep;

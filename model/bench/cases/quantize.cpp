@@ -147,6 +147,35 @@ Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
         Work{}.reads(read).writes(static_cast<double>(routed.padded * columns * size_of(args.dst.dtype))));
 }
 
+// The quantised rows against values of another distribution: as much to read, and every branch.
+Call measure(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const int64_t columns = shape.positive("H");
+    const L layout = shape.layout("layout", {L::vec128, L::tile128});
+    const bool transposed = layout == L::tile128;
+    using Copy = op::MeasureQuantization::Copy;
+    op::MeasureQuantization args{.groups = routed.groups,
+                                 .copy = transposed ? Copy::transposed : Copy::rows,
+                                 .sums = buffers.zeros(DType::f64, {op::kQuantizationWords})};
+    const Buffers::Dims rows = {routed.capacity(), columns}, turned = {columns, wide(routed)};
+    args.quantized = buffers.fp8_input(fp8_type(shape), transposed ? turned : rows, layout);
+    if (transposed)
+        args.source = buffers.fp8_input(fp8_type(shape), rows, L::vec128);
+    else
+        args.source.data = buffers.normal(DType::bf16, rows);
+    return call_of(machine, &Ops::measure_quantization, args, Work{}.reads(cost(args).bytes));
+}
+
+Call clip(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const RoutedRows routed = buffers.routed(shape);
+    const op::ClipFp8 args{
+        .groups = routed.groups,
+        .share = 0.5f,
+        .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity(), shape.positive("H")}, L::row).data};
+    const double bytes = static_cast<double>(routed.padded * args.rows.cols());
+    return call_of(machine, &Ops::clip_fp8, args, Work{}.reads(bytes).writes(bytes));
+}
+
 Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), blocks = ceil_div(shape.positive("H"), kBlock);
     const DType wire = shape.scale_format() == ScaleFormat::pow2 ? DType::e8m0 : DType::f32;
@@ -244,6 +273,11 @@ std::vector<Case> quantize_cases() {
                              {"layout", "vec128", "vec128",
                               "scales: vec128_wire | vec128 | row | mx32 | tensor | tile128 | group_row"}},
          back},
+        {"measure_quantization", "counts, errors and scale exponents of quantised rows against their source",
+         group_keys() + kFp8 +
+             Keys{{"layout", "vec128", "vec128", "scales: vec128, rows | tile128, a transposed copy"}},
+         measure},
+        {"clip_fp8", "clips FP8 rows at a share of the largest value", group_keys() + kFp8, clip},
         {"relayout_scales",
          "scales from the wire's layout to the GEMM's",
          {{"T", "4096", "40", "rows"},

@@ -335,6 +335,49 @@ TEST(QuantizeParity, Dequantize) {
             }
 }
 
+// Counts and extremes are equal; energies are added in another order. Twice: the second call adds up.
+TEST(QuantizeParity, MeasureQuantization) {
+    for (const Case& c : cases_here())
+        for (const L layout : {L::tensor, L::row, L::vec128_wire, L::vec128, L::mx32, L::tile128}) {
+            const bool transposed = layout == L::tile128;
+            if (transposed && c.alignment % kBlock != 0 && !c.counts.empty()) continue;
+            SCOPED_TRACE(text(c) + " " + name_of(layout));
+            Parity p;
+            const Tensors t(c, false);
+            const HostScaled rows = t.by_rows(c, DType::e4m3, transposed ? L::vec128 : layout),
+                             copy = t.by_columns(c, DType::e4m3, L::tile128);
+            for (const HostScaled* one : {&rows, &copy}) {
+                fill_normal(one->data, 31, 200.0);
+                fill_pow2(one->scales, 32, -9, 0);
+            }
+            const HostTensor sums(DType::f64, {op::kQuantizationWords});
+            fill(sums, [](int64_t) { return 0.0; });
+            using Copy = op::MeasureQuantization::Copy;
+            const op::MeasureQuantization args{
+                .quantized = transposed ? copy : rows,
+                .source = transposed ? ScaledTensor(rows) : ScaledTensor{.data = t.src},
+                .groups = t.row_groups,
+                .copy = transposed ? Copy::transposed : Copy::rows,
+                .sums = sums};
+            p.run(args);
+            p.run(args);
+            p.expect_close(sums, 1e-24, "sums");
+        }
+}
+
+TEST(QuantizeParity, ClipFp8) {
+    for (const Case& c : cases_here())
+        for (const DType dtype : {DType::e4m3, DType::e5m2}) {
+            SCOPED_TRACE(text(c) + " " + name_of(dtype));
+            Parity p;
+            const Tensors t(c, false);
+            const HostScaled rows = t.by_rows(c, dtype, L::row);
+            fill_normal(rows.data, 31, dtype == DType::e4m3 ? 200.0 : 20000.0);
+            p.run(op::ClipFp8{.groups = t.row_groups, .share = 0.5f, .rows = rows.data});
+            p.expect_same_bytes(rows.data, "rows");
+        }
+}
+
 TEST(QuantizeParity, RelayoutScales) {
     for (const DType dtype : {DType::e8m0, DType::f32})
         for (const int64_t tokens : {0, 1, 31, 129, 1000})
