@@ -1,25 +1,22 @@
 // SPDX-License-Identifier: MIT
-// A recipe of one's own from existing parts, for `fp8flow train|validate|profile CONFIG --plugin FILE`:
-// forward and data gradients read rows with one scale per 128 values, weight gradients read columns with one
-// scale per expert and column. Step by step: docs/usage/new_recipe.md.
+// A recipe of one's own, for `fp8flow train|validate|profile CONFIG --plugin FILE`: fp8_flow with one rule
+// changed, dY in E5M2. Step by step: docs/usage/new_recipe.md.
 #include <fp8flow/recipe.h>
 
 using namespace fp8flow;
 
 namespace {
 
-class RowsOf128 final : public CastFlow {
+class WideGradient final : public Fp8Flow {
 public:
-    using CastFlow::CastFlow;
-    WeightFormat weight_format() const override {
-        return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
+    using Fp8Flow::Fp8Flow;
+    Rule rule_of(Quantized tensor) const override {
+        Rule rule = Fp8Flow::rule_of(tensor);
+        if (tensor == Quantized::dy) rule.dtype = DType::e5m2;
+        return rule;
     }
-
-protected:
-    ScaleLayout row_layout() const override { return ScaleLayout::vec128; }
-    ScaleLayout column_layout() const override { return ScaleLayout::group_row; }
 };
 
 }  // namespace
 
-FP8FLOW_RECIPES(register_flow<RowsOf128>("rows_of_128", Recipe::fp8_blockwise))
+FP8FLOW_RECIPES(register_flow<WideGradient>("e5m2_dy", Recipe::fp8_flow))

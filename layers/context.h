@@ -77,6 +77,7 @@ struct Context {
     } routing = {};
     TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
+    int64_t layer = 0;              // of the model, for tensor_stats
     GemmObserver* gemms = nullptr;  // absent: nobody
     SideStream* side = nullptr;     // null: operations run one after the other
     WireStream* wire = nullptr;     // null: exchange calls run between the other operations

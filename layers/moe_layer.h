@@ -26,6 +26,7 @@ public:
     MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec);
 
     NormOutput norm_output() const { return flow_->norm_output(); }
+    Rule input_rule() const { return flow_->rule_of(Quantized::x); }
     // y [T, H] = x.residual + experts(x) + shared expert(x)
     void forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                  const TensorView& y) const;

@@ -9,8 +9,8 @@
 namespace fp8flow {
 
 Norm::Norm(ParameterStore& store, Device& device, const ModelSpec& model, const PrecisionSpec& precision,
-           NormOutput output, const std::string& name)
-    : model_(model), precision_(precision), output_(output) {
+           NormOutput output, const Rule& rule, const std::string& name)
+    : model_(model), precision_(precision), output_(output), rule_(rule) {
     gamma_ = &store.add({.name = name + ".weight",
                          .shape = {model.hidden_size, 0, 0},
                          .rank = 1,
@@ -66,30 +66,30 @@ void Norm::write(Context& ctx, Arena& arena, NormSaved& saved) const {
                           .layout = ScaleLayout::tensor};
     } else {
         if (output_ == NormOutput::wire_rows)
-            out.quantized = wire_rows(arena, DType::e4m3, tokens, hidden, precision_.scale_format, "norm");
+            out.quantized = wire_rows(arena, rule_, tokens, hidden, "norm");
         else
-            out.quantized = arena.fp8(DType::e4m3, {tokens, hidden}, ScaleLayout::vec128, "norm");
-        out.quantized.format = precision_.scale_format;
+            out.quantized = arena.fp8(rule_.dtype, {tokens, hidden}, ScaleLayout::vec128, "norm");
+        out.quantized.format = rule_.scales;
         if (!precision_.moe_norm_quantize_fusion) {
             plain_norm();
             auto cast = ctx.stage("cast");
-            ctx.ops.quantize_rows(
-                {.src = out.plain, .scale_format = precision_.scale_format, .dst = out.quantized},
-                ctx.launch);
-            return;
+            ctx.ops.quantize_rows({.src = out.plain, .scale_format = rule_.scales, .dst = out.quantized},
+                                  ctx.launch);
+            return clip(ctx, rule_, out.quantized, {});
         }
     }
     ctx.ops.rms_norm_quantize({.x = saved.x,
                                .gamma = gamma_->plain,
                                .eps = eps,
                                .gamma_form = form(),
-                               .scale_format = precision_.scale_format,
+                               .scale_format = rule_.scales,
                                .y = out.plain,
                                .rows = out.quantized,
                                .transposed = out.transposed,
                                .amax = ctx.recomputing ? TensorView{} : amax_,
                                .rstd = saved.rstd},
                               ctx.launch);
+    clip(ctx, rule_, out.quantized, {});
 }
 
 void Norm::backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
@@ -120,7 +120,7 @@ void Norm::update_state(Context& ctx, const TensorView& step) const {
     if (output_ != NormOutput::tensor_scaled) return;
     ctx.exchange.all_reduce(Reduce::max, Ranks::world, amax_, ctx.launch);
     ctx.ops.delayed_scale_update({.position = step,
-                                  .scale_format = precision_.scale_format,
+                                  .scale_format = rule_.scales,
                                   .status = ctx.step_status,
                                   .amax = amax_,
                                   .history = history_,

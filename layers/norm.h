@@ -15,10 +15,10 @@ struct NormSaved {
 
 class Norm {
 public:
-    // `output`: what to deliver in addition to plain rows. tensor_scaled keeps a delayed scale (history of
-    // maxima) as state.
+    // `output`: what to deliver in addition to plain rows, quantised by `rule`. tensor_scaled keeps a delayed
+    // scale (history of maxima) as state.
     Norm(ParameterStore& store, Device& device, const ModelSpec& model, const PrecisionSpec& precision,
-         NormOutput output, const std::string& name);
+         NormOutput output, const Rule& rule, const std::string& name);
 
     // out: allocated in `arena` (saved, or scratch where recompute `layernorm` drops it). rstd always goes to
     // ctx.saved.
@@ -44,6 +44,7 @@ private:
     ModelSpec model_;
     PrecisionSpec precision_;
     NormOutput output_;
+    Rule rule_;
     Parameter* gamma_;
     std::shared_ptr<Arena> state_;  // tensor_scaled only
     TensorView amax_, history_, scale_;

@@ -92,8 +92,8 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     if (format.fp8_layout != ScaleLayout::none) {
         FP8FLOW_CHECK(spec.rank > 1, "{} has rank {}", spec.name, spec.rank);
         const auto [e, n, k] = spec.matrices();
-        p.fprop = arena_.fp8(DType::e4m3, {e, n, k}, format.fp8_layout, "copies");
-        p.dgrad = arena_.fp8(DType::e4m3, {e, k, n}, format.fp8_layout, "copies");
+        p.fprop = arena_.fp8(format.dtype, {e, n, k}, format.fp8_layout, "copies");
+        p.dgrad = arena_.fp8(format.dtype, {e, k, n}, format.fp8_layout, "copies");
     }
     if (!here) return p;
     if (p.is_sharded()) {

@@ -21,7 +21,8 @@ namespace fp8flow {
 struct WeightFormat {
     bool plain = true;  // a copy in the activation dtype
     ScaleLayout fp8_layout =
-        ScaleLayout::none;  // FP8 copies fprop [E, N, K] and dgrad [E, K, N] with these scales
+        ScaleLayout::none;      // FP8 copies fprop [E, N, K] and dgrad [E, K, N] with these scales
+    DType dtype = DType::e4m3;  // of these
     ScaleFormat scale_format = ScaleFormat::pow2;
     MxRounding mx_rounding = MxRounding::rceil;
 };

@@ -17,28 +17,32 @@ PrecisionSpec precision_of_layer(const ModelSpec& model, const PrecisionSpec& pr
 }
 
 TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const BlockSpec& spec)
-    : recompute_(spec.recompute) {
+    : recompute_(spec.recompute), layer_(spec.layer) {
     const ModelSpec& model = spec.model;
     BlockSpec own = spec;
     own.precision = precision_of_layer(model, spec.precision, spec.layer);
     const std::string name = fmt::format("layers.{}", spec.layer);
     if (model.attention) {
         NormOutput output = NormOutput::plain;
+        Rule rule;
         if (own.precision.fp8_attention_linears) {
             linear_flow_ = make_flow(own.precision, {});
             output = linear_flow_->norm_output();
+            rule = linear_flow_->rule_of(Quantized::x);
             if (output == NormOutput::wire_rows) output = NormOutput::gemm_rows;  // these rows stay here
         }
-        attention_norm_ =
-            std::make_unique<Norm>(store, device, model, own.precision, output, name + ".input_layernorm");
+        attention_norm_ = std::make_unique<Norm>(store, device, model, own.precision, output, rule,
+                                                 name + ".input_layernorm");
         attention_ = std::make_unique<SelfAttention>(store, model, linear_flow_.get(), spec.plain_dtype,
                                                      name + ".self_attention");
     }
     const bool routed = model.moe_layer_freq[static_cast<size_t>(spec.layer)] != 0;
     NormOutput output;
+    Rule rule;
     if (routed) {
         moe_ = std::make_unique<MoeLayer>(store, device, own);
         output = moe_->norm_output();
+        rule = moe_->input_rule();
         // per-tensor rows from the norm serve only experts that need no dispatch
         if (output == NormOutput::tensor_scaled && spec.moe.moe_shared_expert_intermediate_size == 0)
             output = NormOutput::plain;
@@ -47,14 +51,16 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
         dense_ = std::make_unique<Ffn>(store, model, *dense_flow_, spec.plain_dtype, model.ffn_hidden_size,
                                        name + ".mlp");
         output = dense_flow_->norm_output();
+        rule = dense_flow_->rule_of(Quantized::x);
     }
-    ffn_norm_ =
-        std::make_unique<Norm>(store, device, model, own.precision, output, name + ".pre_mlp_layernorm");
+    ffn_norm_ = std::make_unique<Norm>(store, device, model, own.precision, output, rule,
+                                       name + ".pre_mlp_layernorm");
 }
 
 void TransformerBlock::forward(Context& ctx, const TensorView& x, BlockSaved& saved,
                                const TensorView& y) const {
     const KeptSince kept(ctx);
+    ctx.layer = layer_;
     forward_once(ctx, x, saved, y);
     if (recompute_.recompute_granularity != RecomputeGranularity::full) return;
     kept.forget(ctx);  // only the block's input stays
@@ -86,6 +92,7 @@ void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSave
 void TransformerBlock::backward(Context& ctx, const TensorView& dy, BlockSaved& saved,
                                 const TensorView& dx) const {
     const Arena::Mark mark = ctx.saved.mark();
+    ctx.layer = layer_;
     if (recompute_.recompute_granularity == RecomputeGranularity::full) {
         ArenaScope scope(ctx.scratch);
         const RecomputeScope again(ctx);

@@ -52,6 +52,7 @@ private:
     std::vector<const Norm*> norms() const;
 
     RecomputeSpec recompute_;
+    int64_t layer_;
     std::unique_ptr<Norm> attention_norm_, ffn_norm_;
     std::unique_ptr<Flow> linear_flow_;  // with FP8 projections
     std::unique_ptr<SelfAttention> attention_;

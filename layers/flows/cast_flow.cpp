@@ -2,15 +2,52 @@
 // The forward and backward list shared by the recipes that cast around every GEMM.
 #include "layers/flows/cast_flow.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <array>
 
 namespace fp8flow {
 
 using namespace steps;
 
+namespace {
+
+constexpr std::array kCast = {Quantized::x, Quantized::a, Quantized::dy, Quantized::dh};
+
+}  // namespace
+
+Rule CastFlow::full_rule(Quantized tensor) const {
+    Rule rule = rule_of(tensor);
+    if (rule.rows == ScaleLayout::none) rule.rows = row_layout();
+    if (rule.columns == ScaleLayout::none) rule.columns = column_layout();
+    return rule;
+}
+
+void CastFlow::check_rules() const {
+    Flow::check_rules();
+    for (const Quantized tensor : kCast) {
+        const Rule rule = full_rule(tensor);
+        const auto has = [&](ScaleLayout layout) { return rule.rows == layout || rule.columns == layout; };
+        if (rule.clip < 1) refuse_rule(tensor, fmt::format("clip {}", rule.clip), "1: only fp8_flow clips");
+        if (has(ScaleLayout::tensor) && rule.rows != rule.columns)
+            refuse_rule(tensor, "scales tensor in one direction", "tensor in both, or in none");
+        if (has(ScaleLayout::mx32) && rule.scales == ScaleFormat::fp32 &&
+            precision_.scale_format == ScaleFormat::pow2)
+            refuse_rule(tensor, "scales fp32 with mx32", "pow2");
+        if (tensor == Quantized::x && norm_casts() && rule.dtype != DType::e4m3)
+            refuse_rule(tensor, name_of(rule.dtype), "e4m3: its delayed scale is of that dtype");
+    }
+}
+
 // Tiles of 128 rows; blocks of 32 along them; FP8 leading dimensions of a multiple of 16 bytes.
 std::vector<int64_t> CastFlow::row_alignments() const {
-    const auto has = [&](ScaleLayout layout) { return row_layout() == layout || column_layout() == layout; };
+    const auto has = [&](ScaleLayout layout) {
+        return std::any_of(kCast.begin(), kCast.end(), [&](Quantized tensor) {
+            const Rule rule = full_rule(tensor);
+            return rule.rows == layout || rule.columns == layout;
+        });
+    };
     if (has(ScaleLayout::vec128)) return {128};
     return has(ScaleLayout::mx32) ? std::vector<int64_t>{32, 128} : std::vector<int64_t>{16, 32, 128};
 }
@@ -113,7 +150,7 @@ void CastFlow::linear_backward(Context& ctx, const Linear& layer, const TokenRow
         const RecomputeScope again(ctx);
         cast_input(ctx, layer.name.input, x.plain, saved, Life::call);
     }
-    const Operands d = gradient_operands(ctx, layer.name.gradient, dy.plain, saved);
+    const Operands d = gradient_operands(ctx, Quantized::dy, layer.name.gradient, dy.plain, saved);
     weight_gradient(ctx, layer.name.stage, d.columns,
                     precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = x.plain}, saved.groups,
                     layer.weight);
@@ -141,10 +178,9 @@ void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWe
 
 void CastFlow::cast_input(Context& ctx, const char* name, const TensorView& x, ExpertsSaved& saved,
                           std::optional<Life> columns_life) const {
-    saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, x.cols(), row_layout(), "fc1");
+    saved.x = fp8(ctx, Quantized::x, saved, x.cols(), "fc1");
     const bool columns = columns_life && precision_.fp8_wgrad;
-    if (columns)
-        saved.x_t = fp8_columns(ctx, saved, *columns_life, DType::e4m3, x.cols(), column_layout(), "fc1");
+    if (columns) saved.x_t = fp8_transposed(ctx, Quantized::x, saved, *columns_life, x.cols(), "fc1");
     cast(ctx, name, x, saved, {saved.x, columns ? saved.x_t : ScaledTensor{}});
 }
 
@@ -161,10 +197,10 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
         ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.act},
                        ctx.launch);
     }
-    saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, row_layout(), "swiglu");
+    saved.a = fp8(ctx, Quantized::a, saved, ffn, "swiglu");
     if (columns)
-        saved.a_t = fp8_columns(ctx, saved, wgrad_life(ctx, saved, *columns_life), DType::e4m3, ffn,
-                                column_layout(), "swiglu");
+        saved.a_t =
+            fp8_transposed(ctx, Quantized::a, saved, wgrad_life(ctx, saved, *columns_life), ffn, "swiglu");
     cast(ctx, "swiglu", saved.act, saved, {saved.a, saved.a_t});
     if (columns) saved.act = {};
 }
@@ -187,7 +223,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
     }
     const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");         // [M, F] bf16
     const TensorView dh = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu");  // [M, 2F] bf16
-    const Operands dy = gradient_operands(ctx, "dY", dye, saved);
+    const Operands dy = gradient_operands(ctx, Quantized::dy, "dY", dye, saved);
     aside(ctx, saved, [&](Context& side_ctx) {
         joined_weight_gradient(side_ctx, "fc2 wgrad", dy.columns,
                                precision_.fp8_wgrad ? saved.a_t : ScaledTensor{.data = saved.act}, saved,
@@ -204,7 +240,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                  .dprob = drow_prob},
                                 ctx.launch);
     }
-    const Operands dh_operands = gradient_operands(ctx, "swiglu backward", dh, saved);
+    const Operands dh_operands = gradient_operands(ctx, Quantized::dh, "swiglu backward", dh, saved);
     aside(ctx, saved, [&](Context& side_ctx) {
         joined_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,
                                precision_.fp8_wgrad ? saved.x_t : ScaledTensor{.data = saved.plain}, saved,
@@ -214,17 +250,28 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
 }
 
 // One explicit cast of a gradient; with fp8_wgrad: false the weight gradient reads the plain rows.
-CastFlow::Operands CastFlow::gradient_operands(Context& ctx, const char* name, const TensorView& plain,
-                                               const ExpertsSaved& saved) const {
+CastFlow::Operands CastFlow::gradient_operands(Context& ctx, Quantized what, const char* name,
+                                               const TensorView& plain, const ExpertsSaved& saved) const {
     Operands out;
-    const DType code = gradient_dtype(precision_);
-    out.rows = fp8_rows(ctx, saved, Life::call, code, plain.cols(), row_layout(), "cast");
+    out.rows = fp8(ctx, what, saved, plain.cols(), "cast");
     if (precision_.fp8_wgrad)
-        out.columns = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), code, plain.cols(),
-                                  column_layout(), "cast");
+        out.columns =
+            fp8_transposed(ctx, what, saved, wgrad_life(ctx, saved, Life::call), plain.cols(), "cast");
     cast(ctx, name, plain, saved, out);
     if (!precision_.fp8_wgrad) out.columns = {.data = plain};
     return out;
+}
+
+ScaledTensor CastFlow::fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, int64_t width,
+                           const char* kind) const {
+    const Rule rule = full_rule(what);
+    return fp8_rows(ctx, saved, Life::call, rule.dtype, width, rule.rows, kind, rule.scales);
+}
+
+ScaledTensor CastFlow::fp8_transposed(Context& ctx, Quantized what, const ExpertsSaved& saved, Life life,
+                                      int64_t width, const char* kind) const {
+    const Rule rule = full_rule(what);
+    return fp8_columns(ctx, saved, life, rule.dtype, width, rule.columns, kind);
 }
 
 void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
@@ -238,10 +285,17 @@ void CastFlow::cast(Context& ctx, const char* name, const TensorView& plain, con
 
 void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& groups,
                         const ScaledTensor& rows, const ScaledTensor& columns) const {
-    if (columns) {
+    if (rows.layout == ScaleLayout::tensor) {
+        ctx.ops.quantize_tensor({.src = plain,
+                                 .groups = groups,
+                                 .scale_format = rows.format,
+                                 .rows = rows,
+                                 .transposed = columns},
+                                ctx.launch);
+    } else if (columns) {
         ctx.ops.quantize_dual({.src = plain,
                                .groups = groups,
-                               .scale_format = precision_.scale_format,
+                               .scale_format = rows.format,
                                .mx_rounding = precision_.mx_rounding,
                                .rows = rows,
                                .columns = columns},
@@ -249,7 +303,7 @@ void CastFlow::quantize(Context& ctx, const TensorView& plain, const RowGroups& 
     } else {
         ctx.ops.quantize_rows({.src = plain,
                                .groups = groups,
-                               .scale_format = precision_.scale_format,
+                               .scale_format = rows.format,
                                .mx_rounding = precision_.mx_rounding,
                                .dst = rows},
                               ctx.launch);

@@ -14,6 +14,7 @@ class CastFlow : public Flow {
 public:
     using Flow::Flow;
 
+    void check_rules() const override;
     std::vector<int64_t> row_alignments() const override;
     double operand_bytes() const override;
     double saved_bytes_routed(int64_t hidden, int64_t width) const override;
@@ -32,7 +33,7 @@ public:
 
 protected:
     // Scales of the row copy [M, dim] (forward and data gradient) and of the column copy [dim, M] (weight
-    // gradient).
+    // gradient), where rule_of names no others.
     virtual ScaleLayout row_layout() const = 0;
     virtual ScaleLayout column_layout() const = 0;
     // Whether a norm in front of local rows delivers the column copy (NormOutput::tensor_scaled).
@@ -42,6 +43,12 @@ protected:
                           const ScaledTensor& rows, const ScaledTensor& columns) const;
 
 private:
+    Rule full_rule(Quantized tensor) const;  // with the recipe's layouts
+    // FP8 rows and transposed copy by their rule, not written yet.
+    ScaledTensor fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, int64_t width,
+                     const char* kind) const;
+    ScaledTensor fp8_transposed(Context& ctx, Quantized what, const ExpertsSaved& saved, steps::Life life,
+                                int64_t width, const char* kind) const;
     // Bytes of one value of a weight-gradient operand that is kept: a column copy, or the plain rows.
     double kept_bytes() const;
     // What one cast delivers: the operand of the forward or data-gradient GEMM, and that of the weight
@@ -51,7 +58,7 @@ private:
     };
     void cast(Context& ctx, const char* name, const TensorView& plain, const ExpertsSaved& saved,
               const Operands& out) const;
-    Operands gradient_operands(Context& ctx, const char* name, const TensorView& plain,
+    Operands gradient_operands(Context& ctx, Quantized what, const char* name, const TensorView& plain,
                                const ExpertsSaved& saved) const;
     void experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const;

@@ -8,9 +8,11 @@
 #include "layers/parameter.h"
 #include "layers/spec.h"
 
+#include <array>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fp8flow {
@@ -26,6 +28,20 @@ struct TokenRows {
 // What a norm must deliver in addition to the plain rows. gemm_rows: FP8 rows that stay on this rank, with
 // scales vec128.
 enum class NormOutput { plain, wire_rows, gemm_rows, tensor_scaled };
+
+// The tensors that a flow quantises: x, the input of fc1 and of other linear layers; a, SwiGLU's output; dY
+// and dh, the gradients of fc2's and fc1's output; the weights.
+enum class Quantized { x, a, dy, dh, weights };
+inline constexpr std::array<const char*, 5> kQuantizedNames = {"x", "a", "dY", "dh", "weights"};
+
+// How one of them is quantised.
+struct Rule {
+    DType dtype = DType::e4m3;  // or e5m2
+    ScaleFormat scales = ScaleFormat::pow2;
+    float clip = 1;  // values beyond this share of the dtype's largest value, times their scale, are clipped
+    // Scales along the rows, and of the transposed copy for weight gradients. none: those of the recipe.
+    ScaleLayout rows = ScaleLayout::none, columns = ScaleLayout::none;
+};
 
 // W1 [L, 2F, H] (gate rows, then up rows), W2 [L, H, F].
 struct ExpertWeights {
@@ -69,6 +85,9 @@ public:
         : precision_(precision), recompute_(recompute) {}
     virtual ~Flow() = default;
 
+    // The one place that says how a tensor is quantised. What no kernel can do, make_flow refuses.
+    virtual Rule rule_of(Quantized tensor) const;
+    virtual void check_rules() const;  // throws Error(usage) with tensor and rule
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
     // What an expert's rows may be padded to (moe_row_alignment), ascending.
@@ -139,6 +158,8 @@ public:
     virtual ScaledTensor gradient_rows(Context&, int64_t) const { return {}; }
 
 protected:
+    // FP8 copies by rule_of(weights).
+    WeightFormat fp8_weights(ScaleLayout layout) const;
     // moe_apply_probs_in: combine. The forward's activation is not weighted, but fc2's weight gradient reads
     // the weighted one. So the forward keeps none, and the backward makes it with SwiGLU's factor.
     bool merges_in_combine() const { return precision_.moe_apply_probs_in == ProbsIn::combine; }
@@ -148,8 +169,11 @@ protected:
 };
 
 // FP8 rows [tokens, width] with the wire's scales: E8M0 bytes where scales are powers of two, fp32 otherwise.
-ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
-                       const char* category);
+ScaledTensor wire_rows(Arena& arena, const Rule& rule, int64_t tokens, int64_t width, const char* category);
+// Throws Error(usage): a rule that no kernel follows.
+[[noreturn]] void refuse_rule(Quantized tensor, std::string_view got, std::string_view want);
+// The last step of every quantisation, where the rule clips.
+void clip(Context& ctx, const Rule& rule, const ScaledTensor& rows, const RowGroups& groups);
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);
 

@@ -11,9 +11,7 @@ namespace {
 class Fp8BlockwiseFlow final : public CastFlow {
 public:
     using CastFlow::CastFlow;
-    WeightFormat weight_format() const override {
-        return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
-    }
+    WeightFormat weight_format() const override { return fp8_weights(ScaleLayout::block128); }
 
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::vec128; }

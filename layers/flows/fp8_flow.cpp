@@ -26,8 +26,7 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     begin_routed(saved, io.plan, precision_);
     const int64_t hidden = io.x.plain.cols();
     const bool drop_x = recompute_.rows != SavedRows::sorted;
-    saved.x = fp8_rows(ctx, saved, keep_unless(drop_x), DType::e4m3, hidden, ScaleLayout::vec128, "dispatch",
-                       precision_.scale_format);                                        // [M, H] e4m3
+    saved.x = fp8(ctx, Quantized::x, saved, keep_unless(drop_x), hidden, "dispatch");   // [M, H] e4m3
     const TensorView ye = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc2");  // [M, H] bf16
 
     if (recompute_.rows == SavedRows::received) {
@@ -52,16 +51,12 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     begin_backward(saved, io.plan);
     const int64_t hidden = io.dx.cols();
     const bool again = !saved.x;
-    if (again)
-        saved.x = fp8_rows(ctx, saved, Life::call, DType::e4m3, hidden, ScaleLayout::vec128, "dispatch",
-                           precision_.scale_format);
+    if (again) saved.x = fp8(ctx, Quantized::x, saved, Life::call, hidden, "dispatch");
     const ScaledTensor dh = gradient_of_h(ctx, io.weights, saved);              // [M, 2F]
     const TensorView drow_prob = row_vector(ctx, saved, Life::call, "swiglu");  // [M] f32
     {
         const HalfScope fc2_alone(ctx, saved);  // fc1's half reads dh, so dh is older than this scope
-        const ScaledTensor dye = fp8_rows(ctx, saved, Life::call, gradient_dtype(precision_), hidden,
-                                          ScaleLayout::vec128, "dispatch",
-                                          precision_.scale_format);  // [M, H]
+        const ScaledTensor dye = fp8(ctx, Quantized::dy, saved, Life::call, hidden, "dispatch");  // [M, H]
         receive(ctx, Received::dy, io.dy, io.plan, saved, dye);
         if (again) receive_again(ctx, io, saved);
         fc2_backward(ctx, io.weights, saved, dye, dh, drow_prob);
@@ -80,8 +75,7 @@ void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved
     const bool drop_h = recompute_.experts,
                drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
-    saved.a = fp8_rows(ctx, saved, keep_unless(drop_a), DType::e4m3, w.w2->spec.shape[2], ScaleLayout::vec128,
-                       "swiglu", precision_.scale_format);
+    saved.a = fp8(ctx, Quantized::a, saved, keep_unless(drop_a), w.w2->spec.shape[2], "swiglu");
 
     if (drop_h && fuses_fc1(ctx)) {
         fc1_swiglu(ctx, *w.w1, saved);
@@ -117,8 +111,7 @@ void Fp8Flow::fc1_backward(Context& ctx, const ExpertWeights& w, ExpertsSaved& s
 }
 
 ScaledTensor Fp8Flow::gradient_of_h(Context& ctx, const ExpertWeights& w, const ExpertsSaved& saved) const {
-    return fp8_rows(ctx, saved, Life::call, gradient_dtype(precision_), 2 * w.w2->spec.shape[2],
-                    ScaleLayout::vec128, "swiglu", precision_.scale_format);
+    return fp8(ctx, Quantized::dh, saved, Life::call, 2 * w.w2->spec.shape[2], "swiglu");
 }
 
 // Rebuilds the expert-sorted rows saved.x [M, H], which were kept once per (token, rank) or not at all.
@@ -131,17 +124,16 @@ void Fp8Flow::receive_again(Context& ctx, const Backward& io, const ExpertsSaved
 }
 
 // Rebuilds from the received rows what the forward did not keep (recompute moe_act, moe_expert; merging
-// weights). Only SwiGLU reports to --tensor-stats, so only it needs the RecomputeScope.
+// weights).
 void Fp8Flow::rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const {
     const int64_t ffn = w.w2->spec.shape[2];
+    const RecomputeScope again(ctx);
     if (!saved.h) {  // moe_expert
         saved.h = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "fc1");
         forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
     }
     if (!saved.a) {  // moe_act, moe_expert
-        const RecomputeScope again(ctx);
-        saved.a = fp8_rows(ctx, saved, Life::call, DType::e4m3, ffn, ScaleLayout::vec128, "swiglu",
-                           precision_.scale_format);
+        saved.a = fp8(ctx, Quantized::a, saved, Life::call, ffn, "swiglu");
         swiglu(ctx, saved);
     }
 }
@@ -179,7 +171,7 @@ void Fp8Flow::linear_forward(Context& ctx, const Linear& layer, const TokenRows&
                              const TensorView& y) const {
     ArenaScope scope(ctx.scratch);
     begin_dense(ctx, saved);
-    const ScaledTensor rows = operand(ctx, x, {DType::e4m3, layer.name.input, Life::backward}, saved);
+    const ScaledTensor rows = operand(ctx, x, {Quantized::x, layer.name.input, Life::backward}, saved);
     if (!x.quantized) saved.x = rows;
     forward_gemm(ctx, layer.name.stage, rows, layer.weight, saved.groups, y);
 }
@@ -190,29 +182,42 @@ void Fp8Flow::linear_backward(Context& ctx, const Linear& layer, const TokenRows
     begin_dense(ctx, saved);
     if (!saved.x) {
         const RecomputeScope again(ctx);
-        saved.x = operand(ctx, x, {DType::e4m3, layer.name.input}, saved);
+        saved.x = operand(ctx, x, {Quantized::x, layer.name.input}, saved);
     }
-    const ScaledTensor rows = operand(ctx, dy, {gradient_dtype(precision_), layer.name.gradient}, saved);
+    const ScaledTensor rows = operand(ctx, dy, {Quantized::dy, layer.name.gradient}, saved);
     wgrad(ctx, {layer.name.stage, "dy^T", "x^T"}, rows, saved.x, saved, layer.weight);
     data_gradient(ctx, layer.name.stage, rows, layer.weight, saved.groups, dx);
 }
 
-// --tensor-stats compares with plain rows, which are not written where FP8 rows are.
+// --tensor-stats compares with plain rows, which are not written where FP8 rows are. Only a cast clips.
 ScaledTensor Fp8Flow::gradient_rows(Context& ctx, int64_t width) const {
-    if (ctx.tensor_stats != nullptr) return {};
-    ScaledTensor rows =
-        ctx.scratch.fp8(gradient_dtype(precision_), {ctx.tokens, width}, ScaleLayout::vec128, "attention");
-    rows.format = precision_.scale_format;
+    const Rule rule = rule_of(Quantized::dy);
+    if (ctx.tensor_stats != nullptr || rule.clip < 1) return {};
+    ScaledTensor rows = ctx.scratch.fp8(rule.dtype, {ctx.tokens, width}, ScaleLayout::vec128, "attention");
+    rows.format = rule.scales;
     return rows;
 }
 
 // ---- the steps
 
-WeightFormat Fp8Flow::weight_format() const {
-    return {.plain = false, .fp8_layout = ScaleLayout::block128, .scale_format = precision_.scale_format};
+// Fused operations and the wire have scales per 128 values; the transpose shifts exponents.
+void Fp8Flow::check_rules() const {
+    Flow::check_rules();
+    // Of keys that contradict each other the configuration says so.
+    const bool shifts = precision_.moe_scaling_aware_transpose && precision_.fp8_wgrad &&
+                        precision_.scale_format == ScaleFormat::pow2;
+    for (const Quantized tensor :
+         {Quantized::x, Quantized::a, Quantized::dy, Quantized::dh, Quantized::weights}) {
+        const Rule rule = rule_of(tensor);
+        if (rule.rows != ScaleLayout::none || rule.columns != ScaleLayout::none)
+            refuse_rule(tensor, "scale layouts", "none: fp8_flow has one scale per 128 values of a row");
+        if (shifts && tensor != Quantized::weights && rule.scales == ScaleFormat::fp32)
+            refuse_rule(tensor, "scales fp32",
+                        "pow2, or precision.moe_scaling_aware_transpose: false (it shifts exponents)");
+    }
 }
 
-// x and a are E4M3, h is BF16. A local x is the norm's output.
+// x, a and h (BF16). A local x is the norm's output.
 double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
     const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
     const int64_t sorted = recompute_.rows == SavedRows::sorted ? hidden : 0;
@@ -222,7 +227,7 @@ double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
 // FP8 values with the wire's scales.
 double Fp8Flow::saved_bytes_received(int64_t hidden) const {
     if (recompute_.rows != SavedRows::received) return 0;
-    const int64_t scale = precision_.scale_format == ScaleFormat::pow2 ? 1 : 4;
+    const int64_t scale = rule_of(Quantized::x).scales == ScaleFormat::pow2 ? 1 : 4;
     return static_cast<double>(hidden + scale * ceil_div(hidden, kBlock));
 }
 double Fp8Flow::saved_bytes_local(int64_t, int64_t width) const {
@@ -237,10 +242,10 @@ double Fp8Flow::saved_bytes_linear(int64_t width, Input input) const {
 // The one explicit cast: dY, quantised once for the wire, fc2's data gradient and its weight gradient.
 void Fp8Flow::prepare_gradient(Context& ctx, TokenRows& dy) const {
     auto timed = ctx.stage("cast");
-    dy.quantized = wire_rows(ctx.scratch, gradient_dtype(precision_), dy.plain.rows(), dy.plain.cols(),
-                             precision_.scale_format, "cast");
-    ctx.ops.quantize_rows({.src = dy.plain, .scale_format = precision_.scale_format, .dst = dy.quantized},
-                          ctx.launch);
+    const Rule rule = rule_of(Quantized::dy);
+    dy.quantized = wire_rows(ctx.scratch, rule, dy.plain.rows(), dy.plain.cols(), "cast");
+    ctx.ops.quantize_rows({.src = dy.plain, .scale_format = rule.scales, .dst = dy.quantized}, ctx.launch);
+    clip(ctx, rule, dy.quantized, {});
     observe(ctx, "dY", dy.quantized, {}, dy.plain);
 }
 
@@ -249,17 +254,22 @@ void Fp8Flow::receive(Context& ctx, Received, const TokenRows& tokens, const Flo
     dispatch(ctx, tokens.quantized, plan, padding_, dst);
 }
 
-void Fp8Flow::cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
-                   const ScaledTensor& dst) const {
-    auto timed = ctx.stage("cast");
-    ctx.ops.quantize_rows(
-        {.src = plain, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
-        ctx.launch);
+ScaledTensor Fp8Flow::fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, Life life, int64_t width,
+                          const char* kind) const {
+    const Rule rule = rule_of(what);
+    return fp8_rows(ctx, saved, life, rule.dtype, width, ScaleLayout::vec128, kind, rule.scales);
 }
 
-Fp8Flow::CastTo Fp8Flow::cast_of(Received what) const {
-    return what == Received::x ? CastTo{DType::e4m3, "dispatch"} : CastTo{gradient_dtype(precision_), "dY"};
+void Fp8Flow::cast(Context& ctx, Quantized what, const TensorView& plain, const ExpertsSaved& saved,
+                   const ScaledTensor& dst) const {
+    auto timed = ctx.stage("cast");
+    const Rule rule = rule_of(what);
+    ctx.ops.quantize_rows({.src = plain, .groups = saved.groups, .scale_format = rule.scales, .dst = dst},
+                          ctx.launch);
+    clip(ctx, rule, dst, saved.groups);
 }
+
+Fp8Flow::CastTo Fp8Flow::cast_of(Quantized what) { return {what, what == Quantized::x ? "dispatch" : "dY"}; }
 
 ScaledTensor Fp8Flow::local_rows(Context& ctx, Received what, const TokenRows& tokens,
                                  const ExpertsSaved& saved) const {
@@ -269,9 +279,8 @@ ScaledTensor Fp8Flow::local_rows(Context& ctx, Received what, const TokenRows& t
 ScaledTensor Fp8Flow::operand(Context& ctx, const TokenRows& tokens, const CastTo& to,
                               const ExpertsSaved& saved) const {
     if (!tokens.quantized) {
-        const ScaledTensor dst = fp8_rows(ctx, saved, to.life, to.dtype, tokens.plain.cols(),
-                                          ScaleLayout::vec128, "cast", precision_.scale_format);
-        cast(ctx, tokens.plain, saved, dst);
+        const ScaledTensor dst = fp8(ctx, to.what, saved, to.life, tokens.plain.cols(), "cast");
+        cast(ctx, to.what, tokens.plain, saved, dst);
         if (!ctx.recomputing) observe(ctx, to.name, dst, saved.groups, tokens.plain);
         return dst;
     }
@@ -292,26 +301,30 @@ bool Fp8Flow::fuses_fc1(const Context& ctx) const {
 
 void Fp8Flow::fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved) const {
     auto timed = ctx.stage("fc1");
+    const Rule rule = rule_of(Quantized::a);
     ctx.ops.grouped_gemm_swiglu_quantize({.a = saved.x,
                                           .b = w1.for_fprop(),
                                           .groups = saved.groups,
                                           .prob = saved.prob,
-                                          .scale_format = precision_.scale_format,
+                                          .scale_format = rule.scales,
                                           .save_h = op::SaveH::no,
                                           .h = saved.h,
                                           .act = saved.a},
                                          ctx.launch);
+    clip(ctx, rule, saved.a, saved.groups);
 }
 
 void Fp8Flow::swiglu(Context& ctx, ExpertsSaved& saved) const {
     {
         auto timed = ctx.stage("swiglu");
+        const Rule rule = rule_of(Quantized::a);
         ctx.ops.swiglu_quantize({.h = saved.h,
                                  .prob = saved.prob,
                                  .groups = saved.groups,
-                                 .scale_format = precision_.scale_format,
+                                 .scale_format = rule.scales,
                                  .a = saved.a},
                                 ctx.launch);
+        clip(ctx, rule, saved.a, saved.groups);
     }
     if (!ctx.recomputing) observe_swiglu(ctx, saved, saved.a);
 }
@@ -320,14 +333,16 @@ void Fp8Flow::swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Ten
                               const ScaledTensor& dh, const TensorView& drow_prob) const {
     {
         auto timed = ctx.stage("swiglu");
+        const Rule rule = rule_of(Quantized::dh);
         ctx.ops.swiglu_backward_quantize({.da = da,
                                           .h = saved.h,
                                           .prob = saved.prob,
                                           .groups = saved.groups,
-                                          .scale_format = precision_.scale_format,
+                                          .scale_format = rule.scales,
                                           .dh = dh,
                                           .dprob = drow_prob},
                                          ctx.launch);
+        clip(ctx, rule, dh, saved.groups);
     }
     observe_swiglu_backward(ctx, saved, da, dh);
 }

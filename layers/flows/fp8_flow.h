@@ -11,7 +11,8 @@ class Fp8Flow : public Flow {
 public:
     using Flow::Flow;
 
-    WeightFormat weight_format() const override;
+    WeightFormat weight_format() const override { return fp8_weights(ScaleLayout::block128); }
+    void check_rules() const override;
     NormOutput norm_output() const override { return NormOutput::wire_rows; }
     std::vector<int64_t> row_alignments() const override { return {kBlock}; }
     double operand_bytes() const override { return steps::fp8_bytes(ScaleLayout::vec128); }
@@ -33,21 +34,24 @@ public:
     ScaledTensor gradient_rows(Context& ctx, int64_t width) const override;
 
 protected:
-    enum class Received { x, dy };
+    using Received = Quantized;  // x or dy
     // Tokens to their experts: [T, H] -> [M, H] FP8.
     virtual void receive(Context& ctx, Received what, const TokenRows& tokens, const FlowPlan& plan,
                          const ExpertsSaved& saved, const ScaledTensor& dst) const;
     // The same for rows that stay on this rank (shared expert, dense FFN): [T, H] FP8, as the GEMM reads it.
     virtual ScaledTensor local_rows(Context& ctx, Received what, const TokenRows& tokens,
                                     const ExpertsSaved& saved) const;
-    // A cast of BF16 rows: to which dtype, the name for --tensor-stats, how long the FP8 rows live.
+    // FP8 rows by their rule, not written yet.
+    ScaledTensor fp8(Context& ctx, Quantized what, const ExpertsSaved& saved, steps::Life life, int64_t width,
+                     const char* kind) const;
+    // A cast of BF16 rows: by which rule, the name for --tensor-stats, how long the FP8 rows live.
     struct CastTo {
-        DType dtype;
+        Quantized what;
         const char* name;
         steps::Life life = steps::Life::call;
     };
-    CastTo cast_of(Received what) const;
-    void cast(Context& ctx, const TensorView& plain, const ExpertsSaved& saved,
+    static CastTo cast_of(Quantized what);
+    void cast(Context& ctx, Quantized what, const TensorView& plain, const ExpertsSaved& saved,
               const ScaledTensor& dst) const;
     // FP8 rows as a GEMM reads them: a cast only where the tokens come without FP8 rows.
     ScaledTensor operand(Context& ctx, const TokenRows& tokens, const CastTo& to,

@@ -35,7 +35,7 @@ protected:
             const ScaledTensor plain{
                 .data = rows(ctx, saved, Life::call, ctx.activation, dst.data.cols(), "dispatch")};
             dispatch(ctx, {.data = tokens.plain}, plan, padding_, plain);
-            cast(ctx, plain.data, saved, dst);
+            cast(ctx, what, plain.data, saved, dst);
             if (!ctx.recomputing) observe(ctx, cast_of(what).name, dst, saved.groups, plain.data);
         }
         if (what == Received::dy) plant_fault(ctx, dst);
@@ -86,8 +86,7 @@ protected:
         const ScaledTensor dst = fp8_columns(ctx, saved, wgrad_life(ctx, saved, Life::call), src.data.dtype,
                                              src.data.cols(), ScaleLayout::vec128, "transpose");
         ctx.ops.transpose_requantize(
-            {.src = src, .groups = saved.groups, .scale_format = precision_.scale_format, .dst = dst},
-            ctx.launch);
+            {.src = src, .groups = saved.groups, .scale_format = format_of(src), .dst = dst}, ctx.launch);
         return dst;
     }
 
@@ -100,7 +99,7 @@ private:
             ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain},
                            ctx.launch);
         }
-        cast(ctx, plain, saved, saved.a);
+        cast(ctx, Quantized::a, plain, saved, saved.a);
     }
 
     void swiglu_backward_then_cast(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
@@ -117,7 +116,7 @@ private:
                                      .dprob = drow_prob},
                                     ctx.launch);
         }
-        cast(ctx, plain, saved, dh);
+        cast(ctx, Quantized::dh, plain, saved, dh);
     }
 
     ScaledTensor dequantized(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {

@@ -11,9 +11,7 @@ namespace {
 class Fp8RowwiseFlow final : public CastFlow {
 public:
     using CastFlow::CastFlow;
-    WeightFormat weight_format() const override {
-        return {.plain = false, .fp8_layout = ScaleLayout::row, .scale_format = precision_.scale_format};
-    }
+    WeightFormat weight_format() const override { return fp8_weights(ScaleLayout::row); }
 
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::row; }

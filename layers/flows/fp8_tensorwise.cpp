@@ -11,24 +11,12 @@ namespace {
 class Fp8TensorwiseFlow final : public CastFlow {
 public:
     using CastFlow::CastFlow;
-    WeightFormat weight_format() const override {
-        return {.plain = false, .fp8_layout = ScaleLayout::tensor, .scale_format = precision_.scale_format};
-    }
+    WeightFormat weight_format() const override { return fp8_weights(ScaleLayout::tensor); }
     NormOutput norm_output() const override { return NormOutput::tensor_scaled; }
 
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::tensor; }
     ScaleLayout column_layout() const override { return ScaleLayout::tensor; }
-
-    void quantize(Context& ctx, const TensorView& plain, const RowGroups& groups, const ScaledTensor& rows,
-                  const ScaledTensor& columns) const override {
-        ctx.ops.quantize_tensor({.src = plain,
-                                 .groups = groups,
-                                 .scale_format = precision_.scale_format,
-                                 .rows = rows,
-                                 .transposed = columns},
-                                ctx.launch);
-    }
 };
 
 }  // namespace

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: MIT
 // One key selects the recipe.
 #include "kernels/core/error.h"
-#include "layers/flows/flow.h"
+#include "layers/flows/steps.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
@@ -76,16 +78,58 @@ ExpertsRecompute experts_recompute(const RecomputeSpec& recompute) {
             .rows = experts ? recompute.saved_rows : SavedRows::sorted};
 }
 
-ScaledTensor wire_rows(Arena& arena, DType code, int64_t tokens, int64_t width, ScaleFormat scale_format,
-                       const char* category) {
-    const DType scale_dtype = scale_format == ScaleFormat::fp32 ? DType::f32 : DType::e8m0;
-    return {.data = arena.tensor(code, {tokens, width}, category),
+ScaledTensor wire_rows(Arena& arena, const Rule& rule, int64_t tokens, int64_t width, const char* category) {
+    const DType scale_dtype = rule.scales == ScaleFormat::fp32 ? DType::f32 : DType::e8m0;
+    return {.data = arena.tensor(rule.dtype, {tokens, width}, category),
             .scales = arena.tensor(scale_dtype, {tokens, ceil_div(width, kBlock)}, category),
             .layout = ScaleLayout::vec128_wire,
-            .format = scale_format};
+            .format = rule.scales};
 }
 
-std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+void clip(Context& ctx, const Rule& rule, const ScaledTensor& rows, const RowGroups& groups) {
+    if (rule.clip < 1)
+        ctx.ops.clip_fp8({.groups = groups, .share = rule.clip, .rows = rows.data}, ctx.launch);
+}
+
+// ---- rules
+
+Rule Flow::rule_of(Quantized tensor) const {
+    const bool gradient = tensor == Quantized::dy || tensor == Quantized::dh;
+    return {.dtype = gradient ? steps::gradient_dtype(precision_) : DType::e4m3,
+            .scales = precision_.scale_format};
+}
+
+WeightFormat Flow::fp8_weights(ScaleLayout layout) const {
+    const Rule rule = rule_of(Quantized::weights);
+    return {.plain = false,
+            .fp8_layout = layout,
+            .dtype = rule.dtype,
+            .scale_format = rule.scales,
+            .mx_rounding = precision_.mx_rounding};
+}
+
+void refuse_rule(Quantized tensor, std::string_view got, std::string_view want) {
+    fail(ExitCode::usage, "rule of {}: got {}, want {}", kQuantizedNames[static_cast<size_t>(tensor)], got,
+         want);
+}
+
+void Flow::check_rules() const {
+    for (size_t i = 0; i < kQuantizedNames.size(); ++i) {
+        const auto tensor = static_cast<Quantized>(i);
+        const Rule rule = rule_of(tensor);
+        if (!is_fp8(rule.dtype))
+            refuse_rule(tensor, fmt::format("dtype {}", name_of(rule.dtype)), "e4m3 or e5m2");
+        if (rule.scales == ScaleFormat::undeclared) refuse_rule(tensor, "scales undeclared", "pow2 or fp32");
+        if (!(rule.clip > 0 && rule.clip <= 1) || (tensor == Quantized::weights && rule.clip != 1))
+            refuse_rule(
+                tensor, fmt::format("clip {}", rule.clip),
+                tensor == Quantized::weights ? "1: the optimizer clips no weights" : "above 0, at most 1");
+    }
+}
+
+namespace {
+
+std::unique_ptr<Flow> make_flow_of(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
     if (!precision.flow.empty()) return make_own_flow(precision, recompute);
     switch (precision.recipe) {
         case Recipe::bf16:
@@ -97,6 +141,14 @@ std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRec
         case Recipe::mxfp8: return make_mxfp8_flow(precision, recompute);
     }
     fail(ExitCode::internal, "unknown recipe {}", static_cast<int>(precision.recipe));
+}
+
+}  // namespace
+
+std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute) {
+    auto flow = make_flow_of(precision, recompute);
+    flow->check_rules();
+    return flow;
 }
 
 }  // namespace fp8flow

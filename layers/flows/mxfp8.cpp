@@ -11,9 +11,7 @@ namespace {
 class Mxfp8Flow final : public CastFlow {
 public:
     using CastFlow::CastFlow;
-    WeightFormat weight_format() const override {
-        return {.plain = false, .fp8_layout = ScaleLayout::mx32, .mx_rounding = precision_.mx_rounding};
-    }
+    WeightFormat weight_format() const override { return fp8_weights(ScaleLayout::mx32); }
 
 protected:
     ScaleLayout row_layout() const override { return ScaleLayout::mx32; }

@@ -62,7 +62,7 @@ LoneLayer::LoneLayer(Ops& ops, Exchange& exchange, const LoneLayerSpec& spec)
         const NormOutput output =
             flow_->norm_output() == NormOutput::tensor_scaled ? NormOutput::plain : flow_->norm_output();
         norm_ = std::make_unique<Norm>(store_, ops.device(), block.model, spec.precision, output,
-                                       "layers.0.pre_mlp_layernorm");
+                                       layer_->input_rule(), "layers.0.pre_mlp_layernorm");
     }
     if (spec.masters == Masters::own) store_.allocate_gradients();
     status_ = state_.tensor(DType::i32, {1}, "step");
@@ -113,9 +113,10 @@ TokenRows LoneLayer::layer_input(Context& ctx) {
     }
     TokenRows rows{.plain = x_};
     if (flow_->norm_output() != NormOutput::wire_rows) return rows;
-    const ScaleFormat format = spec_.precision.scale_format;
-    rows.quantized = wire_rows(kept_, DType::e4m3, tokens_, x_.cols(), format, "cast");
-    ops_.quantize_rows({.src = x_, .scale_format = format, .dst = rows.quantized}, ctx.launch);
+    const Rule rule = flow_->rule_of(Quantized::x);
+    rows.quantized = wire_rows(kept_, rule, tokens_, x_.cols(), "cast");
+    ops_.quantize_rows({.src = x_, .scale_format = rule.scales, .dst = rows.quantized}, ctx.launch);
+    clip(ctx, rule, rows.quantized, {});
     return rows;
 }
 

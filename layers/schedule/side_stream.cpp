@@ -30,6 +30,7 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .rounding = rounding,
             .step_status = step_status,
             .tensor_stats = tensor_stats,
+            .layer = layer,
             .gemms = gemms,
             .side = side,
             .wire = wire,

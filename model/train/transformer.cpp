@@ -41,8 +41,8 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     }
     PrecisionSpec plain;
     plain.recipe = Recipe::bf16;
-    final_norm_ =
-        std::make_unique<Norm>(store_, ops.device(), model, plain, NormOutput::plain, "final_layernorm");
+    final_norm_ = std::make_unique<Norm>(store_, ops.device(), model, plain, NormOutput::plain, Rule{},
+                                         "final_layernorm");
     output_ = model.untie_embeddings_and_output_weights ? table("output_layer.weight", model.init_method_std)
                                                         : embedding_;
     store_.allocate_gradients();
