@@ -1,76 +1,78 @@
 // SPDX-License-Identifier: MIT
-// TensorStats (--tensor-stats): what quantisation did to each tensor of the flow: underflow, saturation,
-// scale range, error against the plain source; and what the transposed copies of weight gradients lost of
-// the rows they were made from. A diagnosis: it copies tensors to the host and is not meant for timed steps.
+// TensorStats (--tensor-stats): what quantisation did to each tensor of each layer in an observed step, and
+// what the transposed copies of weight gradients lost of the rows they were made from. The device measures
+// the tensors that the step uses (kernels/ops/measure.h); the host reads the sums when the step is launched.
 #pragma once
 
 #include "layers/context.h"
 
+#include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace fp8flow {
 
-struct TensorStatsRow {
-    // "norm", "dispatch", "fc1 input", "swiglu", "dY" or "swiglu backward"; of FP8 projections "qkv input",
-    // "qkv gradient", "proj input" or "proj gradient"
-    std::string tensor;
-    int64_t values = 0;       // valid values seen
-    int64_t zeros = 0;        // quantised values that are zero
-    int64_t underflows = 0;   // non-zero source values that became zero
-    int64_t at_maximum = 0;   // quantised values of the largest magnitude, clipped or not
-    int64_t saturations = 0;  // source values that were clipped: beyond the largest value times their scale
-    double scale_min = 0, scale_max = 0;         // over scales of valid rows, pads left out
-    double error_energy = 0, source_energy = 0;  // sums of (q - source)^2 and source^2
-    bool has_source = false;
-    double nmse() const { return source_energy > 0 ? error_energy / source_energy : 0.0; }
-};
+struct Parameter;
 
-// A transposed copy that a weight gradient reads, in one iteration. A value is flushed where it is not 0 in
-// the rows and 0 in the copy. Energies are sums of squares of dequantised values.
-struct TransposeStatsRow {
+struct TensorStatsRow {
     int64_t iteration = 0;
-    std::string weight;   // its gradient reads the copy: "layers.1.moe.experts.linear_fc2.weight"
-    std::string tensor;   // "dye^T", "a^T", "dh^T" or "xe^T"
-    int64_t values = 0;   // of valid rows
-    int64_t nonzero = 0;  // of these not 0 in the rows
-    int64_t flushed = 0;  // of these 0 in the copy
-    double energy = 0, flushed_energy = 0;  // of the rows: of all values, of flushed ones
-    double error_energy = 0;                // of copy - rows
-    double flushed_share() const {
-        return nonzero > 0 ? static_cast<double>(flushed) / static_cast<double>(nonzero) : 0.0;
-    }
-    double flushed_energy_share() const { return energy > 0 ? flushed_energy / energy : 0.0; }
-    double nmse() const { return energy > 0 ? error_energy / energy : 0.0; }
+    int64_t layer = 0;
+    // "norm", "dispatch", "fc1 input", "swiglu", "dY", "swiglu backward", "fc1 weight", "fc2 weight"; of FP8
+    // projections "qkv input", "qkv gradient", "qkv weight" and those of proj; of copies "dye^T", "a^T", ...
+    std::string tensor;
+    std::string weight;  // of a transposed copy: its gradient reads it
+    op::QuantizationCounts counts;
+    int first_exponent = 0;  // exponents[i]: values with a scale of 2^(first_exponent + i), fractions dropped
+    std::vector<double> exponents;
+
+    void join(const TensorStatsRow& other);
+    double flushed_share() const { return share(counts.flushed, counts.nonzero); }
+    double clipped_share() const { return share(counts.clipped, counts.values); }
+    double flushed_energy_share() const { return share(counts.flushed_energy, counts.energy); }
+    double nmse() const { return share(counts.error_energy, counts.energy); }
+
+private:
+    static double share(double part, double of) { return of > 0 ? part / of : 0; }
 };
 
 class TensorStats {
 public:
-    // What is observed from here on belongs to this iteration.
-    void begin_iteration(int64_t iteration) {
-        iteration_ = iteration;
-        if (first_iteration_ == 0) first_iteration_ = iteration;
-    }
-    // Observed from the first to the last; 0: none.
-    int64_t first_iteration() const { return first_iteration_; }
-    int64_t last_iteration() const { return iteration_; }
+    // What is observed until end_iteration belongs to this iteration, whose earlier rows are forgotten.
+    void begin_iteration(int64_t iteration);
+    // Waits for the device and reads what it has measured.
+    void end_iteration();
+    void forget_from(int64_t iteration);
+
     // quantized [M, C] with row scales of any layout; groups as the ops take them (num_groups 0: all rows).
+    // Several calls for a tensor of a layer add up.
     void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
                  const TensorView& source);
-    // rows [M, C] with row scales, copy [C, M] with scales tile128 or vec128, of the same groups. Several
-    // micro-batches of an iteration add up.
+    // rows [M, C] with row scales, copy [C, M] with scales tile128 or vec128, of the same groups.
     void observe_transposed(Context& ctx, const std::string& weight, const char* tensor,
                             const ScaledTensor& rows, const ScaledTensor& copy, const RowGroups& groups);
+    // The FP8 copy against the master that it was made from; nothing where other ranks hold parts of that.
+    void observe_weight(Context& ctx, std::string_view stage, const Parameter& weight);
+
+    // Iterations ascending, then as observed.
     const std::vector<TensorStatsRow>& rows() const { return rows_; }
-    std::vector<TensorStatsRow>& rows() { return rows_; }
-    const std::vector<TransposeStatsRow>& transposed() const { return transposed_; }  // iterations ascending
+    const std::vector<TensorStatsRow>& transposed() const { return transposed_; }
+    // One row per tensor, over all layers and iterations.
+    std::vector<TensorStatsRow> totals() const;
 
 private:
-    TransposeStatsRow& transposed_row(const std::string& weight, const char* tensor);
+    struct Slot {
+        TensorStatsRow row;
+        TensorView sums;
+    };
+    const TensorView& sums_of(Context& ctx, std::string_view tensor, const std::string& weight);
 
-    std::vector<TensorStatsRow> rows_;
-    std::vector<TransposeStatsRow> transposed_;
-    int64_t first_iteration_ = 0, iteration_ = 0;
+    std::vector<TensorStatsRow> rows_, transposed_;
+    int64_t iteration_ = 0;
+    std::vector<Slot> slots_;  // of the iteration
+    std::unique_ptr<Arena> arena_;
+    Device* device_ = nullptr;
+    Stream stream_ = {};
 };
 
 }  // namespace fp8flow

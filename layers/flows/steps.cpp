@@ -186,6 +186,8 @@ void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const 
         ctx.ops.grouped_gemm({.a = a, .b = weight.for_fprop(), .groups = groups, .d = d}, ctx.launch);
     }
     if (ctx.gemms != nullptr) ctx.gemms->gemm(ctx, stage, a, d, groups);
+    if (ctx.tensor_stats != nullptr && !ctx.recomputing && ctx.micro_batch == 0)
+        ctx.tensor_stats->observe_weight(ctx, stage, weight);
 }
 
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,

@@ -12,6 +12,7 @@
 #include "model/job/watchdog.h"
 #include "model/report/page/run_pages.h"
 #include "model/report/progress.h"
+#include "model/report/records.h"
 #include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/report/tensor_stats.h"
@@ -389,6 +390,7 @@ private:
             iteration == first_step_ + 1)
             log_.line(step_line(values, eta_->seconds_left(), log_.detail()));
         records_.add(values, iteration == first_step_ + 1 ? &provenance_ : nullptr);
+        if (config_.output.tensor_stats) records_.add_tensor_stats(iteration);
     }
 
     // Two of them, and again where memory has moved.
@@ -447,7 +449,8 @@ private:
                                                             .tokens_per_second = tokens_read() / seconds,
                                                             .last = last_,
                                                             .memory = memory_,
-                                                            .routing = records_.routing()}));
+                                                            .routing = records_.routing(),
+                                                            .tensors = records_.tensors()}));
         summary(seconds);
     }
 
@@ -509,7 +512,8 @@ private:
     void report_files() {
         std::vector<std::string> files = {"report.html", "config.yaml", "train.log", "memory.json"};
         if (config_.output.metrics) files.emplace_back("metrics.jsonl");
-        if (config_.output.tensor_stats) files.emplace_back("tensor_stats.json");
+        if (config_.output.tensor_stats)
+            files.insert(files.end(), {std::string("tensor_stats.json"), std::string(kTensorStatsFile)});
         if (!records_.tensor_stats().transposed().empty()) files.emplace_back("transposed_stats.json");
         if (records_.has_events()) files.push_back(config_.output.tensorboard_dir + "/");
         if (exported_) files.emplace_back("hf/");

@@ -19,12 +19,17 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     if (kept < config_.training.train_iters)
         for (const char* name : kFilesOfTheEnd) std::filesystem::remove(folder.path_of(name), error);
     open_events(kept);
+    if (config_.output.tensor_stats) {
+        const auto observed = read_records(folder.path_of(kTensorStatsFile), kept);
+        keep(kTensorStatsFile, observed, stats_lines_);
+        for (const nlohmann::json& record : observed) sums_.tensors.add(record);
+    }
     const std::string path = folder.path_of(kMetricsFile);
     if (!config_.output.metrics &&
         !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
         return {};
     const std::vector<nlohmann::json> records = read_records(path, kept);
-    keep_metrics(records);
+    keep(kMetricsFile, records, metrics_);
     if (!config_.output.metrics) metrics_.reset();
     if (!config_.output.metrics && records.empty()) std::filesystem::remove(path, error);
     for (const nlohmann::json& record : records) add(record);
@@ -39,11 +44,12 @@ void TrainRecords::open_events(int64_t done) {
         events_.emplace(folder_->subfolder(config_.output.tensorboard_dir), config_, done);
 }
 
-void TrainRecords::keep_metrics(const std::vector<nlohmann::json>& records) {
+void TrainRecords::keep(const char* name, const std::vector<nlohmann::json>& records,
+                        std::optional<LineFile>& file) {
     std::string kept;
     for (const nlohmann::json& record : records) kept += record.dump() + "\n";
-    folder_->write_atomic(kMetricsFile, kept);
-    metrics_.emplace(folder_->open_lines(kMetricsFile, LineFile::Start::append));
+    folder_->write_atomic(name, kept);
+    file.emplace(folder_->open_lines(name, LineFile::Start::append));
 }
 
 void TrainRecords::add(const nlohmann::json& record) {
@@ -78,6 +84,19 @@ void TrainRecords::add_evaluation(int64_t iteration, double nats) {
     if (metrics_) metrics_->write_json(record);
 }
 
+void TrainRecords::add_tensor_stats(int64_t iteration) {
+    if (!stats_lines_) return;  // another rank
+    std::vector<nlohmann::json> records;
+    for (const auto* rows : {&tensor_stats_.rows(), &tensor_stats_.transposed()})
+        for (auto row = rows->rbegin(); row != rows->rend() && row->iteration >= iteration; ++row)
+            if (row->iteration == iteration) records.insert(records.begin(), tensor_stats_record(*row));
+    for (const nlohmann::json& record : records) {
+        sums_.tensors.add(record);
+        stats_lines_->write_json(record);
+    }
+    if (events_) events_->tensor_stats(iteration, records);
+}
+
 void TrainRecords::remember(int64_t step) {
     // Runs go back to the newest checkpoint, and to an older one only where that is damaged.
     constexpr size_t kMostRemembered = 3;
@@ -89,7 +108,10 @@ void TrainRecords::remember(int64_t step) {
 void TrainRecords::go_back(int64_t step) {
     const auto later = remembered_.upper_bound(step);
     sums_ = later == remembered_.begin() ? Sums{} : std::prev(later)->second;
-    if (metrics_) keep_metrics(read_records(folder_->path_of(kMetricsFile), step));
+    if (metrics_) keep(kMetricsFile, read_records(folder_->path_of(kMetricsFile), step), metrics_);
+    if (stats_lines_)
+        keep(kTensorStatsFile, read_records(folder_->path_of(kTensorStatsFile), step), stats_lines_);
+    tensor_stats_.forget_from(step + 1);
     open_events(step);
 }
 

@@ -1,13 +1,15 @@
 // SPDX-License-Identifier: MIT
 // TrainRecords: what adds up over the iterations of `fp8flow train`, in memory and in files: curves, routing,
-// tensor statistics, metrics.jsonl, TensorBoard's files. An iteration that is done again, because the run
-// resumed or went back to a checkpoint, counts once. Read next: report/records.h, report/tensorboard.h.
+// tensor statistics, metrics.jsonl, tensor_stats.jsonl, TensorBoard's files. An iteration that is done again,
+// because the run resumed or went back to a checkpoint, counts once. Read next: report/records.h,
+// report/tensorboard.h.
 #pragma once
 
 #include "layers/tensor_stats.h"
 #include "model/base/output.h"
 #include "model/base/provenance.h"
 #include "model/report/page/page.h"
+#include "model/report/tensor_stats.h"
 #include "model/report/tensorboard.h"
 
 #include <map>
@@ -36,24 +38,29 @@ public:
     const report::Series& losses() const { return sums_.losses; }
     const report::Series& held_out() const { return sums_.held_out; }
     const report::RoutingHistory& routing() const { return sums_.routing; }
-    TensorStats& tensor_stats() { return sums_.tensor_stats; }
+    // What was observed in an iteration, as lines, events and in the history.
+    void add_tensor_stats(int64_t iteration);
+    TensorStats& tensor_stats() { return tensor_stats_; }
+    const report::TensorHistory& tensors() const { return sums_.tensors; }
     bool has_events() const { return events_.has_value(); }
 
 private:
     struct Sums {
         report::Series losses, held_out;
         report::RoutingHistory routing;
-        TensorStats tensor_stats;
+        report::TensorHistory tensors;
     };
     void open_events(int64_t done);
-    void keep_metrics(const std::vector<nlohmann::json>& records);
+    // Writes the records, and opens the file to go on.
+    void keep(const char* name, const std::vector<nlohmann::json>& records, std::optional<LineFile>& file);
     void add(const nlohmann::json& record);  // to the sums
 
     const Config& config_;
     const OutputFolder* folder_ = nullptr;
     Sums sums_;
     std::map<int64_t, Sums> remembered_;  // by steps done
-    std::optional<LineFile> metrics_;
+    TensorStats tensor_stats_;
+    std::optional<LineFile> metrics_, stats_lines_;
     std::optional<report::EventFile> events_;
 };
 

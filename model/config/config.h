@@ -101,7 +101,7 @@ struct OutputSpec {
     std::string record_routing;            // experts of every token to this file; empty: none
     bool time_stages = false;              // seconds per stage of every step, in metrics.jsonl
     bool tensor_stats = false;             // per-tensor underflow, saturation and error against BF16
-    int64_t tensor_stats_interval = 10;
+    int64_t tensor_stats_interval = 100;
     ExportFormat export_format = ExportFormat::none;  // weights in the end, to `hf` below `out`
 };
 

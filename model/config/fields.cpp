@@ -384,7 +384,7 @@ std::vector<ConfigField> output_fields() {
         boolean(KEY(output, time_stages),
                 "seconds per stage of every step in metrics.jsonl, from device clocks"),
         boolean(KEY(output, tensor_stats),
-                "underflow, saturation, scale range and error of every FP8 tensor, and what "
+                "underflow, saturation, scales and error of every FP8 tensor of every layer, and what "
                 "transposed copies lose"),
         integer(KEY(output, tensor_stats_interval), {.min = 1}, "steps between tensor statistics"),
         choice(KEY(output, export_format), {"none", "bf16", "f32", "fp8"},

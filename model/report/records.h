@@ -12,6 +12,7 @@
 namespace fp8flow::report {
 
 inline constexpr const char* kMetricsFile = "metrics.jsonl";
+inline constexpr const char* kTensorStatsFile = "tensor_stats.jsonl";
 
 // `record` with one level of names of letters, digits and '_': {"wire bytes": {"fc2 dgrad": 1}} becomes
 // {"wire_bytes_fc2_dgrad": 1}.

@@ -6,9 +6,25 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
+#include <set>
 
 namespace fp8flow::report {
+
+namespace {
+
+int64_t whole(double count) { return static_cast<int64_t>(count); }
+
+// The exponent that half of the values have a scale of, or a smaller one.
+int64_t median_exponent(const TensorStatsRow& row) {
+    double below = 0;
+    size_t i = 0;
+    while (i + 1 < row.exponents.size() && 2 * (below += row.exponents[i]) < row.counts.values) ++i;
+    return row.first_exponent + static_cast<int64_t>(i);
+}
+
+}  // namespace
 
 std::string tensor_stats_table(const TensorStats& stats) {
     Table table({{"tensor", Align::left},
@@ -20,33 +36,32 @@ std::string tensor_stats_table(const TensorStats& stats) {
                  {"scale min"},
                  {"scale max"},
                  {"NMSE vs BF16"}});
-    auto share = [](int64_t count, int64_t of) {
-        return format_percent(of > 0 ? static_cast<double>(count) / static_cast<double>(of) : 0.0, 3);
-    };
-    for (const TensorStatsRow& row : stats.rows()) {
-        table.add_row(
-            {row.tensor, format_si(static_cast<double>(row.values)), share(row.zeros, row.values),
-             row.has_source ? share(row.underflows, row.values) : "-", share(row.at_maximum, row.values),
-             row.has_source ? share(row.saturations, row.values) : "-", format_scientific(row.scale_min),
-             format_scientific(row.scale_max), row.has_source ? format_scientific(row.nmse()) : "-"});
+    auto share = [](double count, double of) { return format_percent(of > 0 ? count / of : 0.0, 3); };
+    for (const TensorStatsRow& row : stats.totals()) {
+        const op::QuantizationCounts& c = row.counts;
+        table.add_row({row.tensor, format_si(c.values), share(c.zeros, c.values), share(c.flushed, c.values),
+                       share(c.at_maximum, c.values), share(c.clipped, c.values),
+                       format_scientific(c.scale_min), format_scientific(c.scale_max),
+                       format_scientific(row.nmse())});
     }
     return table.text(2);
 }
 
 nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance) {
     nlohmann::json rows = nlohmann::json::array();
-    for (const TensorStatsRow& row : stats.rows()) {
+    for (const TensorStatsRow& row : stats.totals()) {
+        const op::QuantizationCounts& c = row.counts;
         rows.push_back({{"tensor", row.tensor},
-                        {"first iteration", stats.first_iteration()},
-                        {"last iteration", stats.last_iteration()},
-                        {"values", row.values},
-                        {"zeros", row.zeros},
-                        {"at maximum", row.at_maximum},
-                        {"scale min", row.scale_min},
-                        {"scale max", row.scale_max}});
-        if (row.has_source)
-            rows.back().update(
-                {{"underflows", row.underflows}, {"saturations", row.saturations}, {"nmse", row.nmse()}});
+                        {"first iteration", stats.rows().front().iteration},
+                        {"last iteration", stats.rows().back().iteration},
+                        {"values", whole(c.values)},
+                        {"zeros", whole(c.zeros)},
+                        {"at maximum", whole(c.at_maximum)},
+                        {"scale min", c.scale_min},
+                        {"scale max", c.scale_max},
+                        {"underflows", whole(c.flushed)},
+                        {"saturations", whole(c.clipped)},
+                        {"nmse", row.nmse()}});
         add_provenance(rows.back(), provenance);
     }
     return rows;
@@ -62,22 +77,17 @@ std::string transpose_stats_table(const TensorStats& stats) {
                  {"iteration"},
                  {"weight", Align::left}});
     struct Sum {
-        TransposeStatsRow all;
-        const TransposeStatsRow* most = nullptr;  // the copy with the largest share of the norm flushed
+        TensorStatsRow all;
+        const TensorStatsRow* most = nullptr;  // the copy with the largest share of the norm flushed
     };
     std::map<std::string, Sum> by_tensor;
-    for (const TransposeStatsRow& row : stats.transposed()) {
+    for (const TensorStatsRow& row : stats.transposed()) {
         auto& [all, most] = by_tensor[row.tensor];
-        all.nonzero += row.nonzero;
-        all.flushed += row.flushed;
-        all.energy += row.energy;
-        all.flushed_energy += row.flushed_energy;
-        all.error_energy += row.error_energy;
+        all.join(row);
         if (most == nullptr || row.flushed_energy_share() > most->flushed_energy_share()) most = &row;
     }
     for (const auto& [tensor, sum] : by_tensor)
-        table.add_row({tensor, format_si(static_cast<double>(sum.all.nonzero)),
-                       format_percent(sum.all.flushed_share(), 4),
+        table.add_row({tensor, format_si(sum.all.counts.nonzero), format_percent(sum.all.flushed_share(), 4),
                        format_scientific(sum.all.flushed_energy_share()), format_scientific(sum.all.nmse()),
                        format_scientific(sum.most->flushed_energy_share()),
                        fmt::format("{}", sum.most->iteration), sum.most->weight});
@@ -86,20 +96,63 @@ std::string transpose_stats_table(const TensorStats& stats) {
 
 nlohmann::json transpose_stats_json(const TensorStats& stats, const Provenance& provenance) {
     nlohmann::json iterations = nlohmann::json::array();
-    for (const TransposeStatsRow& row : stats.transposed()) {
+    for (const TensorStatsRow& row : stats.transposed()) {
         if (iterations.empty() || iterations.back()["iteration"] != row.iteration)
             iterations.push_back({{"iteration", row.iteration}, {"transposed", nlohmann::json::array()}});
         iterations.back()["transposed"].push_back({{"weight", row.weight},
                                                    {"tensor", row.tensor},
-                                                   {"values", row.values},
-                                                   {"nonzero", row.nonzero},
-                                                   {"flushed", row.flushed},
+                                                   {"values", whole(row.counts.values)},
+                                                   {"nonzero", whole(row.counts.nonzero)},
+                                                   {"flushed", whole(row.counts.flushed)},
                                                    {"flushed share", row.flushed_share()},
                                                    {"flushed norm share", row.flushed_energy_share()},
                                                    {"nmse", row.nmse()}});
     }
     nlohmann::json result = {{"iterations", std::move(iterations)}};
     add_provenance(result, provenance);
+    return result;
+}
+
+nlohmann::json tensor_stats_record(const TensorStatsRow& row) {
+    nlohmann::json exponents = nlohmann::json::array();
+    for (const double values : row.exponents) exponents.push_back(whole(values));
+    nlohmann::json record = {{"type", "tensor_stats"},
+                             {"iteration", row.iteration},
+                             {"layer", row.layer},
+                             {"tensor", row.tensor},
+                             {"values", whole(row.counts.values)},
+                             {"amax", row.counts.amax},
+                             {"flushed_share", row.flushed_share()},
+                             {"clipped_share", row.clipped_share()},
+                             {"nmse", row.nmse()},
+                             {"scale_exponent", median_exponent(row)},
+                             {"first_exponent", row.first_exponent},
+                             {"scale_exponents", std::move(exponents)}};
+    if (row.weight.empty()) return record;
+    record["weight"] = row.weight;
+    for (const auto& [part, prefix] :
+         {std::pair{"shared_experts", "shared "}, {"_qkv", "qkv "}, {"_proj", "proj "}})
+        if (row.weight.find(part) != std::string::npos) record["tensor"] = prefix + row.tensor;
+    return record;
+}
+
+void TensorHistory::add(const nlohmann::json& record) {
+    nlohmann::json& kept = records_.emplace_back();
+    for (const char* key : {"iteration", "layer", "tensor"}) kept[key] = record.at(key);
+    for (const char* key : kTensorMeasures) kept[key] = record.at(key);
+}
+
+nlohmann::json TensorHistory::heat() const {
+    constexpr size_t kMostIterations = 24;
+    std::vector<int64_t> all;
+    for (const nlohmann::json& record : records_)
+        if (all.empty() || all.back() != record["iteration"]) all.push_back(record["iteration"]);
+    const size_t count = std::min(all.size(), kMostIterations);
+    std::set<int64_t> shown;
+    for (size_t i = 1; i <= count; ++i) shown.insert(all[i * all.size() / count - 1]);
+    nlohmann::json result = nlohmann::json::array();
+    for (const nlohmann::json& record : records_)
+        if (shown.contains(record["iteration"].get<int64_t>())) result.push_back(record);
     return result;
 }
 

@@ -4,6 +4,7 @@
 
 #include "kernels/host_memory.h"
 #include "model/base/crc32c.h"
+#include "model/report/tensor_stats.h"
 
 #include <unistd.h>
 
@@ -108,6 +109,19 @@ void EventFile::step(const StepValues& values) {
                 by_layer->at(i));
     }
     file_.write_bytes(records);
+}
+
+void EventFile::tensor_stats(int64_t iteration, const std::vector<nlohmann::json>& records) {
+    const double now = seconds_of(std::chrono::system_clock::now());
+    std::string events;
+    for (const nlohmann::json& record : records)
+        for (const char* key : kTensorMeasures) {
+            const std::string tag =
+                fmt::format("tensor_stats/{}/{}_layer_{}", key, record.at("tensor").get<std::string>(),
+                            record.at("layer").get<int64_t>());
+            events += tfrecord(scalar_event(now, iteration, tag, record.at(key).get<float>()));
+        }
+    file_.write_bytes(events);
 }
 
 void EventFile::evaluation(int64_t iteration, double nats) {

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace fp8flow::report {
 
@@ -33,6 +34,8 @@ public:
 
     void step(const StepValues& values);
     void evaluation(int64_t iteration, double nats);
+    // Of tensor_stats_record: tensor_stats/nmse/dY_layer_3 and so on.
+    void tensor_stats(int64_t iteration, const std::vector<nlohmann::json>& records);
     const std::string& path() const { return file_.path(); }
 
 private:

@@ -391,10 +391,7 @@ void Trainer::launch(Flight& flight) {
     timer.reset();
     ops_->observe(timer.enabled() ? &timer : nullptr);
     exchange_->observe(timer.enabled() ? &timer : nullptr);
-    if (flight.tensor_stats != nullptr) {
-        flight.stats_before = *flight.tensor_stats;
-        flight.tensor_stats->begin_iteration(flight.step + 1);
-    }
+    if (flight.tensor_stats != nullptr) flight.tensor_stats->begin_iteration(flight.step + 1);
     if (routing_) routing_->open(world_, flight.step > 0);
     const Clock::time_point begin = Clock::now();
     const int64_t stops = ops_->device().num_synchronisations();
@@ -409,6 +406,7 @@ void Trainer::launch(Flight& flight) {
             captured_->run(slot_of(flight.step), allocations(), stream_, [&] { return give_work(flight); });
     else
         flight.known = give_work(flight);
+    if (flight.tensor_stats != nullptr) flight.tensor_stats->end_iteration();
     flight.begun = begin;
     StepRecord& record = record_of(flight);
     record.mark(stream_);
@@ -537,8 +535,6 @@ std::vector<RouterLoss> Trainer::router_losses_of(const StepRecord& record) cons
 
 void Trainer::launch_again() {
     ops_->zero({.y = status_});
-    for (auto flight = flights_.rbegin(); flight != flights_.rend(); ++flight)
-        if (flight->tensor_stats != nullptr) *flight->tensor_stats = flight->stats_before;
     for (Flight& flight : flights_) launch(flight);
 }
 
@@ -548,7 +544,7 @@ StepResult Trainer::skip_step() {
     StepResult result = result_of(flights_.front());
     result.skipped = reason_of(flights_.front());
     if (TensorStats* stats = flights_.front().tensor_stats; stats != nullptr)
-        *stats = flights_.front().stats_before;
+        stats->forget_from(result.step + 1);
     flights_.pop_front();
     ++skipped_;
     ++skipped_in_a_row_;

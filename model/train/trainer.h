@@ -183,7 +183,6 @@ private:
         int64_t host_stops = 0;
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
-        TensorStats stats_before;  // what they go back to when the step is repeated
     };
     void join_wgrads(int64_t micro_batches);  // 0, 1: each alone
     void launch(Flight& flight);

@@ -12,6 +12,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <regex>
 #include <set>
@@ -257,6 +258,41 @@ TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
             EXPECT_LT(row.value("nmse", 0.0), 3e-3) << name;  // E4M3: about 7e-4
         }
     }
+}
+
+// A line per observed iteration, layer and tensor, in two sessions, and a card of them.
+TEST(Train, TensorStatisticsByLayer) {
+    TemporaryFolder folder;
+    const Texts settings = {"training.train_iters=6", "training.eval_iters=0", "checkpoint.save_interval=4",
+                            "output.tensor_stats_interval=2", "output.tensor_stats=true"};
+    ASSERT_EQ(fp8flow_alone(train(folder.path("out"), settings)).status, 0);
+    Texts again = train(folder.path("out"), settings);
+    again.insert(again.end(), {"--resume", "auto", "--set", "training.train_iters=8"});
+    const CommandResult resumed = fp8flow_alone(again);
+    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    std::map<int64_t, std::map<int64_t, std::set<std::string>>> seen;
+    for (const std::string& line : lines_of(read_whole(folder.path("out/tensor_stats.jsonl")))) {
+        const json record = json::parse(line);
+        const std::string tensor = record.at("tensor");
+        EXPECT_TRUE(seen[record.at("iteration")][record.at("layer")].insert(tensor).second) << line;
+        EXPECT_GT(record.at("amax"), 0.0) << line;
+        EXPECT_GE(record.at("flushed_share"), 0.0) << line;
+        EXPECT_EQ(record.at("clipped_share"), 0.0) << line;
+        EXPECT_LT(record.at("nmse"), 2e-3) << line;
+        int64_t values = 0;
+        for (const int64_t count : record.at("scale_exponents")) values += count;
+        EXPECT_EQ(values, record.at("values")) << line;
+    }
+    ASSERT_EQ(seen.size(), 4u);
+    for (const auto& [iteration, layers] : seen) {
+        EXPECT_EQ(iteration % 2, 0);
+        EXPECT_EQ(layers, seen.begin()->second) << iteration;
+    }
+    for (const auto& [layer, tensors] : seen.begin()->second)
+        for (const char* name :
+             {"norm", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward", "dh^T"})
+            EXPECT_TRUE(tensors.contains(name)) << layer << " " << name;
+    expect_contains(read_whole(folder.path("out/report.html")), "\"tensor_stats\":[{");
 }
 
 // One record an observed iteration; a run without statistics has the same losses and no file.

@@ -153,6 +153,7 @@ std::string train_page(const RunTitle& title, const TrainResult& run) {
                          {"saved", run.memory.saved},
                          {"workspace", run.memory.workspace.reserved}};
     page.set("memory", json::array({memory}));
+    if (!run.tensors.empty()) page.set("tensor_stats", run.tensors.heat());
     if (!run.routing.empty()) page.set("routing", json::array({run.routing.group("Layers, over this run")}));
     return page.html();
 }

@@ -4,6 +4,7 @@
 
 #include "model/report/page/page.h"
 #include "model/report/run_report.h"
+#include "model/report/tensor_stats.h"
 #include "model/validate/outcome.h"
 
 #include <optional>
@@ -27,6 +28,7 @@ struct TrainResult {
     const StepResult& last;
     const MemoryUse& memory;
     const RoutingHistory& routing;
+    const TensorHistory& tensors;
 };
 std::string train_page(const RunTitle& title, const TrainResult& run);
 

@@ -2,6 +2,8 @@
 // What layer_fixture.h declares: compiled once for the tests of layers and models.
 #include "tests/support/layers/layer_fixture.h"
 
+#include "layers/tensor_stats.h"
+
 #include <cstring>
 
 namespace fp8flow::test {
@@ -150,6 +152,7 @@ LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stat
         block.backward(ctx, dy, saved, dx);
     }
     block.end_step(ctx, rank.step_number);
+    if (stats != nullptr) stats->end_iteration();
     rank.ops.device().synchronize();
     if (block.router() != nullptr) read_router(*block.router(), result);
     read_rank(rank, store, result);

@@ -36,6 +36,7 @@ const std::map<std::string, std::string> kUnreached = {
      "weight-gradient "
      "operands; recipes cast both orientations in one call"},
     {"rope", "a step of qkv_heads and its backward, which compose it where a backend has no fused kernel"},
+    {"clip_fp8", "a step of a flow with a rule that clips, which plugins have (rules_test)"},
     {"split_qkv", "as rope"},
     {"merge_qkv", "as rope"},
     {"unpermute_probs_backward",
@@ -59,7 +60,10 @@ void train_once(const Config& config, const std::string& run, int ranks, Reached
         Reached& mine = of_rank[static_cast<size_t>(world.rank())];
         Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
         collect(trainer.ops(), run, mine);
+        TensorStats stats;
+        if (config.output.tensor_stats) trainer.set_tensor_stats(&stats);
         trainer.run_step();
+        trainer.set_tensor_stats(nullptr);
         collect(trainer.ops(), run, mine);
         trainer.evaluate(1);
         collect(trainer.ops(), run, mine);
@@ -122,6 +126,7 @@ const std::vector<Texts> kRecompute = {
 
 // The switches of precision, and the options of router, model and exchange.
 const std::vector<Texts> kSwitches = {
+    {"output.tensor_stats=true"},
     {"precision.fp8_format=hybrid"},
     {"precision.fp8_wgrad=false"},
     {"precision.fp8_attention_linears=true"},

@@ -53,11 +53,14 @@ TEST(TensorStats, CountsOfOneTensor) {
             TensorStats stats;
             stats.observe(ctx, "x", q, groups, x);
             stats.observe(ctx, "x", q, groups, x);  // adds up
+            stats.end_iteration();
             ASSERT_EQ(stats.rows().size(), 1u);
             const TensorStatsRow& row = stats.rows()[0];
+            std::map<int, double> exponents;
 
             int64_t zeros = 0, underflows = 0, at_maximum = 0;
-            double error = 0, energy = 0, low = std::numeric_limits<double>::infinity(), high = 0;
+            double error = 0, energy = 0, low = std::numeric_limits<double>::infinity(), high = 0,
+                   largest = 0;
             for (int64_t r = 0; r < 5; ++r) {
                 for (int64_t col = 0; col < kColumns; ++col) {
                     const int64_t i = r * kColumns + col;
@@ -73,16 +76,24 @@ TEST(TensorStats, CountsOfOneTensor) {
                     energy += truth * truth;
                     low = std::min(low, scale);
                     high = std::max(high, scale);
+                    largest = std::max(largest, std::abs(truth));
+                    exponents[std::ilogb(scale)] += 2;
                 }
             }
             EXPECT_GT(underflows, 0) << name_of(layout);
-            EXPECT_EQ(row.values, 2 * 5 * kColumns);
-            EXPECT_EQ(row.zeros, 2 * zeros);
-            EXPECT_EQ(row.underflows, 2 * underflows);
-            EXPECT_EQ(row.at_maximum, 2 * at_maximum);
-            EXPECT_EQ(row.saturations, 0);  // scales follow the maximum
-            EXPECT_EQ(row.scale_min, low);
-            EXPECT_EQ(row.scale_max, high);
+            EXPECT_EQ(row.counts.values, 2 * 5 * kColumns);
+            EXPECT_EQ(row.counts.zeros, 2 * zeros);
+            EXPECT_EQ(row.counts.flushed, 2 * underflows);
+            EXPECT_EQ(row.counts.at_maximum, 2 * at_maximum);
+            EXPECT_EQ(row.counts.clipped, 0);  // scales follow the maximum
+            EXPECT_EQ(row.counts.scale_min, low);
+            EXPECT_EQ(row.counts.scale_max, high);
+            EXPECT_EQ(row.counts.amax, largest);
+            EXPECT_EQ(row.first_exponent, exponents.begin()->first);
+            for (size_t i = 0; i < row.exponents.size(); ++i)
+                EXPECT_EQ(row.exponents[i], exponents[row.first_exponent + static_cast<int>(i)]);
+            EXPECT_EQ(row.first_exponent + static_cast<int>(row.exponents.size()),
+                      exponents.rbegin()->first + 1);
             EXPECT_NEAR(row.nmse(), error / energy, 1e-9 * error / energy);
         });
     }
@@ -100,11 +111,12 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
             quantise(x, q, maximum);
             TensorStats stats;
             stats.observe(ctx, "x", q, {}, x);
-            return stats.rows()[0];
+            stats.end_iteration();
+            return stats.rows()[0].counts;
         };
         // a scale of 1: 3 at the maximum, 2 more rounded down to it, 4 beyond it, of both signs
         for (const DType code : {DType::e4m3, DType::e5m2}) {
-            const TensorStatsRow row =
+            const op::QuantizationCounts row =
                 observed(code, fp8_max(code), [](HostTensor& x, HostScaled& q, double max) {
                     const double values[] = {max,        -max,        max,        max * 0.99, -max * 0.98,
                                              max * 1.05, -max * 1.01, max * 1.15, -max * 8,   1.0};
@@ -114,15 +126,16 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
                         q.data.view().bytes_ptr()[i] = to_fp8(static_cast<float>(x(i)), q.data.view().dtype);
                 });
             EXPECT_EQ(row.at_maximum, 9) << name_of(code);
-            EXPECT_EQ(row.saturations, 4) << name_of(code);
+            EXPECT_EQ(row.clipped, 4) << name_of(code);
         }
         // scales of the maximum itself, rounded as they are, clip nothing; MXFP8's floor does
         for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
-            const TensorStatsRow row = observed(DType::e4m3, 0, [&](HostTensor& x, HostScaled& q, double) {
-                test::fill_normal(x, 5);
-                rank.ops.quantize_rows({.src = x, .scale_format = format, .dst = q});
-            });
-            EXPECT_EQ(row.saturations, 0);
+            const op::QuantizationCounts row =
+                observed(DType::e4m3, 0, [&](HostTensor& x, HostScaled& q, double) {
+                    test::fill_normal(x, 5);
+                    rank.ops.quantize_rows({.src = x, .scale_format = format, .dst = q});
+                });
+            EXPECT_EQ(row.clipped, 0);
             EXPECT_GE(row.at_maximum, format == ScaleFormat::fp32 ? 8 : 0);
         }
         HostTensor x(DType::bf16, {4, 256});
@@ -134,9 +147,10 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
             beyond += std::abs(x(i)) > 448 * q.scales(i % 256 / 32 * 4 + i / 256);
         TensorStats stats;
         stats.observe(ctx, "x", q, {}, x);
+        stats.end_iteration();
         EXPECT_GT(beyond, 0);
-        EXPECT_EQ(stats.rows()[0].saturations, beyond);
-        EXPECT_GE(stats.rows()[0].at_maximum, beyond);
+        EXPECT_EQ(stats.rows()[0].counts.clipped, beyond);
+        EXPECT_GE(stats.rows()[0].counts.at_maximum, beyond);
     });
 }
 
@@ -155,11 +169,13 @@ TEST(TensorStats, RowBaseIsRespected) {
         x.set_row_base(kBase);
         q.set_row_base(kBase);
         based.observe(ctx, "x", q, groups, x);
-        EXPECT_EQ(whole.rows()[0].values, kRows * 128);
-        EXPECT_EQ(based.rows()[0].values, 5 * 128);
+        whole.end_iteration();
+        based.end_iteration();
+        EXPECT_EQ(whole.rows()[0].counts.values, kRows * 128);
+        EXPECT_EQ(based.rows()[0].counts.values, 5 * 128);
         int64_t zeros = 0;
         for (int64_t i = kBase * 128; i < (kBase + 5) * 128; ++i) zeros += q.data(i) == 0;
-        EXPECT_EQ(based.rows()[0].zeros, zeros);
+        EXPECT_EQ(based.rows()[0].counts.zeros, zeros);
     });
 }
 
@@ -192,26 +208,28 @@ TEST(TensorStats, FlushedByTheTransposeExactly) {
         TensorStats stats;
         stats.begin_iteration(3);
         stats.observe_transposed(ctx, "w", "dye^T", rows, copy, groups);
+        stats.end_iteration();
         stats.begin_iteration(4);
         for (int micro_batch = 0; micro_batch < 2; ++micro_batch)
             stats.observe_transposed(ctx, "w", "dye^T", rows, copy, groups);
         stats.observe_transposed(ctx, "w", "dh^T", rows, copy, groups);
         stats.observe_transposed(ctx, "v", "dye^T", rows, copy, groups);
+        stats.end_iteration();
         ASSERT_EQ(stats.transposed().size(), 4u);
-        const TransposeStatsRow &once = stats.transposed()[0], &twice = stats.transposed()[1];
+        const TensorStatsRow &once = stats.transposed()[0], &twice = stats.transposed()[1];
         EXPECT_EQ(once.iteration, 3);
-        EXPECT_EQ(once.values, 129 * kColumns);
-        EXPECT_EQ(once.nonzero, 129 * kUsed);
-        EXPECT_EQ(once.flushed, 2 * kUsed);
+        EXPECT_EQ(once.counts.values, 129 * kColumns);
+        EXPECT_EQ(once.counts.nonzero, 129 * kUsed);
+        EXPECT_EQ(once.counts.flushed, 2 * kUsed);
         const double flushed = kUsed * (0x1p-36 + 0x1p-38);
-        EXPECT_EQ(once.flushed_energy, flushed);
-        EXPECT_EQ(once.energy, kUsed * (126.0 + 0x1p-34) + flushed);
-        EXPECT_EQ(once.error_energy, flushed);  // the rest is exact
+        EXPECT_EQ(once.counts.flushed_energy, flushed);
+        EXPECT_EQ(once.counts.energy, kUsed * (126.0 + 0x1p-34) + flushed);
+        EXPECT_EQ(once.counts.error_energy, flushed);  // the rest is exact
         EXPECT_EQ(once.flushed_share(), 2.0 / 129.0);
-        EXPECT_EQ(once.flushed_energy_share(), flushed / once.energy);
+        EXPECT_EQ(once.flushed_energy_share(), flushed / once.counts.energy);
         EXPECT_EQ(twice.iteration, 4);
-        EXPECT_EQ(twice.flushed, 2 * once.flushed);
-        EXPECT_EQ(twice.energy, 2 * once.energy);
+        EXPECT_EQ(twice.counts.flushed, 2 * once.counts.flushed);
+        EXPECT_EQ(twice.counts.energy, 2 * once.counts.energy);
         EXPECT_EQ(twice.flushed_energy_share(), once.flushed_energy_share());
     });
 }
@@ -238,10 +256,11 @@ TEST(TensorStats, FlushedByDoubleQuantisation) {
         TensorStats stats;
         stats.observe_transposed(ctx, "tiles", "dye^T", rows, tiles, {});
         stats.observe_transposed(ctx, "columns", "dye^T", rows, columns, {});
-        EXPECT_EQ(stats.transposed()[0].nonzero, 127 * 96 + 96);
-        EXPECT_EQ(stats.transposed()[0].flushed, 96);  // of the tiny row all
-        EXPECT_EQ(stats.transposed()[1].flushed, 64);  // those that share their column
-        EXPECT_EQ(stats.transposed()[1].nonzero, 127 * 96 + 96);
+        stats.end_iteration();
+        EXPECT_EQ(stats.transposed()[0].counts.nonzero, 127 * 96 + 96);
+        EXPECT_EQ(stats.transposed()[0].counts.flushed, 96);  // of the tiny row all
+        EXPECT_EQ(stats.transposed()[1].counts.flushed, 64);  // those that share their column
+        EXPECT_EQ(stats.transposed()[1].counts.nonzero, 127 * 96 + 96);
     });
 }
 
@@ -251,15 +270,15 @@ void expect_transposed(const TensorStats& stats, bool wanted) {
         {"fc2", "dye^T", 128}, {"fc2", "a^T", 128}, {"fc1", "dh^T", 256}, {"fc1", "xe^T", 128}};
     ASSERT_EQ(stats.transposed().size(), wanted ? copies.size() : 0);
     for (size_t i = 0; i < stats.transposed().size(); ++i) {
-        const TransposeStatsRow& row = stats.transposed()[i];
+        const TensorStatsRow& row = stats.transposed()[i];
         const auto& [weight, tensor, columns] = copies[i];
         EXPECT_EQ(row.weight, "layers.0.moe.experts.linear_" + weight + ".weight");
         EXPECT_EQ(row.tensor, tensor);
         EXPECT_EQ(row.iteration, 0);
-        EXPECT_EQ(row.values, 128 * columns) << tensor;
-        EXPECT_GT(row.nonzero, 0.98 * static_cast<double>(row.values)) << tensor;
+        EXPECT_EQ(row.counts.values, 128 * columns) << tensor;
+        EXPECT_GT(row.counts.nonzero, 0.98 * row.counts.values) << tensor;
         EXPECT_LT(row.flushed_share(), 1e-2) << tensor;
-        EXPECT_GT(row.energy, 0) << tensor;
+        EXPECT_GT(row.counts.energy, 0) << tensor;
         EXPECT_LE(row.nmse(), 1e-6) << tensor;
     }
 }
@@ -268,11 +287,12 @@ void expect_transposed(const TensorStats& stats, bool wanted) {
 TEST(TensorStats, OfALayer) {
     const std::map<Recipe, std::vector<std::string>> wanted{
         {Recipe::bf16, {}},
-        {Recipe::fp8_flow, {"norm", "swiglu", "dY", "swiglu backward"}},
-        {Recipe::fp8_blockwise, {"fc1 input", "swiglu", "dY", "swiglu backward"}},
-        {Recipe::fp8_rowwise, {"fc1 input", "swiglu", "dY", "swiglu backward"}},
-        {Recipe::mxfp8, {"fc1 input", "swiglu", "dY", "swiglu backward"}},
-        {Recipe::fp8_tensorwise, {"fc1 input", "swiglu", "dY", "swiglu backward"}}};
+        {Recipe::fp8_flow, {"norm", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward"}},
+        {Recipe::fp8_blockwise, {"fc1 input", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward"}},
+        {Recipe::fp8_rowwise, {"fc1 input", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward"}},
+        {Recipe::mxfp8, {"fc1 input", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward"}},
+        {Recipe::fp8_tensorwise,
+         {"fc1 input", "fc1 weight", "swiglu", "fc2 weight", "dY", "swiglu backward"}}};
     for (const auto& [recipe, names] : wanted) {
         const LayerCase c = LayerCase::of(recipe);
         TensorStats stats;
@@ -280,14 +300,19 @@ TEST(TensorStats, OfALayer) {
         ASSERT_EQ(stats.rows().size(), names.size());
         for (size_t i = 0; i < names.size(); ++i) {
             const TensorStatsRow& row = stats.rows()[i];
+            EXPECT_EQ(row.layer, 0);
+            EXPECT_GT(row.counts.amax, 0) << names[i];
             EXPECT_EQ(row.tensor, names[i]);
             const int64_t rows =
                 names[i] == "norm" || (recipe == Recipe::fp8_flow && names[i] == "dY") ? 64 : 128;
-            EXPECT_EQ(row.values, rows * (names[i] == "swiglu backward" ? 256 : 128)) << names[i];
-            EXPECT_TRUE(row.has_source);
+            if (names[i].ends_with("weight"))
+                EXPECT_EQ(row.counts.values,
+                          (names[i] == "fc1 weight" ? 2 : 1) * c.moe.num_experts * 128 * 128);
+            else
+                EXPECT_EQ(row.counts.values, rows * (names[i] == "swiglu backward" ? 256 : 128)) << names[i];
             EXPECT_GT(row.nmse(), 2e-4) << names[i];  // E4M3 rounds by 2.6 % rms
             EXPECT_LT(row.nmse(), 2e-3) << names[i];
-            EXPECT_GT(row.scale_min, 0) << names[i];
+            EXPECT_GT(row.counts.scale_min, 0) << names[i];
         }
         expect_transposed(stats, recipe == Recipe::fp8_flow);
         // what is computed a second time is not counted a second time
@@ -298,10 +323,10 @@ TEST(TensorStats, OfALayer) {
                 TensorStats all;
                 run_thread_ranks(1, 60,
                                  [&](ProcessGroup& group) { test::run_block(group, recomputed, &all); });
-                std::map<std::string, int64_t> result;
-                for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.values;
-                for (const TransposeStatsRow& row : all.transposed())
-                    result[row.weight + " " + row.tensor] = row.values;
+                std::map<std::string, double> result;
+                for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.counts.values;
+                for (const TensorStatsRow& row : all.transposed())
+                    result[row.weight + " " + row.tensor] = row.counts.values;
                 return result;
             };
             const auto wanted_values = values();
@@ -334,17 +359,17 @@ TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
         c.precision.moe_quantize_before_dispatch = false;
         TensorStats stats;
         run_thread_ranks(1, 60, [&](ProcessGroup& group) { test::run_block(group, c, &stats); });
-        std::map<std::string, int64_t> values;
+        std::map<std::string, double> values;
         for (const TensorStatsRow& row : stats.rows()) {
-            values[row.tensor] = row.values;
+            if (!row.tensor.ends_with("weight")) values[row.tensor] = row.counts.values;
             EXPECT_GT(row.nmse(), 2e-4) << row.tensor;
             EXPECT_LT(row.nmse(), 2e-3) << row.tensor;
         }
         const int64_t rows = routed ? 128 : 64, ffn = routed ? 128 : 256;
-        EXPECT_EQ(values, (std::map<std::string, int64_t>{{"dispatch", rows * 128},
-                                                          {"dY", rows * 128},
-                                                          {"swiglu", rows * ffn},
-                                                          {"swiglu backward", rows * 2 * ffn}}));
+        EXPECT_EQ(values, (std::map<std::string, double>{{"dispatch", rows * 128},
+                                                         {"dY", rows * 128},
+                                                         {"swiglu", rows * ffn},
+                                                         {"swiglu backward", rows * 2 * ffn}}));
     }
 }
 

@@ -170,7 +170,7 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
 // A step that is run again is observed once.
 TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     std::vector<TensorStatsRow> rows[2];
-    std::vector<TransposeStatsRow> transposed[2];
+    std::vector<TensorStatsRow> transposed[2];
     for (const char* factor : {"0", "0.01"}) {
         const Config config =
             test_config(Recipe::fp8_flow, {"model.seq_length=64", "training.micro_batch_size=4",
@@ -189,21 +189,21 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
     ASSERT_EQ(rows[0].size(), rows[1].size());
     EXPECT_FALSE(rows[0].empty());
     for (size_t i = 0; i < rows[0].size(); ++i) {
-        EXPECT_EQ(rows[0][i].values, rows[1][i].values) << rows[0][i].tensor;
-        EXPECT_EQ(rows[0][i].zeros, rows[1][i].zeros) << rows[0][i].tensor;
-        EXPECT_EQ(rows[0][i].error_energy, rows[1][i].error_energy) << rows[0][i].tensor;
+        EXPECT_EQ(rows[0][i].counts.values, rows[1][i].counts.values) << rows[0][i].tensor;
+        EXPECT_EQ(rows[0][i].counts.zeros, rows[1][i].counts.zeros) << rows[0][i].tensor;
+        EXPECT_EQ(rows[0][i].counts.error_energy, rows[1][i].counts.error_energy) << rows[0][i].tensor;
     }
     ASSERT_EQ(transposed[0].size(), transposed[1].size());
     ASSERT_FALSE(transposed[0].empty());
     EXPECT_EQ(transposed[0].front().iteration, 1);
     EXPECT_EQ(transposed[0].back().iteration, 2);
     for (size_t i = 0; i < transposed[0].size(); ++i) {
-        const TransposeStatsRow &once = transposed[0][i], &again = transposed[1][i];
+        const TensorStatsRow &once = transposed[0][i], &again = transposed[1][i];
         EXPECT_EQ(once.iteration, again.iteration) << once.tensor;
         EXPECT_EQ(once.weight, again.weight) << once.tensor;
-        EXPECT_EQ(once.values, again.values) << once.tensor;
-        EXPECT_EQ(once.flushed, again.flushed) << once.tensor;
-        EXPECT_EQ(once.energy, again.energy) << once.tensor;
+        EXPECT_EQ(once.counts.values, again.counts.values) << once.tensor;
+        EXPECT_EQ(once.counts.flushed, again.counts.flushed) << once.tensor;
+        EXPECT_EQ(once.counts.energy, again.counts.energy) << once.tensor;
     }
 }
 
