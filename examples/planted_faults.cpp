@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE` distinguishes it from
-// fp8_flow, with how many tokens and seeds.
+// Two recipes: fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE` distinguishes
+// them from fp8_flow, with how many tokens and seeds.
 #include <fp8flow/recipe.h>
 
 using namespace fp8flow;
@@ -36,6 +36,18 @@ private:
     }
 };
 
+// SwiGLU's output and dY are clipped at half of the largest FP8 value.
+class HalfRange final : public Fp8Flow {
+public:
+    using Fp8Flow::Fp8Flow;
+    Rule rule_of(Quantized tensor) const override {
+        Rule rule = Fp8Flow::rule_of(tensor);
+        if (tensor == Quantized::a || tensor == Quantized::dy) rule.clip = 0.5f;
+        return rule;
+    }
+};
+
 }  // namespace
 
-FP8FLOW_RECIPES(register_flow<WrongScale>("wrong_scale", Recipe::fp8_flow))
+FP8FLOW_RECIPES(register_flow<WrongScale>("wrong_scale", Recipe::fp8_flow),
+                register_flow<HalfRange>("half_range", Recipe::fp8_flow))
