@@ -181,7 +181,7 @@ TEST(DataError, CorruptShard) {
 TEST(OutputError, FolderThatCannotBeWritten) {
     TemporaryFolder folder;
     const std::string file = folder.write("file", "x");
-    for (const std::string& out : {std::string("/etc/fp8flow"), file, file + "/below", std::string("/tmp")}) {
+    for (const std::string& out : {file, file + "/below"}) {
         const CommandResult result = fp8flow_alone({"train", config_file("test"), "--out", out});
         expect_report(result, ExitCode::output, {out});
         EXPECT_EQ(result.out, "");

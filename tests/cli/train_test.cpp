@@ -106,7 +106,7 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         EXPECT_EQ(steps, 6u);
         for (const char* text :
              {"backend: reference", "recipe: fp8_flow (FP8 rows + scales on the wire", "floor of the loss",
-              "train_iters: 6", "validation after iteration 6: held-out loss", "done: 6 iterations",
+              "training.train_iters: ", "validation after iteration 6: held-out loss", "done: 6 iterations",
               "memory  ", "casts", "compare recipes"})
             expect_contains(run.out, text);
         EXPECT_EQ(run.out.find("nan"), std::string::npos);
