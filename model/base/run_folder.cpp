@@ -30,7 +30,11 @@ bool is_exported(const std::string& name) {
 }
 
 // What the commands write into their folder, today and in earlier versions, and into those below it.
-constexpr std::array<const char*, 2> kFolders = {"gradients", "hf"};
+constexpr std::array<const char*, 3> kFolders = {"gradients", "hf", "runs"};
+bool is_run_of_validate(const std::string& name) {
+    static const std::regex names(R"(.+-\d+\.jsonl?)");
+    return std::regex_match(name, names);
+}
 bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
         R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|metrics\.jsonl|samples\.npy|)"
@@ -172,7 +176,7 @@ void RunFolder::keep() {
     if (!first || !overwrites_ || !folder_) return;
     for (const OutputFolder& below : folders_below()) {
         remove_exported(below);
-        below.remove_files(is_written_by_runs);
+        below.remove_files(below.path().ends_with("/runs") ? is_run_of_validate : is_written_by_runs);
     }
     folder_->remove_files(is_written_by_runs);
     std::error_code error;

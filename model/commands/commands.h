@@ -24,20 +24,24 @@ struct CommonOptions {
     report::Terminal terminal;
     BackendKind backend = BackendKind::automatic;
     Placement placement;
-    // library with recipes (fp8flow/recipe.h) or, for bench, kernels (plugin.h) of the caller's; empty: none
-    std::string plugin;
+    std::string plugin;  // bench: library with kernels (fp8flow/plugin.h) of the caller's; empty: none
 };
 
 struct RunOptions : CommonOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
-    std::string hf_config;      // a Hugging Face config.json, read before the configuration; empty: none
+    std::string hf_config;  // a Hugging Face config.json, read before the configuration; empty: none
+    std::vector<std::string> plugins;  // libraries with recipes of the caller's (fp8flow/recipe.h)
     std::string weights;        // replay: safetensors with Hugging Face names; empty: those of the input
     std::string routing;        // train, replay: experts of every token; empty: the routers choose
     bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
     int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
     validate::Ablation ablation =
-        validate::Ablation::none;  // validate, profile: also the flow with one optimisation off at a time
+        validate::Ablation::none;     // validate, profile: also the flow with one optimisation off at a time
+    std::vector<std::string> arms;    // validate: "NAME:key=value,key=value"
+    std::vector<int64_t> seeds;       // validate; empty: training.seed
+    std::string only;                 // validate: ARM:SEED; empty: all
+    std::vector<std::string> joined;  // validate: folders of validations
     std::optional<int64_t> measured_steps;                          // profile
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
 };
@@ -84,6 +88,8 @@ int run_train(const RunOptions& options, ProcessGroup& world);
 int run_dump_samples(const RunOptions& options, ProcessGroup& world);
 // Same data, seed and initial weights under every recipe of validate.recipes, plus a control arm.
 int run_validate(const RunOptions& options, ProcessGroup& world);
+// The same report of runs that other processes have done (RunOptions::joined).
+int run_join(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);

@@ -3,6 +3,7 @@
 // that reads the environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
 #include "kernels/core/error.h"
 #include "kernels/host_memory.h"
+#include "layers/flows/flow.h"
 #include "model/base/plugins.h"
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
@@ -254,7 +255,7 @@ struct CommandLine {
             "Several ranks: mpirun -n N --quiet fp8flow train CONFIG (or scripts/train.sh -n N CONFIG).");
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
-                ->required(command == train || command == validate);
+                ->required(command == train);
             command->add_option("--set", options.overrides, "section.key=value, repeatable")
                 ->allow_extra_args(false);
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
@@ -265,10 +266,12 @@ struct CommandLine {
                 "--set come after it (families: docs/usage/data_and_weights.md)");
         }
         for (CLI::App* command : {train, validate, profile, plan, replay})
-            command->add_option(
-                "--plugin", options.plugin,
-                "shared library with a recipe of your own (include/fp8flow/recipe.h); validate "
-                "and profile compare it with the others");
+            command
+                ->add_option("--plugin", options.plugins,
+                             "shared library with recipes of your own (include/fp8flow/recipe.h), "
+                             "repeatable; validate "
+                             "and profile compare them with the others")
+                ->allow_extra_args(false);
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
@@ -303,6 +306,7 @@ struct CommandLine {
                 ->excludes("--ablate");
         }
         add_train_options();
+        add_validate_options(*validate, options, resume, weights);
         add_profile_options();
         add_replay_options();
         add_bench_options();
@@ -453,9 +457,17 @@ struct CommandLine {
             !*profile || compared.empty() == (!options.config_path.empty() || !options.hf_config.empty()),
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
-        if (!*bench && !options.plugin.empty()) load_recipes(options.plugin);
+        if (*validate) complete_validate_options(options);
+        if (!*bench)
+            for (const std::string& plugin : options.plugins) load_recipes(plugin);
+        // All of them are compared.
+        if ((*validate || *profile) && registered_flows().size() > 1)
+            options.overrides.insert(options.overrides.begin(), "precision.flow=''");
         if (!out.empty()) options.overrides.push_back("output.out=" + builders::quoted(out));
-        if (!resume.empty()) options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
+        if (*validate && !resume.empty())
+            options.taken = RunFolder::Taken::enter;
+        else if (!resume.empty())
+            options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
         if (!weights.empty())
             options.overrides.push_back("checkpoint.pretrained_checkpoint=" + builders::quoted(weights));
         if (!options.routing.empty())
@@ -493,7 +505,8 @@ struct CommandLine {
 
 // What a run does with a signal; others end at once.
 OnStopSignal on_stop_signal(const CommandLine& line) {
-    return *line.train && line.options.dump_samples == 0 ? OnStopSignal::note : OnStopSignal::end;
+    return (*line.train && line.options.dump_samples == 0) || *line.validate ? OnStopSignal::note
+                                                                             : OnStopSignal::end;
 }
 
 int run(const CommandLine& line) {
@@ -503,6 +516,8 @@ int run(const CommandLine& line) {
     }
     if (*line.train)
         return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
+    if (*line.validate && !line.options.joined.empty())
+        return on_ranks(line.options, run_join, [](int) { return kStartDeadline; });
     if (*line.validate) return on_ranks(line.options, run_validate);
     if (*line.profile && !line.compared.empty()) {
         fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));

@@ -53,8 +53,9 @@ std::string next_text(const std::vector<NextStep>& steps) {
     return text;
 }
 
-std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin) {
-    if (!plugin.empty()) arguments.insert(arguments.end(), {"--plugin", plugin});
+std::vector<std::string> with_plugins(std::vector<std::string> arguments,
+                                      const std::vector<std::string>& plugins) {
+    for (const std::string& plugin : plugins) arguments.insert(arguments.end(), {"--plugin", plugin});
     return arguments;
 }
 
@@ -63,7 +64,7 @@ std::vector<std::string> with_options(std::vector<std::string> arguments, const 
     if (options.backend != BackendKind::automatic)
         arguments.insert(arguments.end(), {"--backend", kNames[static_cast<size_t>(options.backend)]});
     if (options.where_short == predict::WhereShort::warn) arguments.emplace_back("--force");
-    return with_plugin(std::move(arguments), options.plugin);
+    return with_plugins(std::move(arguments), options.plugins);
 }
 
 std::string config_of_run(const RunOptions& options, const std::string& out) {

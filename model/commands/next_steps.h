@@ -21,7 +21,8 @@ struct NextStep {
 };
 std::string next_text(const std::vector<NextStep>& steps);
 // `arguments` of another command on the same configuration, with what it was read with.
-std::vector<std::string> with_plugin(std::vector<std::string> arguments, const std::string& plugin);
+std::vector<std::string> with_plugins(std::vector<std::string> arguments,
+                                      const std::vector<std::string>& plugins);
 // The same of one that runs on ranks: what decides a run and is no key of the configuration.
 std::vector<std::string> with_options(std::vector<std::string> arguments, const RunOptions& options);
 // The configuration file for a command after this run: the one that the run read, or, if options other than

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Options of the command line have the types and ranges of configuration keys: 5e3 is an integer, nan is no
-// number. Internal to main.cpp.
+// number. And the options of validate. Internal to main.cpp.
 #pragma once
 
+#include "model/commands/commands.h"
 #include "model/config/builders.h"
 #include "model/safetensors/header.h"
 
@@ -31,6 +32,48 @@ inline CLI::Validator integer_in(builders::IntegerRange range) {
 inline CLI::Validator number_in(builders::NumberRange range) {
     return typed(builders::number(
         "", "", [](auto& c) -> auto& { return c.training.lr; }, range, ""));
+}
+
+// `resume` and `weights`: those of train.
+inline void add_validate_options(CLI::App& validate, RunOptions& options, std::string& resume,
+                                 std::string& weights) {
+    validate
+        .add_option("--arm", options.arms,
+                    "NAME:key=value,key=value: the configuration with these keys, repeatable; takes the "
+                    "place of validate.recipes")
+        ->allow_extra_args(false)
+        ->excludes("--ablate")
+        ->excludes("--state-dtypes");
+    validate.add_option("--seeds", options.seeds, "of every arm, 1,2,3 (default: training.seed)")
+        ->delimiter(',')
+        ->allow_extra_args(false)
+        ->transform(integer_in({.max = INT64_MAX}));
+    validate.add_option("--only", options.only,
+                        "ARM:SEED: train this one and write its file; --join makes the report");
+    validate
+        .add_option("--join", options.joined,
+                    "FOLDER ...: the report of runs in these folders; trains nothing")
+        ->excludes("--only")
+        ->excludes("--arm")
+        ->excludes("--seeds");
+    validate
+        .add_option("--resume", resume,
+                    "auto: continue the validation in --out; done runs are read, an interrupted one goes "
+                    "on from its checkpoint (checkpoint.save_interval) or begins again")
+        ->check(CLI::IsMember({"auto"}))
+        ->excludes("--join")
+        ->excludes("--overwrite");
+    validate.add_option(
+        "--weights", weights,
+        "every arm starts from a Hugging Face model: a .safetensors file, an index, or a folder");
+}
+
+// --join takes the configuration of its first folder, if none is named.
+inline void complete_validate_options(RunOptions& options) {
+    if (!options.joined.empty() && options.config_path.empty())
+        options.config_path = options.joined.front() + "/config.yaml";
+    require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
+            "validate: want a configuration (see configs/), --hf-config config.json, or --join FOLDER ...");
 }
 
 // The value of FP8FLOW_FAULT (tests of validate), null where it is not set: whether it plants the fault.

@@ -35,7 +35,7 @@ public:
           backend_(choose_backend(options.backend, options.placement, world)),
           joined_(predict::decide_joined(config_, backend_, world)),
           arms_(recipe_arms(config_, config_.profile.profile_recipes, options.ablation, world.size())),
-          plugin_(options.plugin),
+          plugins_(options.plugins),
           steps_(profiled_steps(config_.profile) * static_cast<int64_t>(arms_.size())),
           eta_(steps_),
           quiet_(options.terminal.detail == Terminal::Detail::quiet),
@@ -169,7 +169,7 @@ private:
             "(ui.perfetto.dev)",
             folder_->path()));
         log_.result(next_text(
-            {{"predict other sizes", command_line("plan", with_plugin({config_to_name_}, plugin_), 1)}}));
+            {{"predict other sizes", command_line("plan", with_plugins({config_to_name_}, plugins_), 1)}}));
     }
 
     ProcessGroup& world_;
@@ -178,7 +178,7 @@ private:
     BackendChoice backend_;
     std::string joined_;  // what was decided of micro-batches
     std::vector<Arm> arms_;
-    std::string plugin_;
+    std::vector<std::string> plugins_;
     int64_t steps_, steps_done_ = 0, progress_lines_ = 0;
     EtaEstimator eta_;
     std::optional<RunFolder> run_folder_;

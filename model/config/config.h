@@ -118,12 +118,16 @@ struct CheckpointSpec {
 
 std::vector<Recipe> default_validate_recipes();  // bf16, fp8_blockwise, fp8_flow
 
+// The run that gives the noise floor. ulp: bf16 whose initial weights are one unit in the last place away;
+// exact: bf16 with another order of summation, which costs up to twice the time.
+enum class ControlArm : uint8_t { none, ulp, exact };
+
 struct ValidateSpec {
     std::vector<Recipe> recipes = default_validate_recipes();
     double max_relative_loss_error = 0.0025;  // the paper's acceptance threshold
     double ema_decay = 0.95;                  // smoothing of the loss curves that are compared
     int64_t warmup_iters = 20;                // steps left out of the verdict
-    bool control_arm = true;                  // bf16 again with another summation order: the noise floor
+    ControlArm control_arm = ControlArm::ulp;
 };
 
 // auto: the fastest that runs. The reference backend knows one.

@@ -393,6 +393,19 @@ std::vector<ConfigField> output_fields() {
     };
 }
 
+// Earlier versions had true and false.
+ConfigField control_arm_field() {
+    ConfigField field =
+        choice(KEY(validate, control_arm), {"none", "ulp", "exact"},
+               "the noise floor: ulp, bf16 whose initial weights are one unit in the last place away; exact, "
+               "bf16 with another order of summation, up to twice as slow; true is ulp, false none");
+    field.set = [by_name = field.set](Config& config, const WrittenValue& written) {
+        const auto truth = written.is_list ? std::nullopt : read_truth(written.items.at(0));
+        return by_name(config, truth ? WrittenValue{.items = {*truth ? "ulp" : "none"}} : written);
+    };
+    return field;
+}
+
 std::vector<ConfigField> validate_fields() {
     return {
         choices(KEY(validate, recipes), kNamesOfRecipes, "runs to compare; bf16 is the baseline"),
@@ -401,8 +414,7 @@ std::vector<ConfigField> validate_fields() {
         number(KEY(validate, ema_decay), {.min = 0, .max = 1, .below_max = true},
                "smoothing of the loss curves that are compared"),
         integer(KEY(validate, warmup_iters), {.min = 0}, "steps left out of the verdict"),
-        boolean(KEY(validate, control_arm),
-                "run bf16 again with another order of summation, which gives the noise floor"),
+        control_arm_field(),
     };
 }
 

@@ -235,6 +235,12 @@ private:
     ConfigProblems& problems_;
 };
 
+// `--set precision.flow=''` means none, though a plugin has some.
+bool leaves_flow_open(const Config& config) {
+    const auto set = config.origin.find("precision.flow");
+    return config.precision.flow.empty() && (set == config.origin.end() || set->second != "--set");
+}
+
 }  // namespace
 
 Config parse_config(std::string_view text, const std::string& name, const std::vector<std::string>& overrides,
@@ -259,7 +265,7 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);
-    if (const auto own = registered_flows(); own.size() > 1 && config.precision.flow.empty())
+    if (const auto own = registered_flows(); own.size() > 1 && leaves_flow_open(config))
         problems.add("--plugin", fmt::format("got {}, want one of them in --set precision.flow=NAME",
                                              fmt::join(own, ", ")));
     std::vector<std::string> changed;  // of the imported model
@@ -306,7 +312,7 @@ void resolve_config(Config& config) {
         round_up(config.model.vocab_size, config.model.make_vocab_size_divisible_by);
     PrecisionSpec& precision = config.precision;
     const auto own = registered_flows();
-    if (own.size() == 1 && precision.flow.empty()) precision.flow = own.front();
+    if (own.size() == 1 && leaves_flow_open(config)) precision.flow = own.front();
     if (const auto base = base_of_flow(precision.flow); base && *base != precision.recipe) {
         if (config.origin.contains("precision.recipe"))
             config.warnings.push_back(

@@ -84,14 +84,6 @@ json pooled_json(const PooledVariance& pooled) {
             {"pooled", pooled.same}};
 }
 
-// The keys that make the arm another one than the baseline, with the arm's values.
-json keys_of(const Arm& arm) {
-    json keys = json::object();
-    for (const std::string& line : arm.keys)
-        keys[line.substr(0, line.find(':'))] = line.substr(line.find(" | ") + 3);
-    return keys;
-}
-
 // Keys with spaces are those of earlier versions; with several seeds costs are of the first.
 json arm_json(const Outcome& o, json keys, const Config& config) {
     std::vector<int64_t> seeds;
@@ -264,7 +256,7 @@ json validate_json(const Outcomes& outcomes, const std::vector<Arm>& arms, const
                    {"variance_of_held_out", pooled_json(outcomes.held_out)},
                    {"verdict", name_of(outcomes.verdict)}};
     for (size_t i = 0; i < outcomes.arms.size(); ++i)
-        result["arms"].push_back(arm_json(outcomes.arms[i], keys_of(arms[i]), config));
+        result["arms"].push_back(arm_json(outcomes.arms[i], arms[i].keys, config));
     return result;
 }
 

@@ -3,11 +3,19 @@
 #include "model/validate/arms.h"
 
 #include "kernels/core/error.h"
+#include "layers/flows/flow.h"
+#include "model/config/builders.h"
+#include "model/config/fields.h"
+#include "model/safetensors/header.h"
+#include "model/validate/run_file.h"
 
 #include <algorithm>
 #include <functional>
+#include <set>
 
 namespace fp8flow::validate {
+
+using Names = std::vector<std::string>;
 
 namespace {
 
@@ -82,6 +90,50 @@ void add_state_dtypes(std::vector<Arm>& arms, const std::string& name, const Con
     add(" + bf16 state", StateDtype::bf16, StateDtype::bf16);
 }
 
+// At commas outside brackets.
+Names settings_of(const std::string& text) {
+    Names settings = {""};
+    int depth = 0;
+    for (const char c : text) {
+        depth += c == '[' ? 1 : c == ']' ? -1 : 0;
+        if (c == ',' && depth == 0)
+            settings.emplace_back();
+        else
+            settings.back() += c;
+    }
+    return settings;
+}
+
+// Of --arm. A recipe or a flow among its keys comes first: options that it does not know return to their
+// defaults, as in the arms of recipes.
+Arm own_arm(const Config& base, const std::string& text, int ranks) {
+    const size_t colon = text.find(':');
+    const std::string name = text.substr(0, colon);
+    require(colon != std::string::npos && !name.empty() && colon + 1 < text.size(), ExitCode::usage,
+            "--arm: got {}, want NAME:key=value,key=value", printable(text));
+    const Names settings = settings_of(text.substr(colon + 1));
+    Config start = base;
+    for (const std::string& setting : settings) {
+        const size_t equals = std::min(setting.find('='), setting.size() - 1);
+        const std::string key = setting.substr(0, equals), value = setting.substr(equals + 1);
+        if (key == "flow" || key == "precision.flow")
+            start = with_recipe(base, base_of_flow(value).value_or(base.precision.recipe));
+        if (key != "recipe" && key != "precision.recipe") continue;
+        Config named;
+        if (!field_named("precision.recipe").set(named, {.items = {value}}))
+            start = with_recipe(base, named.precision.recipe);
+    }
+    Names overrides = {"precision.flow=" + builders::quoted(start.precision.flow)};
+    overrides.insert(overrides.end(), settings.begin(), settings.end());
+    try {
+        Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};
+        arm.config.precision.fault_wrong_scale_index = base.precision.fault_wrong_scale_index;
+        return arm;
+    } catch (const Error& error) {
+        fail(error.code(), "--arm {}: {}", printable(name), error.what());
+    }
+}
+
 }  // namespace
 
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
@@ -98,6 +150,11 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
     };
     for (Recipe recipe : recipes) add(with_recipe(config, recipe));
     if (!config.precision.flow.empty()) add(config);
+    for (const std::string& flow : config.precision.flow.empty() ? registered_flows() : Names{}) {
+        Config own = with_recipe(config, *base_of_flow(flow));
+        own.precision.flow = flow;
+        add(own);
+    }
     if (ablation == Ablation::flow_switches) {
         const Config flow = with_recipe(config, Recipe::fp8_flow);
         const std::string name(recipe_name(Recipe::fp8_flow));
@@ -111,22 +168,40 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
     return arms;
 }
 
-std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks) {
+std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, const Names& own) {
     std::vector<Recipe> recipes = {Recipe::bf16};
-    for (Recipe recipe : config.validate.recipes)
+    const bool has_recipes = own.empty() || config.origin.contains("validate.recipes");
+    for (Recipe recipe : has_recipes ? config.validate.recipes : std::vector<Recipe>{})
         if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
     std::vector<Arm> arms;
     if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state alone
         arms = {{std::string(recipe_name(recipes.front())), with_recipe(config, recipes.front())}};
         recipes.erase(recipes.begin());
     }
-    for (Arm& arm : recipe_arms(config, recipes, ablation, ranks)) {
+    std::vector<Arm> others;
+    if (own.empty())
+        others = recipe_arms(config, recipes, ablation, ranks);
+    else
+        for (Recipe recipe : recipes)
+            others.push_back({std::string(recipe_name(recipe)), with_recipe(config, recipe)});
+    for (const std::string& text : own) others.push_back(own_arm(config, text, ranks));
+    for (Arm& arm : others) {
         arms.push_back(std::move(arm));
         check_same_run(arms.front(), arms.back());
     }
-    if (config.validate.control_arm)
-        arms.push_back({kControlArm, arms.front().config, Arithmetic::alternative});
-    for (Arm& arm : arms) arm.keys = diff_configs(arms.front().config, arm.config);
+    if (const ControlArm control = config.validate.control_arm; control != ControlArm::none) {
+        arms.push_back({kControlArm, arms.front().config});
+        arms.back().moves_start = control == ControlArm::ulp;
+        if (control == ControlArm::exact) arms.back().arithmetic = Arithmetic::alternative;
+    }
+    std::set<std::string> names;
+    for (Arm& arm : arms) {
+        require(names.insert(job_name(arm.name, 0)).second, ExitCode::usage,
+                "--arm {}: two arms have this name, or names that differ in signs alone", arm.name);
+        for (const ConfigField& field : config_fields())
+            if (const std::string value = field.get(arm.config); value != field.get(arms.front().config))
+                arm.keys[field.name()] = value;
+    }
     return arms;
 }
 

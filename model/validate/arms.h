@@ -6,6 +6,7 @@
 #include "model/config/config.h"
 #include "model/job/backend.h"
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -15,8 +16,9 @@ struct Arm {
     std::string name;
     Config config;
     Arithmetic arithmetic = Arithmetic::stated;
-    std::string against = {};            // the arm that its loss is compared with; empty: the first
-    std::vector<std::string> keys = {};  // "section.key: first arm | this arm", of make_arms
+    std::string against = {};                      // the arm that its loss is compared with; empty: the first
+    bool moves_start = false;                      // its initial weights are one unit in the last place away
+    std::map<std::string, std::string> keys = {};  // with other values than the first arm's; of make_arms
 };
 
 inline constexpr const char* kControlArm = "bf16 control";
@@ -27,12 +29,15 @@ inline constexpr const char* kControlArm = "bf16 control";
 // and moments, with BF16 gradients, and with all of them in BF16.
 enum class Ablation { none, flow_switches, schedules, state_dtypes };
 
-// One arm per recipe, in this order, then the configuration's own flow, if it has one, then those of the
-// ablation. Throws Error(usage) if two arms would differ in more than the recipe and its options.
+// One arm per recipe, in this order, then the configuration's own flow, or without one all that plugins have
+// registered, then those of the ablation. Throws Error(usage) if two arms would differ in more than the
+// recipe and its options.
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
                              int ranks);
-// Those of validate: the baseline first, the control arm last.
-std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks);
+// Those of validate: the baseline first, the control arm last. `own`: "NAME:key=value,key=value" of --arm.
+// Where there are some, they take the place of validate.recipes, unless the user has set that key too.
+std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks,
+                           const std::vector<std::string>& own = {});
 
 std::vector<Config> configs_of(const std::vector<Arm>& arms);
 

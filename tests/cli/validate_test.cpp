@@ -7,9 +7,13 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <csignal>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <regex>
 #include <set>
+#include <thread>
 
 namespace fp8flow {
 namespace {
@@ -123,7 +127,7 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
     std::set<std::string> files;
     for (const auto& entry : std::filesystem::directory_iterator(folder.path("out")))
         files.insert(entry.path().filename());
-    EXPECT_EQ(files, (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "report.html",
+    EXPECT_EQ(files, (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "report.html", "runs",
                                             "validate.json", "validate.log"}));
     const json page = expect_report_page(read_whole(folder.path("out/report.html")));
     EXPECT_EQ(page.at("loss").size(), 2u);
@@ -144,6 +148,166 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
             expect_contains(line, "ETA");
         }
     expect_contains(run.out, " mxfp8          | iteration 7/7 | lm loss");
+}
+
+// ---- arms and seeds as jobs
+
+constexpr const char* kArm =
+    "flow:recipe=fp8_flow,recompute_granularity=selective,recompute_modules=[moe_expert]";
+
+// Two arms with three seeds.
+Texts six_jobs(const std::string& out, const Texts& more = {}, const std::string& seeds = "3,1,2") {
+    Texts line = with_settings({"validate", config_file("test"), "--backend", "reference", "--out", out,
+                                "--seeds", seeds, "--arm", kArm},
+                               {"training.train_iters=6", "training.eval_iters=1", "validate.warmup_iters=1",
+                                "validate.control_arm=none"});
+    line.insert(line.end(), more.begin(), more.end());
+    return line;
+}
+
+const Texts kJobs = {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"};
+
+json run_file(const std::string& out, const std::string& job) {
+    json file = json::parse(read_whole(out + "/runs/" + job + ".json"));
+    EXPECT_GT(file.at("measured").at("seconds per step").get<double>(), 0.0);
+    file.erase("measured");
+    return file;
+}
+
+// The report but for what was measured.
+json statement(const std::string& out) {
+    json result = json::parse(read_whole(out + "/validate.json"));
+    for (const char* key : {"date", "command"}) result.erase(key);
+    for (json& arm : result.at("arms"))
+        for (const char* key :
+             {"seconds per step", "saved bytes", "saved bytes reserved", "saved bytes used"})
+            arm.erase(key);
+    return result;
+}
+
+void expect_same_validation(const std::string& out, const std::string& other) {
+    for (const std::string& job : kJobs) EXPECT_EQ(run_file(out, job), run_file(other, job)) << job;
+    EXPECT_EQ(statement(out), statement(other));
+    EXPECT_EQ(read_whole(out + "/loss.jsonl"), read_whole(other + "/loss.jsonl"));
+}
+
+TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
+    TemporaryFolder folder;
+    const CommandResult one = fp8flow_alone(six_jobs(folder.path("one")));
+    ASSERT_LE(one.status, 1) << one.err;
+    expect_contains(one.out, "seeds: 1, 2, 3");
+    expect_contains(one.out, "flow seed 2");
+    Texts join = {"validate", "--join"};
+    for (const char* seed : {"2", "3", "1"})
+        for (const char* arm : {"flow", "bf16"}) {
+            const std::string job = std::string(arm) + ":" + seed;
+            const CommandResult run = fp8flow_alone(six_jobs(folder.path(job), {"--only", job}));
+            ASSERT_EQ(run.status, 0) << run.err;
+            EXPECT_FALSE(std::filesystem::exists(folder.path(job + "/validate.json")));
+            join.push_back(folder.path(job));
+        }
+    join.insert(join.end(), {"--out", folder.path("joined")});
+    const CommandResult joined = fp8flow_alone(join);
+    EXPECT_EQ(joined.status, one.status) << joined.err;
+    expect_same_validation(folder.path("one"), folder.path("joined"));
+    const json flow = run_file(folder.path("joined"), "flow-2");
+    EXPECT_NE(flow.at("keys").dump().find("recompute.recompute_modules"), std::string::npos)
+        << flow.at("keys");
+    EXPECT_NE(flow.at("lm_loss"), run_file(folder.path("joined"), "flow-1").at("lm_loss"));
+    EXPECT_EQ(flow.at("initial weights"), run_file(folder.path("joined"), "bf16-2").at("initial weights"));
+    expect_contains(joined.out, last_line(one.out));
+}
+
+// Its second job has three steps on record.
+void end_in_the_middle(const Texts& line, const std::string& out, int signal, int status) {
+    Texts command = {FP8FLOW_EXECUTABLE};
+    command.insert(command.end(), line.begin(), line.end());
+    RunningCommand run(command, "");
+    while (lines_of(read_whole(out + "/runs/flow-1.jsonl")).size() < 4 &&
+           !std::filesystem::exists(out + "/runs/flow-1.json"))
+        std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    ::kill(run.pid(), signal);
+    EXPECT_EQ(run.wait(60).status, status);
+    EXPECT_FALSE(std::filesystem::exists(out + "/validate.json"));
+}
+
+TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
+    TemporaryFolder folder;
+    const Texts longer = {"--set", "training.train_iters=60", "--set", "checkpoint.save_interval=2"};
+    const Texts whole = six_jobs(folder.path("whole"), longer, "1");
+    ASSERT_LE(fp8flow_alone(whole).status, 1);
+    for (const auto& [signal, status] : std::map<int, int>{{SIGTERM, 16}, {SIGKILL, 128 + SIGKILL}}) {
+        const std::string out = folder.path("ended" + std::to_string(signal));
+        Texts line = six_jobs(out, longer, "1");
+        end_in_the_middle(line, out, signal, status);
+        line.insert(line.end(), {"--resume", "auto"});
+        const CommandResult resumed = fp8flow_alone(line);
+        ASSERT_LE(resumed.status, 1) << resumed.err;
+        expect_contains(resumed.out, "bf16: read from runs/bf16-1.json");
+        EXPECT_TRUE(
+            std::regex_search(resumed.out, std::regex("flow: interrupted after iteration \\d+, continues")))
+            << resumed.out;
+        EXPECT_EQ(run_file(out, "flow-1"), run_file(folder.path("whole"), "flow-1"));
+        EXPECT_EQ(statement(out), statement(folder.path("whole")));
+        EXPECT_FALSE(std::filesystem::exists(out + "/checkpoints"));
+    }
+    // Another configuration is not mixed in.
+    Texts other = six_jobs(folder.path("whole"), longer, "1");
+    other.insert(other.end(), {"--resume", "auto", "--set", "training.lr=0.1"});
+    const CommandResult refused = fp8flow_alone(other);
+    EXPECT_EQ(refused.status, 2);
+    expect_contains(refused.err, "the runs differ in training.lr");
+}
+
+TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
+    TemporaryFolder folder;
+    const auto train = [&](const std::string& out, const std::string& only, const Texts& more = {}) {
+        Texts line = six_jobs(folder.path(out), {"--only", only, "--set", "training.train_iters=2"});
+        line.insert(line.end(), more.begin(), more.end());
+        const CommandResult run = fp8flow_alone(line);
+        ASSERT_EQ(run.status, 0) << run.err;
+    };
+    const auto refused = [&](const Texts& folders, const std::string& reason) {
+        Texts line = {"validate", "--out", folder.path("joined"), "--join"};
+        for (const std::string& name : folders) line.push_back(folder.path(name));
+        const CommandResult run = fp8flow_alone(line);
+        EXPECT_NE(run.status, 0);
+        expect_contains(run.err, reason);
+        EXPECT_FALSE(std::filesystem::exists(folder.path("joined")));
+    };
+    train("bf16", "bf16:1");
+    train("data", "flow:1", {"--set", "data.synthetic_noise=0.3"});
+    train("lr", "flow:1", {"--set", "training.lr=0.01"});
+    train("flow", "flow:1");
+    refused({"bf16", "lr"}, "the runs differ in training.lr");
+    refused({"bf16", "data"}, "the runs differ in data: ");
+    refused({"bf16", "bf16"}, "are the same arm and seed");
+    refused({"bf16", "nowhere"}, "no run of validate");
+    refused({"flow"}, "no run of the baseline among them");
+    const std::string path = "flow/runs/flow-1.json", text = read_whole(folder.path(path));
+    for (const char* item : {"commit", "initial weights", "order", "ranks"}) {
+        json changed = json::parse(text);
+        changed[item] = "other";
+        folder.write(path, changed.dump());
+        refused({"bf16", "flow"}, std::string("the runs differ in ") + item);
+    }
+    const CommandResult none = fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}));
+    EXPECT_EQ(none.status, 2);
+    expect_contains(none.err, "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
+}
+
+TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {
+    TemporaryFolder folder;
+    for (const auto& [arm, reason] :
+         std::map<std::string, std::string>{{"flow", "want NAME:key=value,key=value"},
+                                            {"flow:recipe=fp9", "--arm flow: "},
+                                            {"flow:hidden_size=256", "arms must differ in the recipe alone"},
+                                            {"bf16:recipe=mxfp8", "two arms have this name"}}) {
+        const CommandResult run = fp8flow_alone({"validate", config_file("test"), "--backend", "reference",
+                                                 "--out", folder.path("out"), "--arm", arm});
+        EXPECT_EQ(run.status, 2) << arm;
+        expect_contains(run.err, reason);
+    }
 }
 
 }  // namespace

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: MIT
+// Writing, reading and comparing the files of jobs.
+#include "model/validate/run_file.h"
+
+#include "kernels/core/error.h"
+#include "model/config/fields.h"
+#include "model/safetensors/input.h"
+
+#include <algorithm>
+#include <cctype>
+#include <filesystem>
+#include <limits>
+#include <map>
+#include <set>
+#include <tuple>
+
+namespace fp8flow::validate {
+
+using nlohmann::json;
+
+namespace {
+
+// Sections and keys that say where and how a run is written or judged, not what it computes.
+bool is_compared(const ConfigField& field) {
+    for (const char* section : {"output", "checkpoint", "validate", "profile"})
+        if (field.section == section) return false;
+    // data are compared by content; the seed is the job's
+    return field.key != "data_path" && field.key != "seed" && field.key != "peer_deadline_seconds";
+}
+
+json configuration_of(const Config& config) {
+    json keys = json::object();
+    for (const ConfigField& field : config_fields())
+        if (is_compared(field)) keys[field.name()] = field.get(config);
+    return keys;
+}
+
+double number(const json& value) {
+    return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+}
+
+std::vector<double> numbers(const json& values) {
+    std::vector<double> result;
+    for (const json& value : values) result.push_back(number(value));
+    return result;
+}
+
+void check_item(const RunFile& first, const RunFile& file, const std::string& item) {
+    if (!first.content.contains(item) || !file.content.contains(item)) return;
+    const json &there = first.content.at(item), &here = file.content.at(item);
+    if (there == here) return;
+    std::string name = item, then = there.dump(), now = here.dump();
+    if (there.is_object())
+        for (const auto& [key, value] : there.items())
+            if (!here.contains(key) || here.at(key) != value) {
+                name = key, then = value, now = here.value(key, "nothing");
+                break;
+            }
+    fail(
+        ExitCode::usage,
+        "the runs differ in {}: {} has {}, {} has {}; compare runs of one program on the same data, with the "
+        "same configuration",
+        name, first.path, then, file.path, now);
+}
+
+}  // namespace
+
+std::string job_name(const std::string& arm, int64_t seed) {
+    std::string name = arm;
+    for (char& c : name)
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '.' && c != '=' && c != '+') c = '_';
+    if (name.starts_with('.')) name[0] = '_';
+    return fmt::format("{}-{}", name, seed);
+}
+
+json begin_run_file(const Origin& origin) {
+    const auto hex = [](uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); };
+    return {{"arm", origin.arm.name},
+            {"seed", origin.seed},
+            {"number", origin.number},
+            {"against", origin.arm.against},
+            {"keys", origin.arm.keys},
+            {"commit", origin.provenance.commit},
+            {"backend", origin.provenance.gpus > 0 ? "hopper" : "reference"},
+            {"ranks", origin.provenance.ranks},
+            {"data", hex(origin.data)},
+            {"order", hex(origin.order)},
+            {"configuration", configuration_of(origin.config)}};
+}
+
+void check_agree(const std::vector<RunFile>& files) {
+    const auto check = [&](const RunFile& file, const char* same, std::initializer_list<const char*> items) {
+        const auto first = std::ranges::find_if(files, [&](const RunFile& other) {
+            return same == nullptr || other.content.at(same) == file.content.at(same);
+        });
+        for (const char* item : items) check_item(*first, file, item);
+    };
+    for (const RunFile& file : files) {
+        check(file, nullptr, {"commit", "backend", "ranks", "data", "configuration"});
+        check(file, "seed", {"order", "initial weights"});
+        check(file, "arm", {"keys"});
+    }
+}
+
+std::vector<RunFile> read_run_files(const std::string& runs) {
+    constexpr int64_t kMostBytes = int64_t{1} << 28;
+    std::vector<RunFile> files;
+    std::error_code error;
+    for (const auto& entry : std::filesystem::directory_iterator(runs, error)) {
+        if (entry.path().extension() != ".json") continue;
+        const std::string path = entry.path().string();
+        json content = json::parse(InputFile(path, ExitCode::data).text(kMostBytes), nullptr, false);
+        bool is_whole = content.is_object();
+        for (const char* item : {"arm", "seed", "number", "keys", "lm_loss", "grad_norm", "measured"})
+            is_whole = is_whole && content.contains(item);
+        require(is_whole, ExitCode::data,
+                "{}: not the file of a run of validate; remove it to run this arm again", path);
+        files.push_back({std::move(content), path});
+    }
+    sort_run_files(files);
+    return files;
+}
+
+void sort_run_files(std::vector<RunFile>& files) {
+    std::ranges::sort(files, {}, [](const RunFile& file) {
+        return std::tuple(file.content.at("number").get<int64_t>(), file.content.at("arm").get<std::string>(),
+                          file.content.at("seed").get<int64_t>());
+    });
+}
+
+std::vector<std::string> missing_jobs(const std::vector<RunFile>& files) {
+    std::map<std::string, std::set<int64_t>> seeds_of;
+    std::set<int64_t> seeds;
+    for (const RunFile& file : files) {
+        seeds_of[file.content.at("arm")].insert(file.content.at("seed").get<int64_t>());
+        seeds.insert(file.content.at("seed").get<int64_t>());
+    }
+    std::vector<std::string> missing;
+    for (const auto& [arm, own] : seeds_of)
+        for (const int64_t seed : seeds)
+            if (!own.contains(seed)) missing.push_back(fmt::format("{}:{}", arm, seed));
+    return missing;
+}
+
+Run run_of(const json& file) {
+    const json& measured = file.at("measured");
+    const auto bytes = [&](const char* key) { return measured.value(key, 0.0); };
+    Run run{.arm = file.at("arm"), .seed = file.at("seed"), .curve = {}, .diverged = file.at("diverged")};
+    run.curve = {.name = run.arm,
+                 .loss = numbers(file.at("lm_loss")),
+                 .grad_norm = numbers(file.at("grad_norm")),
+                 .held_out = number(file.at("held out")),
+                 .seconds_per_step = bytes("seconds per step"),
+                 .saved_bytes = bytes("saved bytes"),
+                 .saved_reserved = bytes("saved bytes reserved"),
+                 .saved_used = bytes("saved bytes used"),
+                 .wire_bytes_per_step = file.at("wire bytes per step"),
+                 .casts_per_step = file.at("casts per step")};
+    return run;
+}
+
+Provenance with_machine(Provenance provenance, const json& file) {
+    const json& machine = file.at("measured").at("machine");
+    const auto text = [&](const char* key) {
+        return machine.at(key).is_null() ? "" : machine.at(key).get<std::string>();
+    };
+    const json& clock = machine.at("gpu clock hertz");
+    provenance.machine.gpu = text("gpu");
+    provenance.machine.gpu_clock_hertz = clock.is_null() ? 0 : clock.get<double>();
+    provenance.machine.cpu = text("cpu");
+    provenance.machine.host_cores = machine.at("host cores");
+    provenance.gpus = machine.at("gpus");
+    provenance.ranks = machine.at("ranks");
+    return provenance;
+}
+
+std::vector<Arm> arms_of(const std::vector<RunFile>& files) {
+    std::vector<Arm> arms;
+    for (const RunFile& file : files) {
+        const std::string name = file.content.at("arm");
+        if (!arms.empty() && arms.back().name == name) continue;
+        arms.push_back({.name = name,
+                        .config = {},
+                        .against = file.content.at("against"),
+                        .keys = file.content.at("keys")});
+    }
+    return arms;
+}
+
+}  // namespace fp8flow::validate
