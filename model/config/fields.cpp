@@ -186,10 +186,11 @@ std::vector<ConfigField> precision_fields() {
              boolean(KEY(precision, fp8_attention_linears),
                      "the QKV and output projections of attention in FP8, as the recipe's other layers")),
         only({Recipe::fp8_blockwise, Recipe::fp8_flow},
-             joined(KEY(precision, moe_wgrad_micro_batches), op::kMaxWgradSets,
-                    "expert weight gradients of so many micro-batches in one GEMM; the others wait for the "
-                    "last of them; auto: two where a step has them on a rank and the GPUs have the memory, "
-                    "which is printed")),
+             joined(
+                 KEY(precision, moe_wgrad_micro_batches), op::kMaxWgradSets,
+                 "expert weight gradients of so many micro-batches in one GEMM; the others wait for the "
+                 "last of them; auto: until a GEMM has 2048 rows per expert, as far as a step has them on a "
+                 "rank and the GPUs have the memory, which is printed")),
         choice(KEY(precision, moe_apply_probs_in), {"swiglu", "combine"},
                "where the routing probability multiplies. swiglu: before fc2; combine: after fc2, and the "
                "backward pass recomputes SwiGLU's output"),

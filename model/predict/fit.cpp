@@ -165,7 +165,7 @@ std::string decide_joined(Config& config, int64_t ranks, double usable) {
     if (joined != 0) return "";
     joined = 1;
     config.origin.erase(kKey);  // no choice of the user's
-    const int64_t useful = std::min(useful_joined(config, ranks), kMostJoinedByAuto);
+    const int64_t useful = useful_joined(config, ranks);
     const auto memory = joined_memory(config, ranks, useful);
     // Cost 0: all MoE layers are in BF16. A flow of the user's need not know them.
     if (!memory || memory->cost() <= 0 || !config.precision.flow.empty()) return "";

@@ -16,8 +16,6 @@ inline constexpr double kOutsideShare = 0.05;
 // Rows per expert of a weight gradient from which on its MMAs hide the traffic of the gradient: 2 x 2048
 // FLOPs per element take as long as 11 bytes of memory traffic, and to read and write it is 8.
 inline constexpr double kRowsOfJoined = 2048;
-// Of auto; more by number.
-inline constexpr int64_t kMostJoinedByAuto = 2;
 
 struct Consumer {
     plan::MemoryItem item;
@@ -60,10 +58,10 @@ std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, i
 int64_t useful_joined(const Config& config, int64_t ranks);
 
 // Decides precision.moe_wgrad_micro_batches: auto. More than one needs a step with several micro-batches on a
-// rank, a MoE layer, a recipe and a schedule that allow it, and memory; useful_joined, at most
-// kMostJoinedByAuto. The decision depends on the configuration, the number of ranks and `usable` only: the
-// bytes of the smallest GPU, not what is free there, so that a run has the same bits again. Returns a line
-// with the decision and its cost; empty where the key was set, or where there is nothing to join.
+// rank, a MoE layer, a recipe and a schedule that allow it, and memory: as many of useful_joined as fit. The
+// decision depends on the configuration, the number of ranks and `usable` only: the bytes of the smallest
+// GPU, not what is free there, so that a run has the same bits again. Returns a line with the decision and
+// its cost; empty where the key was set, or where there is nothing to join.
 std::string decide_joined(Config& config, int64_t ranks, double usable);
 
 }  // namespace fp8flow::predict

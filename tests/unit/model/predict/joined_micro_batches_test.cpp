@@ -24,8 +24,8 @@ int64_t decided(const std::vector<std::string>& keys, int64_t ranks = 2, double 
 }
 
 TEST(JoinedMicroBatches, AreTheDefaultWhereTheyArePossible) {
-    EXPECT_EQ(decided({}), kMostJoinedByAuto);
-    EXPECT_EQ(decided({"moe_wgrad_micro_batches=auto", "recipe=fp8_blockwise"}), kMostJoinedByAuto);
+    EXPECT_EQ(decided({}), 4) << "all of a rank";
+    EXPECT_EQ(decided({"moe_wgrad_micro_batches=auto", "recipe=fp8_blockwise"}), 4);
     for (const std::string key :
          {"moe_wgrad_micro_batches=1", "global_batch_size=2", "recipe=bf16", "recipe=mxfp8",
           "fp8_wgrad=false", "overlap_moe_expert_parallel_comm=true", "moe_layer_freq=[0, 0]"})
@@ -56,12 +56,15 @@ TEST(JoinedMicroBatches, NeedTheMemoryAndSayWhatTheyCost) {
     EXPECT_EQ(config.precision.moe_wgrad_micro_batches, 1);
     config = config_of({});
     const std::string line = decide_joined(config, 2, kPlenty);
-    EXPECT_EQ(line.find("joins the weight gradients of 2 micro-batches"), 0u) << line;
+    EXPECT_EQ(line.find("joins the weight gradients of 4 micro-batches"), 0u) << line;
     EXPECT_NE(line.find("B per layer, "), std::string::npos) << line;
     EXPECT_EQ(decide_joined(config, 2, kPlenty), "") << "decided once";
     config = config_of({"moe_wgrad_micro_batches=3"});
     EXPECT_EQ(decide_joined(config, 2, 1.0), "") << "the user decides";
     EXPECT_EQ(config.precision.moe_wgrad_micro_batches, 3);
+    const double four = plan::sum_of(joined_memory(config_of({}), 2, 4)->joined);
+    EXPECT_EQ(decided({}, 2, four), 4);
+    EXPECT_EQ(decided({}, 2, four - 1), 2);
     const double two = plan::sum_of(joined_memory(config_of({}), 2, 2)->joined);
     EXPECT_EQ(decided({}, 2, two), 2);
     EXPECT_EQ(decided({}, 2, two - 1), 1);
