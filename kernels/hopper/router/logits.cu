@@ -348,9 +348,10 @@ void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, 
         const int64_t capacity = (kWorkspace - sums_from) / static_cast<int64_t>(sizeof(float)),
                       at_once = capacity / std::max<int64_t>(1, SplitGradient::elements(hidden, experts)),
                       blocks = ceil_div(tokens, op::kRouterBlock);
+        constexpr int64_t kFewTiles = 1 << 16;  // elements; more have tiles for half of the SMs
         if (at_once > 0 && wgmma_supports_weight_gradient(job)) {
             launch_wgmma_weight_gradient(job, {sums, at_once}, launch);
-        } else if (blocks > 1 && blocks * experts * hidden <= capacity) {
+        } else if (blocks > 1 && experts * hidden <= kFewTiles && blocks * experts * hidden <= capacity) {
             launch_weight_gradient(job, sums, launch);
             add_blocks({.sums = sums,
                         .blocks = blocks,
