@@ -5,6 +5,7 @@
 #include "model/base/crc32c.h"
 #include "model/data/files.h"
 #include "model/data/permutation.h"
+#include "model/safetensors/json.h"
 
 #include <sys/stat.h>
 
@@ -12,6 +13,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <nlohmann/json.hpp>
 #include <optional>
 
 namespace fp8flow::data {
@@ -104,6 +106,22 @@ std::string index_entry(const std::string& entry) {
     return entry;
 }
 
+// NAME.json, which scripts/preprocess_data.py writes next to the tokens, names their vocabulary.
+void check_vocabulary(const std::string& path, int64_t vocab_size) {
+    if (!exists(path)) return;
+    std::string text(static_cast<size_t>(TokenFile(path).size()), '\0');
+    TokenFile(path).read(0, text.data(), static_cast<int64_t>(text.size()));
+    const nlohmann::json about = parse_json(text, path, ExitCode::data);
+    const auto found = about.is_object() ? about.find("vocab_size") : about.end();
+    if (found == about.end()) return;  // another tool's
+    const int64_t wanted = whole_number(*found).value_or(0);
+    require(wanted > 0, ExitCode::data, "{}: vocab_size is {}", path, found->dump());
+    require(
+        wanted <= vocab_size, ExitCode::data,
+        "{}: the tokenizer has {} tokens, the model {}: set model.vocab_size, or use the model's tokenizer",
+        path, wanted, vocab_size);
+}
+
 }  // namespace
 
 MegatronIndex read_megatron_index(const std::string& path, double held_out_fraction) {
@@ -184,7 +202,8 @@ MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(optio
     for (const DataFile& file : list.files) {
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
-        const std::string bin_path = file.path.substr(0, file.path.size() - 4) + ".bin";
+        const std::string prefix = file.path.substr(0, file.path.size() - 4), bin_path = prefix + ".bin";
+        check_vocabulary(prefix + ".json", options.vocab_size);
         const MegatronIndex index = read_megatron_index(file.path, options.held_out_fraction);
         const TokenFile bin(bin_path);
         const int64_t width = size_of(index.type);

@@ -339,5 +339,23 @@ TEST(Megatron, MissingAndForeignFiles) {
                     "changing.bin: changed since the start: 60 bytes, was 98");
 }
 
+// The note that scripts/preprocess_data.py leaves.
+TEST(Megatron, VocabularyOfTheTokenizer) {
+    TemporaryFolder folder;
+    Dataset::of({{20}, {20}}).write(folder, "a");
+    const auto refuse = [&](const std::string& note) {
+        folder.write("a.json", note);
+        return error_of(ExitCode::data, [&] { MegatronSource(options_of(folder.path("a"))); });
+    };
+    folder.write("a.json", R"({"vocab_size": 1000})");
+    EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).vocab_size(), 1000);
+    EXPECT_NE(refuse(R"({"vocab_size": 1001})").find("the tokenizer has 1001 tokens, the model 1000"),
+              std::string::npos);
+    EXPECT_NE(refuse(R"({"vocab_size": "many"})").find("vocab_size is \"many\""), std::string::npos);
+    EXPECT_NE(refuse("{").find("a.json"), std::string::npos);
+    folder.write("a.json", R"({"of": "another tool"})");
+    EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).vocab_size(), 1000);
+}
+
 }  // namespace
 }  // namespace fp8flow

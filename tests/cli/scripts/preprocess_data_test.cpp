@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: MIT
+// scripts/preprocess_data.py with a tokenizers package of a few lines (a token per byte): what it writes,
+// that training reads it, that an interrupted run goes on to the same files, and what it refuses.
+#include "tests/cli/command.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace fp8flow {
+namespace {
+
+// Ids are bytes; 256 ends a document. STOP_AFTER texts the process ends, as if killed.
+constexpr const char* kTokenizers = R"(
+import os
+seen = 0
+class Encoding:
+    def __init__(self, text): self.ids = list(text.encode())
+class Tokenizer:
+    @staticmethod
+    def from_file(path): return Tokenizer()
+    def no_truncation(self): pass
+    def no_padding(self): pass
+    def to_str(self): return "bytes"
+    def token_to_id(self, token): return 256 if token == "<end>" else None
+    def get_vocab(self, with_added_tokens): return {str(i): i for i in range(257)}
+    def encode_batch_fast(self, texts, add_special_tokens):
+        global seen
+        seen += len(texts)
+        if seen > int(os.environ.get("STOP_AFTER", 1 << 60)): os._exit(9)
+        return [Encoding(text) for text in texts]
+)";
+
+class PreprocessData : public ::testing::Test {
+protected:
+    void SetUp() override {
+        folder_.write("python/tokenizers.py", kTokenizers);
+        folder_.write("model/tokenizer.json", "{}");
+        folder_.write("model/tokenizer_config.json", R"({"eos_token": {"content": "<end>"}})");
+        folder_.write("text/a.txt", std::string(3000, 'a'));
+        folder_.write("text/b.txt", "b\xff");
+        std::string lines;
+        for (int i = 0; i < 3; ++i) lines += R"({"text": ")" + std::string(3 << 20, 'c') + "\"}\n";
+        folder_.write("text/c.jsonl", lines);
+    }
+    CommandResult run(const std::string& arguments) const {
+        return RunningCommand({"bash", "-c", "PYTHONPATH=python " + arguments}, folder_.path()).wait(120);
+    }
+    CommandResult preprocess(const std::string& arguments, const std::string& environment = "") const {
+        return run(environment + " python3 " FP8FLOW_SOURCE_DIR "/scripts/preprocess_data.py " + arguments);
+    }
+    void refuse(const std::string& arguments, const std::string& reason) const {
+        const CommandResult result = preprocess(arguments);
+        EXPECT_EQ(result.status, 2) << result.err;
+        EXPECT_NE(result.err.find(reason), std::string::npos) << result.err;
+    }
+
+    TemporaryFolder folder_;
+};
+
+TEST_F(PreprocessData, TrainingReadsIt) {
+    const CommandResult result = preprocess("model text --out data/my");
+    ASSERT_EQ(result.status, 0) << result.err;
+    const int64_t tokens = 3001 + 3 * ((3 << 20) + 1);
+    EXPECT_NE(result.out.find("4 documents, " + std::to_string(tokens) +
+                              " tokens of 16 bits, vocabulary of 257; 1 files left out"),
+              std::string::npos)
+        << result.out;
+    EXPECT_NE(result.err.find("left out: text/b.txt: not UTF-8 from byte 1 on"), std::string::npos)
+        << result.err;
+    EXPECT_EQ(std::filesystem::file_size(folder_.path("data/my.bin")), 2 * static_cast<uintmax_t>(tokens));
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("data/my.lengths")));
+    const auto train = [&](const std::string& vocab_size) {
+        return fp8flow_alone(with_settings({"train", config_file("test"), "--backend", "reference", "--out",
+                                            "run", "--overwrite"},
+                                           {"training.train_iters=1", "data.data_kind=megatron",
+                                            "data.data_path=[data/my]", "model.vocab_size=" + vocab_size}),
+                             folder_.path());
+    };
+    const CommandResult trained = train("512"), small = train("256");
+    EXPECT_EQ(trained.status, 0) << trained.err;
+    EXPECT_NE(trained.out.find("4 documents"), std::string::npos) << trained.out;
+    EXPECT_EQ(small.status, static_cast<int>(ExitCode::data));
+    EXPECT_NE(small.err.find("the tokenizer has 257 tokens, the model 256"), std::string::npos) << small.err;
+}
+
+TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
+    ASSERT_EQ(preprocess("model text --out whole").status, 0);
+    ASSERT_EQ(preprocess("model text --out parts", "STOP_AFTER=3").status, 9);
+    EXPECT_FALSE(std::filesystem::exists(folder_.path("parts.idx")));
+    const CommandResult rest = preprocess("model text --out parts");
+    ASSERT_EQ(rest.status, 0) << rest.err;
+    EXPECT_NE(rest.err.find("goes on after"), std::string::npos) << rest.err;
+    for (const char* ending : {".bin", ".idx", ".json"})
+        EXPECT_TRUE(read_whole(folder_.path("whole") + ending) == read_whole(folder_.path("parts") + ending))
+            << ending;
+    EXPECT_NE(preprocess("model text --out parts").out.find("finished, 4 documents"), std::string::npos);
+    refuse("model text/a.txt --out parts", "--overwrite replaces them");
+    EXPECT_EQ(preprocess("model text/a.txt --out parts --overwrite").status, 0);
+}
+
+TEST_F(PreprocessData, Refuses) {
+    folder_.write("bad.jsonl", "{\"text\": \"a\"}\n{\"body\": \"b\"}\n");
+    refuse("model bad.jsonl --out out",
+           "bad.jsonl: the line that ends at byte 28 is no JSON object with a string under 'text'");
+    refuse("model nothing --out out", "nothing: no such file or folder");
+    refuse("model text/b.txt --out out", "the files hold no document");
+    refuse("nowhere text --out out", "nowhere: no such file; MODEL is");
+    refuse("model text --out out --eod nil", "'nil' (--eod) is no token");
+    std::filesystem::remove(folder_.path("model/tokenizer_config.json"));
+    refuse("model text --out out", "name the token that ends a document with --eod");
+}
+
+}  // namespace
+}  // namespace fp8flow
