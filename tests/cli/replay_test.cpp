@@ -301,7 +301,7 @@ TEST(Replay, GivenRouting) {
     const TemporaryFolder folder;
     const std::string input = folder.path("in.safetensors"), routing = folder.path("routing");
     constexpr int64_t kTokens = 11;
-    save(input, layer_of(kTokens, Experts::different));
+    save(input, layer_of(kTokens));
     std::vector<int32_t> ids;
     for (int32_t t = 0; t < kTokens; ++t) ids.insert(ids.end(), {t % 4, (t + 1) % 4});
     data::RecordedRouting(
@@ -321,7 +321,7 @@ TEST(Replay, GivenRouting) {
                                           logits[t * kE + static_cast<size_t>(ids[2 * t])])),
                         1e-6);
     }
-    save(input, layer_of(kTokens - 1, Experts::different));
+    save(input, layer_of(kTokens - 1));
     const CommandResult refused =
         fp8flow_alone(replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"}));
     EXPECT_EQ(refused.status, 10);
