@@ -260,7 +260,7 @@ ValidateJobs::ValidateJobs(const Shared& shared, std::shared_ptr<const data::Tok
         check_agree(with_this(done_));
         std::erase_if(done_, [&](const RunFile& file) {
             return std::ranges::none_of(jobs_, [&](const Job& job) {
-                return job.arm->name == file.content.at("arm") && job.seed == file.content.at("seed");
+                return file.content.at("arm") == job.arm->name && file.content.at("seed") == job.seed;
             });
         });
     });
