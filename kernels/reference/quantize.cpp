@@ -324,9 +324,8 @@ void ReferenceOps::do_clip_fp8(const op::ClipFp8& args, const Launch&) {
     const uint8_t most = to_fp8(fp8_max(dtype) * args.share, dtype);
     const int64_t cols = args.rows.cols();
     for (const GroupRange& range : group_ranges(args.groups, args.rows.dim(0))) {
-        uint8_t* codes = args.rows.bytes_ptr() + (base_of(args.rows) + range.first) * cols;
-        for (int64_t i = 0; i < (range.end - range.first) * cols; ++i)
-            codes[i] = fp8_clip(codes[i], most, dtype);
+        uint8_t* fp8 = args.rows.bytes_ptr() + (base_of(args.rows) + range.first) * cols;
+        for (int64_t i = 0; i < (range.end - range.first) * cols; ++i) fp8[i] = fp8_clip(fp8[i], most, dtype);
     }
 }
 

@@ -37,7 +37,8 @@ bool is_run_of_validate(const std::string& name) {
 }
 bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
-        R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|(metrics|tensor_stats)\.jsonl|samples\.npy|)"
+        R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|)"
+        R"((metrics|tensor_stats)\.jsonl|samples\.npy|)"
         R"((calibration|validate|profile|replay)\.json|)"
         R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
         R"((intermediates|trace)\.rank\d+\.(safetensors|json))");

@@ -25,6 +25,14 @@ using namespace report;
 using namespace validate;
 using nlohmann::json;
 
+namespace {
+
+bool is_run_of(const RunFile& file, const std::string& arm, int64_t seed) {
+    return file.content.at("arm") == arm && file.content.at("seed") == seed;
+}
+
+}  // namespace
+
 // One job from its start, or its last checkpoint, to its file. Collective.
 class ValidateJobs::Training {
 public:
@@ -56,8 +64,7 @@ public:
         trainer_->weights_replaced();
         trainer_->stop_when([] { return stop_signal() != 0; });
         for (const RunFile& run : jobs.done_)
-            if (run.content.at("seed") == job.seed && run.content.at("arm") == base_name())
-                base_ = run_of(run.content);
+            if (is_run_of(run, base_name(), job.seed)) base_ = run_of(run.content);
         continue_from_checkpoint();
         for (const json& step : steps_) add(step);
     }
@@ -259,9 +266,8 @@ ValidateJobs::ValidateJobs(const Shared& shared, std::shared_ptr<const data::Tok
         done_ = read_run_files(runs_->path());
         check_agree(with_this(done_));
         std::erase_if(done_, [&](const RunFile& file) {
-            return std::ranges::none_of(jobs_, [&](const Job& job) {
-                return file.content.at("arm") == job.arm->name && file.content.at("seed") == job.seed;
-            });
+            return std::ranges::none_of(
+                jobs_, [&](const Job& job) { return is_run_of(file, job.arm->name, job.seed); });
         });
     });
 }
@@ -284,9 +290,8 @@ std::vector<RunFile> ValidateJobs::with_this(std::vector<RunFile> files) const {
 bool ValidateJobs::run() {
     std::vector<uint8_t> done(jobs_.size());
     for (size_t i = 0; i < jobs_.size(); ++i)
-        done[i] = std::ranges::any_of(done_, [&](const RunFile& file) {
-            return file.content.at("arm") == jobs_[i].arm->name && file.content.at("seed") == jobs_[i].seed;
-        });
+        done[i] = std::ranges::any_of(
+            done_, [&](const RunFile& file) { return is_run_of(file, jobs_[i].arm->name, jobs_[i].seed); });
     shared_.world.broadcast(done.data(), done.size(), 0);
     eta_.emplace(shared_.config.training.train_iters * std::ranges::count(done, 0));
     for (size_t i = 0; i < jobs_.size(); ++i) {

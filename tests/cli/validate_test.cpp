@@ -218,12 +218,21 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     expect_contains(joined.out, last_line(one.out));
 }
 
-// Its second job has three steps on record.
+bool has_checkpoint(const std::string& folder) {
+    std::error_code none;  // no folder yet
+    for (const auto& entry : std::filesystem::directory_iterator(folder, none))
+        if (entry.path().filename().string().starts_with("step_") && !entry.path().has_extension())
+            return true;  // whole: what is being written ends in .tmp
+    return false;
+}
+
+// Its second job has three steps on record, and a checkpoint.
 void end_in_the_middle(const Texts& line, const std::string& out, int signal, int status) {
     Texts command = {FP8FLOW_EXECUTABLE};
     command.insert(command.end(), line.begin(), line.end());
     RunningCommand run(command, "");
-    while (lines_of(read_whole(out + "/runs/flow-1.jsonl")).size() < 4 &&
+    while ((lines_of(read_whole(out + "/runs/flow-1.jsonl")).size() < 4 ||
+            !has_checkpoint(out + "/checkpoints/flow-1")) &&
            !std::filesystem::exists(out + "/runs/flow-1.json"))
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     ::kill(run.pid(), signal);

@@ -100,9 +100,9 @@ __global__ void __launch_bounds__(kRowThreads)
     clip_kernel(const RowView rows, const DeviceGroups groups, uint8_t most) {
     const int64_t total = groups.total(), base = rows.base();
     for (int64_t row = blockIdx.x; row < total; row += gridDim.x) {
-        uint8_t* const codes = static_cast<uint8_t*>(rows.data) + (base + row) * rows.cols;
+        uint8_t* const fp8 = static_cast<uint8_t*>(rows.data) + (base + row) * rows.cols;
         for (int col = static_cast<int>(threadIdx.x); col < rows.cols; col += kRowThreads)
-            codes[col] = fp8_clip(codes[col], most, rows.dtype);
+            fp8[col] = fp8_clip(fp8[col], most, rows.dtype);
     }
 }
 
