@@ -3,6 +3,8 @@
 // projection. Backward is the same list in reverse. Its stages: qkv, core attention, proj.
 #include "layers/attention.h"
 
+#include "layers/rope.h"
+
 #include <cmath>
 #include <vector>
 
@@ -46,18 +48,7 @@ TensorView gamma_of(const Parameter* norm) { return norm != nullptr ? norm->plai
 }  // namespace
 
 std::vector<float> SelfAttention::rope_table(const ModelSpec& model) {
-    const int64_t half = model.kv_channels / 2;
-    std::vector<float> table(static_cast<size_t>(model.seq_length * half * 2));
-    for (int64_t position = 0; position < model.seq_length; ++position) {
-        for (int64_t i = 0; i < half; ++i) {
-            const double frequency =
-                std::pow(model.rotary_base, -static_cast<double>(i) / static_cast<double>(half));
-            const double angle = static_cast<double>(position) * frequency;
-            table[static_cast<size_t>((position * half + i) * 2)] = static_cast<float>(std::cos(angle));
-            table[static_cast<size_t>((position * half + i) * 2 + 1)] = static_cast<float>(std::sin(angle));
-        }
-    }
-    return table;
+    return fp8flow::rope_table(model, model.seq_length, model.kv_channels, rotated_dims(model));
 }
 
 void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView& residual,

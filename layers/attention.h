@@ -29,7 +29,7 @@ public:
     // dxn from dy (the gradient of attention's own output).
     void backward(Context& ctx, const TensorView& dy, const TokenRows& xn, AttentionSaved& saved,
                   const TensorView& dxn) const;
-    // [seq_length, D/2, 2] f32 cos/sin, computed on the host in double; owned by the model.
+    // [seq_length, D/2, 2] f32 cos/sin (layers/rope.h); owned by the model.
     static std::vector<float> rope_table(const ModelSpec& model);
     void set_rope_table(const TensorView& table) { rope_table_ = table; }
 

@@ -30,6 +30,19 @@ enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 enum class ProbsIn : uint8_t { swiglu, combine };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
+// How the frequencies of the rotary embedding are scaled (layers/rope.h). none: nothing rotates.
+enum class RopeType : uint8_t { rope, none, linear, ntk, yarn, llama3 };
+
+struct RopeSpec {
+    RopeType rope_type = RopeType::rope;
+    double rotary_percent = 1.0;                           // share of a head's dimensions that rotate
+    double rotary_scaling_factor = 1.0;                    // of all types but rope and none
+    int64_t original_max_position_embeddings = 4096;       // yarn, llama3: length before scaling
+    double beta_fast = 32.0, beta_slow = 1.0;              // yarn
+    double mscale = 1.0, mscale_all_dim = 0.0;             // yarn
+    double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
+};
+
 struct ModelSpec {
     int64_t num_layers = 2;
     int64_t hidden_size = 256;
@@ -39,6 +52,7 @@ struct ModelSpec {
     int64_t kv_channels = 64;  // head dimension
     bool qk_layernorm = false;
     double rotary_base = 10000.0;
+    RopeSpec rope;
     double norm_epsilon = 1e-5;
     bool zero_centered_gamma = false;  // Megatron: apply_layernorm_1p
     int64_t ffn_hidden_size = 512;     // dense-FFN layers

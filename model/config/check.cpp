@@ -6,6 +6,7 @@
 
 #include "kernels/core/error.h"
 #include "layers/flows/flow.h"
+#include "layers/rope.h"
 
 #include <fmt/format.h>
 
@@ -117,6 +118,15 @@ constexpr Clash kClashes[] = {
            2 * c.model.num_query_groups * c.model.kv_channels % kBlock != 0)),
      "got true, want heads x kv_channels, and twice num_query_groups x kv_channels, multiples of 128 with "
      "it"},
+    {{"model.rotary_percent", "model.kv_channels"},
+     WHEN(rotated_dims(c.model) % 2 != 0),
+     "got {}, want an even number of rotated dimensions of a head"},
+    {{"model.high_freq_factor", "model.low_freq_factor"},
+     WHEN(c.model.rope.high_freq_factor <= c.model.rope.low_freq_factor),
+     "got {}, want more than low_freq_factor"},
+    {{"model.rope_type", "model.kv_channels"},
+     WHEN(c.model.rope.rope_type == RopeType::ntk && rotated_dims(c.model) <= 2),
+     "got ntk, want more than 2 rotated dimensions of a head with it"},
     {{"moe.moe_combine_order", "precision.recipe", "parallel.expert_model_parallel_size"},
      WHEN(c.precision.recipe == Recipe::fp8_tensorwise && c.moe.moe_combine_order != CombineOrder::rank &&
           c.parallel.expert_model_parallel_size > 1),

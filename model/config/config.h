@@ -148,6 +148,12 @@ struct ProfileSpec {
     double energy_seconds = 5;  // window of the energy counter; 0: not measured
 };
 
+// Constants of an imported model that are multiplied into its weights when they are read: ours = factor x
+// theirs. mlp_output is within a MoE block, the other ones are around it.
+struct WeightFolds {
+    double embedding = 1, final_norm = 1, query = 1, residual = 1, mlp_output = 1;
+};
+
 struct Config {
     ModelSpec model;
     MoeSpec moe;
@@ -167,6 +173,8 @@ struct Config {
     std::map<std::string, std::string> origin;  // "section.key" -> "file:line:col" of each key that was set
     std::string foreign;   // ImportedModel::foreign with its name, unless model.attention is set
     std::string imported;  // ImportedModel::name; empty: the settings are all there is
+    std::string family;    // ImportedModel::family
+    WeightFolds folds;     // ImportedModel::folds
     // Where the run differs from what its files and settings say: what an imported model says and nobody
     // reads, what resolve_config changed. Printed at the start.
     std::vector<std::string> warnings;
@@ -185,7 +193,9 @@ struct ImportedModel {
         std::string key, text;  // of interest unless the user sets the key
     };
     std::vector<ConfigSetting> settings;
-    std::string name;         // "config.json: model_type olmoe"
+    std::string name;    // "config.json: model_type olmoe"
+    std::string family;  // "olmoe" (hf_families.h)
+    WeightFolds folds;
     std::string foreign;      // what of its layers is not implemented, which is left out; empty: nothing
     std::vector<Note> notes;  // become warnings
 };

@@ -262,6 +262,8 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         config.warnings.push_back(config.foreign + ", which is not implemented and left out");
     }
     config.imported = first.name;
+    config.family = first.family;
+    config.folds = first.folds;
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);
