@@ -32,7 +32,7 @@ bool is_exported(const std::string& name) {
 // What the commands write into their folder, today and in earlier versions, and into those below it.
 constexpr std::array<const char*, 3> kFolders = {"gradients", "hf", "runs"};
 bool is_run_of_validate(const std::string& name) {
-    static const std::regex names(R"(.+-\d+\.jsonl?)");
+    static const std::regex names(R"(.+-\d+\.(jsonl?|routing))");
     return std::regex_match(name, names);
 }
 bool is_written_by_runs(const std::string& name) {

@@ -41,6 +41,7 @@ struct RunOptions : CommonOptions {
     std::vector<std::string> arms;    // validate: "NAME:key=value,key=value"
     std::vector<int64_t> seeds;       // validate; empty: training.seed
     std::string only;                 // validate: ARM:SEED; empty: all
+    std::string routing_of;           // validate: the others take the routing of this arm; empty: none
     std::vector<std::string> joined;  // validate: folders of validations
     std::optional<int64_t> measured_steps;                          // profile
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force

@@ -6,6 +6,7 @@
 #include "model/commands/commands.h"
 #include "model/config/builders.h"
 #include "model/safetensors/header.h"
+#include "model/validate/run_file.h"
 
 #include <CLI/CLI.hpp>
 
@@ -40,7 +41,7 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
     validate
         .add_option("--arm", options.arms,
                     "NAME:key=value,key=value: the configuration with these keys, repeatable; takes the "
-                    "place of validate.recipes")
+                    "place of validate.recipes; NAME@BASE:... is compared with arm BASE")
         ->allow_extra_args(false)
         ->excludes("--ablate")
         ->excludes("--state-dtypes");
@@ -49,11 +50,14 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
         ->allow_extra_args(false)
         ->transform(integer_in({.max = INT64_MAX}));
     validate.add_option("--only", options.only,
-                        "ARM:SEED: train this one and write its file; --join makes the report");
+                        "ARM:SEED: train this one, in --out/ARM-SEED; --join makes the report");
+    validate.add_option("--routing-of", options.routing_of,
+                        "ARM: the other arms route every token as this one did with the same seed");
     validate
         .add_option("--join", options.joined,
                     "FOLDER ...: the report of runs in these folders; trains nothing")
         ->excludes("--only")
+        ->excludes("--routing-of")
         ->excludes("--arm")
         ->excludes("--seeds");
     validate
@@ -71,7 +75,7 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
 // --join takes the configuration of its first folder, if none is named.
 inline void complete_validate_options(RunOptions& options) {
     if (!options.joined.empty() && options.config_path.empty())
-        options.config_path = options.joined.front() + "/config.yaml";
+        options.config_path = validate::folders_with_runs(options.joined.front()).front() + "/config.yaml";
     require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
             "validate: want a configuration (see configs/), --hf-config config.json, or --join FOLDER ...");
 }

@@ -136,8 +136,11 @@ public:
         std::ranges::sort(seeds_);
         require(std::ranges::adjacent_find(seeds_) == seeds_.end(), ExitCode::usage,
                 "--seeds: got a seed twice, want each once");
-        run_folder_.emplace(run_folder_of(options, config_), world);
-        config_.output.out = run_folder_->name();
+        std::vector<ValidateJob> jobs = validate_jobs(arms_, seeds_, options_.only, options_.routing_of);
+        RunFolder::Request request = run_folder_of(options, config_);
+        if (!options.only.empty()) request.path += "/" + jobs.front().name();
+        run_folder_.emplace(request, world);
+        if (options.only.empty()) config_.output.out = run_folder_->name();
         if (!run_folder_->note().empty()) log_.line(run_folder_->note());
         report_start(log_, config_, backend_, world.size());
         if (!joined_.empty()) log_.line(joined_);
@@ -146,9 +149,9 @@ public:
         const std::shared_ptr<const TokenSource> data = open_data(config_);
         report_data(log_, config_, *data);
         run_folder_->keep();
-        jobs_.emplace(ValidateJobs::Shared{config_, arms_, seeds_, options_.only, backend_, provenance_,
-                                           world_, *run_folder_, log_},
-                      data);
+        jobs_.emplace(ValidateJobs::Shared{config_, arms_, seeds_, options_, backend_, provenance_, world_,
+                                           *run_folder_, log_},
+                      std::move(jobs), data);
         if (!run_folder_->is_first_rank()) return;
         const bool resumes = options.taken == RunFolder::Taken::enter;
         log_.open(run_folder_->folder(), "validate.log",
@@ -178,9 +181,8 @@ public:
                 ValidateReport(options_, config_, provenance_, jobs_->files(), run_folder_->folder(), log_)
                     .write();
         else if (world_.rank() == 0)
-            log_.result(
-                fmt::format("  files  {}\nnext  when all are done  {}", jobs_->files().front().path,
-                            command_line("validate", {"--join", config_.output.out, "OTHER_FOLDER"}, 1)));
+            log_.result(fmt::format("  files  {}\nnext  when all are done  {}", jobs_->files().front().path,
+                                    command_line("validate", {"--join", config_.output.out}, 1)));
         world_.broadcast(&status, sizeof status, 0);
         return status;
     }
@@ -203,10 +205,13 @@ private:
 std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
     std::vector<RunFile> files;
     for (const std::string& folder : folders) {
-        std::vector<RunFile> more = read_run_files(folder + "/" + kRuns);
-        require(!more.empty(), ExitCode::data, "--join {}: no run of validate in {}/{}", folder, folder,
-                kRuns);
-        std::ranges::move(more, std::back_inserter(files));
+        const size_t before = files.size();
+        for (const std::string& one : folders_with_runs(folder))
+            std::ranges::move(read_run_files(one), std::back_inserter(files));
+        require(files.size() > before, ExitCode::data,
+                "--join {}: no run of validate in {}/{}, or in one of "
+                "the folders below it",
+                folder, folder, kRuns);
     }
     sort_run_files(files);
     require(

@@ -49,7 +49,9 @@ public:
                                 .config = shared_.config,
                                 .provenance = shared_.provenance,
                                 .data = jobs.data_->fingerprint(),
-                                .order = data_->fingerprint()});
+                                .order = data_->fingerprint(),
+                                .routing_of = shared_.options.routing_of});
+        if (!shared_.options.routing_of.empty()) share_routing();
         trainer_ =
             std::make_unique<Trainer>(config_, shared_.world, shared_.backend, job.arm->arithmetic, data_);
         if (const std::string& weights = config_.checkpoint.pretrained_checkpoint; !weights.empty())
@@ -67,6 +69,25 @@ public:
             if (is_run_of(run, base_name(), job.seed)) base_ = run_of(run.content);
         continue_from_checkpoint();
         for (const json& step : steps_) add(step);
+    }
+
+    // --routing-of: that arm's job records, the others of the seed read.
+    void share_routing() {
+        const std::string& arm = shared_.options.routing_of;
+        const std::string job = job_name(arm, job_.seed);
+        const std::string runs = fmt::format("{}{}/{}/", shared_.config.output.out,
+                                             shared_.options.only.empty() ? "" : "/" + job, kRuns);
+        const std::string path = runs + job + ".routing";
+        records_routing_ = job_.arm->name == arm;
+        (records_routing_ ? config_.output.record_routing : config_.data.routing_path) = path;
+        check_config(config_, shared_.world.size());
+        on_all_ranks(shared_.world, [&] {
+            require(records_routing_ ||
+                        (std::filesystem::exists(path) && std::filesystem::exists(runs + job + ".json")),
+                    ExitCode::data,
+                    "--routing-of {}: {} is not there, or not complete; run {}:{} first, with the same --out",
+                    arm, path, arm, job_.seed);
+        });
     }
 
     // False: stopped.
@@ -170,6 +191,8 @@ private:
                             first > 0 ? fmt::format("continues after iteration {}", first)
                                       : "begins again (checkpoint.save_interval saves checkpoints)"));
         steps_.resize(static_cast<size_t>(std::min(first, static_cast<int64_t>(steps_.size()))));
+        if (std::error_code error; jobs_.runs_ && records_routing_ && first == 0)
+            std::filesystem::remove(config_.output.record_routing, error);
         if (!jobs_.runs_) return;
         std::string kept = json{{"type", "run"}, {"iteration", 0}, {"job", file_}}.dump() + "\n";
         for (const json& step : steps_) kept += step.dump() + "\n";
@@ -210,6 +233,7 @@ private:
                       {"held out", held_out},
                       {"casts per step", last.value("casts", 0)},
                       {"wire bytes per step", wire},
+                      {"equal choices", routing_.equal_choices()},
                       {"routing", routing_.empty() ? json(nullptr) : routing_.group(job_.arm->name)}});
         json& measured = file_["measured"];
         add_provenance(measured, shared_.provenance);
@@ -243,27 +267,38 @@ private:
     Curve curve_;
     RoutingHistory routing_;
     int64_t in_flight_ = 0;
-    bool stopping_ = false;
+    bool stopping_ = false, records_routing_ = false;
 };
 
-ValidateJobs::ValidateJobs(const Shared& shared, std::shared_ptr<const data::TokenSource> data)
-    : shared_(shared), data_(std::move(data)) {
-    const size_t colon = std::min(shared.only.rfind(':'), shared.only.size());
-    const std::string only = job_name(shared.only.substr(0, colon), 0);
+std::vector<ValidateJob> validate_jobs(const std::vector<Arm>& arms, const std::vector<int64_t>& seeds,
+                                       const std::string& only, const std::string& routing_of) {
+    const size_t colon = std::min(only.rfind(':'), only.size());
+    const std::string arm = job_name(only.substr(0, colon), 0);
+    std::vector<ValidateJob> jobs;
     std::string names;
-    for (const int64_t seed : shared.seeds)
-        for (size_t number = 0; number < shared.arms.size(); ++number) {
-            const Job job{&shared.arms[number], static_cast<int64_t>(number), seed};
+    for (const int64_t seed : seeds)
+        for (size_t number = 0; number < arms.size(); ++number) {
+            const ValidateJob job{&arms[number], static_cast<int64_t>(number), seed};
             names += fmt::format("{}{}:{}", names.empty() ? "" : ", ", job.arm->name, seed);
-            if (shared.only.empty() ||
-                (only == job_name(job.arm->name, 0) && shared.only.substr(colon) == fmt::format(":{}", seed)))
-                jobs_.push_back(job);
+            if (only.empty() ||
+                (arm == job_name(job.arm->name, 0) && only.substr(colon) == fmt::format(":{}", seed)))
+                jobs.push_back(job);
         }
-    require(!jobs_.empty(), ExitCode::usage, "--only: got {}, want one of {}", shared.only, names);
+    require(!jobs.empty(), ExitCode::usage, "--only: got {}, want one of {}", only, names);
+    require(routing_of.empty() || std::ranges::count(arms, routing_of, &Arm::name) > 0, ExitCode::usage,
+            "--routing-of: got {}, want the arm of one of {}", routing_of, names);
+    std::ranges::stable_sort(
+        jobs, {}, [&](const ValidateJob& job) { return std::pair(job.seed, job.arm->name != routing_of); });
+    return jobs;
+}
+
+ValidateJobs::ValidateJobs(const Shared& shared, std::vector<Job> jobs,
+                           std::shared_ptr<const data::TokenSource> data)
+    : shared_(shared), data_(std::move(data)), jobs_(std::move(jobs)) {
     on_all_ranks(shared_.world, [&] {
         if (!shared_.folder.is_first_rank()) return;
         runs_.emplace(shared_.folder.folder().subfolder(kRuns));
-        done_ = read_run_files(runs_->path());
+        done_ = read_run_files(shared_.folder.folder().path());
         check_agree(with_this(done_));
         std::erase_if(done_, [&](const RunFile& file) {
             return std::ranges::none_of(
@@ -280,7 +315,8 @@ std::vector<RunFile> ValidateJobs::with_this(std::vector<RunFile> files) const {
                                     .seed = job.seed,
                                     .config = shared_.config,
                                     .provenance = shared_.provenance,
-                                    .data = data_->fingerprint()});
+                                    .data = data_->fingerprint(),
+                                    .routing_of = shared_.options.routing_of});
         file.erase("order");
         files.push_back({std::move(file), "this validation"});
     }

@@ -7,6 +7,7 @@
 
 #include "model/base/provenance.h"
 #include "model/base/run_folder.h"
+#include "model/commands/commands.h"
 #include "model/report/log.h"
 #include "model/report/progress.h"
 #include "model/train/trainer.h"
@@ -19,6 +20,17 @@
 
 namespace fp8flow {
 
+struct ValidateJob {
+    const validate::Arm* arm;
+    int64_t number, seed;  // number: of the arm
+    std::string name() const { return validate::job_name(arm->name, seed); }
+};
+// In the order in which they run: by seed, arm `routing_of` first. `only`: ARM:SEED, as the arm or its files
+// are named; empty: all. Throws Error(usage) if `only` is none of them, or `routing_of` no arm.
+std::vector<ValidateJob> validate_jobs(const std::vector<validate::Arm>& arms,
+                                       const std::vector<int64_t>& seeds, const std::string& only,
+                                       const std::string& routing_of);
+
 class ValidateJobs {
 public:
     // What all jobs share; all of it outlives this object.
@@ -26,16 +38,16 @@ public:
         const Config& config;
         const std::vector<validate::Arm>& arms;
         const std::vector<int64_t>& seeds;
-        const std::string& only;  // ARM:SEED, as the arm or its files are named; empty: all
+        const RunOptions& options;
         const BackendChoice& backend;
         const Provenance& provenance;
         ProcessGroup& world;
         RunFolder& folder;
         report::RunLog& log;
     };
-    // Throws Error(usage) if `only` is none of the jobs, and on all ranks if the folder has files of other
-    // runs.
-    ValidateJobs(const Shared& shared, std::shared_ptr<const data::TokenSource> data);
+    // Throws Error(usage) on all ranks if the folder has files of other runs.
+    ValidateJobs(const Shared& shared, std::vector<ValidateJob> jobs,
+                 std::shared_ptr<const data::TokenSource> data);
 
     // False: a signal asked to stop. Collective.
     bool run();
@@ -43,11 +55,7 @@ public:
     std::vector<validate::RunFile> files() const;
 
 private:
-    struct Job {
-        const validate::Arm* arm;
-        int64_t number, seed;
-        std::string name() const { return validate::job_name(arm->name, seed); }
-    };
+    using Job = ValidateJob;
     class Training;
     std::vector<validate::RunFile> with_this(std::vector<validate::RunFile> files) const;
     std::string label_of(const Job& job) const;  // "fp8_flow", or "fp8_flow seed 2" if there are several
@@ -56,7 +64,7 @@ private:
 
     Shared shared_;
     std::shared_ptr<const data::TokenSource> data_;
-    std::vector<Job> jobs_;                // in their order, without those that `only` leaves out
+    std::vector<Job> jobs_;
     std::vector<validate::RunFile> done_;  // on the first rank
     std::optional<OutputFolder> runs_;     // of the first rank
     std::optional<report::EtaEstimator> eta_;

@@ -105,6 +105,7 @@ json arm_json(const Outcome& o, json keys, const Config& config) {
         arm.update({{"held out", mean_of(o.held_out_losses)},
                     {"casts per step", curve.casts_per_step},
                     {"wire bytes per step", curve.wire_bytes_per_step},
+                    {"equal_choices", curve.equal_choices},
                     {"saved bytes", curve.saved_bytes},
                     {"saved bytes reserved", curve.saved_reserved},
                     {"saved bytes used", curve.saved_used},

@@ -107,10 +107,11 @@ Names settings_of(const std::string& text) {
 // Of --arm. A recipe or a flow among its keys comes first: options that it does not know return to their
 // defaults, as in the arms of recipes.
 Arm own_arm(const Config& base, const std::string& text, int ranks) {
-    const size_t colon = text.find(':');
-    const std::string name = text.substr(0, colon);
-    require(colon != std::string::npos && !name.empty() && colon + 1 < text.size(), ExitCode::usage,
-            "--arm: got {}, want NAME:key=value,key=value", printable(text));
+    const size_t colon = text.find(':'), at = std::min(text.find('@'), colon);
+    const std::string name = text.substr(0, at);
+    require(colon != std::string::npos && !name.empty() && at + 1 != colon && colon + 1 < text.size(),
+            ExitCode::usage, "--arm: got {}, want NAME:key=value,key=value or NAME@BASE:key=value,key=value",
+            printable(text));
     const Names settings = settings_of(text.substr(colon + 1));
     Config start = base;
     for (const std::string& setting : settings) {
@@ -127,6 +128,7 @@ Arm own_arm(const Config& base, const std::string& text, int ranks) {
     overrides.insert(overrides.end(), settings.begin(), settings.end());
     try {
         Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};
+        if (at != colon) arm.against = text.substr(at + 1, colon - at - 1);
         arm.config.precision.fault_wrong_scale_index = base.precision.fault_wrong_scale_index;
         return arm;
     } catch (const Error& error) {
@@ -198,6 +200,10 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, c
     for (Arm& arm : arms) {
         require(names.insert(job_name(arm.name, 0)).second, ExitCode::usage,
                 "--arm {}: two arms have this name, or names that differ in signs alone", arm.name);
+        require(arm.against.empty() ||
+                    (arm.against != arm.name && std::ranges::count(arms, arm.against, &Arm::name) > 0),
+                ExitCode::usage, "--arm {}@{}: want the name of another arm after the @", arm.name,
+                printable(arm.against));
         for (const ConfigField& field : config_fields())
             if (const std::string value = field.get(arm.config); value != field.get(arms.front().config))
                 arm.keys[field.name()] = value;

@@ -34,8 +34,9 @@ enum class Ablation { none, flow_switches, schedules, state_dtypes };
 // recipe and its options.
 std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& recipes, Ablation ablation,
                              int ranks);
-// Those of validate: the baseline first, the control arm last. `own`: "NAME:key=value,key=value" of --arm.
-// Where there are some, they take the place of validate.recipes, unless the user has set that key too.
+// Those of validate: the baseline first, the control arm last. `own`: "NAME:key=value,key=value" of --arm, or
+// "NAME@BASE:..." compared with arm BASE. Where there are some, they take the place of validate.recipes,
+// unless the user has set that key too.
 std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks,
                            const std::vector<std::string>& own = {});
 

@@ -85,6 +85,7 @@ json begin_run_file(const Origin& origin) {
             {"ranks", origin.provenance.ranks},
             {"data", hex(origin.data)},
             {"order", hex(origin.order)},
+            {"routing of", origin.routing_of},
             {"configuration", configuration_of(origin.config)}};
 }
 
@@ -96,17 +97,33 @@ void check_agree(const std::vector<RunFile>& files) {
         for (const char* item : items) check_item(*first, file, item);
     };
     for (const RunFile& file : files) {
-        check(file, nullptr, {"commit", "backend", "ranks", "data", "configuration"});
+        check(file, nullptr, {"commit", "backend", "ranks", "data", "routing of", "configuration"});
         check(file, "seed", {"order", "initial weights"});
         check(file, "arm", {"keys"});
     }
 }
 
-std::vector<RunFile> read_run_files(const std::string& runs) {
+std::vector<std::string> folders_with_runs(const std::string& folder) {
+    const auto has = [](const std::filesystem::path& path, const char* name) {
+        std::error_code error;
+        return std::filesystem::exists(path / name, error);
+    };
+    std::vector<std::string> folders;
+    std::error_code error;
+    if (!has(folder, kRuns))
+        for (const auto& below : std::filesystem::directory_iterator(folder, error))
+            if (has(below.path(), kRuns) && !has(below.path(), "validate.json"))  // not a report of them
+                folders.push_back(below.path().string());
+    if (folders.empty()) return {folder};
+    std::ranges::sort(folders);
+    return folders;
+}
+
+std::vector<RunFile> read_run_files(const std::string& folder) {
     constexpr int64_t kMostBytes = int64_t{1} << 28;
     std::vector<RunFile> files;
     std::error_code error;
-    for (const auto& entry : std::filesystem::directory_iterator(runs, error)) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder + "/" + kRuns, error)) {
         if (entry.path().extension() != ".json") continue;
         const std::string path = entry.path().string();
         json content = json::parse(InputFile(path, ExitCode::data).text(kMostBytes), nullptr, false);
@@ -154,6 +171,7 @@ Run run_of(const json& file) {
                  .saved_bytes = bytes("saved bytes"),
                  .saved_reserved = bytes("saved bytes reserved"),
                  .saved_used = bytes("saved bytes used"),
+                 .equal_choices = numbers(file.value("equal choices", json::array())),
                  .wire_bytes_per_step = file.at("wire bytes per step"),
                  .casts_per_step = file.at("casts per step")};
     return run;

@@ -23,15 +23,16 @@ inline constexpr const char* kRuns = "runs";  // the folder
 std::string job_name(const std::string& arm, int64_t seed);
 
 // What the file says before the training. The other runs of a validation must agree with it in "commit",
-// "backend", "ranks", "data" and "configuration" (without the arm's keys and what says where a run writes),
-// those with this seed in "order" and "initial weights" too, and those of this arm in "keys".
+// "backend", "ranks", "data", "routing of" and "configuration" (without the arm's keys and what says where a
+// run writes), those with this seed in "order" and "initial weights" too, and those of this arm in "keys".
 struct Origin {
     const Arm& arm;
     int64_t number = 0;  // of the arm, in the order of the report
     int64_t seed = 0;
     const Config& config;  // that the arms have in common
     const Provenance& provenance;
-    uint64_t data = 0, order = 0;  // fingerprints with training.seed and with `seed`
+    uint64_t data = 0, order = 0;   // fingerprints with training.seed and with `seed`
+    const std::string& routing_of;  // arm that the others take their routing from; empty: none
 };
 nlohmann::json begin_run_file(const Origin& origin);
 
@@ -43,8 +44,10 @@ struct RunFile {
 // Throws Error(usage) with the item in which two of them differ.
 void check_agree(const std::vector<RunFile>& files);
 
-// All in the folder `runs`; none where there is no such folder. Throws Error(data).
-std::vector<RunFile> read_run_files(const std::string& runs);
+// `folder`, or those below it in which --only has left runs; `folder` if there are none.
+std::vector<std::string> folders_with_runs(const std::string& folder);
+// All in the folder runs/ of `folder`; none where there is no such folder. Throws Error(data).
+std::vector<RunFile> read_run_files(const std::string& folder);
 // By arm, then by seed.
 void sort_run_files(std::vector<RunFile>& files);
 

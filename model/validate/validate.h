@@ -19,6 +19,7 @@ struct Curve {
     double seconds_per_step = 0;                // median
     double saved_bytes = 0;                     // for the backward, at the peak of the last step
     double saved_reserved = 0, saved_used = 0;  // Trainer::saved_memory
+    std::vector<double> equal_choices;          // by MoE layer, mean over steps; empty: no given routing
     double wire_bytes_per_step = 0;
     int64_t casts_per_step = 0;
 };

@@ -201,12 +201,11 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     for (const char* seed : {"2", "3", "1"})
         for (const char* arm : {"flow", "bf16"}) {
             const std::string job = std::string(arm) + ":" + seed;
-            const CommandResult run = fp8flow_alone(six_jobs(folder.path(job), {"--only", job}));
+            const CommandResult run = fp8flow_alone(six_jobs(folder.path("jobs"), {"--only", job}));
             ASSERT_EQ(run.status, 0) << run.err;
-            EXPECT_FALSE(std::filesystem::exists(folder.path(job + "/validate.json")));
-            join.push_back(folder.path(job));
+            EXPECT_FALSE(std::filesystem::exists(folder.path("jobs/validate.json")));
         }
-    join.insert(join.end(), {"--out", folder.path("joined")});
+    join.insert(join.end(), {folder.path("jobs"), "--out", folder.path("joined")});
     const CommandResult joined = fp8flow_alone(join);
     EXPECT_EQ(joined.status, one.status) << joined.err;
     expect_same_validation(folder.path("one"), folder.path("joined"));
@@ -260,12 +259,56 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
         EXPECT_EQ(statement(out), statement(folder.path("whole")));
         EXPECT_FALSE(std::filesystem::exists(out + "/checkpoints"));
     }
+    // The recording goes on with the arm that is recorded, the first job.
+    Texts recorded = longer;
+    recorded.insert(recorded.end(), {"--routing-of", "flow"});
+    ASSERT_LE(fp8flow_alone(six_jobs(folder.path("given"), recorded, "1")).status, 1);
+    Texts line = six_jobs(folder.path("given_ended"), recorded, "1");
+    end_in_the_middle(line, folder.path("given_ended"), SIGKILL, 128 + SIGKILL);
+    line.insert(line.end(), {"--resume", "auto"});
+    ASSERT_LE(fp8flow_alone(line).status, 1);
+    EXPECT_EQ(statement(folder.path("given_ended")), statement(folder.path("given")));
     // Another configuration is not mixed in.
     Texts other = six_jobs(folder.path("whole"), longer, "1");
     other.insert(other.end(), {"--resume", "auto", "--set", "training.lr=0.1"});
     const CommandResult refused = fp8flow_alone(other);
     EXPECT_EQ(refused.status, 2);
     expect_contains(refused.err, "the runs differ in training.lr");
+}
+
+// The copy of the arm that is recorded gets its routing, and so its bits.
+TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
+    TemporaryFolder folder;
+    const Texts more = {"--arm", "copy@flow:recipe=fp8_flow", "--routing-of", "flow",
+                        "--set", "output.log_interval=2"};
+    ASSERT_LE(fp8flow_alone(six_jobs(folder.path("one"), more, "1")).status, 1);
+    std::map<std::string, json> arms;
+    const json result = statement(folder.path("one"));
+    for (const json& arm : result.at("arms")) arms[arm.at("arm")] = arm;
+    const size_t layers = 1;
+    EXPECT_EQ(arms.at("flow").at("equal_choices"), json::array());
+    EXPECT_EQ(arms.at("copy").at("equal_choices"), json(std::vector<double>(layers, 1.0)));
+    EXPECT_EQ(arms.at("copy").at("against"), "flow");
+    EXPECT_EQ(arms.at("copy").at("training_difference").at("mean_nats"), 0.0);
+    ASSERT_EQ(arms.at("bf16").at("equal_choices").size(), layers);
+    for (const json& share : arms.at("bf16").at("equal_choices")) {
+        EXPECT_LT(share, 1.0);
+        EXPECT_GT(share, 0.5);
+    }
+    expect_contains(read_whole(folder.path("one/report.html")), "top-k choices equal to the given ones");
+
+    const auto only = [&](const std::string& job) {
+        Texts line = six_jobs(folder.path("jobs"), more, "1");
+        line.insert(line.end(), {"--only", job});
+        return fp8flow_alone(line);
+    };
+    const CommandResult early = only("bf16:1");
+    EXPECT_EQ(early.status, 10);
+    expect_contains(early.err, "run flow:1 first");
+    for (const char* job : {"flow:1", "bf16:1", "copy:1"}) EXPECT_EQ(only(job).status, 0) << job;
+    ASSERT_LE(
+        fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("joined")}).status, 1);
+    EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
 }
 
 TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
@@ -293,7 +336,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     refused({"bf16", "bf16"}, "are the same arm and seed");
     refused({"bf16", "nowhere"}, "no run of validate");
     refused({"flow"}, "no run of the baseline among them");
-    const std::string path = "flow/runs/flow-1.json", text = read_whole(folder.path(path));
+    const std::string path = "flow/flow-1/runs/flow-1.json", text = read_whole(folder.path(path));
     for (const char* item : {"commit", "initial weights", "order", "ranks"}) {
         json changed = json::parse(text);
         changed[item] = "other";

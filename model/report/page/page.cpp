@@ -97,6 +97,13 @@ void RoutingHistory::add(const json& record) {
     worst_.y.push_back(worst);
 }
 
+std::vector<double> RoutingHistory::equal_choices() const {
+    std::vector<double> shares;
+    for (const auto& [number, layer] : layers_)
+        if (compared_) shares.push_back(layer.equal / static_cast<double>(layer.compared));
+    return shares;
+}
+
 json RoutingHistory::group(const std::string& name) const {
     json group = {{"name", name},
                   {"columns",

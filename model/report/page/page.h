@@ -45,6 +45,8 @@ public:
     bool empty() const { return layers_.empty(); }
     // A group of the card "Routing balance": one row per layer, and the worst layer of each iteration.
     nlohmann::json group(const std::string& name) const;
+    // By layer, mean over the iterations; empty without given routing.
+    std::vector<double> equal_choices() const;
 
 private:
     struct Layer {
