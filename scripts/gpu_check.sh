@@ -3,16 +3,17 @@
 # Builds and runs the GPU tests on a machine with Hopper GPUs: tests of ctest with labels (cmake/GpuTests.cmake, GpuRuns.cmake), one test at a
 # time per GPU, each with a time limit. Prints a summary, and writes gpu_check.json and the tests' output (tests.log) into FOLDER. Exit status 1 if
 # a test failed. Installs nothing (dependencies: scripts/setup_deps.sh, fetch_deps.sh).
-# Usage: gpu_check.sh [--label REGEX] [--only REGEX] [--skip REGEX] [--share RANKS] [--budget SECONDS] [--resume FILE] [--list] [FOLDER]
+# Usage: gpu_check.sh [--label REGEX] [--only REGEX] [--skip REGEX] [--share RANKS] [--slots N] [--budget SECONDS] [--resume FILE] [--list] [FOLDER]
 #   --label   gpu (tests of one GPU), multi-gpu (2, 4 or 8 ranks), sanitizer, bench, faults; default: gpu|multi-gpu|sanitizer
 #   --only    only tests with a name that matches, e.g. gemm; '_2$': those with two ranks. Without --label of any label
 #   --skip    without tests with a name that matches
 #   --share   tests of so many ranks (4 or 8), more than there are GPUs, which share them: bits and the exchange over peer memory
+#   --slots   so many tests at once on each GPU, those of one GPU only: the sanitizers of a machine in minutes (6) instead of hours
 #   --budget  no test starts later than this after the start, build included, and none runs on
 #   --resume  tests that passed are noted in FILE; tests noted there for the same sources and kind of GPU are not run again
 #   --list    prints the selected tests, and builds and runs nothing
 #   FOLDER    default runs/gpu_check
-# Examples: --label gpu; --label multi-gpu --only '_2$' (two ranks, with the golden runs); --label sanitizer; --label bench --only deepseek_v3.*_4
+# Examples: --label gpu; --label multi-gpu --only '_2$' (two ranks, with the golden runs); --label sanitizer --slots 6; --label bench --only deepseek_v3.*_4
 # The golden runs are compared with tests/golden/hopper.json. To write that file again:
 #   FP8FLOW_GOLDEN=write ./scripts/gpu_check.sh --only Golden.Hopper
 set -euo pipefail
@@ -21,10 +22,10 @@ source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 help_if_asked "$@"
 command="./scripts/gpu_check.sh${*:+ $*}"
-label='' only='' skip='' share='' budget='' resume='' list='' out=$root/runs/gpu_check
+label='' only='' skip='' share='' slots=1 budget='' resume='' list='' out=$root/runs/gpu_check
 while (($# > 0)); do
     case $1 in
-        --label | --only | --skip | --share | --budget | --resume)
+        --label | --only | --skip | --share | --slots | --budget | --resume)
             (($# >= 2)) || die 2 "$1: a value is missing"
             printf -v "${1#--}" %s "$2"
             shift
@@ -36,6 +37,7 @@ while (($# > 0)); do
     shift
 done
 [[ $budget =~ ^[0-9]*$ ]] || die 2 "--budget: got '$budget', want seconds"
+[[ $slots =~ ^[1-9][0-9]*$ ]] || die 2 "--slots: got '$slots', want a number of tests"
 [[ $share =~ ^[48]?$ ]] || die 2 "--share: got '$share', want 4 or 8 ranks"
 
 mapfile -t gpus < <(visible_gpus)
@@ -49,7 +51,7 @@ machine="${#gpus[@]} x $gpu, $(usable_cores) CPU cores, $("$(sed -n 's/^FP8FLOW_
 mkdir -p "$out"
 
 # ---- which tests: by label, name, and the GPUs that are here
-slots=1 ranks=${#gpus[@]}
+ranks=$((slots > 1 ? 1 : ${#gpus[@]}))
 if [[ -n $share ]]; then
     ranks=$share slots=$(((share + ${#gpus[@]} - 1) / ${#gpus[@]}))
     only=${only:-"(checkpoint_gpu_test|exchange.*[.](peer|levels)|Golden.*(Schedules|Graphs|SavedRows|Invariant|DividedStateC|Recompute).*)_$share\$"}

@@ -193,20 +193,27 @@ def layer_stages():
 
 
 def whole_model():
-    """The step of the 107 M model by stage, per layer where it repeats."""
-    name = "profile_100m_1gpu.json"
-    serial, shared = recipes_of(name, ["fp8_flow", "fp8_flow + shared"])
+    """The step of the 107 M model by part."""
+    name = "profile_100m_micro_batches_h200.json"
+    parts = load(name)["parts of the step of 4 sequences"]
+    parts = [part for part in parts if part["milliseconds"] > 0.2]
 
-    def row(what, cell):
-        return {"ms, forward + backward": what, "serial": cell(serial), "shared expert in parallel": cell(shared)}
-    rows = [row(f"attention: {stage}", lambda arm, stage=stage: arm.both_passes("attention", stage, 3))
-            for stage in ("norm", "qkv", "core attention", "proj")]
-    rows.append(row("MoE layer, end to end", lambda arm: f"{arm.layer:.3f}"))
-    for label, *part in (("embedding, backward", "embedding", "backward"), ("head", "head", "forward"),
-                         ("optimizer", "optimizer", "update")):
-        rows.append(row(label, lambda arm, part=part: f"{arm.rows(*part):.2f}"))
-    rows.append(row("step, 8 layers", lambda arm: arm.ms("step seconds")))
-    return table(rows, name)
+    def line(what, key):
+        return {"ms": what, **{part["part"]: f"{max(part[key], 0):.2f}" for part in parts}}
+    return table([line("time", "milliseconds"), line("above the ceiling", "above ceiling")], name)
+
+
+def micro_batch_size():
+    """A step of the 107 M model over the size of its micro-batch."""
+    name = "profile_100m_micro_batches_h200.json"
+    serial = [row for row in load(name)["rows"] if not row["moe_shared_expert_overlap"]]
+    sizes = {row["micro_batch_size"]: row for row in serial}
+
+    def line(what, cell):
+        return {"sequences of 1024 tokens": what, **{str(size): cell(size, row) for size, row in sizes.items()}}
+    return table([line("step, ms", lambda _, row: f"{row['step milliseconds']:.2f}"),
+                  line("k tokens/s", lambda size, row: f"{size * 1024 / row['step milliseconds']:.0f}"),
+                  line("MoE layer, ms", lambda _, row: f"{row['layer milliseconds']:.2f}")], name)
 
 
 # ---- tables with a row per arm: pattern of the file names, {label: what the pattern takes}, columns
@@ -216,7 +223,7 @@ BY_ARM = {
     # what runs in parallel: passes, cycles, exchange calls, step
     "schedules": ("exposed_{}.json", {
         "DeepSeek-V3 layer": "deepseek_v3_4gpu", "the same, BF16 gradients": "deepseek_v3_4gpu_bf16_gradients",
-        "the same, FP32 gradients, 8 micro-batches": "deepseek_v3_4gpu_micro_batches", "107 M model": "100m_4gpu"}, {
+        "107 M model": "100m_4gpu"}, {
         "4 x H200": LABEL, "schedule": lambda arm: arm.schedule("serial"),
         "passes, ms per layer": lambda arm: f"{arm.passes:.2f}",
         "of serial": lambda arm: f"{arm.passes / Arm('', {}, arm.profile['recipes'][0]).passes:.3f}", "MHz": MHZ,
@@ -249,9 +256,7 @@ BY_ARM = {
     # a step as a CUDA graph: time of the step, and how long the host is busy
     "graphs": ("profile_{}_h100.json", {
         "configs/quickstart.yaml | graph": "quickstart_graph_serial",
-        "configs/quickstart.yaml | graph + shared": "quickstart_graph_shared",
-        "configs/h200_100m.yaml, 4096 tokens | graph": "100m_graph_serial",
-        "configs/h200_100m.yaml, 4096 tokens | graph + shared": "100m_graph_shared"}, {
+        "configs/quickstart.yaml | graph + shared": "quickstart_graph_shared"}, {
         "one H100": lambda arm: arm.label.split(" | ")[0], "schedule": lambda arm: arm.label.split(" | ")[1],
         "step, ms": STEP, "host busy, ms": lambda arm: arm.ms("host seconds")}),
     # four GPUs taken as two hosts, NCCL between them over NVLink
@@ -495,8 +500,8 @@ def commands():
 
 
 TABLES = {**{make.__name__: make for make in (
-    headline, layers, baselines, layer_stages, whole_model, gemm, deepgemm, memory_bound, upstream_counts, exchange,
-    exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
+    headline, layers, baselines, layer_stages, whole_model, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
+    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM}}
 
 

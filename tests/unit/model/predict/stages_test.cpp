@@ -39,7 +39,7 @@ std::optional<Config> config_of_arm(const Config& config, const json& arm, int r
     const std::vector<Recipe> recipes(std::begin(kRecipes), std::end(kRecipes));
     for (const Ablation ablation : {Ablation::none, Ablation::schedules, Ablation::state_dtypes})
         for (const auto& one : validate::recipe_arms(config, recipes, ablation, ranks))
-            if (one.name == arm.at("name"))
+            if (arm.at("name") == one.name)
                 return one.config.schedule.overlaps() ? std::nullopt : std::optional(one.config);
     return std::nullopt;
 }
