@@ -8,24 +8,9 @@ namespace fp8flow {
 
 namespace {
 
-// Of one routed row, its scales included.
-double row_bytes(const ScaledTensor& rows) {
-    const int64_t scales = rows.scales ? ceil_div(rows.data.cols(), kBlock) * size_of(rows.scales.dtype) : 0;
-    return static_cast<double>(rows.data.cols() * size_of(rows.data.dtype) + scales);
-}
-
-// M-tensors may be longer than one layer's rows (row arena).
-void check_rows(const TensorView& view, const char* what, const DispatchPlan& plan) {
-    FP8FLOW_CHECK(view.rank >= 1 && view.dim(0) >= plan.groups.row_capacity,
-                  "{} is {}: too few rows for a row capacity of {}", what, describe(view),
-                  plan.groups.row_capacity);
-}
-
 void check_plan(const DispatchPlan& plan, int64_t ranks) {
-    FP8FLOW_CHECK(plan.all_ids.rank == 3 && plan.all_ids.dim(0) == ranks && plan.all_ids.dim(2) == plan.topk,
-                  "all_ids is {} for {} ranks and top-{}", describe(plan.all_ids), ranks, plan.topk);
+    check_tensor(plan.all_ids, "all_ids", DType::i32, {ranks, kAny, plan.topk});
     const int64_t slots = plan.all_ids.dim(1);
-    check_tensor(plan.all_ids, "all_ids", DType::i32, {ranks, slots, plan.topk});
     FP8FLOW_CHECK(plan.num_tokens >= 0 && plan.num_tokens <= slots, "{} tokens in {} slots", plan.num_tokens,
                   slots);
     FP8FLOW_CHECK(plan.num_local_experts >= 1 && plan.groups.num_groups % plan.num_local_experts == 0,
@@ -35,15 +20,14 @@ void check_plan(const DispatchPlan& plan, int64_t ranks) {
     check_tensor(plan.recv_source, "recv_source", DType::i32, {ranks * slots});
     check_tensor(plan.send_tokens, "send_tokens", DType::i32, {ranks, slots});
     check_tensor(plan.send_counts, "send_counts", DType::i64, {ranks});
-    if (plan.prob_rows) check_tensor(plan.prob_rows, "prob_rows", DType::i32, {ranks * slots, plan.topk});
+    check_optional(plan.prob_rows, "prob_rows", DType::i32, {ranks * slots, plan.topk});
 }
 
 // Rows as they are sent: plain, or FP8 values with 1x128 scales.
 void check_wire_rows(const ScaledTensor& rows, const char* what, int64_t num_rows) {
     FP8FLOW_CHECK(rows.data.rank == 2 && rows.data.dim(0) == num_rows && rows.data.row_base == nullptr,
                   "{} is {}, must have {} rows", what, describe(rows.data), num_rows);
-    FP8FLOW_CHECK(rows.layout == ScaleLayout::none || rows.layout == ScaleLayout::vec128_wire,
-                  "{} has scales {}, must be none or vec128_wire", what, name_of(rows.layout));
+    check_layout(rows, what, {ScaleLayout::none, ScaleLayout::vec128_wire});
     if (rows.layout == ScaleLayout::none) return;
     check_fp8(rows, what);
     FP8FLOW_CHECK(rows.data.dim(1) % kBlock == 0, "hidden size {} is no multiple of {} (hidden_size)",
@@ -84,7 +68,7 @@ template <class Step> void Exchange::observed(const char* name, const OpCost& co
 // Every rank receives about as much as it sends.
 template <class Step> void Exchange::reduced(const char* name, double sent, Step step) {
     if (observer_ == nullptr) return step();
-    observer_->exchange_began({.op = name, .cost = with_writes({.bytes = 2 * sent}, sent)});
+    observer_->exchange_began({.op = name, .cost = moves(sent, sent)});
     step();
     observer_->exchange_ended(sent);
 }
@@ -98,20 +82,17 @@ void Exchange::gather_routing(const TensorView& ids, const TensorView& probs, co
     check_tensor(all_ids, "all_ids", DType::i32, {size(), slots, topk});
     check_tensor(all_probs, "all_probs", DType::f32, {size(), slots, topk});
     FP8FLOW_CHECK(tokens <= slots, "{} tokens on rank {}, but {} slots per rank", tokens, rank(), slots);
-    observed(
-        "gather_routing",
-        with_writes({.bytes = bytes_of({ids, probs, all_ids, all_probs})}, bytes_of({all_ids, all_probs})),
-        [&] {
-            do_gather_routing({ids, probs, all_ids, all_probs}, launch);
-        });
+    observed("gather_routing", moves({ids, probs}, {all_ids, all_probs}), [&] {
+        do_gather_routing({ids, probs, all_ids, all_probs}, launch);
+    });
 }
 
 void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, const ScaledTensor& dst,
                         Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
     check_wire_rows(rows, "rows", plan.num_tokens);
-    check_rows(dst.data, "dst", plan);
-    check_rows(plan.row_source, "row_source", plan);
+    check_capacity(dst.data, "dst", plan.groups);
+    check_capacity(plan.row_source, "row_source", plan.groups);
     const bool plain = rows.layout == ScaleLayout::none;
     FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(1) == rows.data.dim(1) &&
                       dst.data.dtype == rows.data.dtype &&
@@ -122,7 +103,7 @@ void Exchange::dispatch(const ScaledTensor& rows, const DispatchPlan& plan, cons
     check_moved(rows, dst, "dst");
     ++num_dispatches_;
     const double written = static_cast<double>(plan.groups.cost_rows()) * row_bytes(dst);
-    observed("dispatch", with_writes({.bytes = bytes_of({rows.data, rows.scales}) + written}, written), [&] {
+    observed("dispatch", moves(bytes_of_scaled(rows), written), [&] {
         do_dispatch(rows, dst, {plan, scratch, launch});
     });
 }
@@ -139,8 +120,8 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
                   name_of(received.layout), describe(received.scales));
     check_moved(rows, received, "received");
     ++num_dispatches_;
-    const double moved = bytes_of({rows.data, rows.scales});
-    observed("dispatch_rows", with_writes({.bytes = 2 * moved}, moved), [&] {
+    const double moved = bytes_of_scaled(rows);
+    observed("dispatch_rows", moves(moved, moved), [&] {
         do_dispatch_rows(rows, received, {plan, scratch, launch});
     });
 }
@@ -148,32 +129,25 @@ void Exchange::dispatch_rows(const ScaledTensor& rows, const DispatchPlan& plan,
 void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scratch, const Launch& launch) {
     check_plan(plan, size());
     const TensorView &src = args.src.data, &y = args.y.data;
-    FP8FLOW_CHECK(args.src.layout == ScaleLayout::none && args.y.layout == ScaleLayout::none,
-                  "combine adds plain rows, got scales {} for src and {} for y", name_of(args.src.layout),
-                  name_of(args.y.layout));
-    FP8FLOW_CHECK(src.rank == 2 && is_bf16_or_f32(src.dtype), "src is {}", describe(src));
-    check_rows(src, "src", plan);
+    check_layout(args.src, "src", {ScaleLayout::none});
+    check_layout(args.y, "y", {ScaleLayout::none});
+    check_plain(src, "src", {kAny, kAny});
+    check_plain(y, "y", {plan.num_tokens, src.dim(1)});
+    check_capacity(src, "src", plan.groups);
     if (args.row_prob) {
-        FP8FLOW_CHECK(args.row_prob.rank == 1 && args.row_prob.dtype == DType::f32, "row_prob is {}",
-                      describe(args.row_prob));
-        check_rows(args.row_prob, "row_prob", plan);
-        if (plan.all_probs)  // read in order invariant
-            check_tensor(plan.all_probs, "all_probs", DType::f32,
-                         {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
+        check_tensor(args.row_prob, "row_prob", DType::f32, {kAny});
+        check_capacity(args.row_prob, "row_prob", plan.groups);
+        check_optional(plan.all_probs, "all_probs", DType::f32,  // read in order invariant
+                       {plan.all_ids.dim(0), plan.all_ids.dim(1), plan.topk});
     }
-    FP8FLOW_CHECK(is_bf16_or_f32(y.dtype), "y is {}", describe(y));
-    check_tensor(y, "y", y.dtype, {plan.num_tokens, src.dim(1)});
-    if (args.residual) check_tensor(args.residual, "residual", y.dtype, {y.dim(0), y.dim(1)});
-    if (args.addend) {
-        FP8FLOW_CHECK(args.residual, "addend {} without a residual", describe(args.addend));
-        check_tensor(args.addend, "addend", y.dtype, {y.dim(0), y.dim(1)});
-    }
+    check_optional(args.residual, "residual", y.dtype, {y.dim(0), y.dim(1)});
+    check_optional(args.addend, "addend", y.dtype, {y.dim(0), y.dim(1)});
+    FP8FLOW_CHECK(!args.addend || args.residual, "addend {} without a residual", describe(args.addend));
     FP8FLOW_CHECK(static_cast<bool>(args.drow_prob) == static_cast<bool>(args.dprob),
                   "drow_prob {}, dprob {}", describe(args.drow_prob), describe(args.dprob));
     if (args.drow_prob) {
-        FP8FLOW_CHECK(args.drow_prob.rank == 1 && args.drow_prob.dtype == DType::f32, "drow_prob is {}",
-                      describe(args.drow_prob));
-        check_rows(args.drow_prob, "drow_prob", plan);
+        check_tensor(args.drow_prob, "drow_prob", DType::f32, {kAny});
+        check_capacity(args.drow_prob, "drow_prob", plan.groups);
         check_tensor(args.dprob, "dprob", DType::f32, {plan.num_tokens, plan.topk});
     }
     ++num_combines_;
@@ -181,9 +155,7 @@ void Exchange::combine(const Combine& args, const DispatchPlan& plan, Arena& scr
     const double written = bytes_of({y, args.dprob});
     const double read =
         static_cast<double>(plan.groups.cost_rows()) * row + bytes_of({args.residual, args.addend});
-    observed("combine", with_writes({.bytes = read + written}, written), [&] {
-        do_combine(args, {plan, scratch, launch});
-    });
+    observed("combine", moves(read, written), [&] { do_combine(args, {plan, scratch, launch}); });
 }
 
 void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {

@@ -21,9 +21,7 @@ void check_operand(const ScaledTensor& operand, const char* what, int rank, std:
                       what, describe(values), name_of(operand.layout));
         return;
     }
-    bool known = false;
-    for (L layout : layouts) known = known || operand.layout == layout;
-    FP8FLOW_CHECK(known, "{}: an operand of this GEMM cannot have scales {}", what, name_of(operand.layout));
+    check_layout(operand, what, layouts);
     check_fp8(operand, what, groups);
 }
 
@@ -38,18 +36,6 @@ void check_output(const TensorView& d, const char* what, Gradient mode) {
                   "{} is {}: only f32 can be accumulated into", what, describe(d));
 }
 
-void check_groups(const RowGroups& groups, int64_t num_gradients) {
-    FP8FLOW_CHECK(groups.num_groups == num_gradients && num_gradients >= 1,
-                  "{} groups of rows for {} weight gradients", groups.num_groups, num_gradients);
-    check_group_arrays(groups);
-}
-
-// Of a transposed copy: routed rows that share a scale, so that a group must start at a multiple of them.
-int64_t rows_per_block(L layout) {
-    if (layout == L::mx32) return kMxBlock;
-    return layout == L::tile128 || layout == L::vec128 ? kBlock : 1;
-}
-
 double gemm_flops(int64_t m, int64_t n, int64_t k) {
     return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
 }
@@ -58,13 +44,11 @@ Unit unit_of(const ScaledTensor& operand) {
     return is_fp8(operand.data.dtype) ? Unit::fp8_mma : Unit::bf16_mma;
 }
 
-double operand_bytes(const ScaledTensor& operand) { return bytes_of({operand.data, operand.scales}); }
-
 // Of an operand with one row (or column) per routed token copy: the share of this op's rows in a buffer of
 // many layers.
 double operand_bytes(const ScaledTensor& operand, const RowGroups& groups, int64_t stored_rows) {
     if (stored_rows == 0) return 0;
-    return operand_bytes(operand) * static_cast<double>(groups.cost_rows()) /
+    return bytes_of_scaled(operand) * static_cast<double>(groups.cost_rows()) /
            static_cast<double>(stored_rows);
 }
 
@@ -74,7 +58,9 @@ void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, co
     check_operand(set.dy, dy, 2, layouts, set.groups.num_groups);
     check_operand(set.x, x, 2, layouts, set.groups.num_groups);
     check_same_kind(set.dy, set.x);
-    check_groups(set.groups, dw.dim(0));
+    FP8FLOW_CHECK(set.groups.num_groups == dw.dim(0), "{} groups of rows for {} weight gradients",
+                  set.groups.num_groups, dw.dim(0));
+    check_groups(set.groups);
     const bool fp8 = is_fp8(set.dy.data.dtype);
     for (const auto& [operand, what, dim] :
          {std::tuple{&set.dy, dy, dw.dim(1)}, std::tuple{&set.x, x, dw.dim(2)}}) {
@@ -82,10 +68,7 @@ void check_wgrad_operands(const op::WgradOperands& set, const TensorView& dw, co
         FP8FLOW_CHECK(values.dim(fp8 ? 0 : 1) == dim && values.dim(fp8 ? 1 : 0) >= set.groups.row_capacity,
                       "{} is {} for dw {} and a row capacity of {}", what, describe(values), describe(dw),
                       set.groups.row_capacity);
-        const int64_t block = rows_per_block(operand->layout);
-        FP8FLOW_CHECK(set.groups.alignment % block == 0,
-                      "{} has scales {}, so groups must start at multiples of {}, not {} (moe_row_alignment)",
-                      what, name_of(operand->layout), block, set.groups.alignment);
+        check_alignment(set.groups, what, operand->layout);
     }
 }
 
@@ -117,9 +100,8 @@ void check(const op::Gemm& args) {
 OpCost cost(const op::Gemm& args) {
     const int64_t k = args.a.data.dim(args.form == op::GemmForm::tn ? 0 : 1);
     const double reads_d = args.mode == Gradient::accumulate ? 1 : 0;
-    return with_writes({operand_bytes(args.a) + operand_bytes(args.b) + (1 + reads_d) * bytes_of({args.d}),
-                        gemm_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a)},
-                       bytes_of({args.d}));
+    return moves(bytes_of_scaled(args.a) + bytes_of_scaled(args.b) + reads_d * bytes_of({args.d}),
+                 bytes_of({args.d}), gemm_flops(args.d.dim(0), args.d.dim(1), k), unit_of(args.a));
 }
 
 void check(const op::GroupedGemm& args) {
@@ -132,25 +114,23 @@ void check(const op::GroupedGemm& args) {
                   describe(b));
     const int64_t n = b.dim(args.form == op::GemmForm::nt ? 1 : 2),
                   k = b.dim(args.form == op::GemmForm::nt ? 2 : 1);
-    FP8FLOW_CHECK(b.dim(0) >= 1 && args.groups.num_groups >= 1 && args.groups.num_groups % b.dim(0) == 0,
-                  "{} groups of rows for {} weights", args.groups.num_groups, b.dim(0));
-    check_group_arrays(args.groups);
-    check_output(args.d, "d", Gradient::overwrite);
-    check_routed_rows(a, "a", args.groups, {k});
-    check_routed_rows(args.d, "d", args.groups, {n});
+    check_groups(args.groups);
+    FP8FLOW_CHECK(b.dim(0) >= 1 && args.groups.num_groups % b.dim(0) == 0, "{} groups of rows for {} weights",
+                  args.groups.num_groups, b.dim(0));
+    check_tensor(a, "a", a.dtype, {kAny, k});
+    check_plain(args.d, "d", {kAny, n});
+    check_capacity(a, "a", args.groups);
+    check_capacity(args.d, "d", args.groups);
 }
 OpCost cost(const op::GroupedGemm& args) {
     const double rows = static_cast<double>(args.groups.cost_rows());
-    const double d_bytes = rows * static_cast<double>(args.d.cols() * size_of(args.d.dtype));
-    return with_writes(
-        {operand_bytes(args.a, args.groups, args.a.data.dim(0)) + operand_bytes(args.b) + d_bytes,
-         gemm_flops(args.groups.cost_rows(), args.d.dim(1), args.a.data.dim(1)), unit_of(args.a)},
-        d_bytes);
+    return moves(operand_bytes(args.a, args.groups, args.a.data.dim(0)) + bytes_of_scaled(args.b),
+                 rows * row_bytes(args.d),
+                 gemm_flops(args.groups.cost_rows(), args.d.dim(1), args.a.data.dim(1)), unit_of(args.a));
 }
 
 void check(const op::GroupedGemmWgrad& args) {
-    FP8FLOW_CHECK(args.dw.rank == 3 && is_bf16_or_f32(args.dw.dtype),
-                  "dw is {}, must be f32 or bf16 [groups, N, K]", describe(args.dw));
+    check_plain(args.dw, "dw", {kAny, kAny, kAny});
     check_wgrad_operands({args.dy, args.x, args.groups}, args.dw, "dy", "x");
     if (args.squares) {
         const auto [g, r, c, w] = op::squares_shape(args.dw.dim(0), args.dw.dim(1), args.dw.dim(2));
@@ -174,32 +154,31 @@ OpCost cost(const op::GroupedGemmWgrad& args) {
                     operand_bytes(set.x, set.groups, set.x.data.dim(rows_dim));
         flops += gemm_flops(set.groups.cost_rows(), args.dw.dim(1), args.dw.dim(2));
     }
-    return with_writes(
-        {operands + (1 + reads_dw) * bytes_of({args.dw}) + bytes_of({args.squares}), flops, unit_of(args.dy)},
-        bytes_of({args.dw, args.squares}));
+    return moves(operands + reads_dw * bytes_of({args.dw}), bytes_of({args.dw, args.squares}), flops,
+                 unit_of(args.dy));
 }
 
+// The operations it is composed of.
+static op::GroupedGemm gemm_of(const op::GroupedGemmSwigluQuantize& args) {
+    return {.a = args.a, .b = args.b, .groups = args.groups, .d = args.h};
+}
+static op::SwigluQuantize activation_of(const op::GroupedGemmSwigluQuantize& args) {
+    return {.h = args.h,
+            .prob = args.prob,
+            .groups = args.groups,
+            .scale_format = args.scale_format,
+            .a = args.act};
+}
 void check(const op::GroupedGemmSwigluQuantize& args) {
-    FP8FLOW_CHECK(args.a.layout == L::vec128 && args.b.layout == L::block128,
-                  "scales {} by {}, must be vec128 by block128", name_of(args.a.layout),
-                  name_of(args.b.layout));
+    check_layout(args.a, "a", {L::vec128});
+    check_layout(args.b, "b", {L::block128});
     FP8FLOW_CHECK(args.h.dtype == DType::bf16, "h is {}, must be bf16", describe(args.h));
-    check(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
-    check(op::SwigluQuantize{.h = args.h,
-                             .prob = args.prob,
-                             .groups = args.groups,
-                             .scale_format = args.scale_format,
-                             .a = args.act});
+    check(gemm_of(args));
+    check(activation_of(args));
 }
 OpCost cost(const op::GroupedGemmSwigluQuantize& args) {
-    const OpCost gemm = cost(op::GroupedGemm{.a = args.a, .b = args.b, .groups = args.groups, .d = args.h});
-    const OpCost activation = cost(op::SwigluQuantize{.h = args.h,
-                                                      .prob = args.prob,
-                                                      .groups = args.groups,
-                                                      .scale_format = args.scale_format,
-                                                      .a = args.act});
-    const double h_bytes =
-        static_cast<double>(args.groups.cost_rows() * args.h.cols() * size_of(args.h.dtype));
+    const OpCost gemm = cost(gemm_of(args)), activation = cost(activation_of(args));
+    const double h_bytes = static_cast<double>(args.groups.cost_rows()) * row_bytes(args.h);
     const double h_moves = args.save_h == op::SaveH::yes ? 1 : 0;  // the parts write it once and read it once
     // FLOPs: the GEMM's, which its unit does; the activation's are not counted
     return {gemm.bytes + activation.bytes - (2 - h_moves) * h_bytes, gemm.flops, gemm.unit,

@@ -7,10 +7,18 @@ namespace fp8flow {
 
 namespace {
 
+// As many values as the master.
 void check_state(const TensorView& view, const char* what, const TensorView& master) {
     FP8FLOW_CHECK(view.numel() == master.numel() && is_bf16_or_f32(view.dtype), "{} is {}, the master is {}",
                   what, describe(view), describe(master));
     check_own_rows(view, what);
+}
+
+void check_copy(const ScaledTensor& copy, const char* what, ScaleFormat format, Shape shape) {
+    if (!copy) return;
+    check_fp8(copy, what);
+    check_written(copy, what, format);
+    check_tensor(copy.data, what, copy.data.dtype, shape);
 }
 
 }  // namespace
@@ -30,8 +38,7 @@ void check(const op::NormSquared& args) {
     check_tensor(args.sum, "sum", DType::f32, {1});
 }
 OpCost cost(const op::NormSquared& args) {
-    return {bytes_of({args.x, args.block_sums, args.sum}),
-            2 * static_cast<double>(args.x ? args.x.numel() : 0)};
+    return moves({args.x, args.block_sums, args.sum}, {}, 2 * count_of(args.x));
 }
 
 void check(const op::AddSquares& args) {
@@ -40,52 +47,39 @@ void check(const op::AddSquares& args) {
     check_tensor(args.sum, "sum", DType::f32, {1});
 }
 OpCost cost(const op::AddSquares& args) {
-    return {bytes_of({args.squares, args.sum}), static_cast<double>(args.squares.numel())};
+    return moves({args.squares, args.sum}, {}, count_of(args.squares));
 }
 
 void check(const op::AdamW& args) {
-    FP8FLOW_CHECK(static_cast<bool>(args.master), "no master weights");
-    FP8FLOW_CHECK(args.master.dtype == DType::f32, "master is {}", describe(args.master));
+    FP8FLOW_CHECK(args.master && args.master.dtype == DType::f32, "master is {}", describe(args.master));
     check_own_rows(args.master, "master");
     check_state(args.grad, "grad", args.master);
     check_state(args.m, "m", args.master);
     check_state(args.v, "v", args.master);
     check_tensor(args.schedule, "schedule", DType::f32, {3});
     check_tensor(args.grad_scale, "grad_scale", DType::f32, {1});
-    if (args.status) check_tensor(args.status, "status", DType::i32, {1});
-    if (args.rounding_step) check_tensor(args.rounding_step, "rounding_step", DType::i64, {1});
-    if (!args.copy) return;
-    FP8FLOW_CHECK(args.copy.numel() == args.master.numel() && is_bf16_or_f32(args.copy.dtype),
-                  "copy is {}, the master is {}", describe(args.copy), describe(args.master));
-    check_own_rows(args.copy, "copy");
+    check_optional(args.status, "status", DType::i32, {1});
+    check_optional(args.rounding_step, "rounding_step", DType::i64, {1});
+    if (args.copy) check_state(args.copy, "copy", args.master);
 }
 OpCost cost(const op::AdamW& args) {
-    return with_writes({bytes_of({args.grad, args.copy}) + 2 * bytes_of({args.master, args.m, args.v}),
-                        15 * static_cast<double>(args.master.numel())},
-                       bytes_of({args.copy, args.master, args.m, args.v}));
+    return moves({args.grad, args.master, args.m, args.v}, {args.copy, args.master, args.m, args.v},
+                 15 * count_of(args.master));
 }
 
 void check(const op::AdamWQuantize& args) {
     check(args.adamw);
-    TensorView weight = args.adamw.master;
+    const TensorView& weight = args.adamw.master;
     FP8FLOW_CHECK(weight.rank == 2 || weight.rank == 3, "master is {}, must be [N, K] or [E, N, K]",
                   describe(weight));
-    if (weight.rank == 2) weight = weight.reshape({1, weight.dim(0), weight.dim(1)});
-    const int64_t experts = weight.dim(0), rows = weight.dim(1), columns = weight.dim(2);
-    if (args.fprop) {
-        check_fp8(args.fprop, "fprop copy");
-        check_written(args.fprop, "fprop copy", args.scale_format);
-        check_tensor(args.fprop.data, "fprop values", args.fprop.data.dtype, {experts, rows, columns});
-    }
-    if (args.dgrad) {
-        check_fp8(args.dgrad, "dgrad copy");
-        check_written(args.dgrad, "dgrad copy", args.scale_format);
-        check_tensor(args.dgrad.data, "dgrad values", args.dgrad.data.dtype, {experts, columns, rows});
-    }
+    const int64_t experts = weight.rank == 2 ? 1 : weight.dim(0), rows = weight.dim(-2),
+                  columns = weight.dim(-1);
+    check_copy(args.fprop, "fprop copy", args.scale_format, {experts, rows, columns});
+    check_copy(args.dgrad, "dgrad copy", args.scale_format, {experts, columns, rows});
 }
 OpCost cost(const op::AdamWQuantize& args) {
     OpCost total = cost(args.adamw);
-    const double copies = bytes_of({args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales});
+    const double copies = bytes_of_scaled(args.fprop) + bytes_of_scaled(args.dgrad);
     total.bytes += copies;
     total.written += copies;
     return total;
@@ -96,9 +90,8 @@ void check(const op::ClipFactor& args) {
                       args.factor.numel() == 1,
                   "norm_squared {} status {} norm {} factor {}", describe(args.norm_squared),
                   describe(args.status), describe(args.norm), describe(args.factor));
-    if (args.limit) check_tensor(args.limit, "limit", DType::f32, {1});
+    check_optional(args.limit, "limit", DType::f32, {1});
 }
-
 OpCost cost(const op::ClipFactor&) { return {}; }
 
 }  // namespace fp8flow

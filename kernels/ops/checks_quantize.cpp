@@ -12,8 +12,6 @@ namespace {
 
 using L = ScaleLayout;
 
-bool is_value(DType dtype) { return is_bf16_or_f32(dtype) || dtype == DType::f16; }
-
 int64_t routed_rows(const RowGroups& groups, int64_t rows) {
     return groups.num_groups > 0 ? groups.cost_rows() : rows;
 }
@@ -32,51 +30,27 @@ void check_extent(const TensorView& view, const char* what, int64_t extent, cons
                   describe(view), rows);
 }
 
-void check_row_groups(const RowGroups& groups) {
-    if (groups.num_groups == 0) return;
-    FP8FLOW_CHECK(groups.alignment >= 1 && groups.row_capacity >= 0,
-                  "alignment {} (moe_row_alignment), row capacity {}", groups.alignment, groups.row_capacity);
-    check_tensor(groups.counts, "group counts", DType::i64, {groups.num_groups});
-    check_tensor(groups.offsets, "group offsets", DType::i64, {groups.num_groups + 1});
-}
-
 void check_source(const TensorView& src, const RowGroups& groups) {
-    FP8FLOW_CHECK(src.rank == 2 && is_value(src.dtype), "src is {}", describe(src));
-    check_row_groups(groups);
+    FP8FLOW_CHECK(src.rank == 2 && is_float(src.dtype), "src is {}", describe(src));
+    check_optional_groups(groups);
     check_extent(src, "src", src.dim(0), groups, src.dim(0));
-}
-
-void check_layout(const ScaledTensor& tensor, const char* what, std::initializer_list<L> layouts) {
-    FP8FLOW_CHECK(std::find(layouts.begin(), layouts.end(), tensor.layout) != layouts.end(),
-                  "{} cannot have scales {} here", what, name_of(tensor.layout));
 }
 
 // dst [M, K] of src [M, K].
 void check_rows(const ScaledTensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
                 ScaleFormat format, std::initializer_list<L> layouts) {
-    check_layout(dst, what, layouts);
-    check_fp8(dst, what);
-    FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(1) == src.dim(1), "{} is {}, src {}", what,
-                  describe(dst.data), describe(src));
+    check_quantized(dst, what, format, layouts);
+    check_tensor(dst.data, what, dst.data.dtype, {kAny, src.dim(1)});
     check_extent(dst.data, what, dst.data.dim(0), groups, src.dim(0));
-    check_written(dst, what, format);
 }
 
 // dst [K, M] of src [M, K]; a block along M must not straddle two groups.
 void check_columns(const ScaledTensor& dst, const char* what, const TensorView& src, const RowGroups& groups,
                    ScaleFormat format, std::initializer_list<L> layouts) {
-    check_layout(dst, what, layouts);
-    check_fp8(dst, what, std::max<int64_t>(groups.num_groups, 1));
-    check_written(dst, what, format);
-    FP8FLOW_CHECK(dst.data.rank == 2 && dst.data.dim(0) == src.dim(1), "{} is {}, src {}", what,
-                  describe(dst.data), describe(src));
+    check_quantized(dst, what, format, layouts, std::max<int64_t>(groups.num_groups, 1));
+    check_tensor(dst.data, what, dst.data.dtype, {src.dim(1), kAny});
     check_extent(dst.data, what, dst.data.dim(1), groups, src.dim(0), true);
-    const int64_t block = dst.layout == L::mx32                                 ? kMxBlock
-                          : dst.layout == L::vec128 || dst.layout == L::tile128 ? kBlock
-                                                                                : 1;
-    FP8FLOW_CHECK(groups.num_groups == 0 || groups.alignment % block == 0,
-                  "{}: scales {} along the rows need groups aligned to {}, not {} (moe_row_alignment)", what,
-                  name_of(dst.layout), block, groups.alignment);
+    if (groups.num_groups > 0) check_alignment(groups, what, dst.layout);
 }
 
 double share(double bytes, int64_t rows, int64_t extent) {
@@ -104,12 +78,15 @@ double bytes_of_fp8_columns(const ScaledTensor& tensor, int64_t rows) {
 // Maximum and multiplication.
 double flops_of(int64_t rows, const TensorView& src) { return 2.0 * static_cast<double>(rows * src.cols()); }
 
+// The dimension of values that counts rows: of a transposed copy the last one.
+int routed_dim(L layout) { return layout == L::tile128 || layout == L::group_row ? 1 : 0; }
+
 void check_transpose(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                      ScaleFormat format, L layout) {
-    check_row_groups(groups);
+    check_optional_groups(groups);
     check_layout(src, "src", {L::vec128});
     check_fp8(src, "src");
-    FP8FLOW_CHECK(src.data.rank == 2, "src is {}", describe(src.data));
+    check_tensor(src.data, "src", src.data.dtype, {kAny, kAny});
     check_extent(src.data, "src", src.data.dim(0), groups, src.data.dim(0));
     check_columns(dst, "dst", src.data, groups, format, {layout});
 }
@@ -118,9 +95,8 @@ int64_t batch_of(const TensorView& view) { return view.rank == 3 ? view.dim(0) :
 
 void check_copy(const ScaledTensor& copy, const char* what, const TensorView& src, ScaleFormat format,
                 int64_t rows, int64_t cols) {
-    check_layout(copy, what, {L::block128, L::row, L::tensor, L::mx32});
-    check_fp8(copy, what);
-    check_written(copy, what, format);
+    if (!copy) return;
+    check_quantized(copy, what, format, {L::block128, L::row, L::tensor, L::mx32});
     FP8FLOW_CHECK(batch_of(copy.data) == batch_of(src) && copy.data.dim(-2) == rows &&
                       copy.data.dim(-1) == cols && copy.data.row_base == nullptr,
                   "{} is {}, src {}", what, describe(copy.data), describe(src));
@@ -135,9 +111,7 @@ void check(const op::QuantizeRows& args) {
 }
 OpCost cost(const op::QuantizeRows& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return with_writes(
-        {bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.dst, rows), flops_of(rows, args.src)},
-        bytes_of_fp8_rows(args.dst, rows));
+    return moves(bytes_of_rows(args.src, rows), bytes_of_fp8_rows(args.dst, rows), flops_of(rows, args.src));
 }
 
 void check(const op::QuantizeColumns& args) {
@@ -152,10 +126,9 @@ void check(const op::QuantizeColumns& args) {
 }
 OpCost cost(const op::QuantizeColumns& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return with_writes({bytes_of_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows) +
-                            bytes_of_rows(args.src2, rows) + bytes_of_fp8_columns(args.dst2, rows),
-                        flops_of(rows, args.src) + flops_of(rows, args.src2)},
-                       bytes_of_fp8_columns(args.dst, rows) + bytes_of_fp8_columns(args.dst2, rows));
+    return moves(bytes_of_rows(args.src, rows) + bytes_of_rows(args.src2, rows),
+                 bytes_of_fp8_columns(args.dst, rows) + bytes_of_fp8_columns(args.dst2, rows),
+                 flops_of(rows, args.src) + flops_of(rows, args.src2));
 }
 
 void check(const op::QuantizeDual& args) {
@@ -166,10 +139,9 @@ void check(const op::QuantizeDual& args) {
 }
 OpCost cost(const op::QuantizeDual& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));
-    return with_writes({bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
-                            bytes_of_fp8_columns(args.columns, rows),
-                        2 * flops_of(rows, args.src)},
-                       bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.columns, rows));
+    return moves(bytes_of_rows(args.src, rows),
+                 bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.columns, rows),
+                 2 * flops_of(rows, args.src));
 }
 
 void check(const op::QuantizeTensor& args) {
@@ -183,10 +155,9 @@ void check(const op::QuantizeTensor& args) {
 }
 OpCost cost(const op::QuantizeTensor& args) {
     const int64_t rows = routed_rows(args.groups, args.src.dim(0));  // the source is read twice
-    return with_writes({2 * bytes_of_rows(args.src, rows) + bytes_of_fp8_rows(args.rows, rows) +
-                            bytes_of_fp8_columns(args.transposed, rows),
-                        flops_of(rows, args.src)},
-                       bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.transposed, rows));
+    return moves(2 * bytes_of_rows(args.src, rows),
+                 bytes_of_fp8_rows(args.rows, rows) + bytes_of_fp8_columns(args.transposed, rows),
+                 flops_of(rows, args.src));
 }
 
 void check(const op::QuantizeWeight& args) {
@@ -194,27 +165,25 @@ void check(const op::QuantizeWeight& args) {
     FP8FLOW_CHECK((src.rank == 2 || src.rank == 3) && is_bf16_or_f32(src.dtype), "src is {}", describe(src));
     check_own_rows(src, "src");
     FP8FLOW_CHECK(args.fprop || args.dgrad, "nothing to write");
-    if (args.fprop) check_copy(args.fprop, "fprop", src, args.scale_format, src.dim(-2), src.dim(-1));
-    if (args.dgrad) check_copy(args.dgrad, "dgrad", src, args.scale_format, src.dim(-1), src.dim(-2));
+    check_copy(args.fprop, "fprop", src, args.scale_format, src.dim(-2), src.dim(-1));
+    check_copy(args.dgrad, "dgrad", src, args.scale_format, src.dim(-1), src.dim(-2));
     if (!args.fprop || !args.dgrad) return;
     FP8FLOW_CHECK(args.fprop.layout == args.dgrad.layout && args.fprop.data.dtype == args.dgrad.data.dtype,
                   "copies differ: {} {} and {} {}", describe(args.fprop.data), name_of(args.fprop.layout),
                   describe(args.dgrad.data), name_of(args.dgrad.layout));
 }
 OpCost cost(const op::QuantizeWeight& args) {
-    return with_writes(
-        {bytes_of({args.src, args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales}),
-         2.0 * static_cast<double>(args.src.numel())},
-        bytes_of({args.fprop.data, args.fprop.scales, args.dgrad.data, args.dgrad.scales}));
+    return moves(bytes_of({args.src}), bytes_of_scaled(args.fprop) + bytes_of_scaled(args.dgrad),
+                 2 * count_of(args.src));
 }
 
 void check(const op::Dequantize& args) {
     const TensorView& values = args.src.data;
-    check_row_groups(args.groups);
+    check_optional_groups(args.groups);
     check_fp8(args.src, "src", std::max<int64_t>(args.groups.num_groups, 1));
-    FP8FLOW_CHECK(args.dst.rank == values.rank && is_value(args.dst.dtype), "dst is {}, src {}",
+    FP8FLOW_CHECK(args.dst.rank == values.rank && is_float(args.dst.dtype), "dst is {}, src {}",
                   describe(args.dst), describe(values));
-    const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
+    const int routed = routed_dim(args.src.layout);
     for (int i = 0; i < values.rank; ++i) {
         const bool free_extent = i == routed && args.groups.num_groups > 0;
         FP8FLOW_CHECK(free_extent || args.dst.dims[i] == values.dims[i], "dst is {}, src {}",
@@ -225,29 +194,27 @@ void check(const op::Dequantize& args) {
     check_extent(args.dst, "dst", args.dst.dim(routed), args.groups, values.dim(routed));
 }
 OpCost cost(const op::Dequantize& args) {
-    const int routed = args.src.layout == L::tile128 || args.src.layout == L::group_row ? 1 : 0;
-    const int64_t rows = routed_rows(args.groups, args.src.data.dim(routed));
-    return with_writes({bytes_of_fp8(args.src, rows, args.src.data.dim(routed)) +
-                            share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)),
-                        share(static_cast<double>(args.dst.numel()), rows, args.dst.dim(routed))},
-                       share(static_cast<double>(args.dst.bytes()), rows, args.dst.dim(routed)));
+    const int routed = routed_dim(args.src.layout);
+    const int64_t rows = routed_rows(args.groups, args.src.data.dim(routed)), written = args.dst.dim(routed);
+    return moves(bytes_of_fp8(args.src, rows, args.src.data.dim(routed)),
+                 share(bytes_of({args.dst}), rows, written), share(count_of(args.dst), rows, written));
 }
 
 void check(const op::ClipFp8& args) {
-    check_row_groups(args.groups);
+    check_optional_groups(args.groups);
     FP8FLOW_CHECK(args.rows.rank == 2 && is_fp8(args.rows.dtype) && args.share > 0 && args.share <= 1,
                   "rows {} share {}", describe(args.rows), args.share);
     check_extent(args.rows, "rows", args.rows.dim(0), args.groups, args.rows.dim(0));
 }
 OpCost cost(const op::ClipFp8& args) {
     const double bytes = bytes_of_rows(args.rows, routed_rows(args.groups, args.rows.dim(0)));
-    return with_writes({2 * bytes, 0}, bytes);
+    return moves(bytes, bytes);
 }
 
 void check(const op::MeasureQuantization& args) {
     const bool transposed = args.copy == op::MeasureQuantization::Copy::transposed;
     const TensorView &values = args.quantized.data, &source = args.source.data;
-    check_row_groups(args.groups);
+    check_optional_groups(args.groups);
     check_fp8(args.quantized, "quantized");
     if (is_fp8(source.dtype)) check_fp8(args.source, "source");
     if (transposed)
@@ -282,8 +249,7 @@ void check(const op::TransposeFp8& args) {
 }
 OpCost cost(const op::TransposeFp8& args) {
     const int64_t rows = routed_rows(args.groups, args.src.data.dim(0));
-    return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows), 0},
-                       bytes_of_fp8_columns(args.dst, rows));
+    return moves(bytes_of_fp8_rows(args.src, rows), bytes_of_fp8_columns(args.dst, rows));
 }
 
 void check(const op::TransposeRequantize& args) {
@@ -291,23 +257,16 @@ void check(const op::TransposeRequantize& args) {
 }
 OpCost cost(const op::TransposeRequantize& args) {
     const int64_t rows = routed_rows(args.groups, args.src.data.dim(0));
-    return with_writes({bytes_of_fp8_rows(args.src, rows) + bytes_of_fp8_columns(args.dst, rows),
-                        flops_of(rows, args.src.data) * 1.5},
-                       bytes_of_fp8_columns(args.dst, rows));
+    return moves(bytes_of_fp8_rows(args.src, rows), bytes_of_fp8_columns(args.dst, rows),
+                 flops_of(rows, args.src.data) * 1.5);
 }
 
 void check(const op::RelayoutScales& args) {
     FP8FLOW_CHECK(args.wire.rank == 2 && (args.wire.dtype == DType::e8m0 || args.wire.dtype == DType::f32),
                   "wire scales {}", describe(args.wire));
-    FP8FLOW_CHECK(args.vec128.rank == 2 && args.vec128.dtype == DType::f32 &&
-                      args.vec128.dim(0) == args.wire.dim(1) && args.vec128.dim(1) == args.wire.dim(0),
-                  "wire {} vec128 {}", describe(args.wire), describe(args.vec128));
+    check_tensor(args.vec128, "vec128", DType::f32, {args.wire.dim(1), args.wire.dim(0)});
 }
-
-OpCost cost(const op::RelayoutScales& args) {
-    return with_writes({.bytes = static_cast<double>(args.wire.bytes() + args.vec128.bytes()), .flops = 0},
-                       static_cast<double>(args.vec128.bytes()));
-}
+OpCost cost(const op::RelayoutScales& args) { return moves({args.wire}, {args.vec128}); }
 
 void check(const op::DelayedScaleUpdate& args) {
     FP8FLOW_CHECK(args.amax.numel() == 1 && args.scale.numel() == 1 && args.history.numel() >= 1,
@@ -315,9 +274,6 @@ void check(const op::DelayedScaleUpdate& args) {
                   describe(args.scale));
     check_tensor(args.position, "position", DType::i64, {1});
 }
-
-OpCost cost(const op::DelayedScaleUpdate& args) {
-    return {.bytes = static_cast<double>(args.history.bytes()), .flops = 0};
-}
+OpCost cost(const op::DelayedScaleUpdate& args) { return moves({args.history}, {}); }
 
 }  // namespace fp8flow

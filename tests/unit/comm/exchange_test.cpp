@@ -349,7 +349,7 @@ TEST(Exchange, WrongShapesAreRefused) {
     expect_contains(combine({.src = {m}, .residual = y, .addend = short_x, .y = {y}}), "addend is");
     expect_contains(combine({.src = {m}, .drow_prob = probs, .y = {y}}), "dprob absent");
     const test::HostScaled scaled(DType::e4m3, {rows, 128}, ScaleLayout::vec128);
-    expect_contains(combine({.src = scaled, .y = {y}}), "combine adds plain rows, got scales vec128 for src");
+    expect_contains(combine({.src = scaled, .y = {y}}), "src has scales vec128, must be none");
 
     const auto scatter = [&](const TensorView& values, const Shares& shares) {
         return error_of(ExitCode::internal,

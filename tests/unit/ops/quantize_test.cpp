@@ -420,7 +420,7 @@ TEST(Quantize, RefusesWhatDoesNotFit) {
     EXPECT_NE(
         refused([&] {
             ops.quantize_columns({.src = src, .groups = groups, .dst = columns, .src2 = {}, .dst2 = {}});
-        }).find("aligned to 128, not 16 (moe_row_alignment)"),
+        }).find("multiples of 128, not 16 (moe_row_alignment)"),
         std::string::npos);
     const HostScaled rows =
                          HostScaled(DType::e4m3, {128, 256}, ScaleLayout::vec128).declared(ScaleFormat::pow2),
