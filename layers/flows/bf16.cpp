@@ -17,9 +17,8 @@ public:
     double operand_bytes() const override { return kPlainBytes; }
     // x, h, a
     double saved_bytes_routed(int64_t hidden, int64_t width) const override {
-        const bool drop_h = recompute_.experts,
-                   drop_a = drop_h || recompute_.activation || merges_in_combine();
-        return kPlainBytes * static_cast<double>(hidden + (drop_h ? 0 : 2 * width) + (drop_a ? 0 : width));
+        return kPlainBytes *
+               static_cast<double>(hidden + (drops_h() ? 0 : 2 * width) + (drops_a() ? 0 : width));
     }
     double saved_bytes_local(int64_t, int64_t width) const override {
         return kPlainBytes * static_cast<double>(3 * width);
@@ -34,14 +33,7 @@ public:
 
         dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, saved.x);
         experts_forward(ctx, io.weights, saved, ye);
-        await(ctx, io.addend_ready);
-        combine(ctx,
-                {.src = {ye},
-                 .row_prob = merging_weights(io.plan, precision_),
-                 .residual = io.residual,
-                 .addend = io.addend,
-                 .y = {io.y}},
-                io.plan, PermutePadding::fused);
+        combine_output(ctx, io, ye, precision_);
     }
 
     void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const override {
@@ -54,10 +46,7 @@ public:
 
         dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, dye);
         experts_backward(ctx, io.weights, saved, dye, drow_prob, dxe);
-        await(ctx, io.dx_in_ready);
-        combine(ctx,
-                {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
-                io.plan, PermutePadding::fused);
+        combine_gradient(ctx, io, dxe, drow_prob);
     }
 
     void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights, ExpertsSaved& saved,
@@ -79,13 +68,12 @@ private:
     // x [M, H] -> h [M, 2F] -> a [M, F] -> ye [M, H]
     void experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                          const TensorView& ye) const {
-        const bool drop_h = recompute_.experts,
-                   drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
+        const bool drop_h = drops_h(), drop_a = drops_a(saved.routed);
         saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
         saved.a.data = rows(ctx, saved, keep_unless(drop_a), ctx.activation, w.w2->spec.shape[2], "swiglu");
 
         forward_gemm(ctx, "fc1", saved.x, *w.w1, saved.groups, saved.h);
-        activation(ctx, saved);
+        swiglu(ctx, saved, saved.a.data);
         forward_gemm(ctx, "fc2", saved.a, *w.w2, saved.groups, ye);
         if (drop_h) saved.h = {};
         if (drop_a) saved.a = {};
@@ -100,7 +88,7 @@ private:
         }
         if (!saved.a) {  // moe_act, moe_expert
             saved.a.data = rows(ctx, saved, Life::call, ctx.activation, ffn, "swiglu");
-            activation(ctx, saved);
+            swiglu(ctx, saved, saved.a.data);
         }
         const TensorView da = rows(ctx, saved, Life::call, ctx.activation, ffn, "fc2");            // [M, F]
         ScaledTensor dh{.data = rows(ctx, saved, Life::call, ctx.activation, 2 * ffn, "swiglu")};  // [M, 2F]
@@ -109,26 +97,11 @@ private:
             weight_gradient(side_ctx, "fc2 wgrad", dye, saved.a, saved.groups, *w.w2);
         });
         data_gradient(ctx, "fc2 dgrad", dye, *w.w2, saved.groups, da);
-        {
-            auto timed = ctx.stage("swiglu");
-            ctx.ops.swiglu_backward({.da = da,
-                                     .h = saved.h,
-                                     .prob = saved.prob,
-                                     .groups = saved.groups,
-                                     .dh = dh.data,
-                                     .dprob = drow_prob},
-                                    ctx.launch);
-        }
+        swiglu_backward(ctx, saved, da, dh.data, drow_prob);
         aside(ctx, saved, [&](Context& side_ctx) {
             weight_gradient(side_ctx, "fc1 wgrad", dh, saved.x, saved.groups, *w.w1);
         });
         data_gradient(ctx, "fc1 dgrad", dh, *w.w1, saved.groups, dxe);
-    }
-
-    void activation(Context& ctx, ExpertsSaved& saved) const {
-        auto timed = ctx.stage("swiglu");
-        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.a.data},
-                       ctx.launch);
     }
 };
 

@@ -60,10 +60,9 @@ double CastFlow::kept_bytes() const {
 }
 // The columns of x, or plain x where it is quantised again; h bf16; the columns of a, or plain.
 double CastFlow::saved_bytes_routed(int64_t hidden, int64_t width) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
-    return (drop_h ? kPlainBytes : kept_bytes()) * static_cast<double>(hidden) +
-           kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width) +
-           kept_bytes() * static_cast<double>(drop_a ? 0 : width);
+    return (drops_h() ? kPlainBytes : kept_bytes()) * static_cast<double>(hidden) +
+           kPlainBytes * static_cast<double>(drops_h() ? 0 : 2 * width) +
+           kept_bytes() * static_cast<double>(drops_a() ? 0 : width);
 }
 double CastFlow::saved_bytes_local(int64_t hidden, int64_t width) const {
     const bool own_columns = precision_.fp8_wgrad && !norm_casts();  // otherwise x is the norm's output
@@ -87,14 +86,7 @@ void CastFlow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) con
     dispatch(ctx, {.data = io.x.plain}, io.plan, PermutePadding::fused, {.data = xe});
     if (keep_plain) saved.plain = xe;
     experts_forward(ctx, xe, io.weights, saved, ye);
-    await(ctx, io.addend_ready);
-    combine(ctx,
-            {.src = {ye},
-             .row_prob = merging_weights(io.plan, precision_),
-             .residual = io.residual,
-             .addend = io.addend,
-             .y = {io.y}},
-            io.plan, PermutePadding::fused);
+    combine_output(ctx, io, ye, precision_);
 }
 
 void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
@@ -106,10 +98,7 @@ void CastFlow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) c
 
     dispatch(ctx, {.data = io.dy.plain}, io.plan, PermutePadding::fused, {.data = dye});
     experts_backward(ctx, dye, io.weights, saved, drow_prob, dxe);
-    await(ctx, io.dx_in_ready);
-    combine(ctx,
-            {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
-            io.plan, PermutePadding::fused);
+    combine_gradient(ctx, io, dxe, drow_prob);
 }
 
 void CastFlow::dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
@@ -160,8 +149,7 @@ void CastFlow::linear_backward(Context& ctx, const Linear& layer, const TokenRow
 // ---- forward: x [M, H] bf16, cast -> h [M, 2F] bf16 -> a [M, F] bf16, cast -> ye [M, H] bf16
 void CastFlow::experts_forward(Context& ctx, const TensorView& x, const ExpertWeights& w, ExpertsSaved& saved,
                                const TensorView& ye) const {
-    const bool drop_h = recompute_.experts,
-               drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
+    const bool drop_h = drops_h(), drop_a = drops_a(saved.routed);
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
 
     if (!saved.x)
@@ -192,11 +180,7 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
     const bool columns = precision_.fp8_wgrad && columns_life;
     const Life act_life = precision_.fp8_wgrad ? Life::call : columns_life.value_or(Life::call);
     saved.act = rows(ctx, saved, act_life, ctx.activation, ffn, "swiglu");
-    {
-        auto timed = ctx.stage("swiglu");
-        ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = saved.act},
-                       ctx.launch);
-    }
+    swiglu(ctx, saved, saved.act);
     saved.a = fp8(ctx, Quantized::a, saved, ffn, "swiglu");
     if (columns)
         saved.a_t =
@@ -230,16 +214,7 @@ void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const Exper
                                *w.w2);
     });
     data_gradient(ctx, "fc2 dgrad", dy.rows, *w.w2, saved.groups, da);
-    {
-        auto timed = ctx.stage("swiglu");
-        ctx.ops.swiglu_backward({.da = da,
-                                 .h = saved.h,
-                                 .prob = saved.prob,
-                                 .groups = saved.groups,
-                                 .dh = dh,
-                                 .dprob = drow_prob},
-                                ctx.launch);
-    }
+    swiglu_backward(ctx, saved, da, dh, drow_prob);
     const Operands dh_operands = gradient_operands(ctx, Quantized::dh, "swiglu backward", dh, saved);
     aside(ctx, saved, [&](Context& side_ctx) {
         joined_weight_gradient(side_ctx, "fc1 wgrad", dh_operands.columns,

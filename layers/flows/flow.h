@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Flow: how one recipe takes tokens through their experts and back. One implementation file per recipe:
-// bf16.cpp, fp8_flow.cpp, fp8_blockwise.cpp, ...; each shows its forward and its backward as a list of steps.
+// Flow: how one recipe takes tokens through their experts and back. One implementation file per list:
+// bf16.cpp, fp8_flow.cpp, cast_flow.cpp; each shows its forward and its backward as a list of steps.
 // Shared steps: steps.h.
 #pragma once
 
@@ -163,6 +163,11 @@ protected:
     // moe_apply_probs_in: combine. The forward's activation is not weighted, but fc2's weight gradient reads
     // the weighted one. So the forward keeps none, and the backward makes it with SwiGLU's factor.
     bool merges_in_combine() const { return precision_.moe_apply_probs_in == ProbsIn::combine; }
+    // What the forward leaves to the backward to make again: h, and SwiGLU's output.
+    bool drops_h() const { return recompute_.experts; }
+    bool drops_a(bool routed = true) const {
+        return drops_h() || recompute_.activation || (routed && merges_in_combine());
+    }
 
     PrecisionSpec precision_;
     ExpertsRecompute recompute_;

@@ -37,14 +37,7 @@ void Fp8Flow::forward(Context& ctx, const Forward& io, ExpertsSaved& saved) cons
     }
     experts_forward(ctx, io.weights, saved, ye);
     if (drop_x) saved.x = {};
-    await(ctx, io.addend_ready);
-    combine(ctx,
-            {.src = {ye},
-             .row_prob = merging_weights(io.plan, precision_),
-             .residual = io.residual,
-             .addend = io.addend,
-             .y = {io.y}},
-            io.plan);
+    combine_output(ctx, io, ye, precision_, padding_);
 }
 
 void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const {
@@ -63,17 +56,13 @@ void Fp8Flow::backward(Context& ctx, const Backward& io, ExpertsSaved& saved) co
     }
     const TensorView dxe = rows(ctx, saved, Life::call, ctx.activation, hidden, "fc1");  // [M, H] bf16
     fc1_backward(ctx, io.weights, saved, dh, dxe);
-    await(ctx, io.dx_in_ready);
-    combine(ctx,
-            {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
-            io.plan);
+    combine_gradient(ctx, io, dxe, drow_prob, padding_);
 }
 
 // ---- x [M, H] e4m3 -> h [M, 2F] bf16 -> a [M, F] e4m3 -> ye [M, H] bf16
 void Fp8Flow::experts_forward(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved,
                               const TensorView& ye) const {
-    const bool drop_h = recompute_.experts,
-               drop_a = drop_h || recompute_.activation || (saved.routed && merges_in_combine());
+    const bool drop_h = drops_h(), drop_a = drops_a(saved.routed);
     saved.h = rows(ctx, saved, keep_unless(drop_h), ctx.activation, w.w1->spec.shape[1], "fc1");
     saved.a = fp8(ctx, Quantized::a, saved, keep_unless(drop_a), w.w2->spec.shape[2], "swiglu");
 
@@ -219,10 +208,9 @@ void Fp8Flow::check_rules() const {
 
 // x, a and h (BF16). A local x is the norm's output.
 double Fp8Flow::saved_bytes_routed(int64_t hidden, int64_t width) const {
-    const bool drop_h = recompute_.experts, drop_a = drop_h || recompute_.activation || merges_in_combine();
     const int64_t sorted = recompute_.rows == SavedRows::sorted ? hidden : 0;
-    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(sorted + (drop_a ? 0 : width)) +
-           kPlainBytes * static_cast<double>(drop_h ? 0 : 2 * width);
+    return fp8_bytes(ScaleLayout::vec128) * static_cast<double>(sorted + (drops_a() ? 0 : width)) +
+           kPlainBytes * static_cast<double>(drops_h() ? 0 : 2 * width);
 }
 // FP8 values with the wire's scales.
 double Fp8Flow::saved_bytes_received(int64_t hidden) const {

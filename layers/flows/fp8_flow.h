@@ -75,10 +75,6 @@ protected:
     // [M, width] FP8 -> [width, M] FP8, an operand of the weight gradient.
     virtual ScaledTensor transposed(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const;
 
-    void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan) const {
-        steps::combine(ctx, args, plan, padding_);
-    }
-
     steps::PermutePadding padding_ = steps::PermutePadding::fused;
 
 private:

@@ -54,7 +54,11 @@ protected:
         if (precision_.moe_act_quantize_fusion) {
             Fp8Flow::swiglu(ctx, saved);
         } else {
-            swiglu_then_cast(ctx, saved);
+            ArenaScope scope(ctx.scratch);
+            const TensorView plain =
+                rows(ctx, saved, Life::call, ctx.activation, saved.a.data.cols(), "swiglu");
+            steps::swiglu(ctx, saved, plain);
+            cast(ctx, Quantized::a, plain, saved, saved.a);
             if (!ctx.recomputing) observe_swiglu(ctx, saved, saved.a);
         }
         plant_fault(ctx, saved.a);
@@ -65,7 +69,10 @@ protected:
         if (precision_.moe_act_quantize_fusion) {
             Fp8Flow::swiglu_backward(ctx, saved, da, dh, drow_prob);
         } else {
-            swiglu_backward_then_cast(ctx, saved, da, dh, drow_prob);
+            ArenaScope scope(ctx.scratch);
+            const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.cols(), "swiglu");
+            steps::swiglu_backward(ctx, saved, da, plain, drow_prob);
+            cast(ctx, Quantized::dh, plain, saved, dh);
             observe_swiglu_backward(ctx, saved, da, dh);
         }
     }
@@ -91,34 +98,6 @@ protected:
     }
 
 private:
-    void swiglu_then_cast(Context& ctx, const ExpertsSaved& saved) const {
-        ArenaScope scope(ctx.scratch);
-        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, saved.a.data.cols(), "swiglu");
-        {
-            auto timed = ctx.stage("swiglu");
-            ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain},
-                           ctx.launch);
-        }
-        cast(ctx, Quantized::a, plain, saved, saved.a);
-    }
-
-    void swiglu_backward_then_cast(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
-                                   const ScaledTensor& dh, const TensorView& drow_prob) const {
-        ArenaScope scope(ctx.scratch);
-        const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.cols(), "swiglu");
-        {
-            auto timed = ctx.stage("swiglu");
-            ctx.ops.swiglu_backward({.da = da,
-                                     .h = saved.h,
-                                     .prob = saved.prob,
-                                     .groups = saved.groups,
-                                     .dh = plain,
-                                     .dprob = drow_prob},
-                                    ctx.launch);
-        }
-        cast(ctx, Quantized::dh, plain, saved, dh);
-    }
-
     ScaledTensor dequantized(Context& ctx, const ScaledTensor& src, const ExpertsSaved& saved) const {
         auto timed = ctx.stage("cast");
         const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, src.data.cols(), "cast");

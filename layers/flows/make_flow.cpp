@@ -65,10 +65,7 @@ void Flow::linear_backward(Context&, const Linear&, const TokenRows&, const Toke
 
 std::unique_ptr<Flow> make_bf16_flow(const PrecisionSpec&, const ExpertsRecompute&);
 std::unique_ptr<Flow> make_fp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
-std::unique_ptr<Flow> make_fp8_blockwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
-std::unique_ptr<Flow> make_fp8_tensorwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
-std::unique_ptr<Flow> make_fp8_rowwise_flow(const PrecisionSpec&, const ExpertsRecompute&);
-std::unique_ptr<Flow> make_mxfp8_flow(const PrecisionSpec&, const ExpertsRecompute&);
+std::unique_ptr<Flow> make_casting_recipe(const PrecisionSpec&, const ExpertsRecompute&);
 
 ExpertsRecompute experts_recompute(const RecomputeSpec& recompute) {
     const bool selective = recompute.recompute_granularity == RecomputeGranularity::selective;
@@ -135,10 +132,10 @@ std::unique_ptr<Flow> make_flow_of(const PrecisionSpec& precision, const Experts
         case Recipe::bf16:
         case Recipe::fp32: return make_bf16_flow(precision, recompute);
         case Recipe::fp8_flow: return make_fp8_flow(precision, recompute);
-        case Recipe::fp8_blockwise: return make_fp8_blockwise_flow(precision, recompute);
-        case Recipe::fp8_tensorwise: return make_fp8_tensorwise_flow(precision, recompute);
-        case Recipe::fp8_rowwise: return make_fp8_rowwise_flow(precision, recompute);
-        case Recipe::mxfp8: return make_mxfp8_flow(precision, recompute);
+        case Recipe::fp8_blockwise:
+        case Recipe::fp8_tensorwise:
+        case Recipe::fp8_rowwise:
+        case Recipe::mxfp8: return make_casting_recipe(precision, recompute);
     }
     fail(ExitCode::internal, "unknown recipe {}", static_cast<int>(precision.recipe));
 }

@@ -71,10 +71,6 @@ void begin_routed(ExpertsSaved& saved, const FlowPlan& plan, const PrecisionSpec
 
 void begin_backward(ExpertsSaved& saved, const FlowPlan& plan) { saved.prob = plan.padded.row_prob; }
 
-TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision) {
-    return precision.moe_apply_probs_in == ProbsIn::combine ? plan.padded.row_prob : TensorView{};
-}
-
 void begin_dense(Context& ctx, ExpertsSaved& saved) {
     saved.routed = false;
     saved.groups = ctx.all_tokens;
@@ -177,6 +173,40 @@ void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, 
         unpadded.drow_prob = prob.reshape({prob.dim(0)});
     }
     sums(unpadded, plan.unpadded);
+}
+
+void combine_output(Context& ctx, const Flow::Forward& io, const TensorView& ye,
+                    const PrecisionSpec& precision, PermutePadding padding) {
+    await(ctx, io.addend_ready);
+    const bool merges = precision.moe_apply_probs_in == ProbsIn::combine;  // otherwise SwiGLU has multiplied
+    combine(ctx,
+            {.src = {ye},
+             .row_prob = merges ? io.plan.padded.row_prob : TensorView{},
+             .residual = io.residual,
+             .addend = io.addend,
+             .y = {io.y}},
+            io.plan, padding);
+}
+
+void combine_gradient(Context& ctx, const Flow::Backward& io, const TensorView& dxe,
+                      const TensorView& drow_prob, PermutePadding padding) {
+    await(ctx, io.dx_in_ready);
+    combine(ctx,
+            {.src = {dxe}, .residual = io.dx_in, .drow_prob = drow_prob, .y = {io.dx}, .dprob = io.dprob},
+            io.plan, padding);
+}
+
+void swiglu(Context& ctx, const ExpertsSaved& saved, const TensorView& a) {
+    auto timed = ctx.stage("swiglu");
+    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = a}, ctx.launch);
+}
+
+void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da, const TensorView& dh,
+                     const TensorView& drow_prob) {
+    auto timed = ctx.stage("swiglu");
+    ctx.ops.swiglu_backward(
+        {.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .dh = dh, .dprob = drow_prob},
+        ctx.launch);
 }
 
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,

@@ -35,8 +35,6 @@ TensorView row_vector(Context& ctx, const ExpertsSaved& saved, Life life, const 
 // those of a weighted input.
 void begin_routed(ExpertsSaved& saved, const FlowPlan& plan, const PrecisionSpec& precision);
 void begin_backward(ExpertsSaved& saved, const FlowPlan& plan);
-// The weights of the forward's combine: absent where SwiGLU has multiplied.
-TensorView merging_weights(const FlowPlan& plan, const PrecisionSpec& precision);
 void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // Later work of the main stream waits for the event, if a side stream records it.
@@ -74,6 +72,18 @@ ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowP
 void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst);
 // Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
 void combine(Context& ctx, const Exchange::Combine& args, const FlowPlan& plan, PermutePadding padding);
+// The last step of the routed path: io.y from ye [M, H]; io.dx and io.dprob from dxe [M, H] and drow_prob [M]
+// f32.
+void combine_output(Context& ctx, const Flow::Forward& io, const TensorView& ye,
+                    const PrecisionSpec& precision, PermutePadding padding = PermutePadding::fused);
+void combine_gradient(Context& ctx, const Flow::Backward& io, const TensorView& dxe,
+                      const TensorView& drow_prob, PermutePadding padding = PermutePadding::fused);
+
+// saved.h [M, 2F] -> a [M, F], times the row's probability; da [M, F] -> dh [M, 2F] and the probabilities'
+// gradient [M] f32 (optional).
+void swiglu(Context& ctx, const ExpertsSaved& saved, const TensorView& a);
+void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da, const TensorView& dh,
+                     const TensorView& drow_prob);
 
 // forward_gemm: d = a b^T per group. data_gradient: dx = dy times the weight as stored, or its dgrad copy.
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
