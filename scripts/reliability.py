@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Jobs that lose ranks, are killed, or share a folder. Needs the program, its tests' library and Python alone. Exit status 0 if all cases hold.
+"""Jobs that lose ranks or are killed. Needs the program, its tests' library and Python alone. Exit status 0 if all cases hold.
 
   faults  loses a rank at every stage, in several ways. A case holds if mpirun ends within the deadline and ten seconds, one line reports an error,
           it names the lost rank (or what was thrown), and no process and no shared memory are left. Afterwards a run must work, and the
@@ -8,12 +8,10 @@
           library preloaded into the rank (tests/cli/faults) hits it in MPI_Init and MPI_Finalize, which are short, and throws exceptions.
   resume  kills runs with SIGKILL, between checkpoints, while one is written and at random moments, and resumes them, also on another number
           of ranks. Every loss, norm and byte of the last checkpoint must be that of a run that was not killed.
-  fights  starts two runs with one --out: the owner of a folder ends with the bits of a run that was not disturbed.
 
   scripts/reliability.py faults                                            all kinds and stages on 2 and 4 ranks
   scripts/reliability.py faults --backend hopper --ranks 2 --stages step,evaluation,checkpoint --json faults.json
   scripts/reliability.py resume --ranks 1,2,4 --recipes bf16,fp8_flow      1, 2 and 4 ranks of this machine
-  scripts/reliability.py fights --fights 50
 """
 
 import concurrent.futures
@@ -43,12 +41,10 @@ CALLS = {"load": "load", "MPI_Init": "MPI_Init_thread", "MPI_Finalize": "MPI_Fin
 ORDER = ["load", "MPI_Init", "set_up", "weights", "resume", "first step", "step", "evaluation", "checkpoint", "exporting", "summary", "MPI_Finalize"]
 NOTES, RANK_NOTES = 64, struct.Struct("<i4xqiiiii4xq")  # waits, progress, state, pid, rank, signal, stage, step
 FAULT_OF_THE_PROGRAM = 70  # the exit status of an exception that is no Error (error.h)
-REFUSED = 15  # the folder has an owner
 SOME_STEP = 5
 GRACE = 10  # seconds after the deadline
 ATTEMPTS = 8  # to hit the moment
 COMPARED = ("iteration", "lm_loss", "load_balancing_loss", "grad_norm", "learning_rate", "held_out_loss")
-MODES = {"neither": [], "overwrite": ["--overwrite"], "resume": ["--resume", "auto"]}
 
 
 def train(options, ranks, out, settings, more=(), faults=()):
@@ -309,63 +305,6 @@ def resume(options, folder):
     return results, True, {}
 
 
-# ---- fights
-FIGHT_ITERS = 96
-
-
-def contender(options, out, ranks, mode):
-    settings = {"training.train_iters": FIGHT_ITERS, "checkpoint.save_interval": 16, "checkpoint.most_recent_k": FIGHT_ITERS,
-                "moe.moe_combine_order": "invariant"}
-    return start(train(options, ranks, out, settings, MODES[mode]), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-
-
-def check_folder(out, straight):
-    """Problems of a folder, as text; every folder must hold one whole run."""
-    problems = [] if outcome(out, FIGHT_ITERS) in straight.values() else [f"{os.path.basename(out)} differs from a run left alone"]
-    left = glob.glob(f"{out}/**/*.tmp", recursive=True) + [path for path in glob.glob(f"{out}/.lock*") if os.path.getsize(path)]
-    return problems + [f"{os.path.basename(out)} keeps {os.path.basename(path)}" for path in left]
-
-
-def fight(options, folder, straight, chance, seconds):
-    out, runs = f"{folder}/run", []
-    for i in range(2):
-        time.sleep(chance.uniform(0, seconds / 2) if i else 0)
-        ranks, mode = chance.choice((1, 2)), chance.choice(list(MODES))
-        runs.append({"ranks": ranks, "mode": mode, "process": contender(options, out, ranks, mode)})
-    problems = []
-    for run in runs:
-        try:
-            text, _ = run["process"].communicate(timeout=options.timeout)
-        except subprocess.TimeoutExpired:
-            jobs.kill(*jobs.descendants(run["process"].pid))
-            return [f"{run['mode']} on {run['ranks']} hangs"], runs
-        run["status"] = run.pop("process").returncode
-        if run["status"] not in (0, REFUSED):
-            problems.append(f"{run['mode']} on {run['ranks']}: exit status {run['status']}: {text[-300:]}")
-    if all(run["status"] == REFUSED for run in runs):
-        problems.append("both are refused")
-    for found in glob.glob(f"{folder}/run*"):
-        problems += check_folder(found, straight)
-    return problems, runs
-
-
-def fights(options, folder):
-    chance, straight, seconds, results = random.Random(1), {}, 0.0, []
-    for ranks in (1, 2):
-        began, process = time.time(), contender(options, f"{folder}/straight{ranks}", ranks, "neither")
-        text, _ = process.communicate()
-        if process.returncode != 0:
-            sys.exit(text)
-        straight[ranks], seconds = outcome(f"{folder}/straight{ranks}", FIGHT_ITERS), max(seconds, time.time() - began)
-    for i in range(options.fights):
-        os.mkdir(f"{folder}/{i}")
-        problems, runs = fight(options, f"{folder}/{i}", straight, chance, seconds)
-        results.append({"runs": [{k: v for k, v in run.items() if k != "process"} for run in runs], "problems": problems, "holds": not problems})
-        print(f"[fight {i + 1}/{options.fights}] {' against '.join(r['mode'] + ' on ' + str(r['ranks']) for r in runs)}: "
-              f"{'; '.join(problems) or 'held'}", flush=True)
-    return results, True, {}
-
-
 def numbers(text):
     return [int(word) for word in text.split(",")]
 
@@ -373,7 +312,7 @@ def numbers(text):
 def main():
     parser = jobs.command_line(__doc__)
     built = [f"{ROOT}/build/{preset}/fp8flow" for preset in ("cuda-release", "cpu")]
-    all_commands = of_faults, of_resume, of_fights = jobs.commands(parser, faults, resume, fights)
+    all_commands = of_faults, of_resume = jobs.commands(parser, faults, resume)
     for command in all_commands:
         command.add_argument("--fp8flow", default=next(filter(os.path.exists, built), "fp8flow"),
                              help="the program; its tests' library is in tests/ next to it")
@@ -389,8 +328,6 @@ def main():
     of_resume.add_argument("--recipes", default="bf16,fp8_flow")
     of_resume.add_argument("--points", default="training,saving,random", help="moments of the kill")
     of_resume.add_argument("--jobs", type=int, default=1, help="runs at a time")
-    of_fights.add_argument("--fights", type=int, default=50)
-    of_fights.add_argument("--timeout", type=float, default=120, help="seconds after which a run hangs")
     options, began = parser.parse_args(), time.time()
     with tempfile.TemporaryDirectory() as folder:
         cases, rest_holds, more = options.action(options, folder)
