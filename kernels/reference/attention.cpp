@@ -165,6 +165,20 @@ void exp_shifted(float* values, int64_t count, float shift) {
     for (int64_t i = 0; i < count; ++i) values[i] = exp_float(values[i] - shift);
 }
 
+// Calls copy(packed, part, bytes) for the q, k and v of every row.
+template <class Args, class Copy> void each_part(const Args& args, Copy copy) {
+    const int64_t row_bytes = args.qkv.cols() * size_of(args.qkv.dtype);
+#pragma omp parallel for
+    for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
+        uint8_t* packed = args.qkv.bytes_ptr() + t * row_bytes;
+        for (const TensorView* part : {&args.q, &args.k, &args.v}) {
+            const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
+            copy(packed, part->bytes_ptr() + t * bytes, static_cast<std::size_t>(bytes));
+            packed += bytes;
+        }
+    }
+}
+
 }  // namespace
 
 void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
@@ -301,29 +315,13 @@ void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, cons
 }
 
 void ReferenceOps::do_split_qkv(const op::SplitQkv& args, const Launch&) {
-    const int64_t row_bytes = args.qkv.cols() * size_of(args.qkv.dtype);
-#pragma omp parallel for
-    for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
-        const uint8_t* from = args.qkv.bytes_ptr() + t * row_bytes;
-        for (const TensorView* part : {&args.q, &args.k, &args.v}) {
-            const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
-            std::memcpy(part->bytes_ptr() + t * bytes, from, static_cast<std::size_t>(bytes));
-            from += bytes;
-        }
-    }
+    each_part(args,
+              [](uint8_t* packed, uint8_t* part, std::size_t bytes) { std::memcpy(part, packed, bytes); });
 }
 
 void ReferenceOps::do_merge_qkv(const op::MergeQkv& args, const Launch&) {
-    const int64_t row_bytes = args.qkv.cols() * size_of(args.qkv.dtype);
-#pragma omp parallel for
-    for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
-        uint8_t* to = args.qkv.bytes_ptr() + t * row_bytes;
-        for (const TensorView* part : {&args.q, &args.k, &args.v}) {
-            const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
-            std::memcpy(to, part->bytes_ptr() + t * bytes, static_cast<std::size_t>(bytes));
-            to += bytes;
-        }
-    }
+    each_part(args,
+              [](uint8_t* packed, uint8_t* part, std::size_t bytes) { std::memcpy(packed, part, bytes); });
 }
 
 }  // namespace fp8flow

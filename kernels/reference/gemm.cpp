@@ -13,41 +13,12 @@ namespace {
 
 using namespace reference;
 
-// Scales of FP8 values stored [rows, contraction], counted from the first stored row and contraction element.
-OperandScale scale_of(const ScaledTensor& tensor) {
-    const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
-    const TensorView& scales = tensor.scales;
-    switch (tensor.layout) {
-        case ScaleLayout::none: break;
-        case ScaleLayout::tensor: return {.scales = scales};
-        case ScaleLayout::row:
-        case ScaleLayout::group_row: return {.scales = scales, .output_stride = 1};
-        case ScaleLayout::vec128_wire:
-            return {.scales = scales, .output_stride = blocks, .block = kBlock, .block_stride = 1};
-        case ScaleLayout::vec128:
-            return {.scales = scales, .output_stride = 1, .block = kBlock, .block_stride = rows};
-        case ScaleLayout::block128:
-            return {.scales = scales,
-                    .outputs_per_scale = kBlock,
-                    .output_stride = round_up(blocks, 4),
-                    .block = kBlock,
-                    .block_stride = 1};
-        case ScaleLayout::tile128:
-            return {.scales = scales,
-                    .outputs_per_scale = kBlock,
-                    .output_stride = 1,
-                    .block = kBlock,
-                    .block_stride = ceil_div(rows, kBlock)};
-        case ScaleLayout::mx32:
-            return {.scales = scales, .output_stride = 1, .block = kMxBlock, .block_stride = rows};
-    }
-    return {};
-}
-
 // Stored [rows, contraction].
 Operand along_contraction(const ScaledTensor& tensor) {
-    return {
-        .data = tensor.data, .output_stride = tensor.data.dim(-1), .k_stride = 1, .scale = scale_of(tensor)};
+    return {.data = tensor.data,
+            .output_stride = tensor.data.dim(-1),
+            .k_stride = 1,
+            .scale = {.scales = tensor.scales, .place = scale_place(tensor.layout, tensor.data)}};
 }
 
 // Stored [contraction, rows]; plain tensors only.
@@ -58,18 +29,18 @@ Operand across_contraction(const ScaledTensor& tensor) {
 // The operand with its outputs counted from stored row `row`.
 Operand from_row(Operand operand, int64_t row) {
     operand.offset += row * operand.output_stride;
-    operand.scale.offset += row / operand.scale.outputs_per_scale * operand.scale.output_stride;
+    operand.scale.offset += operand.scale.place.of(row, 0);
     return operand;
 }
 
 // The operand with its contraction counted from element `k`, the first of group `group`.
 Operand from_contraction(Operand operand, const ScaledTensor& tensor, int64_t k, int64_t group) {
     OperandScale& scale = operand.scale;
-    FP8FLOW_CHECK(scale.block == 0 || k % scale.block == 0,
-                  "group {} starts at row {}, inside a {} block of {}", group, k, name_of(tensor.layout),
-                  scale.block);
+    const int64_t block = scale.place.block;
+    FP8FLOW_CHECK(block == 0 || k % block == 0, "group {} starts at row {}, inside a {} block of {}", group,
+                  k, name_of(tensor.layout), block);
     operand.offset += k * operand.k_stride;
-    if (scale.block != 0) scale.offset += k / scale.block * scale.block_stride;
+    scale.offset += scale.place.of(0, k);
     if (tensor.layout == ScaleLayout::group_row) scale.offset += group * tensor.data.dim(0);
     return operand;
 }
@@ -130,9 +101,7 @@ double patch_of_squares(const TensorView& dw, int64_t first, int64_t row0, int64
     }
     double lanes[kLanes];
     for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = op::lane_of_squares(quarters[lane]);
-    for (int step = kLanes / 2; step > 0; step /= 2)
-        for (int lane = 0; lane < step; ++lane) lanes[lane] += lanes[lane + step];
-    return lanes[0];
+    return sum_in_halves<kLanes>(lanes);
 }
 
 void sum_squares(const TensorView& dw, const TensorView& squares) {

@@ -73,7 +73,7 @@ struct Blocks {
 };
 
 Blocks blocks_of(const GemmProblem& problem, SummationOrder order) {
-    const int64_t a = problem.a.scale.block, b = problem.b.scale.block;
+    const int64_t a = problem.a.scale.place.block, b = problem.b.scale.place.block;
     Blocks blocks{};
     blocks.scale_block = a == 0 ? b : (b == 0 ? a : std::min(a, b));
     blocks.chunk = blocks.scale_block != 0 ? blocks.scale_block
@@ -157,15 +157,13 @@ void load_scales(const OperandScale& scale, int64_t first, int64_t count, int64_
     for (int64_t block = 0; block < blocks.num_scale_blocks; ++block, out += padded) {
         std::fill_n(out, padded, 1.0f);
         if (!scale.scales) continue;
-        const int64_t k_index = scale.block != 0 ? block * blocks.scale_block / scale.block : 0;
-        const int64_t start = scale.offset + k_index * scale.block_stride;
-        if (scale.output_stride == 1 && scale.outputs_per_scale == 1) {
-            load_floats(scale.scales, start + first, count, out);
+        const int64_t k = block * blocks.scale_block;
+        if (scale.place.row_stride == 1 && scale.place.rows_per_scale == 1) {
+            load_floats(scale.scales, scale.offset + scale.place.of(first, k), count, out);
             continue;
         }
         for (int64_t i = 0; i < count; ++i)
-            load_floats(scale.scales, start + (first + i) / scale.outputs_per_scale * scale.output_stride, 1,
-                        out + i);
+            load_floats(scale.scales, scale.offset + scale.place.of(first + i, k), 1, out + i);
     }
 }
 

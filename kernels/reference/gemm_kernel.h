@@ -4,7 +4,7 @@
 // summation is that of kernels/ops/gemm.h.
 #pragma once
 
-#include "kernels/core/scaled_tensor.h"
+#include "kernels/core/scale_place.h"
 #include "kernels/reference/reference_ops.h"
 
 #include <cstdint>
@@ -13,15 +13,11 @@
 namespace fp8flow::reference {
 
 // Scale of entry (i, k) of an operand, i the output index (row of D for A, column for B), k along the
-// contraction: scales[offset + (i / outputs_per_scale) * output_stride + (k / block) * block_stride]; absent
-// scales mean 1.
+// contraction: scales[offset + place.of(i, k)]; absent scales mean 1.
 struct OperandScale {
     TensorView scales;  // f32 | e8m0
     int64_t offset = 0;
-    int64_t outputs_per_scale = 1;
-    int64_t output_stride = 0;
-    int64_t block = 0;  // contraction elements per scale; 0: constant along the contraction
-    int64_t block_stride = 0;
+    ScalePlace place;
 };
 
 // Entry (i, k) is data[offset + i * output_stride + k * k_stride]; one of the strides is 1.

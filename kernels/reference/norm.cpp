@@ -30,12 +30,8 @@ float segment_dot(const float* a, const float* b, int64_t width) {
             strand = fma_float(a[i], b[i], strand);
     }
     float sums[kStrands / kNeighbours];
-    for (int64_t n = 0; n < kStrands / kNeighbours; ++n) {
-        float* part = strands + n * kNeighbours;
-        for (int64_t step = kNeighbours / 2; step > 0; step /= 2)
-            for (int64_t s = 0; s < step; ++s) part[s] += part[s + step];
-        sums[n] = part[0];
-    }
+    for (int64_t n = 0; n < kStrands / kNeighbours; ++n)
+        sums[n] = sum_in_halves<kNeighbours>(strands + n * kNeighbours);
     return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }
 float strand_dot(const float* a, const float* b, int64_t width) {

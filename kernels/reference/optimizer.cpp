@@ -12,13 +12,9 @@ namespace fp8flow {
 
 namespace {
 
-constexpr int64_t kHalved = 32;  // neighbouring sums that are added in halves
+using reference::sum_in_halves;
 
-double sum_in_halves(double* sums) {
-    for (int64_t step = kHalved / 2; step > 0; step /= 2)
-        for (int64_t s = 0; s < step; ++s) sums[s] += sums[s + step];
-    return sums[0];
-}
+constexpr int64_t kHalved = 32;  // neighbouring sums that are added in halves
 
 // Block sums to strands b % kBlockStrands, these in halves.
 double sum_of_blocks(std::span<const double> block_sums) {
@@ -26,8 +22,8 @@ double sum_of_blocks(std::span<const double> block_sums) {
     static_assert(kStrands == kHalved * kHalved);
     double strands[kStrands] = {}, sums[kHalved];
     for (size_t block = 0; block < block_sums.size(); ++block) strands[block % kStrands] += block_sums[block];
-    for (int64_t s = 0; s < kHalved; ++s) sums[s] = sum_in_halves(strands + s * kHalved);
-    return sum_in_halves(sums);
+    for (int64_t s = 0; s < kHalved; ++s) sums[s] = sum_in_halves<kHalved>(strands + s * kHalved);
+    return sum_in_halves<kHalved>(sums);
 }
 
 void add_once(const TensorView& sum, double addend) {
@@ -48,7 +44,7 @@ double block_of_squares(const TensorView& values, int64_t begin, int64_t count) 
         const double* four = strands + s * kFour;
         sums[s] = (four[0] + four[1]) + (four[2] + four[3]);
     }
-    return sum_in_halves(sums);
+    return sum_in_halves<kHalved>(sums);
 }
 
 // Values from `start` on; `first`: the place of the moment's first element in the whole tensor.
@@ -91,7 +87,7 @@ void ReferenceOps::do_add_squares(const op::AddSquares& args, const Launch&) {
         double strands[kHalved] = {};
         for (int64_t i = begin; i < std::min(count, begin + op::kAddSquaresBlock); ++i)
             strands[i % kHalved] += squares[i];
-        block_sums.push_back(sum_in_halves(strands));
+        block_sums.push_back(sum_in_halves<kHalved>(strands));
     }
     add_once(args.sum, sum_of_blocks(block_sums));
 }

@@ -61,9 +61,7 @@ float strand_dot(const float* a, const float* b, int64_t width) {
         for (int64_t i = first; i < std::min(width, first + op::kProbUnit); ++i)
             strand = fma_float(a[i], b[i], strand);
     }
-    for (int64_t step = op::kProbStrands / 2; step > 0; step /= 2)
-        for (int64_t s = 0; s < step; ++s) strands[s] += strands[s + step];
-    return strands[0];
+    return reference::sum_in_halves<op::kProbStrands>(strands);
 }
 
 // The same rows at other group offsets; dst rows past the count of a group are zeroed.

@@ -2,6 +2,7 @@
 // FP8 quantisation of activations (by rows, by columns, both, per tensor) and of weights (fprop and dgrad
 // copies, once per optimizer step); dequantisation; scales in the GEMM's order; the update of a delayed
 // scale. Contracts: kernels/ops/quantize.h. Shared parts: quantizers.h.
+#include "kernels/core/scale_place.h"
 #include "kernels/reference/quantizers.h"
 #include "kernels/reference/reference_ops.h"
 
@@ -41,6 +42,19 @@ float amax_of_rows(const TensorView& src, const std::vector<GroupRange>& ranges)
     return amax;
 }
 
+// FP8 values in one or both orientations, without scales.
+void encode_tiles(const TensorView& src, const std::vector<GroupRange>& ranges, float multiplier,
+                  const TensorView& rows, const TensorView& transposed) {
+    const LoadSegment load = segments_of(src);
+    const std::vector<Tile> tiles = tiles_of(ranges, src.cols());
+#pragma omp parallel for schedule(static)
+    for (std::size_t i = 0; i < tiles.size(); ++i) {
+        float values[kBlock * kBlock];
+        load_tile(load, tiles[i], values);
+        store_tile(values, tiles[i], multiplier, rows, transposed);
+    }
+}
+
 }  // namespace
 
 void ReferenceOps::do_quantize_rows(const op::QuantizeRows& args, const Launch& launch) {
@@ -76,21 +90,11 @@ void ReferenceOps::do_quantize_tensor(const op::QuantizeTensor& args, const Laun
     if (args.rows) *args.rows.scales.as<float>() = scale.dequant;
     if (args.transposed) *args.transposed.scales.as<float>() = scale.dequant;
 
-    const LoadSegment load = segments_of(args.src);
-    auto store = [&](const std::vector<GroupRange>& rows, const TensorView& row_fp8,
-                     const TensorView& transposed_fp8) {
-        const std::vector<Tile> tiles = tiles_of(rows, args.src.cols());
-#pragma omp parallel for schedule(static)
-        for (std::size_t i = 0; i < tiles.size(); ++i) {
-            float values[kBlock * kBlock];
-            load_tile(load, tiles[i], values);
-            store_tile(values, tiles[i], scale.multiplier, row_fp8, transposed_fp8);
-        }
-    };
     // Without groups the transposed copy alone may have pads.
-    if (args.rows) store(ranges, args.rows.data, {});
+    if (args.rows) encode_tiles(args.src, ranges, scale.multiplier, args.rows.data, {});
     if (args.transposed)
-        store(column_ranges(args.groups, args.src.dim(0), args.transposed.data), {}, args.transposed.data);
+        encode_tiles(args.src, column_ranges(args.groups, args.src.dim(0), args.transposed.data),
+                     scale.multiplier, {}, args.transposed.data);
 }
 
 // ---- weights
@@ -103,7 +107,7 @@ ScaledTensor expert_of(const ScaledTensor& tensor, int64_t expert) {
     if (tensor.data.rank != 3) return tensor;
     ScaledTensor result = tensor;
     result.data = tensor.data[expert];
-    if (tensor.layout != ScaleLayout::tensor) result.scales = tensor.scales[expert];
+    if (tensor.scales.rank > 1) result.scales = tensor.scales[expert];  // none or one scale: of all experts
     return result;
 }
 
@@ -136,35 +140,15 @@ void quantize_blocks(const TensorView& src, ScaleFormat format, const ScaledTens
 // One scale for all experts.
 void quantize_whole(const op::QuantizeWeight& args, int64_t experts) {
     const DType dtype = args.fprop ? args.fprop.data.dtype : args.dgrad.data.dtype;
-    const int64_t cols = args.src.cols(), rows = args.src.rows();
-    float amax = 0.0f;
-#pragma omp parallel
-    {
-        std::vector<float> values(static_cast<std::size_t>(cols));
-        float part = 0.0f;
-#pragma omp for schedule(static) nowait
-        for (int64_t row = 0; row < rows; ++row) {
-            load_row(args.src, row, values.data());
-            part = std::max(part, amax_of(values.data(), cols));
-        }
-#pragma omp critical
-        amax = std::max(amax, part);
-    }
+    const TensorView all = args.src.reshape({args.src.rows(), args.src.cols()});
+    const float amax = amax_of_rows(all, group_ranges({}, all.dim(0)));
     const QuantScale scale = quant_scale(amax, fp8_max(dtype), args.scale_format);
     if (args.fprop) *args.fprop.scales.as<float>() = scale.dequant;
     if (args.dgrad) *args.dgrad.scales.as<float>() = scale.dequant;
     for (int64_t e = 0; e < experts; ++e) {
         const TensorView src = expert_of(args.src, e);
-        const ScaledTensor fprop = args.fprop ? expert_of(args.fprop, e) : ScaledTensor{};
-        const ScaledTensor dgrad = args.dgrad ? expert_of(args.dgrad, e) : ScaledTensor{};
-        const LoadSegment load = segments_of(src);
-        const std::vector<Tile> tiles = tiles_of(group_ranges({}, src.dim(0)), src.cols());
-#pragma omp parallel for schedule(static)
-        for (std::size_t i = 0; i < tiles.size(); ++i) {
-            float values[kBlock * kBlock];
-            load_tile(load, tiles[i], values);
-            store_tile(values, tiles[i], scale.multiplier, fprop.data, dgrad.data);
-        }
+        encode_tiles(src, group_ranges({}, src.dim(0)), scale.multiplier, expert_of(args.fprop, e).data,
+                     expert_of(args.dgrad, e).data);
     }
 }
 
@@ -182,8 +166,7 @@ void ReferenceOps::do_quantize_weight(const op::QuantizeWeight& args, const Laun
     const QuantizeRule rule = {args.scale_format, args.mx_rounding};
     for (int64_t e = 0; e < experts; ++e) {
         const TensorView src = expert_of(args.src, e);
-        const ScaledTensor fprop = args.fprop ? expert_of(args.fprop, e) : ScaledTensor{};
-        const ScaledTensor dgrad = args.dgrad ? expert_of(args.dgrad, e) : ScaledTensor{};
+        const ScaledTensor fprop = expert_of(args.fprop, e), dgrad = expert_of(args.dgrad, e);
         if (layout == ScaleLayout::block128) {
             quantize_blocks(src, args.scale_format, fprop, dgrad);
             continue;
@@ -198,27 +181,15 @@ void ReferenceOps::do_quantize_weight(const op::QuantizeWeight& args, const Laun
 
 namespace {
 
-float scale_at(const TensorView& scales, int64_t index) {
-    return scales.dtype == DType::e8m0 ? e8m0_to_float(scales.bytes_ptr()[index])
-                                       : static_cast<const float*>(scales.data)[index];
-}
-
 // Scale of the value at (row, col) of a 2-D tensor; both absolute in their buffers. `group`: of the routed
 // rows, for group_row.
 float scale_of(const ScaledTensor& t, int64_t row, int64_t col, int64_t group) {
-    const int64_t width = t.scales.cols();
-    switch (t.layout) {
-        case ScaleLayout::none: return 1.0f;
-        case ScaleLayout::tensor: return scale_at(t.scales, 0);
-        case ScaleLayout::row: return scale_at(t.scales, row);
-        case ScaleLayout::vec128_wire: return scale_at(t.scales, row * width + col / kBlock);
-        case ScaleLayout::vec128: return scale_at(t.scales, col / kBlock * width + row);
-        case ScaleLayout::block128: return scale_at(t.scales, row / kBlock * width + col / kBlock);
-        case ScaleLayout::tile128: return scale_at(t.scales, col / kBlock * width + row / kBlock);
-        case ScaleLayout::group_row: return scale_at(t.scales, group * width + row);
-        case ScaleLayout::mx32: return scale_at(t.scales, col / kMxBlock * width + row);
-    }
-    return 0.0f;
+    if (t.layout == ScaleLayout::none) return 1.0f;
+    int64_t at = scale_place(t.layout, t.data).of(row, col);
+    if (t.layout == ScaleLayout::group_row) at += group * t.data.dim(0);
+    float scale;
+    load_floats(t.scales, at, 1, &scale);
+    return scale;
 }
 
 // Columns [first, end) of row `row`, both relative to the bases.
@@ -261,13 +232,8 @@ void dequantize_matrix(const ScaledTensor& src, const RowGroups& groups, const T
 
 void ReferenceOps::do_dequantize(const op::Dequantize& args, const Launch&) {
     if (args.src.data.rank == 2) return dequantize_matrix(args.src, args.groups, args.dst);
-    for (int64_t e = 0; e < args.src.data.dim(0); ++e) {
-        ScaledTensor expert = args.src;
-        expert.data = args.src.data[e];
-        if (args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
-            expert.scales = args.src.scales[e];
-        dequantize_matrix(expert, {}, args.dst[e]);
-    }
+    for (int64_t e = 0; e < args.src.data.dim(0); ++e)
+        dequantize_matrix(expert_of(args.src, e), {}, args.dst[e]);
 }
 
 // ---- what quantisation did

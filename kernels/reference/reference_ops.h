@@ -11,7 +11,7 @@
 namespace fp8flow {
 
 // Order of summation of GEMMs. sequential is the contract of kernels/ops/gemm.h; split adds the even and the
-// odd chunks of the contraction separately: equally valid, used as the control arm of `validate` (the noise
+// odd chunks of the contraction separately: equally valid, used as the control arm of `validate` (the
 // noise floor of the loss).
 enum class SummationOrder { sequential, split };
 

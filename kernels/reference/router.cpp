@@ -26,24 +26,19 @@ bool is_better(float a, float b) {
 }
 
 constexpr int64_t kStrands = 32;
-float join(float (&strands)[kStrands]) {
-    for (int64_t distance = kStrands / 2; distance > 0; distance /= 2)
-        for (int64_t i = 0; i < distance; ++i) strands[i] += strands[i + distance];
-    return strands[0];
-}
 
 // The router's sums over experts or choices (kernels/ops/router.h): 32 strands, then halves added to each
 // other.
 float token_sum(const float* values, int64_t count) {
     float strands[kStrands] = {};
     for (int64_t i = 0; i < count; ++i) strands[i % kStrands] += values[i];
-    return join(strands);
+    return reference::sum_in_halves<kStrands>(strands);
 }
 
 float token_dot(const float* a, const float* b, int64_t count) {
     float strands[kStrands] = {};
     for (int64_t i = 0; i < count; ++i) strands[i % kStrands] = fma_float(a[i], b[i], strands[i % kStrands]);
-    return join(strands);
+    return reference::sum_in_halves<kStrands>(strands);
 }
 
 // log(sum exp(values)); softmax receives exp(values - that). NaN anywhere, or +Inf, makes all of it NaN.

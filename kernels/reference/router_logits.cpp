@@ -123,12 +123,9 @@ void ReferenceOps::do_router_logits_backward(const op::RouterLogitsBackward& arg
                     add_block(start < op::kRouterBlock ? Gradient::overwrite : Gradient::accumulate,
                               sums.data(), experts * kColumns, totals.data());
             }
-            for (int64_t e = 0; e < experts; ++e) {
-                float* out = dweight + e * hidden + first;
-                const float* sum = totals.data() + e * kColumns;
-                for (int64_t h = 0; h < columns; ++h)
-                    out[h] = args.dweight_mode == Gradient::accumulate ? out[h] + sum[h] : sum[h];
-            }
+            for (int64_t e = 0; e < experts; ++e)
+                add_block(args.dweight_mode, totals.data() + e * kColumns, columns,
+                          dweight + e * hidden + first);
         }
     }
 }

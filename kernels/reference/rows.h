@@ -40,6 +40,13 @@ void check_rows_named(const TensorView& numbers, int64_t count, const char* what
 // The same for ids [.., K] of experts, from `least` on, different in a row but for -1.
 void check_expert_ids(const TensorView& ids, const char* what, int32_t least, int64_t experts);
 
+// Adds the upper half of N strands to the lower half until one is left.
+template <int64_t N, class T> T sum_in_halves(T* strands) {
+    for (int64_t step = N / 2; step > 0; step /= 2)
+        for (int64_t s = 0; s < step; ++s) strands[s] += strands[s + step];
+    return strands[0];
+}
+
 // Sum of values in 8 interleaved lanes (i % 8), lanes added as ((0+4)+(2+6)) + ((1+5)+(3+7)): the reduction
 // order of this project.
 float lane_sum(const float* values, int64_t count);

@@ -17,6 +17,7 @@ namespace {
 
 using reference::load_floats;
 using reference::store_floats;
+using reference::sum_in_halves;
 
 constexpr int64_t kChunk = 1024;  // elements converted at a time
 
@@ -24,14 +25,6 @@ constexpr int64_t kChunk = 1024;  // elements converted at a time
 template <class Body> void for_each_chunk(int64_t total, const Body& body) {
 #pragma omp parallel for
     for (int64_t first = 0; first < total; first += kChunk) body(first, std::min(kChunk, total - first));
-}
-
-using LossLanes = float[op::kLossLanes];
-
-float halved(LossLanes& lanes) {
-    for (int64_t step = op::kLossLanes / 2; step > 0; step /= 2)
-        for (int64_t l = 0; l < step; ++l) lanes[l] += lanes[l + step];
-    return lanes[0];
 }
 
 struct LossBlock {
@@ -46,7 +39,7 @@ LossBlock loss_block(const float* logits, int64_t count, float* e) {
     float v[op::kLossBlock] = {};
     for (int64_t i = 0; i < count; ++i) v[i] = exp_float(logits[i] - largest);
     std::copy_n(v, count, e);
-    LossLanes lanes;
+    float lanes[op::kLossLanes];
     for (int64_t l = 0; l < op::kLossLanes; ++l) {
         float quads[8];
         for (int64_t j = 0; j < 8; ++j) {
@@ -56,7 +49,7 @@ LossBlock loss_block(const float* logits, int64_t count, float* e) {
         lanes[l] =
             ((quads[0] + quads[1]) + (quads[2] + quads[3])) + ((quads[4] + quads[5]) + (quads[6] + quads[7]));
     }
-    return {largest, halved(lanes)};
+    return {largest, sum_in_halves<op::kLossLanes>(lanes)};
 }
 
 // Token ids come from data files, so they are checked before they become addresses.
@@ -133,12 +126,12 @@ void ReferenceOps::do_cross_entropy(const op::CrossEntropy& args, const Launch&)
                     blocks[static_cast<std::size_t>(first / op::kLossBlock)] = block;
                     largest = std::max(largest, block.largest);
                 }
-                LossLanes lanes = {};
+                float lanes[op::kLossLanes] = {};
                 for (std::size_t b = 0; b < blocks.size(); ++b) {
                     float& lane = lanes[b % op::kLossLanes];
                     lane = fma_float(blocks[b].sum, exp_float(blocks[b].largest - largest), lane);
                 }
-                const float sum = halved(lanes);
+                const float sum = sum_in_halves<op::kLossLanes>(lanes);
                 loss[t] = log_float(sum) + (largest - row[label]);
                 if (!args.dlogits) continue;
                 const float scale = div_float(grad_scale, sum);

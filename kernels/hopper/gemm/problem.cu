@@ -2,48 +2,22 @@
 // Operations as GEMM problems: strides of operands and scales by form and scale layout.
 #include "kernels/hopper/gemm/problem.h"
 
+#include "kernels/core/scale_place.h"
+
 namespace fp8flow::hopper::gemm {
 
 namespace {
 
 // Scales of FP8 values stored [rows, contraction], counted from the first stored row and contraction element.
 OperandScale scale_of(const ScaledTensor& tensor) {
-    const int64_t rows = tensor.data.dim(-2), blocks = ceil_div(tensor.data.dim(-1), kBlock);
-    OperandScale scale{.scales = tensor.scales.data, .dtype = tensor.scales.dtype};
-    switch (tensor.layout) {
-        case ScaleLayout::none: return {};
-        case ScaleLayout::tensor: break;
-        case ScaleLayout::row:
-        case ScaleLayout::group_row: scale.output_stride = 1; break;
-        case ScaleLayout::vec128_wire:
-            scale.output_stride = blocks;
-            scale.block = kBlock;
-            scale.block_stride = 1;
-            break;
-        case ScaleLayout::vec128:
-            scale.output_stride = 1;
-            scale.block = kBlock;
-            scale.block_stride = rows;
-            break;
-        case ScaleLayout::block128:
-            scale.outputs_per_scale = kBlock;
-            scale.output_stride = round_up(blocks, 4);
-            scale.block = kBlock;
-            scale.block_stride = 1;
-            break;
-        case ScaleLayout::tile128:
-            scale.outputs_per_scale = kBlock;
-            scale.output_stride = 1;
-            scale.block = kBlock;
-            scale.block_stride = ceil_div(rows, kBlock);
-            break;
-        case ScaleLayout::mx32:
-            scale.output_stride = 1;
-            scale.block = kMxBlock;
-            scale.block_stride = rows;
-            break;
-    }
-    return scale;
+    if (tensor.layout == ScaleLayout::none) return {};
+    const ScalePlace place = scale_place(tensor.layout, tensor.data);
+    return {.scales = tensor.scales.data,
+            .dtype = tensor.scales.dtype,
+            .outputs_per_scale = static_cast<int>(place.rows_per_scale),
+            .block = static_cast<int>(place.block),
+            .output_stride = place.row_stride,
+            .block_stride = place.block_stride};
 }
 
 // Stored [rows, contraction].
