@@ -312,18 +312,6 @@ __global__ void __launch_bounds__(kThreads, 1)
         Producer(job, maps, shared, slots).run();
 }
 
-template <DType kFp8>
-void launch(const ColumnTilesJob& job, const ColumnMaps& maps, unsigned ctas, const Launch& launch) {
-    constexpr const char* kWhat = "quantize_column_tiles";
-    constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = quantize_column_tiles_kernel<kFp8>;
-    allow_shared_memory(kernel, kBytes, kWhat);
-    cudaLaunchAttribute together{};  // all CTAs are resident, or the launch fails
-    together.id = cudaLaunchAttributeCooperative;
-    together.val.cooperative = 1;
-    launch_with(together, kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
-}
-
 }  // namespace
 
 std::size_t column_tiles_zeros(const TileShape& shape) {
@@ -331,7 +319,7 @@ std::size_t column_tiles_zeros(const TileShape& shape) {
     return static_cast<std::size_t>(items) * sizeof(ColumnMaxima);
 }
 
-bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch_args) {
+bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch) {
     const TensorView& src = args.src;
     const TileShape& shape = args.shape;
     const RowView values = row_view(src);
@@ -353,11 +341,16 @@ bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch
         return tensor_map(src.data, src.dtype, src.dim(0), src.cols(), rows);
     };
     const ColumnMaps maps = {map(kRows), map(kPiece)};
-    const unsigned ctas = grid_for(most_runs, launch_args, 1);
-    if (args.dst.data.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, maps, ctas, launch_args);
-    else
-        launch<DType::e4m3>(job, maps, ctas, launch_args);
+    constexpr const char* kWhat = "quantize_column_tiles";
+    constexpr int kBytes = kSlots * kTileBytes;
+    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_column_tiles_kernel<DType::e5m2>
+                                                           : quantize_column_tiles_kernel<DType::e4m3>;
+    allow_shared_memory(kernel, kBytes, kWhat);
+    cudaLaunchAttribute together{};  // all CTAs are resident, or the launch fails
+    together.id = cudaLaunchAttributeCooperative;
+    together.val.cooperative = 1;
+    launch_with(together, kernel, grid_for(most_runs, launch, 1), dim3(kThreads), kBytes, launch, kWhat, job,
+                maps);
     return true;
 }
 

@@ -108,23 +108,13 @@ using namespace hopper::quantize;
 
 void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) {
     const TensorView& fp8 = args.src.data;
-    const TensorView& scales = args.src.scales;
-    const bool batched = fp8.rank == 3, by_columns = args.src.layout == ScaleLayout::tile128 ||
-                                                     args.src.layout == ScaleLayout::group_row;
-    const int64_t batches = batched ? fp8.dim(0) : 1, rows = fp8.dim(-2);
+    const bool by_columns =
+        args.src.layout == ScaleLayout::tile128 || args.src.layout == ScaleLayout::group_row;
+    const int64_t batches = fp8.rank == 3 ? fp8.dim(0) : 1, rows = fp8.dim(-2);
     if (batches == 0 || rows == 0 || fp8.cols() == 0) return;
-    int64_t scale_batch_stride = 0;
-    if (batched && args.src.layout != ScaleLayout::tensor && args.src.layout != ScaleLayout::none)
-        scale_batch_stride = scales.numel() / scales.dim(0);
-    const Dequantizer job = {.fp8 = row_view(fp8),
-                             .dst = row_view(args.dst),
-                             .scales = scales.data,
-                             .scale_dtype = scales.dtype,
-                             .layout = args.src.layout,
-                             .scale_cols = static_cast<int>(scales.cols()),
-                             .scale_batch_stride = scale_batch_stride,
-                             .rows = rows,
-                             .groups = device_groups(args.groups, by_columns ? fp8.cols() : rows)};
+    Dequantizer job = dequantizer_of(args.src);
+    job.dst = row_view(args.dst);
+    job.groups = device_groups(args.groups, by_columns ? fp8.cols() : rows);
     if (by_columns) {
         const dim3 grid(grid_for(rows, launch), static_cast<unsigned>(batches));
         dequantize_columns_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);

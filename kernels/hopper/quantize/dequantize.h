@@ -18,6 +18,21 @@ struct Dequantizer {
     DeviceGroups groups;
 };
 
+// Without destination and groups.
+inline Dequantizer dequantizer_of(const ScaledTensor& tensor) {
+    const TensorView& scales = tensor.scales;
+    const bool per_batch = tensor.data.rank == 3 && scales.rank > 1;
+    return {.fp8 = row_view(tensor.data),
+            .dst = {},
+            .scales = scales.data,
+            .scale_dtype = scales.dtype,
+            .layout = tensor.layout,
+            .scale_cols = static_cast<int>(scales.cols()),
+            .scale_batch_stride = per_batch ? scales.numel() / scales.dim(0) : 0,
+            .rows = tensor.data.dim(-2),
+            .groups = {}};
+}
+
 // The scale of the value at (row, col), both absolute in their buffers.
 __device__ __forceinline__ float scale_of(const Dequantizer& args, int64_t batch, int64_t row, int64_t col,
                                           int64_t group) {

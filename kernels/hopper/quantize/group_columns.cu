@@ -342,15 +342,6 @@ __global__ void __launch_bounds__(kThreads, 1)
         GroupProducer(job, maps, shared, slots).run();
 }
 
-template <DType kFp8>
-void launch(const GroupColumnsJob& job, const ColumnBlockMaps& maps, unsigned ctas, const Launch& launch) {
-    constexpr const char* kWhat = "quantize_group_columns";
-    constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = quantize_group_columns_kernel<kFp8>;
-    allow_shared_memory(kernel, kBytes, kWhat);
-    launch_pdl(kernel, ctas, dim3(kThreads), kBytes, launch, kWhat, job, maps);
-}
-
 ColumnBlockMaps block_maps(const TensorView& src) {
     ColumnBlockMaps maps;
     for (int shift = kNarrowestShift; shift <= kWidestShift; ++shift) {
@@ -365,7 +356,7 @@ ColumnBlockMaps block_maps(const TensorView& src) {
 
 }  // namespace
 
-bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch_args) {
+bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launch) {
     const TensorView& src = args.src;
     const TileShape& shape = args.shape;
     const RowView values = row_view(src);
@@ -375,8 +366,8 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     // a CTA are slower than column_tiles.cu
     constexpr int64_t kMostRows = int64_t{kSlots} * block_tile_rows(kWidestShift - 1);
     if (blocks < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
-        return launch_quantize_column_tiles(args, launch_args);
-    if (launch_quantize_small_groups(args, launch_args)) return true;
+        return launch_quantize_column_tiles(args, launch);
+    if (launch_quantize_small_groups(args, launch)) return true;
     if (values.dtype != DType::bf16 || !values.vector || src.numel() == 0 || blocks > INT32_MAX / 16 ||
         src.dim(0) > INT32_MAX / 2 || shape.capacity > INT32_MAX / 2)
         return false;
@@ -387,12 +378,13 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
                                  .scales = args.dst.scales.as<float>(),
                                  .rule = args.rule,
                                  .claimed = static_cast<uint32_t*>(args.zeros)};
-    const ColumnBlockMaps maps = block_maps(src);
-    const unsigned ctas = grid_for(blocks, launch_args, 1);
-    if (args.dst.data.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, maps, ctas, launch_args);
-    else
-        launch<DType::e4m3>(job, maps, ctas, launch_args);
+    constexpr const char* kWhat = "quantize_group_columns";
+    constexpr int kBytes = kSlots * kTileBytes;
+    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_group_columns_kernel<DType::e5m2>
+                                                           : quantize_group_columns_kernel<DType::e4m3>;
+    allow_shared_memory(kernel, kBytes, kWhat);
+    launch_pdl(kernel, grid_for(blocks, launch, 1), dim3(kThreads), kBytes, launch, kWhat, job,
+               block_maps(src));
     return true;
 }
 

@@ -106,18 +106,6 @@ __global__ void __launch_bounds__(kRowThreads)
     }
 }
 
-Dequantizer operand(const ScaledTensor& tensor) {
-    return {.fp8 = row_view(tensor.data),
-            .dst = {},
-            .scales = tensor.scales.data,
-            .scale_dtype = tensor.scales.dtype,
-            .layout = tensor.layout,
-            .scale_cols = tensor.scales ? static_cast<int>(tensor.scales.cols()) : 0,
-            .scale_batch_stride = 0,
-            .rows = tensor.data.dim(0),
-            .groups = {}};
-}
-
 }  // namespace
 
 }  // namespace fp8flow::hopper::quantize
@@ -133,8 +121,8 @@ void HopperOps::do_measure_quantization(const op::MeasureQuantization& args, con
                   tile_cols = ceil_div(source.cols(), kBlock), tiles = ceil_div(rows, kBlock) * tile_cols;
     if (tiles == 0) return;
     const unsigned grid = grid_for(tiles, launch, kMeasureCtas);
-    const Measure job = {.quantized = operand(args.quantized),
-                         .source = operand(args.source),
+    const Measure job = {.quantized = dequantizer_of(args.quantized),
+                         .source = dequantizer_of(args.source),
                          .groups = device_groups(args.groups, source.dim(0)),
                          .transposed = args.copy == op::MeasureQuantization::Copy::transposed,
                          .tile_cols = static_cast<int>(tile_cols),

@@ -190,24 +190,9 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_small_groups_kernel(
     }
 }
 
-template <DType kFp8> void launch(const SmallGroupsJob& job, const Launch& launch) {
-    constexpr int kBytes = kRows * kBlockCols * 2;
-    constexpr const char* kWhat = "quantize_small_groups";
-    const auto kernel = quantize_small_groups_kernel<kFp8>;
-    allow_shared_memory(kernel, kBytes, kWhat);
-    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                    cudaSharedmemCarveoutMaxShared),
-               kWhat);
-    // without an SM limit: a CTA per column block, since groups differ in size
-    const unsigned ctas =
-        launch.sm_limit > 0 ? grid_for(job.items, launch, kCtas) : static_cast<unsigned>(job.items);
-    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
-    check_launch(kWhat);
-}
-
 }  // namespace
 
-bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch_args) {
+bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch) {
     const TileShape& shape = args.shape;
     const RowView values = row_view(args.src);
     const int64_t blocks = shape.cols / kBlockCols, items = shape.groups.num_groups * blocks,
@@ -225,10 +210,18 @@ bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch
                                 .column_blocks = static_cast<int>(blocks),
                                 .scales = args.dst.scales.as<float>(),
                                 .rule = args.rule};
-    if (args.dst.data.dtype == DType::e5m2)
-        launch<DType::e5m2>(job, launch_args);
-    else
-        launch<DType::e4m3>(job, launch_args);
+    constexpr int kBytes = kRows * kBlockCols * 2;
+    constexpr const char* kWhat = "quantize_small_groups";
+    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_small_groups_kernel<DType::e5m2>
+                                                           : quantize_small_groups_kernel<DType::e4m3>;
+    allow_shared_memory(kernel, kBytes, kWhat);
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                    cudaSharedmemCarveoutMaxShared),
+               kWhat);
+    // without an SM limit: a CTA per column block, since groups differ in size
+    const unsigned ctas = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
+    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
+    check_launch(kWhat);
     return true;
 }
 

@@ -170,6 +170,11 @@ int64_t packed_bytes(const std::vector<Slice>& slices, int64_t element) {
     return bytes;
 }
 
+// Before its pieces are added.
+PieceArgs no_pieces(const PeerGroup& group, const TensorView& values, int64_t area) {
+    return {.group = group, .values = values.bytes_ptr(), .area = area, .count = 0, .pieces = {}};
+}
+
 // Shares of which each takes at most `bytes` of an area, packed, and all together at most kMaxPieces.
 RoundLimits limits_of(int64_t bytes, int64_t element, int ranks) {
     const int64_t slices = kMaxPieces / ranks;
@@ -177,8 +182,12 @@ RoundLimits limits_of(int64_t bytes, int64_t element, int ranks) {
             .slices = slices};
 }
 
-unsigned piece_grid(int64_t bytes, const Launch& launch) {
-    return peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch);
+template <class Args>
+void launch_over(int64_t bytes, void (*kernel)(Args), const Launch& launch, const char* what,
+                 const Args& args) {
+    kernel<<<peer_grid(ceil_div(bytes, kPeerVector * kWarpSize), launch), kPeerThreads, 0,
+             stream_of(launch)>>>(args);
+    check_launch(what);
 }
 
 using Kernel = void (*)(ReduceArgs);
@@ -205,34 +214,27 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
     const ReduceKernels kernels = choose(reduce, values);
-    const cudaStream_t stream = stream_of(launch);
     ReduceArgs args{.group = device_groups_[group],
                     .values = values.bytes_ptr(),
                     .bytes = values.bytes(),
                     .chunk = area.chunk,
                     .result = area.result,
                     .shard_bytes = 0};
-    const auto grid_of = [&](int64_t bytes) { return piece_grid(bytes, launch); };
     if (args.bytes <= PeerLayout::kSmallBytes) {
-        push_values_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
-        check_launch("sending values");
+        launch_over(args.bytes, push_values_kernel, launch, "sending values", args);
         synchronize(group, PeerOperation::all_reduce, launch);
-        kernels.small<<<grid_of(args.bytes * 4), kPeerThreads, 0, stream>>>(args);
-        check_launch("reducing values");
+        launch_over(args.bytes * 4, kernels.small, launch, "reducing values", args);
         return;
     }
     for (int64_t at = 0; at < values.bytes(); at += PeerLayout::kChunkBytes) {
         args.values = values.bytes_ptr() + at;
         args.bytes = std::min(PeerLayout::kChunkBytes, values.bytes() - at);
         args.shard_bytes = round_up(ceil_div(args.bytes, area.size), kPeerVector);
-        stage_chunk_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
-        check_launch("staging values for peers");
+        launch_over(args.bytes, stage_chunk_kernel, launch, "staging values for peers", args);
         synchronize(group, PeerOperation::all_reduce, launch);
-        kernels.shard<<<grid_of(args.shard_bytes), kPeerThreads, 0, stream>>>(args);
-        check_launch("reducing a shard");
+        launch_over(args.shard_bytes, kernels.shard, launch, "reducing a shard", args);
         synchronize(group, PeerOperation::all_reduce, launch);
-        fetch_shards_kernel<<<grid_of(args.bytes), kPeerThreads, 0, stream>>>(args);
-        check_launch("fetching shards");
+        launch_over(args.bytes, fetch_shards_kernel, launch, "fetching shards", args);
     }
 }
 
@@ -242,7 +244,6 @@ void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch)
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
     const Kernel reduce_shard = choose(Reduce::sum, values).shard;
-    const cudaStream_t stream = stream_of(launch);
     const int64_t element = size_of(values.dtype), room = PeerLayout::kChunkBytes / area.size;
     const int own = device_groups_[group].rank;
     for (const Shares& round : rounds_of(shares, limits_of(room, element, area.size))) {
@@ -250,15 +251,10 @@ void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch)
         for (const auto& share : round) shard_bytes = std::max(shard_bytes, packed_bytes(share, element));
         const std::vector<Slice>& here = round[static_cast<std::size_t>(own)];
         const int64_t own_bytes = packed_bytes(here, element);
-        PieceArgs all{.group = device_groups_[group],
-                      .values = values.bytes_ptr(),
-                      .area = area.chunk,
-                      .count = 0,
-                      .pieces = {}};
+        PieceArgs all = no_pieces(device_groups_[group], values, area.chunk);
         for (int r = 0; r < area.size; ++r)
             add_pieces(all, round[static_cast<std::size_t>(r)], element, own, r * shard_bytes);
-        pack_pieces_kernel<<<piece_grid(area.size * shard_bytes, launch), kPeerThreads, 0, stream>>>(all);
-        check_launch("staging shares for peers");
+        launch_over(area.size * shard_bytes, pack_pieces_kernel, launch, "staging shares for peers", all);
         synchronize(group, PeerOperation::reduce_scatter, launch);
         if (own_bytes > 0) {
             const ReduceArgs args{.group = device_groups_[group],
@@ -267,16 +263,10 @@ void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch)
                                   .chunk = area.chunk,
                                   .result = area.result,
                                   .shard_bytes = shard_bytes};
-            reduce_shard<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(args);
-            check_launch("reducing a share");
-            PieceArgs mine{.group = device_groups_[group],
-                           .values = values.bytes_ptr(),
-                           .area = area.result,
-                           .count = 0,
-                           .pieces = {}};
+            launch_over(own_bytes, reduce_shard, launch, "reducing a share", args);
+            PieceArgs mine = no_pieces(device_groups_[group], values, area.result);
             add_pieces(mine, here, element, own, 0);
-            unpack_pieces_kernel<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(mine);
-            check_launch("placing a share");
+            launch_over(own_bytes, unpack_pieces_kernel, launch, "placing a share", mine);
         }
         synchronize(group, PeerOperation::reduce_scatter, launch);
     }
@@ -287,15 +277,10 @@ void PeerExchange::do_all_gather(const Shared& shared, const Launch& launch) {
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
-    const cudaStream_t stream = stream_of(launch);
     const int64_t element = size_of(values.dtype);
     const int own = device_groups_[group].rank;
     for (const Shares& round : rounds_of(shares, limits_of(PeerLayout::kChunkBytes, element, area.size))) {
-        PieceArgs mine{.group = device_groups_[group],
-                       .values = values.bytes_ptr(),
-                       .area = area.chunk,
-                       .count = 0,
-                       .pieces = {}};
+        PieceArgs mine = no_pieces(device_groups_[group], values, area.chunk);
         PieceArgs others = mine;
         const int64_t own_bytes = add_pieces(mine, round[static_cast<std::size_t>(own)], element, own, 0);
         int64_t other_bytes = 0;
@@ -303,15 +288,11 @@ void PeerExchange::do_all_gather(const Shared& shared, const Launch& launch) {
             const int member = (own + step) % area.size;
             other_bytes += add_pieces(others, round[static_cast<std::size_t>(member)], element, member, 0);
         }
-        if (own_bytes > 0) {
-            pack_pieces_kernel<<<piece_grid(own_bytes, launch), kPeerThreads, 0, stream>>>(mine);
-            check_launch("staging a share for peers");
-        }
+        if (own_bytes > 0)
+            launch_over(own_bytes, pack_pieces_kernel, launch, "staging a share for peers", mine);
         synchronize(group, PeerOperation::all_gather, launch);
-        if (other_bytes > 0) {
-            unpack_pieces_kernel<<<piece_grid(other_bytes, launch), kPeerThreads, 0, stream>>>(others);
-            check_launch("fetching shares");
-        }
+        if (other_bytes > 0)
+            launch_over(other_bytes, unpack_pieces_kernel, launch, "fetching shares", others);
         synchronize(group, PeerOperation::all_gather, launch);
     }
 }
