@@ -6,7 +6,12 @@
 #include "kernels/core/error.h"
 #include "kernels/core/random.h"
 
+#include <fmt/ranges.h>
+#include <fnmatch.h>
+
 #include <algorithm>
+#include <regex>
+#include <set>
 #include <vector>
 
 namespace fp8flow {
@@ -18,6 +23,10 @@ TensorView shaped(const ParameterSpec& spec, DType dtype, const char* category, 
     if (spec.rank == 1) return arena.tensor(dtype, {s[0]}, category);
     if (spec.rank == 2) return arena.tensor(dtype, {s[0], s[1]}, category);
     return arena.tensor(dtype, {s[0], s[1], s[2]}, category);
+}
+
+bool is_part(const std::string& part, const std::string& name) {
+    return ::fnmatch(("*" + part + "*").c_str(), name.c_str(), 0) == 0;
 }
 
 TensorView shaped_as(const ParameterSpec& spec, const TensorView& flat) {
@@ -70,6 +79,9 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     Parameter& p = parameters_.emplace_back();
     p.spec = spec;
     p.stream = fnv1a64(spec.name);
+    p.frozen = std::any_of(freeze_.names.begin(), freeze_.names.end(),
+                           [&](const std::string& part) { return is_part(part, spec.name); });
+    p.has_moments = !p.frozen || freeze_.keeps_moments;
     p.shard = spec.expert ? shards_.expert : shards_.dense;
     StateCut& cut = spec.expert ? expert_cut_ : dense_cut_;
     p.first_gradient = cut.first;
@@ -103,18 +115,20 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
         write_copies(p);
     }
     for (const TensorView& zeroed : {p.m, p.v})
-        ops_.device().fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
+        if (zeroed) ops_.device().fill(zeroed.data, 0, static_cast<size_t>(zeroed.bytes()));
     return p;
 }
 
 void ParameterStore::allocate_whole(Parameter& p) {
     p.master = shaped(p.spec, DType::f32, "master", arena_);
+    if (!p.has_moments) return;
     p.m = shaped(p.spec, state_dtype(dtypes_.exp_avg_dtype), "moments", arena_);
     p.v = shaped(p.spec, state_dtype(dtypes_.exp_avg_sq_dtype), "moments", arena_);
 }
 
 void ParameterStore::allocate_shard(Parameter& p) {
     p.master = arena_.tensor(DType::f32, {p.slice.count}, "master");
+    if (!p.has_moments) return;
     p.m = arena_.tensor(state_dtype(dtypes_.exp_avg_dtype), {p.slice.count}, "moments");
     p.v = arena_.tensor(state_dtype(dtypes_.exp_avg_sq_dtype), {p.slice.count}, "moments");
 }
@@ -123,7 +137,21 @@ int64_t ParameterStore::gradient_alignment(bool expert) const {
     return 256 / size_of(expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32);
 }
 
+void ParameterStore::check_frozen() const {
+    std::set<std::string> names;
+    for (const Parameter& p : parameters_)
+        names.insert(std::regex_replace(p.spec.name, std::regex("layers\\.[0-9]+"), "layers.N"));
+    for (const std::string& part : freeze_.names)
+        require(std::any_of(parameters_.begin(), parameters_.end(),
+                            [&](const Parameter& p) { return is_part(part, p.spec.name); }),
+                ExitCode::usage, "training.freeze: got {}, want a part of a parameter's name: {}", part,
+                fmt::join(names, ", "));
+    require(!std::all_of(parameters_.begin(), parameters_.end(), [](const Parameter& p) { return p.frozen; }),
+            ExitCode::usage, "training.freeze: got every parameter, want some that are trained");
+}
+
 void ParameterStore::allocate_gradients() {
+    if (!freeze_.names.empty()) check_frozen();
     for (const Parameter& p : parameters_) sources_ = std::max(sources_, p.spec.sources);
     for (const bool expert : {false, true}) {
         const DType dtype = expert ? state_dtype(dtypes_.main_grads_dtype) : DType::f32;

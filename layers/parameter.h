@@ -88,6 +88,7 @@ struct ParameterSpec {
 
 struct Parameter {
     ParameterSpec spec;
+    bool frozen = false, has_moments = true;
     uint64_t stream = 0;         // of its random numbers: a hash of the name
     StateShards::Place shard;    // of master, m and v
     Shares shares;               // of those ranks, each with one slice
@@ -125,22 +126,24 @@ enum class Masters : uint8_t { own, callers };
 class ParameterStore {
 public:
     ParameterStore(Ops& ops, uint64_t seed, const StateDtypes& dtypes = {}, const StateShards& shards = {},
-                   Masters masters = Masters::own)
+                   Masters masters = Masters::own, const Freeze& freeze = {})
         : ops_(ops),
           seed_(seed),
           dtypes_(dtypes),
           shards_(shards),
           masters_(masters),
+          freeze_(freeze),
           arena_(ops.device(), "parameters"),
           sums_(ops.device(), "sums over sources") {}
 
     // Allocates all but the main gradient, initialises from Philox(seed, hash(name), global element index),
     // writes the working copies. Masters::callers: allocates the copies alone and writes nothing.
     Parameter& add(const ParameterSpec& spec);
-    // Once, after the last add: main gradients, contiguous for the dense parameters and for the expert
-    // parameters, so that each kind is one reduction over ranks. Starts are aligned to 256 bytes; the gap
-    // between two gradients is 0. Those of experts once a source, all of source 0 first. The sums of squares
-    // of expert gradients likewise, without gaps.
+    // Once, after the last add; throws Error(usage) for a name of Freeze that no parameter has. Main
+    // gradients, contiguous for the dense parameters and for the expert parameters, so that each kind is one
+    // reduction over ranks. Starts are aligned to 256 bytes; the gap between two gradients is 0. Those of
+    // experts once a source, all of source 0 first. The sums of squares of expert gradients likewise, without
+    // gaps.
     void allocate_gradients();
     // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
@@ -187,6 +190,7 @@ public:
     std::map<std::string, int64_t> bytes() const;
 
 private:
+    void check_frozen() const;
     void allocate_whole(Parameter& parameter);
     void allocate_shard(Parameter& parameter);
     void allocate_squares();
@@ -207,6 +211,7 @@ private:
     StateDtypes dtypes_;
     StateShards shards_;
     Masters masters_;
+    Freeze freeze_;
     Arena arena_, sums_;
     std::map<CopyKind, Arena> plain_copies_;  // of sharded parameters
     int64_t sources_ = 1, source_stride_ = 0;

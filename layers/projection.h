@@ -36,12 +36,13 @@ public:
     }
     void backward(Context& ctx, const TensorView& dy, const TensorView& x, Gradient mode,
                   const TensorView& dx) const {
-        ctx.ops.gemm({.a = {.data = dy},
-                      .b = {.data = x},
-                      .form = op::GemmForm::tn,
-                      .mode = mode,
-                      .d = weight_.main_grad},
-                     ctx.launch);
+        if (!weight_.frozen)
+            ctx.ops.gemm({.a = {.data = dy},
+                          .b = {.data = x},
+                          .form = op::GemmForm::tn,
+                          .mode = mode,
+                          .d = weight_.main_grad},
+                         ctx.launch);
         ctx.ops.gemm({.a = {.data = dy}, .b = {.data = weight_.plain}, .form = op::GemmForm::nn, .d = dx},
                      ctx.launch);
     }

@@ -205,7 +205,7 @@ void Router::reduce_counts(Context& ctx) const {
 }
 
 void Router::update_bias(Context& ctx) const {
-    if (bias_)
+    if (bias_ && !weight_->frozen)
         ctx.ops.expert_bias_update({.counts = counts_,
                                     .rate = static_cast<float>(moe_.moe_router_bias_update_rate),
                                     .status = ctx.step_status,

@@ -148,6 +148,12 @@ struct StateDtypes {
     StateDtype exp_avg_dtype = StateDtype::fp32;
     StateDtype exp_avg_sq_dtype = StateDtype::fp32;
 };
+// Parameters that are not trained: no weight gradient where one is a GEMM of its own, no part in the gradient
+// norm, no update.
+struct Freeze {
+    std::vector<std::string> names;  // each a part of a parameter's name, with wildcards as in file names
+    bool keeps_moments = false;      // in memory, for a run that trains them later
+};
 inline DType state_dtype(StateDtype dtype) { return dtype == StateDtype::bf16 ? DType::bf16 : DType::f32; }
 
 // full_iteration: a step is one CUDA graph, captured once and launched again.

@@ -337,6 +337,7 @@ void Fp8Flow::swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Ten
 
 void Fp8Flow::wgrad(Context& ctx, const WgradNames& names, const ScaledTensor& dy, const ScaledTensor& x,
                     const ExpertsSaved& saved, Parameter& weight) const {
+    if (weight.frozen) return;  // nobody reads the transposes
     ArenaScope scope(ctx.scratch);
     const ScaledTensor dy_t = transposed(ctx, dy, saved), x_t = transposed(ctx, x, saved);
     observe_transposed(ctx, names.dy, dy, dy_t, saved, weight);

@@ -286,12 +286,14 @@ void add_by_source(Context& ctx, const DelayedWgrads::Waiting& sets, const Param
 
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight) {
+    if (weight.frozen) return;
     auto timed = ctx.stage(stage);
     add_by_source(ctx, {.operands = {{{dy, x, groups}}}, .count = 1, .mode = ctx.grad_mode}, weight);
 }
 
 void joined_weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                             const ExpertsSaved& saved, Parameter& weight) {
+    if (weight.frozen) return;
     const op::WgradOperands own{dy, x, saved.groups};
     if (saved.routed && ctx.delays_wgrads()) {
         ctx.delayed->keep(weight, own, ctx.grad_mode);

@@ -91,7 +91,7 @@ void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const 
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx);
 // weight.main_grad (+)= dy^T x per group, the gradient of each source rank apart where it has groups of its
-// own.
+// own. A frozen weight gets none.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
 // The same for operands with the lifetime of wgrad_life. With moe_wgrad_micro_batches: N the first N - 1

@@ -55,14 +55,22 @@ std::string text_of(FileDType dtype, const std::vector<int64_t>& shape) {
     return fmt::format("{}[{}]", name_of(dtype), fmt::join(shape, ", "));
 }
 
+// Frozen parameters may have no moments: those in the file are not read, and those that are missing are 0.
+struct Frozen {
+    bool then = false, now = false;
+
+    bool may_be_missing(const std::string& name) const { return then && is_moment(name); }
+    bool may_be_unread(const std::string& name) const { return now && is_moment(name); }
+};
+
 // A line for each tensor that is missing, too many, or of another shape.
-void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor>& state,
-                   bool weights_alone) {
+void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor>& state, bool weights_alone,
+                   const Frozen& frozen) {
     std::vector<std::string> problems;
     std::map<std::string, const StateTensor*> wanted;
     for (const StateTensor& tensor : state) {
         const bool is_first = wanted.emplace(tensor.name, &tensor).second;
-        if (is_first && !reader.wholes().contains(tensor.name))
+        if (is_first && !reader.wholes().contains(tensor.name) && !frozen.may_be_missing(tensor.name))
             problems.push_back(fmt::format("{}: tensor {} is not there, this model has it as {}",
                                            reader.path(), tensor.name,
                                            text_of(file_dtype(tensor.dtype), tensor.shape)));
@@ -70,6 +78,7 @@ void check_tensors(const CheckpointReader& reader, const std::vector<StateTensor
     for (const auto& [name, place] : reader.wholes()) {
         if (weights_alone && !is_weight(name)) continue;
         const auto found = wanted.find(name);
+        if (found == wanted.end() && frozen.may_be_unread(name)) continue;
         if (found == wanted.end())
             problems.push_back(fmt::format("{}: tensor {}: this model has none of that name",
                                            reader.path_of_file(place.file), name));
@@ -193,7 +202,12 @@ void copy_to_device(const CheckpointReader& reader, const std::vector<StateTenso
     for (const StateTensor& tensor : state) {
         if (!tensor.view) continue;
         note_progress();
-        const CheckpointReader::Whole& whole = reader.wholes().at(tensor.name);
+        const auto found = reader.wholes().find(tensor.name);
+        if (found == reader.wholes().end()) {
+            device.fill(tensor.view.data, 0, static_cast<size_t>(tensor.view.bytes()));
+            continue;
+        }
+        const CheckpointReader::Whole& whole = found->second;
         bytes.resize(static_cast<size_t>(whole.bytes));
         reader.read(whole, bytes);
         if (whole.dtype != file_dtype(tensor.dtype)) bytes = converted(bytes, whole.dtype);
@@ -305,7 +319,10 @@ std::optional<Resumed> resume(Trainer& trainer, const Config& config, const data
     if (weights_alone)
         std::erase_if(state, [](const StateTensor& tensor) { return !is_weight(tensor.name); });
     on_all_ranks(world, [&] {
-        check_tensors(reader, state, weights_alone);
+        const auto before = saved_config(reader.manifest());
+        check_tensors(reader, state, weights_alone,
+                      {.then = before && !before->training.freeze.names.empty(),
+                       .now = !config.training.freeze.names.empty()});
         if (!weights_alone) check_position(reader, config, data);
     });
     on_all_ranks(world, [&] { copy_to_device(reader, state, trainer.ops().device()); });

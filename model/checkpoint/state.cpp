@@ -114,7 +114,7 @@ std::optional<SliceName> parse_slice_name(const std::string& name) {
 }
 
 bool StateTensor::may_be_read_from(FileDType type) const {
-    return type == FileDType::f32 || (type == FileDType::bf16 && name.starts_with(kMoment));
+    return type == FileDType::f32 || (type == FileDType::bf16 && is_moment(name));
 }
 
 FileDType file_dtype(DType dtype) { return dtype == DType::bf16 ? FileDType::bf16 : FileDType::f32; }
@@ -122,6 +122,8 @@ FileDType file_dtype(DType dtype) { return dtype == DType::bf16 ? FileDType::bf1
 bool is_weight(const std::string& state_name) {
     return state_name.starts_with(kWeight) || state_name.ends_with(".expert_bias");
 }
+
+bool is_moment(const std::string& state_name) { return state_name.starts_with(kMoment); }
 
 std::vector<StateTensor> training_state(Transformer& transformer, const RankLayout& layout) {
     std::vector<StateTensor> state;
@@ -142,6 +144,7 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
             {std::string(kWeight), p.master}, {"exp_avg.", p.m}, {"exp_avg_sq.", p.v}};
         const std::vector<int64_t> shape(p.spec.shape, p.spec.shape + p.spec.rank);
         for (const auto& [prefix, view] : parts) {
+            if (prefix != kWeight && !p.has_moments) continue;
             if (!p.spec.expert) {
                 add_part(p, {prefix + p.spec.name, shape}, view);
                 continue;

@@ -61,5 +61,6 @@ std::vector<StateTensor> training_state(Transformer& transformer, const RankLayo
 // What a start with weights alone takes (checkpoint.finetune): weights, and the expert biases, which choose
 // experts as weights do.
 bool is_weight(const std::string& state_name);
+bool is_moment(const std::string& state_name);
 
 }  // namespace fp8flow::checkpoint

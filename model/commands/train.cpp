@@ -84,7 +84,9 @@ public:
         data_ = open_data(config_);
         report_data(log_, config_, *data_);
         trainer_ = std::make_unique<Trainer>(config_, world, backend_, Arithmetic::stated, data_);
-        if (!trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        for (const std::string& line :
+             {frozen_text(trainer_->transformer().parameters()), trainer_->exchange_note()})
+            if (!line.empty()) log_.line(line);
         if (config_.schedule.cuda_graph_impl != CudaGraphImpl::none && trainer_->captured() == nullptr)
             log_.line("note: schedule.cuda_graph_impl: nothing is captured on the reference backend");
         note_stage(Stage::weights);

@@ -405,6 +405,14 @@ private:
         countable("training.eval_iters", t.eval_iters);
         rule(t.lr_decay_style == LrDecayStyle::constant || t.min_lr <= t.lr,
              {"training.min_lr", "training.lr"}, fmt::format("got {}, want at most lr = {}", t.min_lr, t.lr));
+        rule(t.lr_warmup_init <= t.lr, {"training.lr_warmup_init", "training.lr"},
+             fmt::format("got {}, want at most lr = {}", t.lr_warmup_init, t.lr));
+        const int64_t decay = (t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters) - t.lr_warmup_iters;
+        rule(t.lr_decay_style != LrDecayStyle::wsd || t.lr_wsd_decay_iters <= decay,
+             {"training.lr_wsd_decay_iters", "training.lr_decay_iters", "training.train_iters",
+              "training.lr_warmup_iters"},
+             fmt::format("got {}, want at most {}, the steps after warm-up until lr_decay_iters",
+                         t.lr_wsd_decay_iters, decay));
         rule(t.lr_decay_iters == 0 || t.lr_decay_iters >= t.lr_warmup_iters,
              {"training.lr_decay_iters", "training.lr_warmup_iters"},
              fmt::format("got {}, want 0 or at least lr_warmup_iters = {}", t.lr_decay_iters,

@@ -20,7 +20,8 @@ namespace fp8flow {
 constexpr int64_t kByteVocabulary =
     257;  // tokens of byte-level text: one per byte value, and end of document
 
-enum class LrDecayStyle : uint8_t { constant, cosine };
+enum class LrDecayStyle : uint8_t { constant, cosine, linear, wsd };
+enum class WsdDecayStyle : uint8_t { exponential, linear, cosine, minus_sqrt };
 enum class LrWarmupStyle : uint8_t { from_zero, from_first_step };
 enum class OnDivergence : uint8_t { stop, skip, rollback };
 enum class OnError : uint8_t { stop, warn };
@@ -57,14 +58,18 @@ struct TrainingSpec {
     double min_lr = 1e-4;
     LrDecayStyle lr_decay_style = LrDecayStyle::cosine;
     int64_t lr_warmup_iters = 0;
+    double lr_warmup_init = 0.0;  // where warm-up begins
     LrWarmupStyle lr_warmup_style = LrWarmupStyle::from_zero;
-    int64_t lr_decay_iters = 0;  // 0: train_iters
+    int64_t lr_decay_iters = 0;      // 0: train_iters
+    int64_t lr_wsd_decay_iters = 0;  // 0: a fifth of them
+    WsdDecayStyle lr_wsd_decay_style = WsdDecayStyle::exponential;
     double weight_decay = 0.1;
     double adam_beta1 = 0.9;
     double adam_beta2 = 0.95;
     double adam_eps = 1e-8;
     double clip_grad = 1.0;  // global gradient norm; 0: no clipping
     StateDtypes state;
+    Freeze freeze;
     bool use_distributed_optimizer = false;  // masters and moments divided over the ranks that replicate them
     // A step past one of these, or with a NaN, is not applied (model/train/divergence.h).
     double loss_spike_factor = 0.0;  // times the median of recent losses; 0: no limit

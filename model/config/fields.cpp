@@ -334,11 +334,17 @@ std::vector<ConfigField> training_fields() {
         integer(KEY(training, seed), {.max = INT64_MAX}, "seed of initial weights and data order"),
         number(KEY(training, lr), {.min = 0}, "peak learning rate"),
         number(KEY(training, min_lr), {.min = 0}, "learning rate at the end of the decay"),
-        choice(KEY(training, lr_decay_style), {"constant", "cosine"}, "learning-rate schedule after warm-up"),
+        choice(KEY(training, lr_decay_style), {"constant", "cosine", "linear", "WSD"},
+               "learning-rate schedule after warm-up; WSD: lr until the last lr_wsd_decay_iters steps"),
         integer(KEY(training, lr_warmup_iters), {.min = 0}, "linear warm-up steps"),
+        number(KEY(training, lr_warmup_init), {.min = 0}, "learning rate from which warm-up rises"),
         choice(KEY(training, lr_warmup_style), {"from_zero", "from_first_step"},
                "step n of a warm-up over W steps has lr x (n - 1) / W, as in Megatron-LM; or lr x n / W"),
         integer(KEY(training, lr_decay_iters), {.min = 0}, "step at which min_lr is reached; 0: train_iters"),
+        integer(KEY(training, lr_wsd_decay_iters), {.min = 0},
+                "WSD: last steps of lr_decay_iters, in which lr falls; 0: a fifth of lr_decay_iters"),
+        choice(KEY(training, lr_wsd_decay_style), {"exponential", "linear", "cosine", "minus_sqrt"},
+               "WSD: how lr falls, as in Megatron-LM"),
         number(KEY(training, weight_decay), {.min = 0}, "decoupled weight decay (AdamW)"),
         number(KEY(training, adam_beta1), beta, "decay of the first moment"),
         number(KEY(training, adam_beta2), beta, "decay of the second moment"),
@@ -350,6 +356,12 @@ std::vector<ConfigField> training_fields() {
                "first moments; bf16: rounded stochastically when they are written"),
         choice("training", "exp_avg_sq_dtype", AT(training.state.exp_avg_sq_dtype), {"fp32", "bf16"},
                "second moments; bf16: rounded stochastically when they are written"),
+        texts("training", "freeze", AT(training.freeze.names),
+              "parameters that are not trained: parts of their names, with * and ? as in file names, e.g. "
+              "[router, word_embeddings, layers.0.]; a frozen router keeps its expert bias, too"),
+        boolean("training", "freeze_keeps_moments", AT(training.freeze.keeps_moments),
+                "frozen parameters keep their moments in memory and checkpoints, to be trained later; false: "
+                "they have none, and begin with zeros then"),
         boolean(
             KEY(training, use_distributed_optimizer),
             "divide masters and moments over the ranks that have the same parameters (all ranks; for experts "

@@ -193,6 +193,24 @@ void report_data(RunLog& log, const Config& config, const TokenSource& data) {
     for (const std::string& warning : data_warnings(config, data)) log.line(warning);
 }
 
+std::string frozen_text(const ParameterStore& parameters) {
+    int64_t count = 0, frozen = 0, all = 0;
+    std::string names;
+    for (const Parameter& p : parameters.all()) {
+        all += p.numel();
+        if (!p.frozen) continue;
+        frozen += p.numel();
+        if (++count <= 4) names += (count > 1 ? ", " : "") + p.spec.name;
+    }
+    if (count == 0) return {};
+    const bool has_moments =
+        std::ranges::find(parameters.all(), false, &Parameter::has_moments) == parameters.all().end();
+    return fmt::format("frozen: {} of {} parameters on this rank, in {} of {} tensors, {} moments: {}{}",
+                       format_si(static_cast<double>(frozen)), format_si(static_cast<double>(all)), count,
+                       parameters.all().size(), has_moments ? "with" : "without", names,
+                       count > 4 ? ", ..." : "");
+}
+
 std::string evaluation_text(const Config& config, double nats) {
     if (config.data.data_kind == DataKind::text)
         return fmt::format("held-out loss {:.4f} nats = {:.4f} bits per byte", nats, nats / std::log(2.0));

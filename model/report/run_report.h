@@ -23,6 +23,9 @@ void report_data(RunLog& log, const Config& config, const data::TokenSource& dat
 // Warnings if the data is not what the configuration names, too small for the run, or divided unevenly.
 std::vector<std::string> data_warnings(const Config& config, const data::TokenSource& data);
 
+// A line on the parameters that are not trained (training.freeze); empty: all are.
+std::string frozen_text(const ParameterStore& parameters);
+
 // Bytes of one rank by category, at the peak of a step.
 struct MemoryUse {
     std::map<std::string, int64_t> parameters;  // weights, their copies, masters, moments, gradients

@@ -2,6 +2,7 @@
 // Learning-rate schedule, clipping by the global norm, and one AdamW call per parameter, all on the device.
 #include "model/train/optimizer.h"
 
+#include "kernels/core/error.h"
 #include "kernels/core/stochastic_rounding.h"
 
 #include <algorithm>
@@ -9,16 +10,42 @@
 
 namespace fp8flow {
 
+namespace {
+
+double cosine(double done) { return 0.5 * (1.0 + std::cos(3.14159265358979323846 * done)); }
+
+double wsd(const TrainingSpec& t, int64_t update, int64_t decay_iters) {
+    const int64_t falling = t.lr_wsd_decay_iters > 0
+                                ? t.lr_wsd_decay_iters
+                                : std::min(ceil_div(decay_iters, 5), decay_iters - t.lr_warmup_iters);
+    const int64_t fallen = update - (decay_iters - falling);
+    if (fallen <= 0) return 1.0;
+    const double done = static_cast<double>(fallen) / static_cast<double>(falling);
+    switch (t.lr_wsd_decay_style) {
+        case WsdDecayStyle::exponential: return 2.0 * std::pow(0.5, done) - 1.0;
+        case WsdDecayStyle::linear: return 1.0 - done;
+        case WsdDecayStyle::cosine: return cosine(done);
+        case WsdDecayStyle::minus_sqrt: return 1.0 - std::sqrt(done);
+    }
+    fail(ExitCode::internal, "lr_wsd_decay_style {}", static_cast<int>(t.lr_wsd_decay_style));
+}
+
+}  // namespace
+
 double learning_rate(const TrainingSpec& t, int64_t update) {
     const int64_t decay_iters = t.lr_decay_iters > 0 ? t.lr_decay_iters : t.train_iters;
     const int64_t risen = t.lr_warmup_style == LrWarmupStyle::from_zero ? update : update + 1;
     if (t.lr_warmup_iters > 0 && risen <= t.lr_warmup_iters)
-        return t.lr * static_cast<double>(risen) / static_cast<double>(t.lr_warmup_iters);
+        return t.lr_warmup_init + (t.lr - t.lr_warmup_init) * static_cast<double>(risen) /
+                                      static_cast<double>(t.lr_warmup_iters);
     if (t.lr_decay_style == LrDecayStyle::constant) return t.lr;
     if (update >= decay_iters) return t.min_lr;
     const double done = static_cast<double>(update - t.lr_warmup_iters) /
                         static_cast<double>(std::max<int64_t>(1, decay_iters - t.lr_warmup_iters));
-    return t.min_lr + 0.5 * (t.lr - t.min_lr) * (1.0 + std::cos(3.14159265358979323846 * done));
+    const double left = t.lr_decay_style == LrDecayStyle::wsd      ? wsd(t, update, decay_iters)
+                        : t.lr_decay_style == LrDecayStyle::linear ? 1.0 - done
+                                                                   : cosine(done);
+    return t.min_lr + left * (t.lr - t.min_lr);
 }
 
 std::array<float, 3> adamw_schedule(const TrainingSpec& t, int64_t update) {
@@ -131,6 +158,8 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
     // whatever they are. Both are the same on every rank, so one that is not finite needs no second
     // reduction.
     agree_on_status(ctx, inputs);
+    for (const Parameter& p : store.all())  // they have no part in the norm
+        if (p.frozen) ctx.ops.zero({.y = p.main_grad}, ctx.launch);
     global_norm(ctx, store);
     auto judge = [&](const TensorView& value, double clip, const TensorView& limit) {
         ctx.ops.clip_factor({.norm_squared = value,
@@ -148,7 +177,7 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
     Launch launch = ctx.launch;
     for (Parameter& p : store.all()) {
         // nothing of it is here; the first call with work is the one that waits for the factor
-        if (p.master.numel() == 0) continue;
+        if (p.master.numel() == 0 || p.frozen) continue;
         const TensorView copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{};
         const op::AdamW adamw{
             .grad = p.is_sharded() ? p.part_here(p.main_grad) : p.main_grad,

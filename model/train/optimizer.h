@@ -10,8 +10,8 @@
 
 namespace fp8flow {
 
-// Learning rate of an update (0-based, skipped steps are not counted): linear warm-up, then constant or
-// cosine down to min_lr (training.lr_warmup_style: as Megatron's, or this program's first).
+// Learning rate of an update (0-based, skipped steps are not counted): linear warm-up, then one of the styles
+// of Megatron-LM (OptimizerParamScheduler.get_lr).
 double learning_rate(const TrainingSpec& training, int64_t update);
 // op::AdamW::schedule of an update.
 std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t update);

@@ -134,7 +134,8 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
                                                       .expert_parallel_size = groups_.expert_parallel->size(),
                                                       .seed = config.training.seed,
                                                       .state = config.training.state,
-                                                      .shards = shards_of(config, groups_)},
+                                                      .shards = shards_of(config, groups_),
+                                                      .freeze = config.training.freeze},
                                       *ops_);
     optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");

@@ -13,7 +13,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     : spec_(spec),
       ops_(ops),
       activation_(spec.precision.recipe == Recipe::fp32 ? DType::f32 : DType::bf16),
-      store_(ops, spec.seed, spec.state, spec.shards),
+      store_(ops, spec.seed, spec.state, spec.shards, Masters::own, spec.freeze),
       constants_(ops.device(), "constants") {
     const ModelSpec& model = spec.model;
     auto table = [&](const char* name, double init_std) {
@@ -189,7 +189,7 @@ void Transformer::backward(Context& ctx, MicroBatch& batch) {
         std::swap(dy, dx);
     }
     ctx.timer.set_layer(-1);
-    {
+    if (!embedding_->frozen) {
         auto timed = ctx.part("embedding");
         const bool tied = output_ == embedding_;
         ctx.ops.embedding_backward({.ids = batch.tokens,

@@ -22,6 +22,7 @@ struct TransformerSpec {
     uint64_t seed = 0;
     StateDtypes state = {};
     StateShards shards = {};
+    Freeze freeze = {};
 };
 
 class Transformer {

@@ -195,6 +195,44 @@ TEST(Training, LearningRateFollowsWarmUpAndCosine) {
     EXPECT_EQ(learning_rate(constant, 0), 0.02);
 }
 
+// Rates that Megatron-LM's OptimizerParamScheduler.get_lr gives for these settings.
+TEST(Training, LearningRateStylesAreMegatrons) {
+    struct Case {
+        std::vector<std::string> style;
+        std::vector<double> rates;
+    };
+    constexpr int64_t kUpdates[] = {0, 1, 4, 5, 12, 13, 16, 19, 20, 21};
+    const std::vector<double> warm_up = {0.0001, 0.002575, 0.01};
+    const Case cases[] = {
+        {{"lr_decay_style=linear"}, {0.0094375, 0.0055, 0.0049375, 0.00325, 0.0015625, 0.001, 0.001}},
+        {{"lr_decay_style=cosine"},
+         {0.009913533762, 0.0055, 0.004622093551, 0.002318019485, 0.001086466238, 0.001, 0.001}},
+        {{"lr_decay_style=WSD"}, {0.01, 0.01, 0.008506072778, 0.004727922061, 0.001814569594, 0.001, 0.001}},
+        {{"lr_decay_style=WSD", "lr_wsd_decay_style=linear"},
+         {0.01, 0.01, 0.008875, 0.0055, 0.002125, 0.001, 0.001}},
+        {{"lr_decay_style=WSD", "lr_wsd_decay_style=cosine"},
+         {0.01, 0.01, 0.009657457896, 0.0055, 0.001342542104, 0.001, 0.001}},
+        {{"lr_decay_style=WSD", "lr_wsd_decay_style=minus_sqrt"},
+         {0.01, 0.01, 0.006818019485, 0.003636038969, 0.00158127088, 0.001, 0.001}}};
+    for (const Case& one : cases) {
+        SCOPED_TRACE(one.style.back());
+        std::vector<std::string> keys = {
+            "lr=0.01",        "min_lr=0.001",      "lr_warmup_iters=4",    "lr_warmup_init=1e-4",
+            "train_iters=30", "lr_decay_iters=20", "lr_wsd_decay_iters=8", "lr_warmup_style=from_zero"};
+        keys.insert(keys.end(), one.style.begin(), one.style.end());
+        const TrainingSpec training = test_config(Recipe::bf16, keys).training;
+        for (size_t i = 0; i < std::size(kUpdates); ++i)
+            EXPECT_NEAR(learning_rate(training, kUpdates[i]), i < 3 ? warm_up[i] : one.rates[i - 3], 1e-11)
+                << "update " << kUpdates[i];
+    }
+    // Megatron-LM wants lr_wsd_decay_iters; here it is a fifth of lr_decay_iters where it is left out.
+    TrainingSpec short_run{.train_iters = 10, .lr = 1, .min_lr = 0, .lr_decay_style = LrDecayStyle::wsd};
+    EXPECT_EQ(learning_rate(short_run, 8), 1.0);
+    EXPECT_DOUBLE_EQ(learning_rate(short_run, 9), std::sqrt(2.0) - 1);
+    short_run.lr_warmup_iters = 10;  // nothing is left for the decay
+    EXPECT_EQ(learning_rate(short_run, 9), 0.9);
+}
+
 // Moments have it all the same: Megatron-LM's first step is one of them.
 TEST(Training, TheFirstStepOfAWarmUpFromZeroChangesNoWeight) {
     const Config config = test_config(Recipe::bf16, {"training.lr_warmup_style=from_zero"});

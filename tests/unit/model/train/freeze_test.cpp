@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: MIT
+// training.freeze: frozen parameters keep every bit and have no part in the gradient norm, the gradients of
+// the others are those of a run that trains all, and checkpoints go on with and without the moments.
+#include "model/report/run_report.h"
+#include "tests/support/checkpoints.h"
+#include "tests/support/files.h"
+
+#include <fmt/ranges.h>
+
+namespace fp8flow::test {
+namespace {
+
+using Keys = std::vector<std::string>;
+
+Keys joined(Keys a, const Keys& b) {
+    a.insert(a.end(), b.begin(), b.end());
+    return a;
+}
+
+bool is_any(const std::string& name, const Keys& parts) {
+    return std::any_of(parts.begin(), parts.end(),
+                       [&](const std::string& part) { return name.find(part) != std::string::npos; });
+}
+
+double squared(const std::vector<float>& values) {
+    double sum = 0;
+    for (const float value : values) sum += static_cast<double>(value) * static_cast<double>(value);
+    return sum;
+}
+
+void expect_frozen(Recipe recipe, const Keys& parts, int ranks, int expert_ranks, const Keys& keys = {}) {
+    SCOPED_TRACE(fmt::format("{}, {} frozen, {} of {} ranks share the experts, {}", recipe_name(recipe),
+                             parts, expert_ranks, ranks, keys));
+    const Keys all = joined({"training.micro_batch_size=1", "training.lr_warmup_iters=0",
+                             fmt::format("parallel.expert_model_parallel_size={}", expert_ranks)},
+                            keys);
+    std::vector<Values> states(2);
+    const TrainingRun frozen =
+        train(test_config(recipe, joined(all, {fmt::format("training.freeze=[{}]", fmt::join(parts, ","))})),
+              ranks, {.steps = 1, .before_step = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
+                          Values state = collect(trainer, world, expert_ranks);
+                          if (world.rank() == 0) states[static_cast<size_t>(step)] = std::move(state);
+                      }});
+    const TrainingRun whole = train(test_config(recipe, all), ranks, {.steps = 1});
+    double squares = 0;
+    int64_t kept = 0;
+    for (const auto& [name, before] : states[0]) {
+        const std::string parameter = name.substr(name.find(' ') + 1);
+        const bool is_frozen = is_any(parameter, parts);
+        if (name.starts_with("weight ")) {
+            EXPECT_EQ(before == states[1].at(name), is_frozen) << name;
+            kept += is_frozen;
+        } else if (name.starts_with("gradient ")) {
+            const std::vector<float>& gradient = frozen.state.at(name);
+            if (is_frozen)
+                EXPECT_EQ(squared(gradient), 0) << name;
+            else
+                EXPECT_EQ(gradient, whole.state.at(name)) << name;
+            squares += squared(gradient);
+        } else if (name.starts_with("m ")) {
+            EXPECT_FALSE(is_frozen) << name;
+        }
+    }
+    EXPECT_GT(kept, 0);
+    EXPECT_NEAR(frozen.steps[0].grad_norm, std::sqrt(squares), 1e-5 * std::sqrt(squares));
+}
+
+TEST(Freeze, KeepsBitsAndLeavesOtherGradients) {
+    const Keys router = {"router", "word_embeddings"}, experts = {"experts.linear"},
+               attention = {"attention."}, norms = {"norm", "output_layer"};
+    for (const Keys& parts : {router, experts, attention, norms}) {
+        expect_frozen(Recipe::fp8_flow, parts, 2, 2);
+        expect_frozen(Recipe::bf16, parts, 1, 1);
+    }
+    for (const Recipe recipe : {Recipe::fp8_blockwise, Recipe::mxfp8, Recipe::fp8_tensorwise})
+        expect_frozen(recipe, {"linear_fc1", "layers.0."}, 1, 1);
+}
+
+TEST(Freeze, WithOtherOrdersStatesAndSchedules) {
+    const Keys parts = {"linear_fc2", "router"};
+    for (const Keys& keys :
+         {Keys{"training.use_distributed_optimizer=true"}, Keys{"moe.moe_combine_order=invariant"},
+          Keys{"training.main_grads_dtype=bf16", "training.exp_avg_dtype=bf16"},
+          Keys{"training.use_distributed_optimizer=true", "schedule.overlap_param_gather=true",
+               "schedule.overlap_grad_reduce=true"},
+          Keys{"schedule.delay_wgrad_compute=true", "precision.moe_wgrad_micro_batches=2"}})
+        expect_frozen(Recipe::fp8_flow, parts, 2, 1, keys);
+    expect_frozen(Recipe::bf16, {"word_embeddings"}, 2, 1,
+                  {"model.untie_embeddings_and_output_weights=false"});
+}
+
+TEST(Freeze, ARouterKeepsItsExpertBias) {
+    const Keys keys = {"moe.moe_router_score_function=sigmoid", "moe.moe_router_enable_expert_bias=true"};
+    const auto bias = [&](const Keys& more) {
+        return train(test_config(Recipe::bf16, joined(keys, more)), 1, {.steps = 2}).state.at("bias 1");
+    };
+    EXPECT_GT(squared(bias({})), 0);
+    EXPECT_EQ(squared(bias({"training.freeze=[router]"})), 0);
+}
+
+TEST(Freeze, CheckpointsGoOnFrozenAndThawed) {
+    const Keys keys = {"training.train_iters=8", "checkpoint.save_interval=4", "training.lr_warmup_iters=0"};
+    const std::string moment = "m layers.1.moe.router.weight", weight = "weight layers.1.moe.router.weight";
+    const auto config_of = [&](const Keys& more) { return test_config(Recipe::bf16, joined(keys, more)); };
+    const Keys frozen = {"training.freeze=[router]"},
+               with_moments = {"training.freeze=[router]", "training.freeze_keeps_moments=true"},
+               goes_on = {"checkpoint.load=auto", "checkpoint.save_interval=0"};
+    for (const Keys& sharded : {Keys{}, Keys{"training.use_distributed_optimizer=true"}}) {
+        TemporaryFolder cold, warm;
+        const auto run = [&](const TemporaryFolder& folder, const Keys& more, int64_t steps) {
+            return train_with_checkpoints(config_of(joined(sharded, more)), 2, {folder.path(), steps});
+        };
+        const TrainingRun first = run(cold, frozen, 4);
+        EXPECT_FALSE(first.state.contains(moment));
+        const TrainingRun whole = train_with_checkpoints(
+            config_of(joined(joined(sharded, frozen), {"checkpoint.save_interval=0"})), 2, {"", 8});
+        const TrainingRun rest = run(cold, joined(frozen, goes_on), 8);
+        expect_same_bits(rest.state, whole.state);
+        EXPECT_EQ(rest.state.at(weight), first.state.at(weight));
+        // trained from there on, with moments from 0
+        const TrainingRun thawed = run(cold, goes_on, 5);
+        EXPECT_GT(squared(thawed.state.at(moment)), 0);
+        EXPECT_NE(thawed.state.at(weight), first.state.at(weight));
+        // the other way round: their moments are dropped, or stay as they are
+        const TrainingRun trained = run(warm, {}, 4);
+        EXPECT_FALSE(run(warm, joined(frozen, goes_on), 6).state.contains(moment));
+        const TrainingRun kept = run(warm, joined(with_moments, goes_on), 6);
+        EXPECT_EQ(kept.state.at(moment), trained.state.at(moment));
+        EXPECT_EQ(kept.state.at(weight), trained.state.at(weight));
+    }
+}
+
+TEST(Freeze, IsSaidAndChecked) {
+    const auto store_of = [](const std::string& freeze) {
+        const Config config = test_config(Recipe::bf16, {"training.freeze=" + freeze});
+        std::string text;
+        train(config, 1, {.steps = 0, .before_step = [&](Trainer& trainer, ProcessGroup&, int64_t) {
+                              text = report::frozen_text(trainer.transformer().parameters());
+                          }});
+        return text;
+    };
+    EXPECT_EQ(store_of("[]"), "");
+    EXPECT_TRUE(store_of("['layers.?.moe.router.']").starts_with("frozen: ")) << store_of("[router]");
+    EXPECT_NE(store_of("[router]").find("without moments: layers."), std::string::npos);
+    const auto refused = [&](const std::string& freeze) {
+        try {
+            store_of(freeze);
+        } catch (const Error& error) {
+            EXPECT_EQ(error.code(), ExitCode::usage);
+            return std::string(error.what());
+        }
+        return std::string("accepted");
+    };
+    EXPECT_NE(refused("[routers]")
+                  .find("training.freeze: got routers, want a part of a parameter's name: "
+                        "embedding.word_embeddings.weight"),
+              std::string::npos)
+        << refused("[routers]");
+    EXPECT_NE(refused("['*']").find("training.freeze: got every parameter"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp8flow::test
