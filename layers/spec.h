@@ -63,6 +63,7 @@ struct ModelSpec {
     double init_method_std = 0.02;
     double embedding_init_method_std = 0;  // 0: init_method_std
     int64_t seq_length = 256;
+    bool yields_to_hf_config = false;     // --hf-config comes after the file that says so
     int64_t max_position_embeddings = 0;  // of the model that was imported, for its export; 0: seq_length
     std::vector<int> moe_layer_freq;      // one entry per layer: 1 MoE, 0 dense FFN
     int64_t num_layers_at_start_in_bf16 = 0;

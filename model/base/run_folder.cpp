@@ -26,7 +26,7 @@ constexpr int kMostNumbers = 10000;
 bool is_exported(const std::string& name) {
     static const std::regex names(
         R"(config\.json|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json)");
-    return std::regex_match(name, names);
+    return std::regex_match(name, names) || std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
 }
 
 // What the commands write into their folder, today and in earlier versions, and into those below it.

@@ -75,7 +75,19 @@ inline constexpr std::array kFilesOfTheEnd = {"report.html", "memory.json", "ten
 std::vector<std::string> files_of_run(const std::string& folder);
 // A TensorBoard file as report::EventFile names it: events.out.tfevents.SECONDS.HOST.PROCESS, no dot in HOST.
 bool is_event_file(const std::string& path);
-// Removes the files of an export with Hugging Face names.
+// Of the model that a run begins with, in an export of the model that it becomes.
+inline constexpr std::array kCarriedFiles = {"generation_config.json",
+                                             "tokenizer.json",
+                                             "tokenizer_config.json",
+                                             "tokenizer.model",
+                                             "special_tokens_map.json",
+                                             "added_tokens.json",
+                                             "vocab.json",
+                                             "vocab.txt",
+                                             "merges.txt",
+                                             "chat_template.jinja",
+                                             "chat_template.json"};
+// Removes the files of an export with Hugging Face names, those among them.
 void remove_exported(const OutputFolder& folder);
 
 }  // namespace fp8flow

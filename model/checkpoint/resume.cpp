@@ -114,17 +114,6 @@ bool says_what_is_trained(const std::string& line) {
 }
 bool says_what_is_read(const std::string& line) { return line.starts_with("data."); }
 
-// Of a line of Resumed::changed: the same weights compute something else now.
-bool changes_the_model(const std::string& changed) {
-    for (const char* trained :
-         {"model.init_method_std:", "model.embedding_init_method_std:", "moe.moe_router_load_balancing_type:",
-          "moe.moe_aux_loss_coeff:", "moe.moe_global_aux_loss_gradient:", "moe.moe_z_loss_coeff:",
-          "moe.moe_router_bias_update_rate:", "moe.moe_expert_rank_capacity_factor:",
-          "moe.moe_row_alignment:"})
-        if (changed.starts_with(trained)) return false;
-    return changed.starts_with("model.") || changed.starts_with("moe.") || changed == kOtherVersion;
-}
-
 // Of the saved run and this one: lines of `counts`.
 std::vector<std::string> changed_keys(const std::optional<Config>& saved, const Config& config,
                                       bool (*counts)(const std::string&)) {
@@ -293,9 +282,12 @@ std::vector<std::string> messages_of(const Resumed& resumed) {
     std::vector<std::string> lines;
     for (const std::string& refused : resumed.refused)
         lines.push_back("warning: not resumed from a newer checkpoint: " + refused);
-    for (const std::string& changed : resumed.changed)
+    for (const std::string& changed : resumed.changed) {
+        const std::string key = changed.substr(0, changed.find(':'));
         lines.push_back(fmt::format("{}: changed since it was saved: {}",
-                                    changes_the_model(changed) ? "warning" : "note", changed));
+                                    changed == kOtherVersion || changes_the_model(key) ? "warning" : "note",
+                                    changed));
+    }
     for (const std::string& rule : resumed.kept)
         lines.push_back(fmt::format(
             "warning: {}: the run goes on with the rule of its checkpoint; set the key to choose one", rule));

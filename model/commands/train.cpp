@@ -63,7 +63,7 @@ public:
           config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
           backend_(choose_backend(options.backend, options.placement, world)),
           provenance_(make_provenance(options.command, backend_, world.size())),
-          export_(export_plan(config_)),
+          export_(export_plan(config_, options.hf_config)),
           continues_(continues_in_folder(options, config_)),
           run_folder_({.path = config_.output.out,
                        .command = options.command,
@@ -362,9 +362,11 @@ private:
         // the first ranks that share the experts hold everything
         if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
         const OutputFolder folder = OutputFolder(config_.output.out).subfolder("hf");
-        export_weights(folder, targets, {config_.model, config_.moe}, *export_,
-                       trainer_->expert_parallel_group(), trainer_->ops().device());
-        log_.line(fmt::format("weights: written to {}/", folder.path()));
+        const std::vector<std::string> carried =
+            export_weights(folder, targets, {config_.model, config_.moe}, *export_,
+                           trainer_->expert_parallel_group(), trainer_->ops().device());
+        log_.line(fmt::format("weights: written to {}/{}{}", folder.path(), carried.empty() ? "" : " with ",
+                              fmt::join(carried, ", ")));
         exported_ = true;
     }
 
@@ -385,6 +387,7 @@ private:
         }
         report_graphs();
         redone_.add(result);
+        experts_.add(result);
         if (result.redone > 0) log_.line(capacity_text(config_, result, trainer_->row_capacity()));
         const StepValues values =
             values_of(config_, result, world_.size(), parameter_bytes_ + result.peak_bytes);
@@ -464,6 +467,7 @@ private:
             log_.line(fmt::format("warning: {} skipped, {} back to a checkpoint, {} not written",
                                   counted(skipped_, "iteration"), counted(rollbacks_, "time"),
                                   counted(failed_saves_, "checkpoint")));
+        if (const std::string dead = experts_.warning(); !dead.empty()) log_.line(dead);
         if (trainer_->evaluations_redone() > 0)
             log_.line(fmt::format("  evaluations    done again {}, with a larger row capacity",
                                   counted(trainer_->evaluations_redone(), "time")));
@@ -575,6 +579,7 @@ private:
     StepResult last_;
     MemoryUse memory_;
     RedoneSteps redone_;
+    ExpertUse experts_;
     double wire_ = 0;  // of the reported steps, also those that were taken back
 };
 

@@ -6,12 +6,49 @@
 #include "model/report/records.h"
 #include "model/report/run_report.h"
 
+#include <fmt/ranges.h>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <numeric>
 
 namespace fp8flow {
 
 using namespace report;
+
+void ExpertUse::add(const StepResult& result) {
+    iteration_ = result.step + 1;
+    if (first_ == 0) first_ = iteration_;
+    for (const LayerLoad& load : result.load) {
+        std::vector<int64_t>& last = last_[load.layer];
+        last.resize(load.tokens.size());
+        for (size_t e = 0; e < last.size(); ++e)
+            if (load.tokens[e] > 0) last[e] = iteration_;
+        tokens_ = static_cast<double>(std::accumulate(load.tokens.begin(), load.tokens.end(), int64_t{0}));
+    }
+}
+
+std::string ExpertUse::warning() const {
+    constexpr int64_t kLately = 100;
+    constexpr double kFairShare = 32;  // tokens; chance leaves no expert out then
+    const int64_t before = std::max(first_ - 1, iteration_ - kLately);
+    std::vector<std::string> dead;
+    for (const auto& [layer, last] : last_) {
+        const auto unused = std::ranges::count_if(last, [&](int64_t used) { return used <= before; });
+        const double share =
+            tokens_ * static_cast<double>(iteration_ - before) / static_cast<double>(last.size());
+        if (unused > 0 && share >= kFairShare)
+            dead.push_back(fmt::format("{} of layer {}", counted(unused, "expert"), layer));
+    }
+    if (dead.empty()) return {};
+    const size_t layers = dead.size();
+    dead.resize(std::min<size_t>(layers, 4));
+    return fmt::format(
+        "warning: {}{} received no token in the last {}: a balancing loss keeps experts in use "
+        "(moe.moe_router_load_balancing_type, moe.moe_aux_loss_coeff)",
+        fmt::join(dead, ", "), layers > 4 ? fmt::format(" and some of {} more layers", layers - 4) : "",
+        counted(iteration_ - before, "iteration"));
+}
 
 std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t kept) {
     folder_ = &folder;

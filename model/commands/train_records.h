@@ -19,6 +19,19 @@
 
 namespace fp8flow {
 
+// Which experts received tokens lately.
+class ExpertUse {
+public:
+    void add(const StepResult& result);
+    // On experts without a token in the last iterations, where a fair share had been many; empty: none.
+    std::string warning() const;
+
+private:
+    std::map<int, std::vector<int64_t>> last_;  // by layer: the last iteration with tokens for each expert
+    int64_t first_ = 0, iteration_ = 0;         // of those that were added
+    double tokens_ = 0;                         // of a layer in the last one
+};
+
 class TrainRecords {
 public:
     // The records in a run's folder. Only rank 0 calls open. The configuration must outlive this object.

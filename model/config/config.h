@@ -231,6 +231,8 @@ Config with_recipe(const Config& config, Recipe recipe);
 std::string dump_config(
     const Config& config);  // YAML with every key; parse_config reads it back to an equal Config
 std::string help_config();  // every key with type, range, default and meaning
+// Whether the same weights compute something else with another value of this key.
+bool changes_the_model(std::string_view name);
 // One line "section.key: a | b" per key with different values.
 std::vector<std::string> diff_configs(const Config& a, const Config& b);
 

@@ -141,6 +141,9 @@ std::vector<ConfigField> model_fields() {
         integer(KEY(model, max_position_embeddings), {.min = 0, .max = 1 << 30},
                 "longest sequence of an imported model, written to config.json by --export; changes "
                 "nothing in training; 0 or less than seq_length: seq_length"),
+        boolean(
+            KEY(model, yields_to_hf_config),
+            "true: with --hf-config, keys that it sets are not taken from this file (--set changes them)"),
         integer(KEY(model, num_layers_at_start_in_bf16), {.min = 0, .max = kMaxLayers},
                 "first layers that ignore the FP8 recipe"),
         integer(KEY(model, num_layers_at_end_in_bf16), {.min = 0, .max = kMaxLayers},

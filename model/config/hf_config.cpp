@@ -300,33 +300,40 @@ private:
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
     }
 
-    // A coefficient is not read: training by a loss that no key selects is a surprise, and
-    // Transformers' loss is another function (docs/numerics.md, balancing losses).
+    // As in Transformers, which adds its loss where output_router_logits is true; DeepSeek's own code always
+    // adds that of aux_loss_alpha. Transformers' loss is another function (docs/numerics.md, balancing
+    // losses).
     void balancing() {
-        const auto said = [&](const char* key, const char* why, const char* type, double coefficient) {
-            note("moe.moe_router_load_balancing_type",
-                 fmt::format("{} = {} is not read{}: --set moe.moe_router_load_balancing_type={} --set "
-                             "moe.moe_aux_loss_coeff={:.4g}",
-                             key, shown(json_[key]), why, type, coefficient));
+        const auto coefficient = [&](const char* key) {
+            return present(key) && json_[key].is_number() ? json_[key].get<double>() : 0.0;
         };
-        const auto above_0 = [&](const char* key) {
-            return present(key) && json_[key].is_number() && json_[key].get<double>() > 0;
-        };
-        if (above_0("aux_loss_alpha")) {
-            const bool by_sequence = boolean("seq_aux", true);
-            said("aux_loss_alpha", ", the same loss is", by_sequence ? "seq_aux_loss" : "aux_loss",
-                 json_["aux_loss_alpha"].get<double>());
-        } else if (above_0("router_aux_loss_coef")) {
-            const int64_t layers = integer("num_hidden_layers", 0), topk = integer("num_experts_per_tok", 0);
-            if (layers > 0)
-                said("router_aux_loss_coef",
-                     family_.scores == ScoreFunction::sigmoid
-                         ? " (Transformers' loss is of all layers together and of softmax scores), near it is"
-                         : " (Transformers' loss is of all layers together), near it is",
-                     "aux_loss",
-                     json_["router_aux_loss_coef"].get<double>() * static_cast<double>(topk) /
-                         static_cast<double>(layers));
+        constexpr const char *kType = "moe.moe_router_load_balancing_type", *kAlpha = "aux_loss_alpha",
+                             *kCoefficient = "router_aux_loss_coef";
+        std::string type = "none", coeff;
+        if (coefficient(kAlpha) > 0) {
+            type = boolean("seq_aux", true) ? "seq_aux_loss" : "aux_loss";
+            coeff = fmt::format("{:.4g}", coefficient(kAlpha));
+            note(kType, fmt::format("{} = {} is followed: {} with coefficient {}", kAlpha,
+                                    shown(json_[kAlpha]), type, coeff));
+        } else if (const int64_t layers = integer("num_hidden_layers", 0);
+                   coefficient(kCoefficient) > 0 && layers > 0) {
+            const auto topk = static_cast<double>(integer("num_experts_per_tok", 0));
+            coeff = fmt::format("{:.4g}", coefficient(kCoefficient) * topk / static_cast<double>(layers));
+            const bool adds = boolean("output_router_logits", false);
+            if (adds) type = "aux_loss";
+            const std::string near =
+                fmt::format("near it (Transformers' loss is of all layers together{})",
+                            family_.scores == ScoreFunction::sigmoid ? " and of softmax scores" : "");
+            note(kType, fmt::format(
+                            "{} = {} {}", kCoefficient, shown(json_[kCoefficient]),
+                            adds ? fmt::format("is followed by aux_loss with coefficient {}, {}", coeff, near)
+                                 : fmt::format("has no effect without output_router_logits, so there "
+                                               "is no balancing loss; {}: --set {}=aux_loss --set "
+                                               "moe.moe_aux_loss_coeff={}",
+                                               near, kType, coeff)));
         }
+        set(kType, type, kCoefficient);
+        set("moe.moe_aux_loss_coeff", type == "none" ? "[]" : "[" + coeff + "]", kCoefficient);
     }
 
     const Json& json_;

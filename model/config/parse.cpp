@@ -54,6 +54,10 @@ public:
                           fmt::format("got no settings, want sections {}", sections()));
             return;
         }
+        const YAML::Node model = std::as_const(*root)["model"];
+        const YAML::Node yields =
+            model && model.IsMap() ? std::as_const(model)["yields_to_hf_config"] : model;
+        yields_ = yields && yields.IsScalar() && builders::read_truth(yields.Scalar()).value_or(false);
         std::set<std::string> seen;
         for (const auto& entry : *root) {
             const std::string where = place(name, entry.first.Mark());
@@ -71,6 +75,7 @@ public:
     void read_setting(const ConfigSetting& setting) {
         if (const auto value = load(setting.value, setting.where))
             read_field(field_named(setting.key), *value, setting.where);
+        imported_.insert(setting.key);
     }
 
     // `section.key=value`, or `key=value`: leaf keys are unique.
@@ -189,6 +194,7 @@ private:
             }
             const bool has_place = !entry.second.Mark().is_null() && !entry.second.IsNull();
             const std::string value_place = has_place ? place(name, entry.second.Mark()) : key_place;
+            if (field && yields_ && imported_.contains(field->name())) continue;
             if (field)
                 read_field(*field, entry.second, value_place);
             else if (!take_without_setting(section, key, entry.second.IsScalar() ? entry.second.Scalar() : "",
@@ -233,6 +239,8 @@ private:
 
     Config& config_;
     ConfigProblems& problems_;
+    std::set<std::string> imported_;  // keys of an imported model
+    bool yields_ = false;             // the document's values of them are not taken
 };
 
 // `--set precision.flow=''` means none, though a plugin has some.
@@ -264,6 +272,11 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
     config.imported = first.name;
     config.family = first.family;
     config.folds = first.folds;
+    if (!first.name.empty()) config.model.yields_to_hf_config = false;  // it is decided: config.yaml has all
+    // Who chooses the losses chooses their coefficients.
+    if (set_by_user("moe.moe_router_load_balancing_type") && !set_by_user("moe.moe_aux_loss_coeff") &&
+        !first.name.empty())
+        config.moe.moe_aux_loss_coeff.clear();
     for (const ImportedModel::Note& note : first.notes)
         if (!set_by_user(note.key)) config.warnings.push_back(note.text);
     resolve_config(config);
@@ -276,7 +289,8 @@ Config parse_config(std::string_view text, const std::string& name, const std::v
         const ConfigField& field = field_named(setting.key);
         if (!set_by_user(setting.key)) {
             problems.mark_imported(setting.key);
-        } else if (const std::string now = field.get(config), before = field.get(theirs); now != before) {
+        } else if (const std::string now = field.get(config), before = field.get(theirs);
+                   now != before && changes_the_model(setting.key)) {
             changed.push_back(
                 fmt::format("{} {} ({} there)", setting.key, printable(now, 40), printable(before, 40)));
             in_file = in_file || config.origin[setting.key].starts_with(name);

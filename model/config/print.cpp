@@ -38,6 +38,21 @@ std::string help_config() {
     return help;
 }
 
+bool changes_the_model(std::string_view name) {
+    static constexpr std::string_view kTrained[] = {"model.init_method_std",
+                                                    "model.embedding_init_method_std",
+                                                    "model.max_position_embeddings",
+                                                    "moe.moe_router_load_balancing_type",
+                                                    "moe.moe_aux_loss_coeff",
+                                                    "moe.moe_global_aux_loss_gradient",
+                                                    "moe.moe_z_loss_coeff",
+                                                    "moe.moe_router_bias_update_rate",
+                                                    "moe.moe_expert_rank_capacity_factor",
+                                                    "moe.moe_row_alignment"};
+    return (name.starts_with("model.") || name.starts_with("moe.")) &&
+           std::ranges::find(kTrained, name) == std::end(kTrained);
+}
+
 std::vector<std::string> diff_configs(const Config& a, const Config& b) {
     std::vector<std::string> lines;
     for (const auto& field : config_fields()) {

@@ -6,17 +6,23 @@
 #include "kernels/core/scalar_math.h"
 #include "model/base/run_folder.h"
 #include "model/job/watchdog.h"
+#include "model/safetensors/input.h"
+#include "model/safetensors/json.h"
 #include "model/safetensors/writer.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
 namespace fp8flow::weights {
 
 namespace {
+
+constexpr int64_t kMostCarriedBytes = int64_t{1} << 28;
 
 // A tensor of the file: one piece, or, of fused experts, several.
 struct Stored {
@@ -134,18 +140,43 @@ private:
     std::vector<uint8_t> encoded_;
 };
 
+// The first of these folders that has the file.
+std::optional<std::string> found_in(const std::vector<std::string>& folders, const std::string& name) {
+    std::error_code error;
+    for (const std::string& folder : folders)
+        if (const std::string path = folder + "/" + name; std::filesystem::is_regular_file(path, error))
+            return path;
+    return std::nullopt;
+}
+
+// What of a config.json says nothing about the layers: special tokens, and how the router is trained.
+std::string with_carried(const std::string& config_json, const std::vector<std::string>& sources) {
+    const auto path = found_in(sources, "config.json");
+    if (!path) return config_json;
+    auto json = nlohmann::ordered_json::parse(config_json);
+    const auto theirs = parse_json(read_text_file(*path, ExitCode::usage), *path, ExitCode::usage);
+    for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "router_aux_loss_coef",
+                            "output_router_logits", "aux_loss_alpha", "seq_aux"})
+        if (theirs.is_object() && theirs.contains(key)) json[key] = theirs[key];
+    return json.dump(2) + "\n";
+}
+
 std::string file_name(int rank, int ranks) {
     return fmt::format("model-{:05}-of-{:05}.safetensors", rank + 1, ranks);
 }
 
 }  // namespace
 
-void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
-                    const WeightShapes& shapes, const ExportChoice& choice, ProcessGroup& group,
-                    Device& device) {
+std::vector<std::string> export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
+                                        const WeightShapes& shapes, const ExportChoice& choice,
+                                        ProcessGroup& group, Device& device) {
     const int rank = group.rank(), ranks = group.size();
     FP8FLOW_CHECK(ranks == 1 || choice.names.experts != ExpertNames::fused, "fused experts from {} ranks",
                   ranks);
+    std::map<std::string, std::string> carried;  // now, since the folder may be its own source
+    for (const char* name : kCarriedFiles)
+        if (const auto path = found_in(choice.sources, name); path && rank == 0)
+            carried[name] = read_text_file(*path, ExitCode::output, "", kMostCarriedBytes);
     if (rank == 0) folder.remove_leftovers();
     group.barrier();
     Exporter exporter(targets, shapes, choice, device);
@@ -160,7 +191,12 @@ void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>&
     group.barrier();
     file.commit();
     group.barrier();
-    if (rank != 0) return;
+    std::vector<std::string> names;
+    if (rank != 0) return names;
+    for (const auto& [name, text] : carried) {
+        folder.write_atomic(name, text);
+        names.push_back(name);
+    }
     if (!choice.config_json.empty()) folder.write_atomic("config.json", choice.config_json);
     nlohmann::ordered_json map = nlohmann::ordered_json::object();
     int64_t total = 0;
@@ -172,6 +208,7 @@ void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>&
     const nlohmann::ordered_json index = {{"metadata", {{"total_size", total}}},
                                           {"weight_map", std::move(map)}};
     folder.write_atomic("model.safetensors.index.json", index.dump(2) + "\n");
+    return names;
 }
 
 HfNames export_names(const Config& config) {
@@ -182,10 +219,13 @@ HfNames export_names(const Config& config) {
     return names;
 }
 
-std::optional<ExportChoice> export_plan(const Config& config) {
+std::optional<ExportChoice> export_plan(const Config& config, const std::string& hf_config) {
     if (config.output.export_format == ExportFormat::none) return std::nullopt;
     ExportChoice choice{.names = export_names(config), .format = config.output.export_format};
-    if (config.model.attention) choice.config_json = hf_config_of(config, choice.format);
+    for (const std::string& model : {config.checkpoint.pretrained_checkpoint, hf_config})
+        if (!model.empty()) choice.sources.push_back(folder_of_model(model));
+    if (config.model.attention)
+        choice.config_json = with_carried(hf_config_of(config, choice.format), choice.sources);
     return choice;
 }
 

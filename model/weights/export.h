@@ -15,20 +15,23 @@ namespace fp8flow::weights {
 struct ExportChoice {
     HfNames names;
     ExportFormat format = ExportFormat::bf16;
-    std::string config_json;  // that goes with them; empty: no family is this model as a whole
+    std::string config_json;                // that goes with them; empty: no family is this model as a whole
+    std::vector<std::string> sources = {};  // folders whose tokenizer and generation_config.json go with them
 };
 
 // Writes what this rank holds; called by every rank of one expert-parallel group, which together hold
 // everything. The index, and so the model, is there when all have written. Fused experts need one rank.
-void export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
-                    const WeightShapes& shapes, const ExportChoice& choice, ProcessGroup& expert_parallel,
-                    Device& device);
+// Rank 0 returns the names of the files that it took over from choice.sources.
+std::vector<std::string> export_weights(const OutputFolder& folder, const std::vector<WeightTarget>& targets,
+                                        const WeightShapes& shapes, const ExportChoice& choice,
+                                        ProcessGroup& expert_parallel, Device& device);
 
 // What output.export_format asks for. Names and config.json are those of
 // mixtral, or with model.qk_layernorm of qwen3_moe. Without attention there are only the layers' names
 // (deepseek_v3 and qwen3_moe agree on them) and no config.json. Throws Error(usage) if neither family
-// computes what a configuration with attention says.
-std::optional<ExportChoice> export_plan(const Config& config);
+// computes what a configuration with attention says. The model of --weights and that of --hf-config, where
+// there are some, give special tokens and files.
+std::optional<ExportChoice> export_plan(const Config& config, const std::string& hf_config);
 HfNames export_names(const Config& config);
 std::string hf_config_of(const Config& config, ExportFormat format);
 

@@ -277,9 +277,7 @@ std::vector<std::string> differences(const std::string& hf_config, const Config&
         const bool same = setting.key == "model.moe_layer_freq"
                               ? theirs.model.moe_layer_freq == config.model.moe_layer_freq
                               : field.get(theirs) == field.get(config);
-        const bool computed =  // has a part in what the model computes
-            setting.key != "model.init_method_std" && setting.key != "model.max_position_embeddings";
-        if (!same && computed)
+        if (!same && changes_the_model(setting.key))
             lines.push_back(fmt::format("warning: {}: {} is {} there and {} here", setting.where, setting.key,
                                         field.get(theirs), field.get(config)));
     }
@@ -287,6 +285,13 @@ std::vector<std::string> differences(const std::string& hf_config, const Config&
 }
 
 }  // namespace
+
+std::string folder_of_model(const std::string& path) {
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) return path;
+    const std::string parent = std::filesystem::path(path).parent_path().string();
+    return parent.empty() ? "." : parent;
+}
 
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device) {
@@ -297,12 +302,10 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
         path);
     require(!config.model.zero_centered_gamma, ExitCode::usage,
             "model.zero_centered_gamma: got true, want false with --weights: their norm weights are plain");
-    namespace fs = std::filesystem;
     std::error_code error;
-    const fs::path folder = fs::is_directory(path, error) ? fs::path(path) : fs::path(path).parent_path();
     std::vector<std::string> lines;
-    if (fs::exists(folder / "config.json", error))
-        lines = differences((folder / "config.json").string(), config);
+    if (const std::string json = folder_of_model(path) + "/config.json"; std::filesystem::exists(json, error))
+        lines = differences(json, config);
     const TensorSet set(path);
     const auto& layers = config.model.moe_layer_freq;
     const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();

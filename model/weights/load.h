@@ -49,6 +49,9 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::string& scope, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
+// The folder that --weights or --hf-config names, or that its file is in.
+std::string folder_of_model(const std::string& path);
+
 // A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json next to the weights
 // gives the model_type and is compared with the configuration. Returns lines for the log.
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,

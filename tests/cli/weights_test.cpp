@@ -9,6 +9,8 @@
 
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace fp8flow {
@@ -91,6 +93,45 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     expect_contains(refused.err, "--overwrite would remove what --weights " + a + "/hf reads");
     ASSERT_EQ(fp8flow_alone(train(a, settings, {"--overwrite"})).status, 0);
     EXPECT_EQ(models_in(a), 0);
+}
+
+// What of a model no training changes: tokenizer, special tokens, how to generate.
+TEST(Weights, AnExportCarriesWhatCameIn) {
+    const TemporaryFolder folder;
+    const std::string a = folder.path("a"), b = folder.path("b"), c = folder.path("c");
+    ASSERT_EQ(fp8flow_alone(train(a, kModel, {"--export", "bf16"})).status, 0);
+    auto json = nlohmann::json::parse(read_whole(a + "/hf/config.json"));
+    EXPECT_FALSE(json.contains("eos_token_id"));
+    const nlohmann::json special = {{"bos_token_id", 1},
+                                    {"eos_token_id", {2, 3}},
+                                    {"pad_token_id", nullptr},
+                                    {"output_router_logits", false}};
+    json.update(special);
+    std::ofstream(a + "/hf/config.json") << json.dump();
+    const std::map<std::string, std::string> files = {{"tokenizer.json", "{\"model\": {}}"},
+                                                      {"tokenizer_config.json", "{}"},
+                                                      {"generation_config.json", "{\"do_sample\": true}"},
+                                                      {"merges.txt", "a b\n"}};
+    for (const auto& [name, text] : files) std::ofstream(a + "/hf/" + name) << text;
+    std::ofstream(a + "/hf/README.md") << "of that model";
+    const CommandResult exported = fp8flow_alone(
+        train(b, kModel, {"--weights", a + "/hf", "--hf-config", a + "/hf/config.json", "--export", "fp8"}));
+    ASSERT_EQ(exported.status, 0) << exported.err;
+    expect_contains(exported.out, "weights: written to " + b +
+                                      "/hf/ with generation_config.json, merges.txt, tokenizer.json, "
+                                      "tokenizer_config.json\n");
+    const auto carried = nlohmann::json::parse(read_whole(b + "/hf/config.json"));
+    for (const auto& [key, value] : special.items()) EXPECT_EQ(carried.at(key), value) << key;
+    EXPECT_TRUE(carried.contains("quantization_config"));
+    for (const auto& [name, text] : files) EXPECT_EQ(read_whole(b + "/hf/" + name), text);
+    EXPECT_FALSE(std::filesystem::exists(b + "/hf/README.md"));
+    // A run that resumes knows the model from its configuration; an export without one leaves nothing of it.
+    Texts longer = kModel;
+    longer.insert(longer.end(), {"training.train_iters=3", "checkpoint.pretrained_checkpoint=" + a + "/hf"});
+    ASSERT_EQ(fp8flow_alone(train(c, longer, {"--export", "bf16"})).status, 0);
+    EXPECT_EQ(read_whole(c + "/hf/tokenizer.json"), files.at("tokenizer.json"));
+    ASSERT_EQ(fp8flow_alone(train(c, kModel, {"--export", "bf16", "--overwrite"})).status, 0);
+    EXPECT_FALSE(std::filesystem::exists(c + "/hf/tokenizer.json"));
 }
 
 TEST(Weights, AnExportOfAnEarlierIterationIsSaid) {

@@ -326,30 +326,58 @@ TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     EXPECT_EQ(no_dense.warnings.size(), 1u);
 }
 
-// The coefficient of a balancing loss is said, with our keys, and not taken over.
-TEST(HfConfig, BalancingLossesAreSaid) {
+// A balancing loss that Transformers or the model's own code adds is trained with here; every other
+// coefficient is said, with our keys.
+TEST(HfConfig, BalancingLossesAreFollowed) {
     // attention is decided, so that no note says that it is left out
-    const auto note_of = [](const Json& json) {
+    const auto read = [](const Json& json, const std::vector<double>& coefficients) {
         const Config c = config_of(json, kYaml, {"model.attention=false"});
         EXPECT_EQ(c.warnings.size(), 1u);
-        EXPECT_TRUE(c.moe.moe_router_load_balancing_type.empty());
+        EXPECT_EQ(c.moe.moe_aux_loss_coeff, coefficients);
+        EXPECT_EQ(c.moe.moe_router_load_balancing_type.size(), coefficients.size());
         return c.warnings.empty() ? "" : c.warnings[0];
     };
     // coef x top-k / layers
     expect_contains(
-        note_of(olmoe()),
-        "config.json: router_aux_loss_coef = 0.01 is not read (Transformers' loss is of all layers "
-        "together), near it is: --set moe.moe_router_load_balancing_type=aux_loss --set "
-        "moe.moe_aux_loss_coeff=0.005");
-    expect_contains(note_of(qwen3()), "moe.moe_aux_loss_coeff=0.0001667");
-    expect_contains(note_of(kimi_k2()),
-                    "aux_loss_alpha = 0.001 is not read, the same loss is: --set "
-                    "moe.moe_router_load_balancing_type=seq_aux_loss --set moe.moe_aux_loss_coeff=0.001");
-    expect_contains(note_of(with(minimax_m2(), "router_aux_loss_coef", 0.001)), "and of softmax scores)");
+        read(olmoe(), {}),
+        "config.json: router_aux_loss_coef = 0.01 has no effect without output_router_logits, so "
+        "there is no balancing loss; near it (Transformers' loss is of all layers together): --set "
+        "moe.moe_router_load_balancing_type=aux_loss --set moe.moe_aux_loss_coeff=0.005");
+    expect_contains(read(with(olmoe(), "output_router_logits", true), {0.005}),
+                    "router_aux_loss_coef = 0.01 is followed by aux_loss with coefficient 0.005, near it");
+    expect_contains(read(qwen3(), {}), "moe.moe_aux_loss_coeff=0.0001667");
+    expect_contains(read(kimi_k2(), {0.001}),
+                    "aux_loss_alpha = 0.001 is followed: seq_aux_loss with coefficient 0.001");
+    expect_contains(read(with(minimax_m2(), "router_aux_loss_coef", 0.001), {}), "and of softmax scores)");
     EXPECT_TRUE(config_of(with(qwen3(), "router_aux_loss_coef", 0.0)).warnings.empty());
-    EXPECT_TRUE(config_of(qwen3(), kYaml,
-                          {"moe.moe_router_load_balancing_type=[aux_loss]", "moe.moe_aux_loss_coeff=[0.01]"})
-                    .warnings.empty());
+    // The user's choice comes after it, and is no change of the model.
+    const Json adds = with(qwen3(), "output_router_logits", true);
+    EXPECT_TRUE(
+        config_of(adds, kYaml, {"moe.moe_router_load_balancing_type=none"}).moe.moe_aux_loss_coeff.empty());
+    const Config own =
+        config_of(adds, "moe: {moe_router_load_balancing_type: [seq_aux_loss], moe_aux_loss_coeff: [0.01]}");
+    EXPECT_EQ(own.moe.moe_aux_loss_coeff, std::vector<double>{0.01});
+    EXPECT_TRUE(own.warnings.empty());
+}
+
+// The shipped configuration for text does not shrink an imported model.
+TEST(HfConfig, AFileMayYieldToIt) {
+    const std::string text = FP8FLOW_SOURCE_DIR "/configs/text.yaml";
+    const ImportedModel imported =
+        parse_hf_config(with(qwen3(), "max_position_embeddings", 4096).dump(), "c.json");
+    const Config c = parse_config(read_whole(text), text, {"moe.num_experts=64", "data.data_path=x"},
+                                  std::nullopt, imported);
+    EXPECT_EQ(c.model.num_layers, 48);
+    EXPECT_EQ(c.model.hidden_size, 2048);
+    EXPECT_TRUE(c.moe.moe_router_load_balancing_type.empty());
+    EXPECT_EQ(c.model.seq_length, 256);  // no key of theirs
+    EXPECT_EQ(c.moe.num_experts, 64);    // --set comes last
+    for (const std::string& warning : c.warnings)
+        EXPECT_EQ(warning.find("changes its model"), std::string::npos);
+    EXPECT_FALSE(c.model.yields_to_hf_config);  // its config.yaml has what it took
+    const Config alone = parse_config(read_whole(text), text, {"data.data_path=x"});
+    EXPECT_EQ(alone.model.num_layers, 4);
+    EXPECT_TRUE(alone.model.yields_to_hf_config);
 }
 
 TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
