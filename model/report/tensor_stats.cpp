@@ -47,6 +47,20 @@ std::string tensor_stats_table(const TensorStats& stats) {
     return table.text(2);
 }
 
+namespace {
+
+// {"layers.0": NMSE over all iterations, ...}
+nlohmann::json nmse_by_layer(const TensorStats& stats, const std::string& tensor) {
+    std::map<int64_t, TensorStatsRow> layers;
+    for (const TensorStatsRow& row : stats.rows())
+        if (row.tensor == tensor && !layers.emplace(row.layer, row).second) layers.at(row.layer).join(row);
+    nlohmann::json nmse = nlohmann::json::object();
+    for (const auto& [layer, row] : layers) nmse[fmt::format("layers.{}", layer)] = row.nmse();
+    return nmse;
+}
+
+}  // namespace
+
 nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance) {
     nlohmann::json rows = nlohmann::json::array();
     for (const TensorStatsRow& row : stats.totals()) {
@@ -61,7 +75,8 @@ nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& pro
                         {"scale max", c.scale_max},
                         {"underflows", whole(c.flushed)},
                         {"saturations", whole(c.clipped)},
-                        {"nmse", row.nmse()}});
+                        {"nmse", row.nmse()},
+                        {"nmse by layer", nmse_by_layer(stats, row.tensor)}});
         add_provenance(rows.back(), provenance);
     }
     return rows;
