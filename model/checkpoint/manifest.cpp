@@ -128,7 +128,7 @@ CheckpointManifest parse_manifest(std::string_view text, const std::string& wher
     if (manifest.seq_length < 0) wrong("seq_length", manifest.seq_length);
     int64_t samples = 0;
     if (__builtin_mul_overflow(manifest.step, manifest.global_batch_size, &samples) ||
-        manifest.consumed_samples < samples || manifest.consumed_samples % manifest.global_batch_size != 0)
+        manifest.consumed_samples < 0 || manifest.consumed_samples % manifest.global_batch_size != 0)
         wrong("consumed_samples", manifest.consumed_samples);
     const auto ranks = static_cast<int64_t>(manifest.files.size());
     if (manifest.expert_parallel_size < 1 || ranks < 1 || ranks % manifest.expert_parallel_size != 0)

@@ -23,6 +23,7 @@ struct Resumed {
         changed;    // keys with other values than in the run that saved: "section.key: then | now"
     Config config;  // of the run from here on
     std::vector<std::string> kept;  // rules of the run that saved which it goes on with (keep_meanings)
+    std::string more_data;          // a sentence on the position, where data_path has grown
     bool by_size = false;  // saved by an older version: the content of token files could not be compared
 };
 

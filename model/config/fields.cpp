@@ -388,7 +388,8 @@ std::vector<ConfigField> data_fields() {
         choice(KEY(data, data_kind), {"text", "synthetic", "shards", "megatron"},
                "text: bytes of files; synthetic: a seeded Markov chain; shards: llm.c .bin files; megatron: "
                ".bin and .idx files"),
-        texts(KEY(data, data_path), "files, folders and globs"),
+        texts(KEY(data, data_path),
+              "files, folders and globs; with a weight before each, as [0.7, a, 0.3, b], a blend"),
         optional_text(KEY(data, routing_path),
                       "a file with the experts of every token, in place of the routers' choices (train "
                       "--routing); \"\": none"),

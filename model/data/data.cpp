@@ -11,6 +11,11 @@ namespace fp8flow::data {
 
 const char* name_of(Split split) { return split == Split::train ? "train" : "held-out"; }
 
+std::string TokenSource::epochs_text(int64_t samples) const {
+    return fmt::format("{:.3g} epochs",
+                       static_cast<double>(samples) / static_cast<double>(samples_per_epoch(Split::train)));
+}
+
 WindowedSource::WindowedSource(int64_t seq_length, uint64_t seed) : seq_length_(seq_length), seed_(seed) {
     FP8FLOW_CHECK(seq_length > 0, "seq_length {}", seq_length);
 }

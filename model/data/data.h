@@ -33,6 +33,8 @@ public:
     virtual int64_t samples_per_epoch(Split split) const = 0;
     // One line for the log: what the data is, how much of it, how it was split.
     virtual std::string description() const = 0;
+    // How often `samples` samples of the training part read the data.
+    virtual std::string epochs_text(int64_t samples) const;
     // What was named and is not read, or not as it was asked for, a sentence each.
     virtual std::vector<std::string> warnings() const { return {}; }
     // Equal on two machines or two runs only if the data are (for the check between ranks and on resume):

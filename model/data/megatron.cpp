@@ -10,7 +10,6 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -88,19 +87,8 @@ bool exists(const std::string& path) {
     return ::stat(path.c_str(), &info) == 0;
 }
 
-bool is_number(const std::string& text) {
-    double value = 0;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-    return error == std::errc() && end == text.data() + text.size();
-}
-
 // The entry as it names .idx files.
 std::string index_entry(const std::string& entry) {
-    require(!is_number(entry) || exists(entry), ExitCode::data,
-            "data.data_path: {}: a weight of a blend; blends are not supported: name the data sets alone, "
-            "each is "
-            "seen once an epoch",
-            entry);
     if (entry.ends_with(".bin")) return entry.substr(0, entry.size() - 4) + ".idx";
     if (!exists(entry) && exists(entry + ".idx")) return entry + ".idx";
     return entry;

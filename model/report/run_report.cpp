@@ -186,10 +186,11 @@ void report_data(RunLog& log, const Config& config, const TokenSource& data) {
     const int64_t samples = t.train_iters * t.global_batch_size, epoch = data.samples_per_epoch(Split::train);
     std::string text = "data: " + data.description();
     if (epoch != kUnlimited)
-        text += fmt::format("; {} read {} tokens, {:.3g} epochs", counted(t.train_iters, "iteration"),
-                            samples * config.model.seq_length,
-                            static_cast<double>(samples) / static_cast<double>(epoch));
+        text += fmt::format("; {} read {} tokens, {}", counted(t.train_iters, "iteration"),
+                            samples * config.model.seq_length, data.epochs_text(samples));
     log.line(text);
+    if (config.model.attention && config.data.data_kind != DataKind::synthetic)
+        log.line("note: a window may hold the ends of documents, and attention goes across them");
     for (const std::string& warning : data_warnings(config, data)) log.line(warning);
 }
 

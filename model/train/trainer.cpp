@@ -5,7 +5,9 @@
 #include "kernels/core/random.h"
 #include "kernels/core/stochastic_rounding.h"
 #include "layers/schedule/wire_stream.h"
+#include "model/data/blend.h"
 #include "model/data/megatron.h"
+#include "model/data/permutation.h"
 #include "model/data/shards.h"
 #include "model/data/synthetic.h"
 #include "model/data/text.h"
@@ -56,8 +58,22 @@ StateShards shards_of(const Config& config, const RankGroups& groups) {
             .whole_expert_gradients = config.moe.moe_combine_order == CombineOrder::invariant};
 }
 
+std::shared_ptr<const TokenSource> make_source(const Config& config);
+
+std::shared_ptr<const TokenSource> make_blend(const Config& config, const std::vector<WeightedPath>& blend) {
+    std::vector<BlendedSource::Part> parts;
+    for (const WeightedPath& of : blend) {
+        Config part = config;
+        part.data.data_path = {of.path};
+        part.training.seed = mix64(config.training.seed, parts.size());
+        parts.push_back({of, make_source(part)});
+    }
+    return std::make_shared<BlendedSource>(std::move(parts));
+}
+
 std::shared_ptr<const TokenSource> make_source(const Config& config) {
     const DataSpec& d = config.data;
+    if (const auto blend = blend_of(d.data_path); !blend.empty()) return make_blend(config, blend);
     const int64_t seq = config.model.seq_length;
     const uint64_t seed = config.training.seed;
     const TokenOptions tokens{.data_path = d.data_path,

@@ -322,7 +322,6 @@ TEST(Megatron, MissingAndForeignFiles) {
     folder.write("alone.idx", Dataset::of({{20}}).index());
     expect_contains(refusal(folder.path("alone")), "alone.bin: No such file");
     expect_contains(refusal(folder.path("nothing")), "nothing: No such file");
-    expect_contains(refusal("0.3"), "blends are not supported");
     folder.write("text/a.txt", "text");
     expect_contains(refusal(folder.path("text")), "no .idx file");
     expect_contains(refusal(folder.path("text/a.txt")), "neither an .idx nor a .bin file");

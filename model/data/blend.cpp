@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: MIT
+// The pattern of a blend, and its sources by sample index.
+#include "model/data/blend.h"
+
+#include "kernels/core/error.h"
+#include "model/data/permutation.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+namespace fp8flow::data {
+
+namespace {
+
+// Where the entry is no path.
+std::optional<double> weight_of(const std::string& entry) {
+    double weight = 0;
+    const auto [end, error] = std::from_chars(entry.data(), entry.data() + entry.size(), weight);
+    std::error_code ignored;
+    if (error != std::errc() || end != entry.data() + entry.size() || std::filesystem::exists(entry, ignored))
+        return std::nullopt;
+    return weight;
+}
+
+}  // namespace
+
+std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path) {
+    std::vector<WeightedPath> blend;
+    if (std::ranges::none_of(data_path,
+                             [](const std::string& entry) { return weight_of(entry).has_value(); }))
+        return blend;
+    for (size_t i = 0; i < data_path.size(); i += 2) {
+        const auto weight = weight_of(data_path[i]);
+        require(weight && i + 1 < data_path.size() && !weight_of(data_path[i + 1]), ExitCode::data,
+                "data.data_path: got [{}], want a weight before each data set, as [0.7, a, 0.3, b]",
+                fmt::join(data_path, ", "));
+        require(*weight > 0 && std::isfinite(*weight), ExitCode::data,
+                "data.data_path: got weight {} for {}, want a number above 0", data_path[i],
+                data_path[i + 1]);
+        blend.push_back({*weight, data_path[i + 1]});
+    }
+    return blend;
+}
+
+BlendedSource::BlendedSource(std::vector<Part> parts)
+    : parts_(std::move(parts)), order_(kPeriod), counts_(parts_.size()) {
+    double sum = 0;
+    for (const Part& part : parts_) sum += part.of.weight;
+    for (int64_t i = 0; i < kPeriod; ++i) {
+        const auto behind = [&](size_t p) {
+            return parts_[p].of.weight / sum * static_cast<double>(std::max<int64_t>(i, 1)) -
+                   static_cast<double>(counts_[p]);
+        };
+        size_t next = 0;
+        for (size_t p = 1; p < parts_.size(); ++p)
+            if (behind(p) > behind(next)) next = p;
+        order_[static_cast<size_t>(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts_[next]++)};
+    }
+    for (size_t p = 0; p < parts_.size(); ++p)
+        require(counts_[p] > 0, ExitCode::data,
+                "data.data_path: got weight {} for {}, want at least 1 / {} of the sum of weights, {}",
+                parts_[p].of.weight, parts_[p].of.path, kPeriod, sum);
+}
+
+int64_t BlendedSource::num_tokens(Split split) const {
+    int64_t tokens = 0;
+    for (const Part& part : parts_) tokens += part.source->num_tokens(split);
+    return tokens;
+}
+
+int64_t BlendedSource::samples_per_epoch(Split split) const {
+    int64_t least = kUnlimited;
+    for (size_t p = 0; p < parts_.size(); ++p)
+        least = std::min(
+            least,
+            static_cast<int64_t>(static_cast<double>(parts_[p].source->samples_per_epoch(split)) / share(p)));
+    return least;
+}
+
+std::string BlendedSource::description() const {
+    std::vector<std::string> texts;
+    for (size_t p = 0; p < parts_.size(); ++p)
+        texts.push_back(fmt::format("{:.4g} % {} ({})", 100 * share(p), parts_[p].of.path,
+                                    parts_[p].source->description()));
+    return fmt::format("a blend, of which each source begins again when it is read: {}",
+                       fmt::join(texts, "; "));
+}
+
+std::string BlendedSource::epochs_text(int64_t samples) const {
+    std::vector<std::string> texts;
+    for (size_t p = 0; p < parts_.size(); ++p)
+        texts.push_back(
+            fmt::format("{:.3g} epochs of {}",
+                        static_cast<double>(samples) * share(p) /
+                            static_cast<double>(parts_[p].source->samples_per_epoch(Split::train)),
+                        parts_[p].of.path));
+    return fmt::format("{}", fmt::join(texts, ", "));
+}
+
+std::vector<std::string> BlendedSource::warnings() const {
+    std::vector<std::string> all;
+    for (const Part& part : parts_)
+        for (std::string& warning : part.source->warnings()) all.push_back(std::move(warning));
+    return all;
+}
+
+uint64_t BlendedSource::fingerprint() const {
+    uint64_t state = 0;
+    for (size_t p = 0; p < parts_.size(); ++p)
+        state = mix64(state, parts_[p].source->fingerprint(), static_cast<uint64_t>(counts_[p]));
+    return state;
+}
+
+void BlendedSource::sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const {
+    FP8FLOW_CHECK(sample_index >= 0, "sample index {}", sample_index);
+    const Place& place = order_[static_cast<size_t>(sample_index % kPeriod)];
+    parts_[place.part].source->sample(split, sample_index / kPeriod * counts_[place.part] + place.before,
+                                      tokens);
+}
+
+}  // namespace fp8flow::data

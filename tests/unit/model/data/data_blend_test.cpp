@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: MIT
+// data_path with weights: the shares hold from the first samples on and at any sample index, each source is
+// read without a gap and again when it is exhausted, and lists that are no blend are refused.
+#include "model/data/blend.h"
+
+#include "kernels/core/error.h"
+#include "tests/support/files.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace fp8flow::data {
+namespace {
+
+// Samples are their index, as the first token.
+class Counted final : public TokenSource {
+public:
+    explicit Counted(int64_t windows) : windows_(windows) {}
+    int64_t vocab_size() const override { return 64; }
+    int64_t seq_length() const override { return 4; }
+    int64_t num_tokens(Split split) const override { return samples_per_epoch(split) * 4 + 1; }
+    int64_t samples_per_epoch(Split split) const override { return split == Split::train ? windows_ : 0; }
+    std::string description() const override { return "counted"; }
+    uint64_t fingerprint() const override { return static_cast<uint64_t>(windows_); }
+    void sample(Split, int64_t index, std::span<int32_t> tokens) const override {
+        tokens[0] = static_cast<int32_t>(windows_);
+        tokens[1] = static_cast<int32_t>(index);
+    }
+
+private:
+    int64_t windows_;
+};
+
+BlendedSource blend(const std::vector<double>& weights) {
+    std::vector<BlendedSource::Part> parts;
+    for (const double weight : weights) {
+        const auto windows = static_cast<int64_t>(100 * (parts.size() + 1));
+        parts.push_back({{weight, std::to_string(windows)}, std::make_shared<Counted>(windows)});
+    }
+    return BlendedSource(std::move(parts));
+}
+
+TEST(Blend, SharesHoldAtEverySampleAndNothingIsLeftOut) {
+    const std::vector<double> weights = {7, 2.5, 0.5};
+    const BlendedSource source = blend(weights);
+    std::vector<int64_t> taken(3);
+    for (int64_t i = 0; i < 70000; ++i) {  // past the period of the pattern
+        int32_t window[5];
+        source.sample(Split::train, i, window);
+        int64_t& next = taken[static_cast<size_t>(window[0] / 100 - 1)];
+        ASSERT_EQ(window[1], next) << "sample " << i;
+        ++next;
+        if (i % 1000 != 999) continue;
+        for (size_t p = 0; p < 3; ++p)
+            EXPECT_LT(std::abs(static_cast<double>(taken[p]) - static_cast<double>(i + 1) * weights[p] / 10),
+                      3);
+    }
+    int32_t late[5];
+    source.sample(Split::train, 69999, late);  // a sample depends on its index alone
+    EXPECT_EQ(late[1], taken[static_cast<size_t>(late[0] / 100 - 1)] - 1);
+}
+
+// The first choices of Megatron-LM's build_blending_indices for these weights.
+TEST(Blend, TheOrderIsMegatrons) {
+    const BlendedSource source = blend({0.5, 0.3, 0.2});
+    std::string order;
+    for (int64_t i = 0; i < 10; ++i) {
+        int32_t window[5];
+        source.sample(Split::train, i, window);
+        order += static_cast<char>('a' + window[0] / 100 - 1);
+    }
+    EXPECT_EQ(order, "abcabacaba");
+}
+
+TEST(Blend, SaysHowOftenEachSourceIsRead) {
+    const BlendedSource source = blend({3, 1});
+    EXPECT_EQ(
+        source.description(),
+        "a blend, of which each source begins again when it is read: 75 % 100 (counted); 25 % 200 (counted)");
+    EXPECT_EQ(source.epochs_text(400), "3 epochs of 100, 0.5 epochs of 200");
+    EXPECT_EQ(source.samples_per_epoch(Split::train), 133);  // then the first is exhausted
+    EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
+    EXPECT_NE(source.fingerprint(), blend({3, 2}).fingerprint());
+    EXPECT_EQ(source.fingerprint(), blend({6, 2}).fingerprint());
+}
+
+TEST(Blend, ListsOfWeightsAndPaths) {
+    const TemporaryFolder folder;
+    EXPECT_TRUE(blend_of({"a", "b"}).empty());
+    const auto parts = blend_of({"0.7", "a", "3e-1", "b"});
+    ASSERT_EQ(parts.size(), 2u);
+    EXPECT_EQ(parts[0].weight, 0.7);
+    EXPECT_EQ(parts[1].path, "b");
+    for (const std::vector<std::string>& list : std::vector<std::vector<std::string>>{
+             {"0.7", "a", "0.3"}, {"0.3"}, {"0.7", "0.3", "a", "b"}, {"a", "0.3", "b", "0.7"}, {"a", "0.5"}})
+        EXPECT_NE(
+            error_of(ExitCode::data, [&] { blend_of(list); }).find("want a weight before each data set"),
+            std::string::npos);
+    for (const char* weight : {"0", "-1", "inf", "nan"})
+        EXPECT_NE(error_of(ExitCode::data,
+                           [&] {
+                               blend_of({weight, "a"});
+                           })
+                      .find("want a number above 0"),
+                  std::string::npos);
+    EXPECT_NE(error_of(ExitCode::data,
+                       [] {
+                           blend({1, 1e-9});
+                       })
+                  .find("want at least 1 / 65536"),
+              std::string::npos);
+}
+
+}  // namespace
+}  // namespace fp8flow::data
