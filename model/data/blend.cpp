@@ -87,8 +87,7 @@ std::string BlendedSource::description() const {
     for (size_t p = 0; p < parts_.size(); ++p)
         texts.push_back(fmt::format("{:.4g} % {} ({})", 100 * share(p), parts_[p].of.path,
                                     parts_[p].source->description()));
-    return fmt::format("a blend, of which each source begins again when it is read: {}",
-                       fmt::join(texts, "; "));
+    return fmt::format("blend, each source read again after its last window: {}", fmt::join(texts, "; "));
 }
 
 std::string BlendedSource::epochs_text(int64_t samples) const {

@@ -75,9 +75,8 @@ TEST(Blend, TheOrderIsMegatrons) {
 
 TEST(Blend, SaysHowOftenEachSourceIsRead) {
     const BlendedSource source = blend({3, 1});
-    EXPECT_EQ(
-        source.description(),
-        "a blend, of which each source begins again when it is read: 75 % 100 (counted); 25 % 200 (counted)");
+    EXPECT_EQ(source.description(),
+              "blend, each source read again after its last window: 75 % 100 (counted); 25 % 200 (counted)");
     EXPECT_EQ(source.epochs_text(400), "3 epochs of 100, 0.5 epochs of 200");
     EXPECT_EQ(source.samples_per_epoch(Split::train), 133);  // then the first is exhausted
     EXPECT_EQ(source.samples_per_epoch(Split::held_out), 0);
