@@ -62,7 +62,7 @@ BlendedSource::BlendedSource(std::vector<Part> parts)
         order_[static_cast<size_t>(i)] = {static_cast<uint32_t>(next), static_cast<int32_t>(counts_[next]++)};
     }
     for (size_t p = 0; p < parts_.size(); ++p)
-        require(counts_[p] > 0, ExitCode::data,
+        require(parts_[p].of.weight / sum * kPeriod >= 1, ExitCode::data,
                 "data.data_path: got weight {} for {}, want at least 1 / {} of the sum of weights, {}",
                 parts_[p].of.weight, parts_[p].of.path, kPeriod, sum);
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A run that is resumed with more data keeps its moments and its step, begins the order of all data, and is
 // resumed from there on as any other; blends resume bit for bit.
+#include "model/checkpoint/resume.h"
 #include "tests/support/checkpoints.h"
 #include "tests/support/files.h"
 
