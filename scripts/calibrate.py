@@ -9,7 +9,8 @@ configs/gpus with the new calibration; --check FOLDER adds the error on the prof
 
 calibrate.py --check PROFILE_OR_FOLDER... [--gpu KIND] prints the error of predictions: every arm of every
 profile is predicted by `plan` at the clock that the profile states. A run is listed apart, and counts in no
-mean, if it gave the calibration, its program is older than that, or the formulas leave out a part of it.
+mean, if it gave the calibration, its program is older than that, or the formulas leave out a part of it. `plan`
+states the error on models of other widths than those of the calibration: they gave the formulas no number.
 Exit status 1: a run or the mean is worse than --max-error or --max-mean-error.
 """
 import concurrent.futures
@@ -204,9 +205,13 @@ def summary(rows):
 
 def check(planner, paths, gpu, sheet, calibration):
     """Every arm next to its prediction, and what those that count differ by."""
-    skipped, jobs = [], []
+    skipped, jobs, seen = [], [], set()
     for path, profile in profiles_of(paths):
         device = profile["machine"]["device"]
+        run = (profile.get("commit"), profile.get("date"), profile.get("command", path.name))
+        if run in seen:  # in two folders
+            continue
+        seen.add(run)
         if is_kind(device, sheet["gpu"]):
             jobs += [(path, profile, arm, gpu) for arm in profile["recipes"]]
         else:
@@ -253,7 +258,7 @@ def check_text(result, calibration):
         return [row for row in counted if row[key] == value]
     groups = {"all that count": counted}
     if "other models" in result:
-        groups["of other models than the calibration"] = of("other model", True)
+        groups["unseen: of other models than the calibration"] = of("other model", True)
     for ranks in sorted({row["ranks"] for row in counted}):
         groups[f"{ranks} GPU{'s' if ranks > 1 else ''}"] = of("ranks", ranks)
     groups |= {recipe: of("recipe", recipe) for recipe in sorted({row["recipe"] for row in counted})}
@@ -453,7 +458,7 @@ def main():
         errors = check(planner, options.check, dict(sheet, calibration=result), sheet, result)
         result["check"] = {name: errors[name] for name in ERRORS}
         if "other models" in errors:
-            result["check"]["other models"] = {name: errors["other models"][name] for name in ERRORS}
+            result["check"]["other models"] = errors["other models"]
     result = rounded(result)
     if options.datasheet:
         sheet.pop("clock hertz", None)  # the profile's, from now on

@@ -232,7 +232,7 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     const CommandResult made =
         RunningCommand({"python3", root + "/scripts/calibrate.py", source("source"), "--launches",
                         source("launches from"), "--attention", source("attention from"), "--datasheet", file,
-                        "--check", results, "--program", FP8FLOW_EXECUTABLE},
+                        "--check", results, root + "/docs/results", "--program", FP8FLOW_EXECUTABLE},
                        root)
             .wait(120);
     ASSERT_EQ(made.status, 0) << made.err;
@@ -241,9 +241,11 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     if (GetParam() != std::string("h200")) return;  // the H100's runs are of small models, which hosts bound
     const auto& error = json.at("calibration").at("check");
     for (const char* what : {"layer", "step"}) {
-        EXPECT_LE(error.at(fmt::format("worst {} error", what)), 0.10);
+        EXPECT_LE(error.at(fmt::format("worst {} error", what)), 0.15);
         EXPECT_LE(error.at(fmt::format("mean {} error", what)), 0.05);
+        EXPECT_LE(error.at("other models").at(fmt::format("mean {} error", what)), 0.08);
     }
+    EXPECT_GE(error.at("other models").at("runs"), 12);
 }
 
 TEST(Plan, RankCountThatDoesNotFit) {
