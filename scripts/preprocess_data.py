@@ -30,7 +30,7 @@ TYPES = {"H": 8, "i": 4}  # array's codes, Megatron's: u16, i32
 
 
 def fail(message):
-    print(f"preprocess_data.py: {message}", file=sys.stderr)
+    print(f"{os.path.basename(sys.argv[0])}: {message}", file=sys.stderr)
     sys.exit(2)
 
 
@@ -89,19 +89,24 @@ def blocks(paths, start, key, json_lines):
     yield texts, left_out, (len(paths), 0)
 
 
-def load_tokenizer(model, eod):
-    """(tokenizer, id of the token at the end of a document)"""
+def tokenizer_of(model):
     try:
         import tokenizers
     except ImportError:
         fail("the tokenizers package is missing: pip install tokenizers")
-    folder = model if os.path.isdir(model) else os.path.dirname(model)
     path = os.path.join(model, "tokenizer.json") if os.path.isdir(model) else model
     if not os.path.isfile(path):
         fail(f"{path}: no such file; MODEL is a tokenizer.json or a folder with one")
     tokenizer = tokenizers.Tokenizer.from_file(path)
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    return tokenizer
+
+
+def load_tokenizer(model, eod):
+    """(tokenizer, id of the token at the end of a document)"""
+    tokenizer = tokenizer_of(model)
+    folder = model if os.path.isdir(model) else os.path.dirname(model)
     settings = os.path.join(folder, "tokenizer_config.json")
     if eod is None and os.path.isfile(settings):
         with open(settings) as file:
@@ -110,7 +115,7 @@ def load_tokenizer(model, eod):
     if eod is None:
         fail(f"{folder or '.'}: no tokenizer_config.json with an eos_token: name the token that ends a document with --eod")
     if tokenizer.token_to_id(eod) is None:
-        fail(f"'{eod}' (--eod) is no token of {path}")
+        fail(f"'{eod}' (--eod) is no token of {model}")
     return tokenizer, tokenizer.token_to_id(eod)
 
 
@@ -157,7 +162,7 @@ def main():
     bin_path, length_path, about_path = (options.out + ending for ending in (".bin", ".lengths", ".json"))
     os.makedirs(os.path.dirname(options.out) or ".", exist_ok=True)
 
-    state = {"at": [0, 0], "documents": 0, "tokens": 0, "left_out": 0}
+    state = {"at": [0, 0], "documents": 0, "tokens": 0, "bytes": 0, "left_out": 0}
     if os.path.exists(about_path) and not options.overwrite:
         with open(about_path) as file:
             before = json.load(file)
@@ -196,7 +201,7 @@ def main():
                 file.flush()
                 os.fsync(file.fileno())
             state = {"at": list(at), "documents": state["documents"] + len(lengths), "tokens": state["tokens"] + len(tokens),
-                     "left_out": state["left_out"] + left_out}
+                     "bytes": state["bytes"] + sum(len(text.encode()) for text in texts), "left_out": state["left_out"] + left_out}
             note()
             done = sum(sizes[:at[0]]) + at[1]
             rate = (done - done_before) / max(time.time() - began, 1e-3)

@@ -30,10 +30,11 @@ struct CommonOptions {
 struct RunOptions : CommonOptions {
     std::string config_path;
     std::vector<std::string> overrides;  // section.key=value
+    std::string run;  // evaluate, generate: the output folder of train that config_path is of; empty: none
     std::string hf_config;  // a Hugging Face config.json, read before the configuration; empty: none
     std::vector<std::string> plugins;  // libraries with recipes of the caller's (fp8flow/recipe.h)
-    std::string weights;        // replay: safetensors with Hugging Face names; empty: those of the input
-    std::string routing;        // train, replay: experts of every token; empty: the routers choose
+    std::string weights;  // replay, evaluate, generate: safetensors with Hugging Face names; empty: others
+    std::string routing;  // train, replay: experts of every token; empty: the routers choose
     bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
     int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
     validate::Ablation ablation =
@@ -76,6 +77,10 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::string picture;              // NAME of NAME.html; empty: none
 };
 
+struct EvaluateOptions : RunOptions {
+    int64_t windows = 0;  // held-out ones of each source; 0: as many as an evaluation of the run reads
+};
+
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {
     return {.path = config.output.out,
@@ -94,6 +99,8 @@ int run_join(const RunOptions& options, ProcessGroup& world);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
+// Held-out loss, bits per byte and next-token accuracy of a trained model: text, and <out>/evaluate.json.
+int run_evaluate(const EvaluateOptions& options, ProcessGroup& world);
 // Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)

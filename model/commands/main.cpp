@@ -177,11 +177,16 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
         report_and_abort(mpi, std::current_exception());
     }
 }
-int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
-    return on_ranks(options, command, [&](int ranks) {
-        return load_config(options.config_path, options.overrides, ranks, options.hf_config)
+// Of a configuration that `ranks` must be able to run, or any number.
+auto deadline_of(const RunOptions& options, bool for_all_ranks) {
+    return [&options, for_all_ranks](int ranks) {
+        return load_config(options.config_path, options.overrides,
+                           for_all_ranks ? std::optional<int64_t>() : ranks, options.hf_config)
             .parallel.peer_deadline_seconds;
-    });
+    };
+}
+int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
+    return on_ranks(options, command, deadline_of(options, false));
 }
 int replay_on_ranks(const ReplayOptions& options) {
     constexpr double kDeadline = 300;  // a rank may read weights for minutes while the others wait
@@ -228,12 +233,15 @@ struct CommandLine {
     CLI::App* replay = app.add_subcommand(
         "replay",
         "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
+    CLI::App* evaluate = app.add_subcommand(
+        "evaluate", "held-out loss, bits per byte and next-token accuracy of a trained model");
     CLI::App* bench = app.add_subcommand(
         "bench", "time single operations and compare them with the ceilings of the machine");
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
     PlanOptions plan_options;
+    EvaluateOptions evaluate_options;
     std::string backend = "auto", out, json, resume, weights, export_format, record_routing;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
@@ -305,6 +313,8 @@ struct CommandLine {
                            "in BF16")
                 ->excludes("--ablate");
         }
+        add_trained_options({evaluate}, options, backend);
+        add_evaluate_options(*evaluate, evaluate_options, out, quiet);
         add_train_options();
         add_validate_options(*validate, options, resume, weights);
         add_profile_options();
@@ -458,6 +468,7 @@ struct CommandLine {
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
         if (*validate) complete_validate_options(options);
+        if (*evaluate) complete_trained_options(options, out);
         if (!*bench)
             for (const std::string& plugin : options.plugins) load_recipes(plugin);
         // All of them are compared.
@@ -498,6 +509,7 @@ struct CommandLine {
         static_cast<CommonOptions&>(bench_options) = options;
         static_cast<RunOptions&>(plan_options) = options;
         static_cast<RunOptions&>(replay_options) = options;
+        static_cast<RunOptions&>(evaluate_options) = options;
         plan_options.clock = mhz * 1e6;
         if (!json.empty()) plan_options.json = json;
     }
@@ -524,6 +536,7 @@ int run(const CommandLine& line) {
         return 0;
     }
     if (*line.profile) return on_ranks(line.options, run_profile);
+    if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate, deadline_of(line.options, true));
     if (*line.replay) return replay_on_ranks(line.replay_options);
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();

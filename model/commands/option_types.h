@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include <filesystem>
 #include <string>
 
 namespace fp8flow {
@@ -70,6 +71,48 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
     validate.add_option(
         "--weights", weights,
         "every arm starts from a Hugging Face model: a .safetensors file, an index, or a folder");
+}
+
+inline void add_trained_options(std::initializer_list<CLI::App*> commands, RunOptions& options,
+                                std::string& backend) {
+    for (CLI::App* command : commands) {
+        command->add_option(
+            "run", options.config_path,
+            "output folder of fp8flow train (its newest checkpoint), or a YAML configuration");
+        command->add_option("--set", options.overrides, "section.key=value, repeatable")
+            ->allow_extra_args(false);
+        command->add_option("--hf-config", options.hf_config,
+                            "config.json of a Hugging Face model: fills model and moe");
+        command->add_option(
+            "--weights", options.weights,
+            "weights of a Hugging Face model instead: a .safetensors file, an index, or a folder");
+        command
+            ->add_option("--plugin", options.plugins, "shared library with recipes of your own, repeatable")
+            ->allow_extra_args(false);
+        command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
+    }
+}
+inline void add_evaluate_options(CLI::App& evaluate, EvaluateOptions& options, std::string& out,
+                                 bool& quiet) {
+    evaluate.add_option("--out", out, "folder for evaluate.json (default: the run's)")->take_last();
+    evaluate.add_flag("--quiet", quiet, "print warnings and the result only");
+    evaluate
+        .add_option("--windows", options.windows,
+                    "held-out windows of each source, at most all (default: training.eval_iters x "
+                    "training.global_batch_size)")
+        ->transform(integer_in({.min = 1, .max = int64_t{1} << 40}));
+}
+// A folder is that of a run; its results go there.
+inline void complete_trained_options(RunOptions& options, const std::string& out) {
+    require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
+            "want a run's folder, a configuration (see configs/), or --hf-config config.json");
+    std::error_code error;
+    if (!std::filesystem::is_directory(options.config_path, error)) return;
+    options.run = options.config_path;
+    options.config_path += "/config.yaml";
+    if (!out.empty()) return;
+    options.overrides.push_back("output.out=" + builders::quoted(options.run));
+    options.taken = RunFolder::Taken::enter;
 }
 
 // --join takes the configuration of its first folder, if none is named.

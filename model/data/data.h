@@ -47,6 +47,8 @@ public:
     // Safe to call from several threads. Throws ExitCode::data if an id is outside the vocabulary or a file
     // has changed.
     virtual void sample(Split split, int64_t sample_index, std::span<int32_t> tokens) const = 0;
+    // Bytes of text per token, where they are known.
+    virtual std::optional<double> bytes_per_token() const { return std::nullopt; }
     // The least mean loss per token that any model can reach on these windows, where it is known.
     virtual std::optional<double> entropy_floor_nats() const { return std::nullopt; }
 };

@@ -94,20 +94,23 @@ std::string index_entry(const std::string& entry) {
     return entry;
 }
 
-// NAME.json, which scripts/preprocess_data.py writes next to the tokens, names their vocabulary.
-void check_vocabulary(const std::string& path, int64_t vocab_size) {
-    if (!exists(path)) return;
+// NAME.json, which scripts/preprocess_data.py writes next to the tokens, names their vocabulary. Returns the
+// bytes of their text, -1: unknown.
+int64_t check_vocabulary(const std::string& path, int64_t vocab_size) {
+    if (!exists(path)) return -1;
     std::string text(static_cast<size_t>(TokenFile(path).size()), '\0');
     TokenFile(path).read(0, text.data(), static_cast<int64_t>(text.size()));
     const nlohmann::json about = parse_json(text, path, ExitCode::data);
     const auto found = about.is_object() ? about.find("vocab_size") : about.end();
-    if (found == about.end()) return;  // another tool's
+    if (found == about.end()) return -1;  // another tool's
     const int64_t wanted = whole_number(*found).value_or(0);
     require(wanted > 0, ExitCode::data, "{}: vocab_size is {}", path, found->dump());
     require(
         wanted <= vocab_size, ExitCode::data,
         "{}: the tokenizer has {} tokens, the model {}: set model.vocab_size, or use the model's tokenizer",
         path, wanted, vocab_size);
+    const nlohmann::json state = about.value("state", nlohmann::json::object());
+    return state.is_object() && state.contains("bytes") ? whole_number(state["bytes"]).value_or(-1) : -1;
 }
 
 }  // namespace
@@ -191,7 +194,8 @@ MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(optio
         require(file.path.ends_with(".idx"), ExitCode::data, "{}: neither an .idx nor a .bin file",
                 file.path);
         const std::string prefix = file.path.substr(0, file.path.size() - 4), bin_path = prefix + ".bin";
-        check_vocabulary(prefix + ".json", options.vocab_size);
+        const int64_t bytes = check_vocabulary(prefix + ".json", options.vocab_size);
+        text_bytes_ = bytes > 0 && text_bytes_ >= 0 ? text_bytes_ + bytes : -1;
         const MegatronIndex index = read_megatron_index(file.path, options.held_out_fraction);
         const TokenFile bin(bin_path);
         const int64_t width = size_of(index.type);
@@ -213,6 +217,12 @@ MegatronSource::MegatronSource(const TokenOptions& options) : StreamSource(optio
         check_share(options.held_out_fraction,
                     fmt::format("the last of {} documents are, of each file at least one; name longer files",
                                 documents_));
+}
+
+std::optional<double> MegatronSource::bytes_per_token() const {
+    if (text_bytes_ <= 0) return std::nullopt;
+    return static_cast<double>(text_bytes_) /
+           static_cast<double>(num_tokens(Split::train) + num_tokens(Split::held_out));
 }
 
 std::string MegatronSource::description() const {

@@ -33,9 +33,11 @@ public:
     explicit MegatronSource(const TokenOptions& options);
 
     std::string description() const override;
+    // The mean over all documents, if scripts/preprocess_data.py made every file.
+    std::optional<double> bytes_per_token() const override;
 
 private:
-    int64_t files_ = 0, documents_ = 0;
+    int64_t files_ = 0, documents_ = 0, text_bytes_ = 0;  // text_bytes_: -1 where a file's are not known
 };
 
 }  // namespace fp8flow::data

@@ -50,6 +50,7 @@ public:
     int64_t vocab_size() const override { return kByteVocabulary; }
     int64_t num_tokens(Split split) const override;
     std::string description() const override;
+    std::optional<double> bytes_per_token() const override { return 1.0; }
     uint64_t fingerprint() const override;
     uint64_t fingerprint_without_content() const override { return fingerprint_; }
 

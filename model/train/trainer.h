@@ -108,8 +108,12 @@ public:
     // One step from launch to result, for measurements and tests. Nothing is in flight.
     StepResult run_step();
     // Mean held-out loss in nats per token over `batches` global batches. Nothing is in flight: drain()
-    // first.
-    double evaluate(int64_t batches);
+    // first. `read`, which may stop the host, gets the first sample of this rank's micro-batch and the head's
+    // outputs chunk by chunk; again from its first token, where rows did not fit.
+    using ReadEvaluation = std::function<void(int64_t first_sample, const HeadChunk&)>;
+    double evaluate(int64_t batches, const ReadEvaluation& read = {});
+    // Other data for the evaluations from now on; the same on every rank.
+    void evaluate_on(std::shared_ptr<const data::TokenSource> data) { data_ = std::move(data); }
     // The masters, moments and other state have been replaced by those after `steps` steps, `applied` of them
     // not skipped: the working copies follow. Nothing is in flight.
     void resume_at(int64_t steps, int64_t applied);
@@ -240,8 +244,8 @@ private:
         const int64_t slot = index % (kStepsInFlight * batcher_.num_micro_batches());
         return held_out_->at<HeldOut>(static_cast<size_t>(slot) * sizeof(HeldOut));
     }
-    void launch_evaluation(int64_t index);
-    void give_evaluation(int64_t micro_batch, int64_t slot);
+    void launch_evaluation(int64_t index, const ReadEvaluation& read);
+    void give_evaluation(int64_t micro_batch, int64_t slot, const ReadHead& read);
     std::vector<Arena*> arenas() const;     // of activations and workspace
     std::vector<Arena*> workspace() const;  // those among them that grow with the row capacity
     Rows rows_of_layers(int64_t layer_rows) const;

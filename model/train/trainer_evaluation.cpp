@@ -11,7 +11,7 @@ namespace fp8flow {
 using namespace data;
 
 // Like steps, micro-batches are launched one ahead, and done again where a rank ran out of rows.
-double Trainer::evaluate(int64_t batches) {
+double Trainer::evaluate(int64_t batches, const ReadEvaluation& read) {
     FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
     world_.set_activity(fmt::format("evaluation after step {}", next_step_));
     note_stage(Stage::evaluation, next_step_);
@@ -22,7 +22,7 @@ double Trainer::evaluate(int64_t batches) {
     const int64_t count = batches * batcher_.num_micro_batches();
     double sum = 0;  // of this rank's losses
     for (int64_t launched = 0, done = 0; done < count;) {
-        while (launched < count && launched < done + kStepsInFlight) launch_evaluation(launched++);
+        while (launched < count && launched < done + kStepsInFlight) launch_evaluation(launched++, read);
         held_out_events_[done % kStepsInFlight]->wait();
         exchange_->check_peers();
         const HeldOut& result = *held_out_of(done);
@@ -44,28 +44,32 @@ double Trainer::evaluate(int64_t batches) {
 }
 
 // Micro-batch `index` of the evaluation.
-void Trainer::launch_evaluation(int64_t index) {
+void Trainer::launch_evaluation(int64_t index, const ReadEvaluation& read) {
     note_progress();
     const int64_t micro_batches = batcher_.num_micro_batches(), micro_batch = index % micro_batches;
     const int64_t slot = index % (kStepsInFlight * micro_batches);
     fill_batch(Split::held_out, index / micro_batches, micro_batch, slot);
+    ReadHead read_head;
+    if (read)
+        read_head = [&, first = batcher_.samples(index / micro_batches, micro_batch, world_.rank()).first](
+                        const HeadChunk& chunk) { read(first, chunk); };
     const auto work = [&] {
-        give_evaluation(micro_batch, slot);
+        give_evaluation(micro_batch, slot, read_head);
         return CapturedSteps::Known{};
     };
     for (Arena* arena : arenas()) arena->join();
-    if (captured_evaluations_)
+    if (captured_evaluations_ && !read)
         captured_evaluations_->run(static_cast<size_t>(slot), allocations(), stream_, work);
     else
         work();
     held_out_events_[index % kStepsInFlight]->record(stream_);
 }
 
-void Trainer::give_evaluation(int64_t micro_batch, int64_t slot) {
+void Trainer::give_evaluation(int64_t micro_batch, int64_t slot, const ReadHead& read) {
     Context ctx = make_context(micro_batch, untimed_);
     const BatchFeed::Batch batch = load_batch(ctx, slot);
     ops_->zero({.y = held_out_sum_}, ctx.launch);
-    transformer_->evaluate(ctx, batch.tokens, batch.labels, held_out_sum_);
+    transformer_->evaluate(ctx, batch.tokens, batch.labels, held_out_sum_, read);
     exchange_->all_reduce(Reduce::max, Ranks::world, status_, ctx.launch);
     HeldOut* result = held_out_of(slot);
     Device& device = ops_->device();

@@ -119,7 +119,7 @@ void Transformer::await_copies(Context& ctx) {
 }
 
 void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
-                       const TensorView& loss_sum, const TensorView& dxn) {
+                       const TensorView& loss_sum, const TensorView& dxn, const ReadHead& read) {
     auto timed = ctx.part("head");
     const int64_t vocab = spec_.model.padded_vocab_size;
     const Projection output(*output_);
@@ -143,6 +143,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
                                .dlogits = dlogits},
                               ctx.launch);
         ctx.ops.sum({.values = loss, .sum = loss_sum}, ctx.launch);
+        if (read && count > 0) read({ctx, first, logits, loss});
         if (dxn) {
             output.backward(ctx, dlogits, x, mode, dxn.slice(first, count));
             mode = Gradient::accumulate;
@@ -211,7 +212,7 @@ void Transformer::reduce_gradients(Context& ctx, const Range& range) {
 }
 
 void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
-                           const TensorView& loss_sum) {
+                           const TensorView& loss_sum, const ReadHead& read) {
     ArenaScope saved_scope(ctx.saved);
     ArenaScope scratch_scope(ctx.scratch);
     ctx.rows.pop(0);
@@ -224,7 +225,7 @@ void Transformer::evaluate(Context& ctx, const TensorView& tokens, const TensorV
     forward_blocks(ctx, tokens, saved, out);
     NormSaved norm;
     final_norm_->forward(ctx, out, ctx.saved, norm);
-    head(ctx, norm.out.plain, labels, 0.0f, loss_sum, {});
+    head(ctx, norm.out.plain, labels, 0.0f, loss_sum, {}, read);
     ctx.rows.pop(0);
     ctx.recomputing = false;
 }

@@ -5,6 +5,7 @@
 
 #include "layers/transformer_block.h"
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -24,6 +25,15 @@ struct TransformerSpec {
     StateShards shards = {};
     Freeze freeze = {};
 };
+
+// Tokens of an evaluation as the head leaves them on the device, in the order of its stream; for a caller
+// that wants more than the loss.
+struct HeadChunk {
+    Context& ctx;
+    int64_t first = 0;          // token of this rank's micro-batch
+    TensorView logits, losses;  // [n, padded vocabulary] f32, [n] f32
+};
+using ReadHead = std::function<void(const HeadChunk&)>;
 
 class Transformer {
 public:
@@ -52,7 +62,7 @@ public:
     void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
                            const TensorView& loss_sum);
     void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
-                  const TensorView& loss_sum);
+                  const TensorView& loss_sum, const ReadHead& read = {});
 
     void begin_step(Context& ctx) const;
     // Statistics reduced over ranks; expert bias and delayed scales moved unless the step status forbids it.
@@ -84,7 +94,7 @@ private:
     // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a
     // time.
     void head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
-              const TensorView& loss_sum, const TensorView& dxn);
+              const TensorView& loss_sum, const TensorView& dxn, const ReadHead& read = {});
 
     TransformerSpec spec_;
     Ops& ops_;

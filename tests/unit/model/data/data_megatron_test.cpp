@@ -354,6 +354,13 @@ TEST(Megatron, VocabularyOfTheTokenizer) {
     EXPECT_NE(refuse("{").find("a.json"), std::string::npos);
     folder.write("a.json", R"({"of": "another tool"})");
     EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).vocab_size(), 1000);
+    EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).bytes_per_token(), std::nullopt);
+    folder.write("a.json", R"({"vocab_size": 1000, "state": {"bytes": 100}})");
+    EXPECT_EQ(MegatronSource(options_of(folder.path("a"))).bytes_per_token(), 2.5);
+    Dataset::of({{20}, {20}}).write(folder, "b");
+    TokenOptions both = options_of(folder.path("a"));
+    both.data_path.push_back(folder.path("b"));
+    EXPECT_EQ(MegatronSource(both).bytes_per_token(), std::nullopt);  // of b they are not known
 }
 
 }  // namespace

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: MIT
+// Which weights, and a trainer that takes no step.
+#include "model/commands/trained_model.h"
+
+#include "model/checkpoint/resume.h"
+#include "model/config/hf_config.h"
+#include "model/predict/require_fit.h"
+#include "model/weights/load.h"
+
+namespace fp8flow {
+
+namespace {
+
+Config read(const RunOptions& options) {
+    Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
+    CheckpointSpec& from = config.checkpoint;
+    if (!options.weights.empty()) {
+        from.load.clear();
+        from.pretrained_checkpoint = options.weights;
+    } else if (!options.run.empty() || from.load == "auto") {
+        const std::string run = options.run.empty() ? config.output.out : options.run;
+        from.load = from.save.empty() ? run : from.save;
+    }
+    from.finetune = !from.load.empty();  // the weights alone, whatever the data are
+    if (from.finetune) from.pretrained_checkpoint.clear();
+    config.precision.moe_wgrad_micro_batches = 1;
+    return config;
+}
+
+}  // namespace
+
+TrainedModel::TrainedModel(const RunOptions& options, ProcessGroup& world)
+    : options_(options),
+      world_(world),
+      asked_(read(options)),
+      config_(asked_),
+      backend_(choose_backend(options.backend, options.placement, world)) {
+    require_own_layers(config_);
+    config_.schedule = {};
+    config_.data.routing_path.clear();
+    config_.output.record_routing.clear();
+    config_.training.global_batch_size = config_.training.micro_batch_size * world.size();
+    check_config(config_, world.size());
+}
+
+void TrainedModel::load(std::shared_ptr<const data::TokenSource> data, report::RunLog& log) {
+    predict::require_fit(log, {config_}, backend_, world_, options_.placement.ranks_on_host,
+                         options_.where_short);
+    trainer_ = std::make_unique<Trainer>(config_, world_, backend_, Arithmetic::stated, data);
+    if (const std::string& path = asked_.checkpoint.pretrained_checkpoint; !path.empty()) {
+        for (const std::string& line :
+             weights::load_model(path, config_, trainer_->transformer(), trainer_->ops().device()))
+            log.line(line);
+        trainer_->weights_replaced();
+        weights_ = path;
+    } else if (const auto resumed = checkpoint::resume(*trainer_, asked_, *data, world_, {})) {
+        for (const std::string& line : messages_of(*resumed))
+            if (line.starts_with("warning")) log.line(line);
+        weights_ = resumed->path;
+    } else {
+        log.line("warning: the weights are as initialised: name others with --weights, or a run's folder");
+    }
+}
+
+}  // namespace fp8flow
