@@ -10,14 +10,18 @@ training: `fp8flow train` with small Qwen3-MoE and Mixtral models trained in PyT
   norms) and clipping follow the same rules, with FP32 masters in both. What PyTorch's BF16 differs from its FP32 is
   the noise floor. Each family trains without a balancing loss and with Megatron's, which PyTorch computes here as
   fp8flow does; transformers' own loss with the nearest coefficient is one more arm, another function.
+predictions: the same models after --steps of `fp8flow train`, exported, in transformers and in `fp8flow evaluate` and
+  `generate`: the loss of the same windows, and 64 greedy tokens in BF16.
 
   scripts/compare_torch.py layer                                 every family under bf16, fp8_blockwise and fp8_flow
   scripts/compare_torch.py layer --families olmoe --ranks 2
   scripts/compare_torch.py training --steps 20 --families mixtral
-Exit status: 0 if every error is below its bound (training: --bound times that of PyTorch's BF16), 1 if not, 77
-without a package.
+  scripts/compare_torch.py predictions --steps 40
+Exit status: 0 if every error is below its bound (training: --bound times that of PyTorch's BF16; predictions: a loss
+within 7e-4 nats and the same tokens), 1 if not, 77 without a package.
 """
 
+import array
 import copy
 import importlib
 import json
@@ -29,6 +33,7 @@ import tempfile
 
 import compare_layer
 import jobs
+import preprocess_data
 from jobs import ROOT, write_json
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of PyTorch's threads, where others use the cores
@@ -359,10 +364,60 @@ def training(options):
             "bound": options.bound, "comparisons": comparisons}, not problems
 
 
+# ---- predictions
+def evaluated(options, folder, exported, stream):
+    """Loss and accuracy of the second half of a stream of tokens, cut into windows."""
+    half = len(stream) // 2
+    with open(f"{folder}/stream.bin", "wb") as file:
+        array.array("i", stream).tofile(file)
+    preprocess_data.write_index(f"{folder}/stream.idx", "i", array.array("i", [half, len(stream) - half]))
+    jobs.run([options.fp8flow, "evaluate", f"{folder}/run.yaml", "--hf-config", exported, "--weights", exported, "--backend",
+              options.backend, "--windows", "1e9", "--out", f"{folder}/evaluated", *jobs.sets({
+                  "model.seq_length": SEQ, "training.micro_batch_size": 2, "precision.recipe": options.recipe,
+                  "data.data_kind": "megatron", "data.data_path": f"[{folder}/stream]", "data.held_out_fraction": 0.5})],
+             env=jobs.environment())
+    with open(f"{folder}/evaluated/evaluate.json") as file:
+        ours = json.load(file)["sources"][0]
+    return stream[half:half + ours["tokens"] + 1], ours["loss"], ours["next_token_accuracy"]
+
+
+def generated(options, folder, exported, prompt, count):
+    out = jobs.run([options.fp8flow, "generate", f"{folder}/run.yaml", "--hf-config", exported, "--weights", exported,
+                    "--backend", options.backend, "--tokens", ",".join(map(str, prompt)), "--temperature", "0",
+                    "--max-tokens", str(count), *jobs.sets({"model.seq_length": SEQ, "precision.recipe": options.recipe})],
+                   env=jobs.environment())
+    return [int(token) for token in out.strip().splitlines()[-1].split(",")]
+
+
+def predictions(options):
+    rows, holds = [], True
+    for family in (options.families or "qwen3_moe,mixtral").split(","):
+        with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+            model_of(family, options.seed).save_pretrained(f"{folder}/hf")
+            stream = windows_of(options, folder)[..., :-1].flatten().tolist()
+            exported = train(options, folder, "run", {}, ["--weights", f"{folder}/hf", "--export", "bf16"]) + "/hf"
+            held_out, loss, accuracy = evaluated(options, folder, exported, stream)
+            load = transformers.AutoModelForCausalLM.from_pretrained
+            windows = torch.tensor(held_out[:-1]).reshape(-1, SEQ)
+            logits, targets = load(exported, dtype=torch.float32)(windows).logits.flatten(0, 1), torch.tensor(held_out[1:])
+            want = torch.nn.functional.cross_entropy(logits, targets).item()
+            right = (logits.argmax(-1) == targets).float().mean().item()
+            tokens = load(exported, dtype=torch.bfloat16).generate(
+                windows[:1, :32], max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 32:].tolist()
+            ours = generated(options, folder, exported, held_out[:32], 64)
+        same = next((i for i, (a, b) in enumerate(zip(tokens, ours)) if a != b), len(tokens))
+        rows.append({"family": family, "loss": loss, "loss, transformers": want, "accuracy": accuracy,
+                     "accuracy, transformers": right, "greedy tokens alike": same})
+        print(f"{family}: loss {loss:.5f}, transformers {want:.5f}; accuracy {accuracy:.4f}, {right:.4f}; the first {same} "
+              f"of {len(tokens)} greedy tokens alike")
+        holds = holds and abs(loss - want) <= 7e-4 and abs(accuracy - right) <= 5e-3 and ours == tokens
+    return {"steps": options.steps, "recipe": options.recipe, "models": rows}, holds
+
+
 def main():
     parser = jobs.command_line(__doc__)
-    of_layer, of_training = jobs.commands(parser, layer, training)
-    for command in (of_layer, of_training):
+    of_layer, of_training, of_predictions = jobs.commands(parser, layer, training, predictions)
+    for command in (of_layer, of_training, of_predictions):
         command.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
         command.add_argument("--families", help="default: all")
         command.add_argument("--seed", type=int, default=1)
@@ -372,9 +427,10 @@ def main():
     of_layer.add_argument("--recipes", default="bf16,fp8_blockwise,fp8_flow")
     of_layer.add_argument("--ranks", type=int, default=1)
     of_layer.add_argument("--device", default="cpu", help="of PyTorch's BF16 block")
-    of_training.add_argument("--backend", default="reference")
-    of_training.add_argument("--recipe", default="bf16")
-    of_training.add_argument("--steps", type=int, default=200)
+    for command in (of_training, of_predictions):
+        command.add_argument("--backend", default="reference")
+        command.add_argument("--recipe", default="bf16")
+        command.add_argument("--steps", type=int, default=200)
     of_training.add_argument("--bound", type=float, default=2.0, help="times PyTorch's own BF16")
     options = parser.parse_args()
     if missing:

@@ -5,6 +5,7 @@
 
 #include "kernels/comm/process_group.h"
 #include "model/base/run_folder.h"
+#include "model/commands/sampling.h"
 #include "model/config/config.h"
 #include "model/job/backend.h"
 #include "model/predict/require_fit.h"
@@ -81,6 +82,14 @@ struct EvaluateOptions : RunOptions {
     int64_t windows = 0;  // held-out ones of each source; 0: as many as an evaluation of the run reads
 };
 
+struct GenerateOptions : RunOptions {
+    std::string prompt;           // bytes
+    std::vector<int64_t> tokens;  // in place of it
+    std::vector<int64_t> stop_tokens;
+    int64_t max_tokens = 64;
+    Sampling sampling;
+};
+
 // Where a run of these options writes.
 inline RunFolder::Request run_folder_of(const RunOptions& options, const Config& config) {
     return {.path = config.output.out,
@@ -101,6 +110,8 @@ int run_join(const RunOptions& options, ProcessGroup& world);
 int run_profile(const RunOptions& options, ProcessGroup& world);
 // Held-out loss, bits per byte and next-token accuracy of a trained model: text, and <out>/evaluate.json.
 int run_evaluate(const EvaluateOptions& options, ProcessGroup& world);
+// Prints the tokens that a trained model puts after a prompt.
+int run_generate(const GenerateOptions& options, ProcessGroup& world);
 // Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)

@@ -235,6 +235,8 @@ struct CommandLine {
         "one MoE layer forward and backward on tensors from a safetensors file, to compare with yours");
     CLI::App* evaluate = app.add_subcommand(
         "evaluate", "held-out loss, bits per byte and next-token accuracy of a trained model");
+    CLI::App* generate = app.add_subcommand(
+        "generate", "continue a prompt with a trained model; a token takes a pass over the whole text");
     CLI::App* bench = app.add_subcommand(
         "bench", "time single operations and compare them with the ceilings of the machine");
     RunOptions options;
@@ -242,6 +244,7 @@ struct CommandLine {
     BenchOptions bench_options;
     PlanOptions plan_options;
     EvaluateOptions evaluate_options;
+    GenerateOptions generate_options;
     std::string backend = "auto", out, json, resume, weights, export_format, record_routing;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
@@ -313,8 +316,9 @@ struct CommandLine {
                            "in BF16")
                 ->excludes("--ablate");
         }
-        add_trained_options({evaluate}, options, backend);
+        add_trained_options({evaluate, generate}, options, backend);
         add_evaluate_options(*evaluate, evaluate_options, out, quiet);
+        add_generate_options(*generate, generate_options);
         add_train_options();
         add_validate_options(*validate, options, resume, weights);
         add_profile_options();
@@ -468,7 +472,7 @@ struct CommandLine {
             ExitCode::usage,
             "profile: want a configuration (see configs/), --hf-config config.json, or --compare OLD NEW");
         if (*validate) complete_validate_options(options);
-        if (*evaluate) complete_trained_options(options, out);
+        if (*evaluate || *generate) complete_trained_options(options, out);
         if (!*bench)
             for (const std::string& plugin : options.plugins) load_recipes(plugin);
         // All of them are compared.
@@ -510,6 +514,7 @@ struct CommandLine {
         static_cast<RunOptions&>(plan_options) = options;
         static_cast<RunOptions&>(replay_options) = options;
         static_cast<RunOptions&>(evaluate_options) = options;
+        static_cast<RunOptions&>(generate_options) = options;
         plan_options.clock = mhz * 1e6;
         if (!json.empty()) plan_options.json = json;
     }
@@ -537,6 +542,7 @@ int run(const CommandLine& line) {
     }
     if (*line.profile) return on_ranks(line.options, run_profile);
     if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate, deadline_of(line.options, true));
+    if (*line.generate) return on_ranks(line.generate_options, run_generate, deadline_of(line.options, true));
     if (*line.replay) return replay_on_ranks(line.replay_options);
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();

@@ -102,6 +102,31 @@ inline void add_evaluate_options(CLI::App& evaluate, EvaluateOptions& options, s
                     "training.global_batch_size)")
         ->transform(integer_in({.min = 1, .max = int64_t{1} << 40}));
 }
+inline void add_generate_options(CLI::App& generate, GenerateOptions& options) {
+    const auto number = [&](const char* name, double& value, double max, const char* meaning) {
+        generate.add_option(name, value, meaning)->transform(number_in({.max = max}));
+    };
+    const auto ids = [&](const char* name, std::vector<int64_t>& values, const char* meaning) {
+        return generate.add_option(name, values, meaning)
+            ->delimiter(',')
+            ->allow_extra_args(false)
+            ->transform(integer_in({.max = INT32_MAX}));
+    };
+    generate.add_option("--prompt", options.prompt, "text, for models of bytes (vocabulary of 257)");
+    ids("--tokens", options.tokens, "1,2,3: token ids instead (scripts/tokens.py makes and reads them)")
+        ->excludes("--prompt");
+    ids("--stop", options.stop_tokens, "1,2: token ids that end the text, and are not printed");
+    generate.add_option("--max-tokens", options.max_tokens, "of the text after the prompt (default: 64)")
+        ->transform(integer_in({.min = 1, .max = 1 << 20}));
+    number("--temperature", options.sampling.temperature, 1e6,
+           "0: the most probable token (greedy); larger: more variety (default: 1)");
+    number("--top-p", options.sampling.top_p, 1,
+           "draw from the most probable tokens that together have this probability (default: 1)");
+    generate.add_option("--top-k", options.sampling.top_k, "draw from so many tokens, 0: all (default: 0)")
+        ->transform(integer_in({.max = INT32_MAX}));
+    generate.add_option("--seed", options.sampling.seed, "of the draws (default: 1)")
+        ->transform(integer_in({.max = INT64_MAX}));
+}
 // A folder is that of a run; its results go there.
 inline void complete_trained_options(RunOptions& options, const std::string& out) {
     require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,

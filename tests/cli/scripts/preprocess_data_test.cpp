@@ -32,6 +32,8 @@ class Tokenizer:
         seen += len(texts)
         if seen > int(os.environ.get("STOP_AFTER", 1 << 60)): os._exit(9)
         return [Encoding(text) for text in texts]
+    def encode(self, text, add_special_tokens): return Encoding(text)
+    def decode(self, ids): return bytes(ids).decode()
 )";
 
 class PreprocessData : public ::testing::Test {
@@ -100,6 +102,16 @@ TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
     EXPECT_NE(preprocess("model text --out parts").out.find("finished, 4 documents"), std::string::npos);
     refuse("model text/a.txt --out parts", "--overwrite replaces them");
     EXPECT_EQ(preprocess("model text/a.txt --out parts --overwrite").status, 0);
+}
+
+TEST_F(PreprocessData, TokensOfATextAndBack) {
+    const std::string script = "python3 " FP8FLOW_SOURCE_DIR "/scripts/tokens.py ";
+    EXPECT_EQ(run(script + "encode model 'a b'").out, "97,32,98\n");
+    EXPECT_EQ(run("printf 'warning: x\\n104,105\\n' | PYTHONPATH=python " + script + "decode model").out,
+              "hi\n");
+    const CommandResult refused = run(script + "decode model 1,x");
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_NE(refused.err.find("tokens.py: '1,x' is no list of token ids"), std::string::npos) << refused.err;
 }
 
 TEST_F(PreprocessData, Refuses) {
