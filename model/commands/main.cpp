@@ -408,9 +408,10 @@ struct CommandLine {
             ->add_option("--shape", bench_options.shapes,
                          "key=value,key=value of every named operation, repeatable")
             ->allow_extra_args(false);
-        bench->add_option(
-            "--suite", bench_options.suite,
-            "layer | gemm | exchange | model | upstream | small, or what it has of the named operations");
+        bench->add_option("--suite", bench_options.suite,
+                          "exchange | gemm | layer | model | small | upstream, or a file "
+                          "(configs/suites/README.md), or what it "
+                          "has of the named operations");
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
