@@ -23,7 +23,6 @@ struct Row {
     std::string baseline;                   // another implementation, timed in this run
     std::optional<Timing> baseline_timing;
     std::string baseline_result;  // of a plugin: "equal", how its result differs, or why it was left out
-    std::optional<double> nmse;   // of a GEMM, on a sample
     std::string regime;
     std::optional<int64_t> launches;  // kernels, fills and copies of one call
     int64_t tensor_bytes = 0;         // of all tensors of one call, intermediates included
