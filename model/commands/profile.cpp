@@ -161,7 +161,7 @@ private:
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
-        log_.line(summary_table(profile_));
+        log_.line(numbers_table(result));
         if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
         log_.result("\n" + answer_text(profile_, configs_of(arms_), recipe_name(config_.precision)));
         log_.result(fmt::format(
