@@ -3,7 +3,6 @@
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
 #include "model/predict/require_fit.h"
-#include "model/profile/ceilings.h"
 #include "model/profile/run.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"
@@ -73,7 +72,7 @@ public:
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
         world_.set_activity("measuring the machine");
-        ProfileCeilings ceilings(backend_, world_);
+        MachineCeilings ceilings(backend_, world_, MachineCeilings::usual_options(backend_));
         profile_.machine = ceilings.rates();
         report_machine();
         for (const Arm& arm : arms_) {

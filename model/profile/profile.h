@@ -8,6 +8,7 @@
 #include "kernels/core/stage_timer.h"
 #include "model/base/provenance.h"
 #include "model/config/config.h"
+#include "model/measure/machine.h"
 #include "model/report/table.h"
 #include "model/train/trainer.h"
 
@@ -183,16 +184,6 @@ struct PartTime {
 };
 // All of them, the furthest above its ceiling first. What has no ceiling counts whole.
 std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows);
-
-// What the machine reaches, measured at the start; 0: not measured.
-struct MachineRates {
-    std::string device;
-    double bytes_per_second = 0;  // copies, read plus written
-    double bf16_flops = 0,
-           fp8_flops = 0;  // of GEMMs back to back; a GEMM between lighter stages may exceed it
-    double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
-    std::string no_peers;                  // why they are 0, where there is more than one rank
-};
 
 struct Profile {
     std::vector<ArmProfile> arms;  // speed-ups are over the first
