@@ -503,11 +503,9 @@ private:
                                         recipe_name(config_.precision), config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats));
             folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats, provenance_).dump(2) + "\n");
-            if (!stats.transposed().empty()) {
-                log_.line(transpose_stats_table(stats));
+            if (!stats.transposed().empty())
                 folder_->write_atomic("transposed_stats.json",
                                       transpose_stats_json(stats, provenance_).dump(2) + "\n");
-            }
         }
         report_files();
         log_.result(next_text(next_steps()));
