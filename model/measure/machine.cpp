@@ -60,7 +60,7 @@ LowerBound MachineCeilings::bound_of(const OpCost& cost, double wire_bytes) {
     LowerBound bound{.traffic = traffic_seconds(cost)};
     if (cost.unit != Unit::vector && cost.flops > 0)
         bound.gemms =
-            cost.flops / ceilings_.gemm(cost.unit == Unit::fp8_mma ? GemmKind::fp8 : GemmKind::bf16).burst;
+            cost.flops / ceilings_.gemm(cost.unit == Unit::fp8_mma ? GemmKind::fp8 : GemmKind::bf16);
     if (const double rate = std::max(peers_.load, peers_.store); rate > 0) bound.wire = wire_bytes / rate;
     return bound;
 }
@@ -69,8 +69,8 @@ MachineRates MachineCeilings::rates() {
     const auto half = static_cast<double>(largest_ / 2);
     return {.device = probe_->device_name(),
             .bytes_per_second = 2 * half / traffic_seconds({.bytes = 2 * half, .written = half}),
-            .bf16_flops = ceilings_.gemm(GemmKind::bf16).burst,
-            .fp8_flops = ceilings_.gemm(GemmKind::fp8).burst,
+            .bf16_flops = ceilings_.gemm(GemmKind::bf16),
+            .fp8_flops = ceilings_.gemm(GemmKind::fp8),
             .peer_load = peers_.load,
             .peer_store = peers_.store,
             .no_peers = no_peers_};
