@@ -153,7 +153,8 @@ std::string numbers_table(const nlohmann::json& profile_json) {
         nlohmann::json numbers = nlohmann::json::object();
         for (const auto& [key, value] : recipe.items())
             if (!value.is_array()) numbers[key] = value;
-        for (const auto& [path, value] : numbers.flatten().items()) {
+        numbers = numbers.flatten();
+        for (const auto& [path, value] : numbers.items()) {
             if (!value.is_number()) continue;
             auto& row = cells.try_emplace(path, recipes.size(), "-").first->second;
             const bool noise = path == "/speed-up" && i > 0 && !recipe.at("speed-up resolved").get<bool>();
