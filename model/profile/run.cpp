@@ -129,8 +129,9 @@ public:
         add_waiting(trainer_->expert_parallel_group(), samples_);
         trainer_.reset();
         charge_wire(result_.wire, wire_split(config_), samples_);
-        add_ceilings([&](const OpCall& call, double wire) { return ceilings.bound_of(call.cost, wire).seconds(); },
-                     samples_);
+        add_ceilings(
+            [&](const OpCall& call, double wire) { return ceilings.bound_of(call.cost, wire).seconds(); },
+            samples_);
         result_.rows = merge_rows(samples_, world_);
         for (const ProfileRow& row : result_.rows)
             if (row.part == kMoeLayer) result_.casts += row.casts;
