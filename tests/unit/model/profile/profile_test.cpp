@@ -419,14 +419,12 @@ TEST(Profile, TablesJsonAndPageHoldTheNumbers) {
     EXPECT_EQ(two.at("passes watts per gpu"), 160.0);
     EXPECT_EQ(two.at("step seconds per token of a gpu"), 0.015);
     EXPECT_TRUE(two.at("joules per token").is_null()) << "whole steps were not measured";
-    for (const char* text : {"7500", "12.5 %", "0.60x", "1000.0"})
+    for (const char* text : {"7.500 G", "12.5 %", "300 mJ", "1000.0 ms"})
         EXPECT_NE(table.find(text), std::string::npos) << text << "\n" << table;
     EXPECT_TRUE(one.at("slowest rank").is_null());
     EXPECT_TRUE(one.at("host stops per step").is_null());
     EXPECT_EQ(two.at("host stops per step"), 0);
     EXPECT_FALSE(one.at("wire bytes").contains("between hosts"));
-    EXPECT_NE(table.find("7 B: 3 B between hosts, 4 B inside"), std::string::npos) << table;
-    EXPECT_NE(table.find("1, +50.0 %"), std::string::npos) << table;
     EXPECT_EQ(result.at("recipes")[0].at("flops per second per gpu"), 500.0);
     const json page = expect_report_page(profile_page(profile, Config{}));
     EXPECT_TRUE(page.at("title").get<std::string>().ends_with("fp8_flow 2.00 x as fast as bf16"));
