@@ -81,7 +81,8 @@ void check(const op::PermutePad& args) {
 
 // A row that goes to several experts is read once.
 OpCost cost(const op::PermutePad& args) {
-    const double rows = rows_of(args.groups), read = std::min(rows, static_cast<double>(args.src.data.dim(0)));
+    const double rows = rows_of(args.groups),
+                 read = std::min(rows, static_cast<double>(args.src.data.dim(0)));
     return moves(read * row_bytes(args.src) + 4 * rows, rows * row_bytes(args.dst));
 }
 
