@@ -92,6 +92,8 @@ void check(const op::ClipFactor& args) {
                   describe(args.status), describe(args.norm), describe(args.factor));
     check_optional(args.limit, "limit", DType::f32, {1});
 }
-OpCost cost(const op::ClipFactor&) { return {}; }
+OpCost cost(const op::ClipFactor& args) {
+    return moves({args.norm_squared, args.status}, {args.norm, args.factor});
+}
 
 }  // namespace fp8flow

@@ -78,9 +78,12 @@ void check(const op::PermutePad& args) {
     check_capacity(args.row_source, "row_source", args.groups);
     check_capacity(args.dst.data, "dst", args.groups);
 }
+
+// A row that goes to several experts is read once.
 OpCost cost(const op::PermutePad& args) {
-    const double rows = rows_of(args.groups);
-    return moves(rows * (row_bytes(args.src) + 4), rows * row_bytes(args.dst));
+    const double rows = rows_of(args.groups),
+                 read = std::min(rows, static_cast<double>(args.src.data.dim(0)));
+    return moves(read * row_bytes(args.src) + 4 * rows, rows * row_bytes(args.dst));
 }
 
 void check(const op::UnpermuteUnpad& args) {
@@ -108,8 +111,8 @@ void check(const op::UnpermuteProbsBackward& args) {
     check_capacity(args.drow_prob, "drow_prob", args.groups);
 }
 OpCost cost(const op::UnpermuteProbsBackward& args) {
-    const double rows = rows_of(args.groups);
-    return moves(rows * (row_bytes(args.src) + row_bytes(args.ddst)), 0,
+    const double rows = rows_of(args.groups), tokens = std::min(rows, static_cast<double>(args.ddst.dim(0)));
+    return moves(rows * (row_bytes(args.src) + 4) + tokens * row_bytes(args.ddst), 4 * rows,
                  2 * rows * static_cast<double>(args.src.cols()));
 }
 

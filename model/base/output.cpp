@@ -162,18 +162,6 @@ OutputFolder::OutputFolder(const std::string& path) {
     path_ = real.string();
     folder_ = Descriptor(::open(path_.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
     require(bool(folder_), class_of(errno, ExitCode::output), "--out {}: {}", path, reason(errno));
-    check_writable();
-}
-
-void OutputFolder::check_writable() const {
-    const std::string probe = ".writable" + std::string(kTemporary) + std::to_string(::getpid());
-    const int file = ::openat(descriptor(), probe.c_str(),
-                              O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, kNewFileMode);
-    const int error = errno;
-    if (file >= 0) ::close(file);
-    if (file >= 0) ::unlinkat(descriptor(), probe.c_str(), 0);
-    require(file >= 0 || error == EEXIST, class_of(error, ExitCode::output),
-            "{}: cannot write here: {}; choose another --out", path_, reason(error));
 }
 
 AtomicFile OutputFolder::create_atomic(std::string_view name) const {
@@ -215,9 +203,7 @@ OutputFolder OutputFolder::subfolder(std::string_view name) const {
     const int opened =
         ::openat(descriptor(), folder.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
     require(opened >= 0, class_of(errno, ExitCode::output), "{}: {}", path_of(name), reason(errno));
-    OutputFolder result(opened, path_of(name));
-    result.check_writable();
-    return result;
+    return {opened, path_of(name)};
 }
 
 void OutputFolder::remove_files(const std::function<bool(const std::string&)>& which) const {

@@ -65,8 +65,7 @@ private:
 
 class OutputFolder {
 public:
-    // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link, a file,
-    // or not writable.
+    // Creates the folder (and its parents) where missing. Throws ExitCode::output if it is a link or a file.
     explicit OutputFolder(const std::string& path);
 
     const std::string& path() const { return path_; }  // absolute
@@ -95,7 +94,6 @@ public:
 
 private:
     OutputFolder(int folder, std::string path) : folder_(folder), path_(std::move(path)) {}
-    void check_writable() const;
 
     Descriptor folder_;
     std::string path_;

@@ -3,7 +3,6 @@
 #include "model/base/run_folder.h"
 
 #include "kernels/core/error.h"
-#include "model/job/stop_signals.h"
 
 #include <unistd.h>
 
@@ -79,8 +78,7 @@ std::vector<std::string> missing_folders(const std::string& path) {
 RunFolder::RunFolder(const Request& request, ProcessGroup& world)
     : name_(without_trailing_slashes(request.path)), overwrites_(request.taken == Taken::overwrite) {
     try {
-        if (request.taken != Taken::next) take_this(request, world);
-        if (request.taken == Taken::next && world.rank() == 0) take_next(request);
+        if (world.rank() == 0) request.taken == Taken::next ? take_next(request) : take_this(request);
         if (folder_) folder_->remove_leftovers();
         for (const OutputFolder& below : folders_below()) below.remove_leftovers();
         world.broadcast(name_, 0);
@@ -116,36 +114,19 @@ FolderLock::Attempt RunFolder::try_to_take(const Request& request) {
     return attempt;
 }
 
-// A run that was ended a moment ago may not be quite gone. All ranks wait together, in short turns.
-void RunFolder::take_this(const Request& request, ProcessGroup& world) {
-    constexpr std::chrono::milliseconds kBetweenAttempts{100}, kSilent{1000};
+// A run that was ended a moment ago may not be quite gone.
+void RunFolder::take_this(const Request& request) {
+    constexpr std::chrono::milliseconds kBetweenAttempts{100};
     const auto began = std::chrono::steady_clock::now();
-    std::string holder = "another run";
-    bool said = false;
-    int64_t turn[2];  // whether all go on waiting, the signal that one of them has
-    do {
-        turn[0] = 0;
-        if (world.rank() == 0) {
-            const FolderLock::Attempt attempt = try_to_take(request);
-            const auto waited = std::chrono::steady_clock::now() - began;
-            if (attempt == FolderLock::Attempt::held) holder = lock_->holder();
-            require(attempt != FolderLock::Attempt::held || waited < request.wait, ExitCode::output,
-                    "{} {}: {} is running in it; choose another folder, wait for its end, or end it with "
-                    "--take-over",
-                    request.key, name_, holder);
-            if (attempt == FolderLock::Attempt::held && waited > kSilent && !std::exchange(said, true))
-                print_err(fmt::format(
-                    "fp8flow: {} {}: waiting {} s for the end of {}; --take-over does not wait\n",
-                    request.key, name_,
-                    std::chrono::duration_cast<std::chrono::seconds>(request.wait).count(), holder));
-            turn[0] = attempt == FolderLock::Attempt::taken ? 0 : 1;
-        }
-        turn[1] = stop_signal();
-        world.all_reduce_max(turn);
-        require(turn[0] == 0 || turn[1] == 0, ExitCode::stopped, "stopped by {} while {} {} was held by {}",
-                name_of_signal(stop_signal()), request.key, name_, holder);
-        if (turn[0] != 0) std::this_thread::sleep_for(kBetweenAttempts);
-    } while (turn[0] != 0);
+    for (FolderLock::Attempt attempt{}; (attempt = try_to_take(request)) != FolderLock::Attempt::taken;) {
+        require(
+            attempt == FolderLock::Attempt::gone || std::chrono::steady_clock::now() - began < request.wait,
+            ExitCode::output,
+            "{} {}: {} is running in it; choose another folder, wait for its end, or end it with "
+            "--take-over",
+            request.key, name_, lock_ ? lock_->holder() : "another run");
+        std::this_thread::sleep_for(kBetweenAttempts);
+    }
 }
 
 void RunFolder::take_next(const Request& request) {

@@ -33,8 +33,7 @@ public:
         FolderLock::Holder holder = FolderLock::Holder::keeps;
         std::chrono::milliseconds wait{5000};  // to enter: for the end of a run that is in it
     };
-    // Collective. Throws ExitCode::output on the first rank, as OutputFolder does and where it is refused;
-    // ExitCode::stopped on all ranks if a signal comes while they wait.
+    // Collective. Throws ExitCode::output on the first rank, as OutputFolder does and where it is refused.
     RunFolder(const Request& request, ProcessGroup& world);
     ~RunFolder();
     RunFolder(const RunFolder&) = delete;
@@ -53,7 +52,7 @@ public:
     void check_if_unsure() const;
 
 private:
-    void take_this(const Request& request, ProcessGroup& world);
+    void take_this(const Request& request);
     void take_next(const Request& request);
     FolderLock::Attempt try_to_take(const Request& request);
     void open(const Request& request);

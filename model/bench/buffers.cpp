@@ -120,19 +120,20 @@ RoutedRows Buffers::routed(const Shape& shape) {
     const int64_t rows = shape.number("M"), groups = shape.number("G");
     const int64_t distribution = shape.choice("rows", distribution_names());
     const int64_t alignment = shape.positive("align");
-    if (groups == 0) return {{}, rows, rows};
+    if (groups == 0) return {{}, rows};
     return routed(group_counts(rows, groups, distribution), alignment);
 }
 
 RoutedRows Buffers::routed(const std::vector<int64_t>& counts, int64_t alignment) {
     std::vector<int64_t> offsets{0};
     for (int64_t count : counts) offsets.push_back(offsets.back() + round_up(count, alignment));
-    RoutedRows result;
-    result.groups = {static_cast<int64_t>(counts.size()), values(counts), values(offsets), offsets.back(),
-                     alignment};
-    result.valid = std::accumulate(counts.begin(), counts.end(), int64_t{0});
-    result.padded = offsets.back();
-    return result;
+    return {{.num_groups = static_cast<int64_t>(counts.size()),
+             .counts = values(counts),
+             .offsets = values(offsets),
+             .row_capacity = offsets.back(),
+             .alignment = alignment,
+             .known_rows = std::accumulate(counts.begin(), counts.end(), int64_t{0})},
+            offsets.back()};
 }
 
 const std::vector<std::string>& distribution_names() {
@@ -181,43 +182,6 @@ Keys group_keys(const char* alignment) {
 Keys operator+(Keys first, const Keys& more) {
     first.insert(first.end(), more.begin(), more.end());
     return first;
-}
-
-double plain_row_bytes(const TensorView& view, int64_t rows) {
-    return view ? static_cast<double>(rows * view.cols() * size_of(view.dtype)) : 0.0;
-}
-
-double row_bytes(const ScaledTensor& tensor, int64_t rows) {
-    if (!tensor) return 0;
-    const int64_t columns = tensor.data.cols(), scale = size_of(tensor.scales.dtype);
-    double scales = 0;
-    switch (tensor.layout) {
-        case ScaleLayout::vec128:
-        case ScaleLayout::vec128_wire:
-            scales = static_cast<double>(rows * ceil_div(columns, kBlock) * scale);
-            break;
-        case ScaleLayout::mx32:
-            scales = static_cast<double>(rows * ceil_div(columns, kMxBlock) * scale);
-            break;
-        case ScaleLayout::row: scales = static_cast<double>(rows * scale); break;
-        default: scales = static_cast<double>(tensor.scales.bytes()); break;
-    }
-    return plain_row_bytes(tensor.data, rows) + scales;
-}
-
-double column_bytes(const ScaledTensor& tensor, int64_t rows) {
-    if (!tensor) return 0;
-    const int64_t dim = tensor.data.dim(0), scale = size_of(tensor.scales.dtype);
-    double scales = 0;
-    switch (tensor.layout) {
-        case ScaleLayout::vec128: scales = static_cast<double>(ceil_div(rows, kBlock) * dim * scale); break;
-        case ScaleLayout::mx32: scales = static_cast<double>(ceil_div(rows, kMxBlock) * dim * scale); break;
-        case ScaleLayout::tile128:
-            scales = static_cast<double>(ceil_div(rows, kBlock) * ceil_div(dim, kBlock) * scale);
-            break;
-        default: scales = static_cast<double>(tensor.scales.bytes()); break;
-    }
-    return static_cast<double>(rows * dim * size_of(tensor.data.dtype)) + scales;
 }
 
 }  // namespace fp8flow::bench

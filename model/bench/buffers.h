@@ -14,12 +14,10 @@
 
 namespace fp8flow::bench {
 
-// Routed rows in groups, and their counts on the host.
+// Routed rows in groups; num_groups 0: plain rows.
 struct RoutedRows {
-    RowGroups groups;    // num_groups 0: plain rows
-    int64_t valid = 0;   // rows without pads
-    int64_t padded = 0;  // with the pads at the end of each group
-    int64_t capacity() const { return groups.num_groups > 0 ? groups.row_capacity : padded; }
+    RowGroups groups;
+    int64_t capacity = 0;  // with the pads at the end of each group
 };
 
 class Buffers {
@@ -92,11 +90,5 @@ const std::vector<std::string>& distribution_names();
 // The keys of routed rows: M, G, rows, align.
 Keys group_keys(const char* alignment = "128");
 Keys operator+(Keys first, const Keys& more);
-
-// Bytes of `rows` of a tensor with one row per routed row [rows, C], or, transposed, one column [C, rows];
-// with their scales.
-double row_bytes(const ScaledTensor& tensor, int64_t rows);
-double column_bytes(const ScaledTensor& tensor, int64_t rows);
-double plain_row_bytes(const TensorView& view, int64_t rows);
 
 }  // namespace fp8flow::bench

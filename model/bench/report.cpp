@@ -18,8 +18,8 @@ std::string rate(const Row& row) {
     const double seconds = row.timing.median;
     if (seconds <= 0) return "-";
     if (row.work.wire_bytes > 0) return fmt::format("{:.1f} GB/s wire", row.work.wire_bytes / seconds * 1e-9);
-    if (row.work.unit != Unit::none) return fmt::format("{:.3g} TFLOP/s", row.work.flops / seconds * 1e-12);
-    return fmt::format("{:.1f} GB/s", row.work.bytes() / seconds * 1e-9);
+    if (row.work.unit != Unit::vector) return fmt::format("{:.3g} TFLOP/s", row.work.flops / seconds * 1e-12);
+    return fmt::format("{:.1f} GB/s", row.work.bytes / seconds * 1e-9);
 }
 
 std::string microseconds(double seconds) {
@@ -60,7 +60,7 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"us_min", row.timing.min * 1e6},
         {"us_p90", row.timing.p90 * 1e6},
         {"us_sustained", us(row.timing.sustained)},
-        {"bytes", row.work.bytes()},
+        {"bytes", row.work.bytes},
         {"wire_bytes", row.work.wire_bytes},
         {"flops", row.work.flops},
         {"ceiling", row.ceiling.empty() ? nlohmann::json(nullptr) : nlohmann::json(row.ceiling)},
@@ -71,7 +71,7 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
         {"peer", text(row.baseline)},
         {"peer_us", us(row.baseline_timing ? std::optional(row.baseline_timing->median) : std::nullopt)},
         {"peer_result", text(row.baseline_result)},
-        {"nmse", row.nmse ? nlohmann::json(*row.nmse) : nlohmann::json(nullptr)},
+        {"nmse", nullptr},  // no longer measured; readers of 0.2.0 expect the key
         {"regime", row.regime},
         {"gpus", provenance.gpus},
         {"gpu", provenance.machine.gpu}};

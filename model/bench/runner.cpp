@@ -11,9 +11,6 @@ namespace fp8flow::bench {
 
 namespace {
 
-// M = N = K of a GEMM large enough to reach a GPU's rate, and of one that a host finishes.
-constexpr int64_t kGpuGemm = 8192, kHostGemm = 128;
-
 // What a check of an operation's arguments says, without the place in the source and the expression.
 [[noreturn]] void refuse(const std::string& operation, const Shape& shape, std::string reason) {
     const std::string mark = "check failed: ";
@@ -41,24 +38,12 @@ struct Runner::Sets {
 };
 
 Runner::Runner(const BackendChoice& choice, ProcessGroup& world, const MeasureOptions& options)
-    : choice_(choice), ops_(make_ops(choice, Arithmetic::stated)), world_(world) {
-    Ops& ops = *ops_;
-    const bool gpu = choice.kind == BackendKind::hopper;
-    probe_ = make_probe(choice, ops);
-    if (gpu) dense_ = make_ops(choice, Arithmetic::ceiling);
-    meter_ = std::make_unique<Meter>(ops.device(), *probe_, options);
-    ceilings_ = std::make_unique<Ceilings>(*meter_, gpu ? *dense_ : ops, gpu ? kGpuGemm : kHostGemm);
-    together_ = {.barrier = [this] { world_.barrier(); },
-                 .largest = [this](double seconds) { return largest(seconds); }};
-}
+    : choice_(choice),
+      ops_(make_ops(choice, Arithmetic::stated)),
+      world_(world),
+      machine_(choice, world, options) {}
 
 Runner::~Runner() = default;
-
-double Runner::largest(double seconds) const {
-    int64_t picoseconds = static_cast<int64_t>(seconds * 1e12);
-    world_.all_reduce_max(std::span<int64_t>(&picoseconds, 1));
-    return static_cast<double>(picoseconds) * 1e-12;
-}
 
 Row Runner::measure(const Case& what, const Shape& shape, Subject::Regimes regimes) {
     Row row = timed(what, shape, regimes);
@@ -109,7 +94,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     build(sets, machine, what, shape);
     // half of the free memory, since the ceilings need some; the same number on every rank
     const int64_t room = 1 + ops.device().free_bytes() / 2 / std::max<int64_t>(sets.bytes(), 1);
-    int64_t fewer = -std::min(meter_->sets_for(sets.bytes()), room);
+    int64_t fewer = -std::min(machine_.meter().sets_for(sets.bytes()), room);
     world_.all_reduce_max(std::span<int64_t>(&fewer, 1));
     const int64_t num_sets = -fewer;
     while (static_cast<int64_t>(sets.calls.size()) < num_sets) build(sets, machine, what, shape);
@@ -119,21 +104,16 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
     const Call::Baseline& baseline = sets.calls.front().baseline;
     row.baseline = baseline.name;
     const bool has_baseline = !row.baseline.empty() && check_baseline(row, sets.calls.front(), launch);
-    if (sets.calls.front().error) {
-        sets.calls.front().run({});
-        ops.device().synchronize();
-        row.nmse = sets.calls.front().error();
-    }
 
     Subject subject{.call = [&](int64_t set) { sets.calls[static_cast<size_t>(set)].run(launch); },
                     .num_sets = num_sets,
-                    .cache = meter_->cache_of(sets.bytes(), num_sets),
+                    .cache = machine_.meter().cache_of(sets.bytes(), num_sets),
                     .regimes = regimes};
     if (num_sets == 1) subject.cache = Subject::Cache::cold_by_rotation;  // larger than the cache, or a host
-    if (what.runs == Runs::together && world_.size() > 1) subject.together = &together_;
+    if (what.runs == Runs::together && world_.size() > 1) subject.together = &machine_.together();
     world_.barrier();
     const auto time = [&] {
-        Timing timing = meter_->time(subject);
+        Timing timing = machine_.meter().time(subject);
         for (double* seconds : {&timing.median, &timing.min, &timing.p90}) *seconds = largest(*seconds);
         if (timing.sustained) timing.sustained = largest(*timing.sustained);
         return timing;
@@ -151,7 +131,7 @@ Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes
         world_.barrier();
         row.baseline_timing = time();
     }
-    if (probe_->cache_bytes() == 0)
+    if (machine_.probe().cache_bytes() == 0)
         row.regime = "host";
     else
         row.regime = subject.cache == Subject::Cache::flush ? "burst, cache flushed"
@@ -179,50 +159,32 @@ bool Runner::check_baseline(Row& row, const Call& call, const Launch& launch) {
     return largest(refused ? 1 : 0) == 0;
 }
 
-const PeerRates& Runner::peer_rates() {
-    if (!peers_) {
-        const auto probe = make_peer_probe(choice_, *ops_, world_, no_peers_);
-        peers_ = probe != nullptr ? measure_peers(*meter_, *probe, together_) : PeerRates{};
-    }
-    return *peers_;
-}
-
 std::string Runner::wire_note() const {
-    if (!peers_ || peers_->load <= 0) return {};
+    const PeerRates& peers = machine_.peers();
+    if (peers.load <= 0) return {};
     return fmt::format(
         "wire, all GPUs at once: loads {:.0f} GB/s, stores {:.0f} GB/s a GPU; the ceiling is the larger",
-        peers_->load * 1e-9, peers_->store * 1e-9);
+        peers.load * 1e-9, peers.store * 1e-9);
 }
 
-// The longest at its ceiling of memory traffic, wire traffic and GEMM FLOPs.
 void Runner::add_ceiling(Row& row, const Case& what) {
-    double sending = 0;
-    if (what.runs == Runs::together && world_.size() > 1) {
-        const PeerRates& peers = peer_rates();
-        const double rate = std::max(peers.load, peers.store);
-        if (rate <= 0) {
-            row.ceiling = fmt::format("not measured: {}", no_peers_);
-            return;
-        }
-        sending = largest(row.work.wire_bytes / rate);
-    }
-    const auto bytes = [](double count) { return static_cast<int64_t>(count + 0.5); };
-    const double moving =
-        largest(ceilings_->traffic_seconds(bytes(row.work.bytes_read), bytes(row.work.bytes_written)));
-    double computing = 0;
-    if (row.work.unit != Unit::none) {
-        const GemmKind kind = row.work.unit == Unit::fp8 ? GemmKind::fp8 : GemmKind::bf16;
-        computing = largest(row.work.flops / ceilings_->gemm(kind).burst);
-    }
-    if (moving <= 0 && computing <= 0 && sending <= 0) return;
-    row.ceiling_seconds = std::max({moving, computing, sending});
-    if (sending >= std::max(moving, computing)) {
-        row.ceiling = fmt::format("{:.0f} GB/s wire", row.work.wire_bytes / sending * 1e-9);
+    const bool sends = what.runs == Runs::together && world_.size() > 1;
+    if (sends && machine_.peers().load <= 0) {
+        row.ceiling = fmt::format("not measured: {}", machine_.no_peers());
         return;
     }
-    row.ceiling = moving >= computing ? fmt::format("{:.0f} GB/s", row.work.bytes() / moving * 1e-9)
-                                      : fmt::format("{:.4g} TFLOP/s {}", row.work.flops / computing * 1e-12,
-                                                    row.work.unit == Unit::fp8 ? "FP8" : "BF16");
+    const Work& work = row.work;
+    const LowerBound bound = machine_.bound_of(work, sends ? work.wire_bytes : 0);
+    const double seconds = largest(bound.seconds());
+    if (seconds <= 0) return;
+    row.ceiling_seconds = seconds;
+    if (bound.wire >= std::max(bound.traffic, bound.gemms))
+        row.ceiling = fmt::format("{:.0f} GB/s wire", work.wire_bytes / seconds * 1e-9);
+    else if (bound.traffic >= bound.gemms)
+        row.ceiling = fmt::format("{:.0f} GB/s", work.bytes / seconds * 1e-9);
+    else
+        row.ceiling = fmt::format("{:.4g} TFLOP/s {}", work.flops / seconds * 1e-12,
+                                  work.unit == Unit::fp8_mma ? "FP8" : "BF16");
 }
 
 }  // namespace fp8flow::bench

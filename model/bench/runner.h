@@ -4,7 +4,7 @@
 #pragma once
 
 #include "model/bench/cases/case.h"
-#include "model/measure/ceilings.h"
+#include "model/measure/machine.h"
 
 #include <memory>
 #include <optional>
@@ -23,7 +23,6 @@ struct Row {
     std::string baseline;                   // another implementation, timed in this run
     std::optional<Timing> baseline_timing;
     std::string baseline_result;  // of a plugin: "equal", how its result differs, or why it was left out
-    std::optional<double> nmse;   // of a GEMM, on a sample
     std::string regime;
     std::optional<int64_t> launches;  // kernels, fills and copies of one call
     int64_t tensor_bytes = 0;         // of all tensors of one call, intermediates included
@@ -42,7 +41,7 @@ public:
     // One call of the case instead of measurements, recorded by an attached profiler. One rank. Returns the
     // number of kernels, 0 where they are not counted.
     int64_t capture(const Case& what, const Shape& shape);
-    std::string device_name() const { return probe_->device_name(); }
+    std::string device_name() { return machine_.probe().device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
     std::string wire_note() const;
 
@@ -53,21 +52,14 @@ private:
     Row timed(const Case& what, const Shape& shape, Subject::Regimes regimes);
     bool check_baseline(Row& row, const Call& call, const Launch& launch);
     void add_ceiling(Row& row, const Case& what);
-    double largest(double seconds) const;
-    const PeerRates& peer_rates();  // zero where they cannot be measured
+    double largest(double seconds) const { return machine_.together().largest(seconds); }
 
     BackendChoice choice_;
     std::unique_ptr<Ops> ops_;
     ProcessGroup& world_;
-    std::unique_ptr<Probe> probe_;
-    std::unique_ptr<Ops> dense_;  // cuBLASLt's GEMMs, for the ceiling
-    std::unique_ptr<Meter> meter_;
-    std::unique_ptr<Ceilings> ceilings_;
+    MachineCeilings machine_;
     RandomFiller filler_;
-    Together together_;
     std::unique_ptr<Plugin> plugin_;
-    std::optional<PeerRates> peers_;  // once measured
-    std::string no_peers_;            // why they are zero
 };
 
 }  // namespace fp8flow::bench

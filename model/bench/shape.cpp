@@ -6,7 +6,6 @@
 #include "model/config/builders.h"
 
 #include <algorithm>
-#include <charconv>
 
 namespace fp8flow::bench {
 
@@ -14,12 +13,6 @@ namespace {
 
 constexpr int64_t kLargest = int64_t{1} << 40;
 constexpr double kMostElements = 0x1p58;
-
-std::string joined(const std::vector<std::string>& words, const char* between) {
-    std::string text;
-    for (const std::string& word : words) text += (text.empty() ? "" : between) + word;
-    return text;
-}
 
 }  // namespace
 
@@ -44,7 +37,7 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
             for (const auto& [known, value] : values_) names.push_back(known);
             const std::string near = nearest_name(name, names);
             fail(ExitCode::usage, "bench {}: unknown key '{}'{}; it has {}", operation_, name,
-                 near.empty() ? "" : fmt::format(", did you mean '{}'", near), joined(names, ", "));
+                 near.empty() ? "" : fmt::format(", did you mean '{}'", near), fmt::join(names, ", "));
         }
         found->second = part.substr(equals + 1);
     }
@@ -71,11 +64,8 @@ void Shape::refuse(std::string_view key, const std::string& want) const {
 }
 
 int64_t Shape::number(std::string_view key) const {
-    const std::string& text = value(key);
-    int64_t result = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), result);
-    if (error != std::errc() || end != text.data() + text.size() || result < 0 || result > kLargest)
-        refuse(key, fmt::format("a whole number from 0 to {}", kLargest));
+    const int64_t result = builders::read_number<int64_t>(value(key)).value_or(-1);
+    if (result < 0 || result > kLargest) refuse(key, fmt::format("a whole number from 0 to {}", kLargest));
     return result;
 }
 
@@ -87,7 +77,7 @@ int64_t Shape::positive(std::string_view key) const {
 
 int64_t Shape::choice(std::string_view key, const std::vector<std::string>& words) const {
     const auto found = std::find(words.begin(), words.end(), value(key));
-    if (found == words.end()) refuse(key, joined(words, " | "));
+    if (found == words.end()) refuse(key, fmt::format("{}", fmt::join(words, " | ")));
     return found - words.begin();
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Suites: operations at shapes, measured one after the other. Read next: suites.cpp, suite_upstream.cpp.
+// Suites: operations at shapes, measured one after the other. They are text (configs/suites/README.md).
 #pragma once
 
 #include "model/bench/cases/case.h"
@@ -11,9 +11,8 @@ struct SuiteEntry {
     Size size = Size::layer;
     Subject::Regimes regimes = Subject::Regimes::all;
 };
-std::vector<SuiteEntry> suite(const std::string& name);  // throws Error(usage) with the nearest name
-const std::vector<std::pair<std::string, std::string>>& suite_names();  // and what they are for
-
-std::vector<SuiteEntry> upstream_suite();
+// By the name of a shipped suite, or of a file. Throws Error(usage) with the nearest name.
+std::vector<SuiteEntry> suite(const std::string& name);
+std::vector<std::pair<std::string, std::string>> suite_names();  // of the shipped ones, and what they are for
 
 }  // namespace fp8flow::bench

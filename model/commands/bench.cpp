@@ -81,8 +81,7 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
 }
 
 MeasureOptions measure_options(const BenchOptions& options, const BackendChoice& choice) {
-    MeasureOptions measure =
-        choice.kind == BackendKind::hopper ? MeasureOptions{} : MeasureOptions::for_host();
+    MeasureOptions measure = MachineCeilings::usual_options(choice);
     const bool hopper = choice.kind == BackendKind::hopper;
     // almost 400 measurements in about three minutes
     if (options.suite == "gemm" && hopper) {

@@ -158,9 +158,8 @@ void choose_threads(int64_t ranks) {
     omp_set_num_threads(std::max(1, usable_cores(omp_get_num_procs()) / static_cast<int>(ranks)));
 }
 
-// Runs `command` on every rank. deadline_of(ranks): the longest wait for another rank.
-template <class Options>
-int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup&), auto&& deadline_of) {
+// Runs `command` on every rank.
+template <class Options> int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup&)) {
     // Before the first NCCL call: communicators need no multicast memory, which some machines refuse. A value
     // of the user's stays.
     ::setenv("NCCL_NVLS_ENABLE", "0", 0);
@@ -169,32 +168,21 @@ int on_ranks(const Options& options, int (*command)(const Options&, ProcessGroup
         require_same_size(job_start(), mpi.size());
         check_processor();
         choose_threads(options.placement.ranks_on_host);
-        const double deadline = deadline_of(mpi.size());
+        double deadline = 300;  // a rank may read weights or draw random data for minutes while others wait
+        constexpr bool kTrains = std::is_same_v<Options, RunOptions>;
+        if constexpr (kTrains || std::is_same_v<Options, EvaluateOptions> ||
+                      std::is_same_v<Options, GenerateOptions>)
+            if (options.joined.empty()) {
+                const std::optional<int64_t> ranks = kTrains ? std::optional<int64_t>(mpi.size()) : std::nullopt;
+                deadline = load_config(options.config_path, options.overrides, ranks, options.hf_config)
+                               .parallel.peer_deadline_seconds;
+            }
         Watchdog::set_deadline(deadline, "parallel.peer_deadline_seconds");
         const auto world = make_mpi_group(deadline);
         return command(options, *world);
     } catch (...) {
         report_and_abort(mpi, std::current_exception());
     }
-}
-// Of a configuration that `ranks` must be able to run, or any number.
-auto deadline_of(const RunOptions& options, bool for_all_ranks) {
-    return [&options, for_all_ranks](int ranks) {
-        return load_config(options.config_path, options.overrides,
-                           for_all_ranks ? std::optional<int64_t>() : ranks, options.hf_config)
-            .parallel.peer_deadline_seconds;
-    };
-}
-int on_ranks(const RunOptions& options, int (*command)(const RunOptions&, ProcessGroup&)) {
-    return on_ranks(options, command, deadline_of(options, false));
-}
-int replay_on_ranks(const ReplayOptions& options) {
-    constexpr double kDeadline = 300;  // a rank may read weights for minutes while the others wait
-    return on_ranks(options, run_replay, [](int) { return kDeadline; });
-}
-int bench_on_ranks(const BenchOptions& options) {
-    constexpr double kDeadline = 300;  // a rank may draw random data for minutes while the others wait
-    return on_ranks(options, run_bench, [](int) { return kDeadline; });
 }
 
 // The command as it was typed, with the ranks it was started on.
@@ -422,9 +410,10 @@ struct CommandLine {
             ->add_option("--shape", bench_options.shapes,
                          "key=value,key=value of every named operation, repeatable")
             ->allow_extra_args(false);
-        bench->add_option(
-            "--suite", bench_options.suite,
-            "layer | gemm | exchange | model | upstream | small, or what it has of the named operations");
+        bench->add_option("--suite", bench_options.suite,
+                          "exchange | gemm | layer | model | small | upstream, or a file "
+                          "(configs/suites/README.md), or what it "
+                          "has of the named operations");
         bench->add_option("--match", bench_options.match,
                           "regular expression: only what matches in 'operation key=value key=value ...'");
         bench->add_flag("--list", list, "print operations, their keys and the suites");
@@ -478,18 +467,17 @@ struct CommandLine {
         // All of them are compared.
         if ((*validate || *profile) && registered_flows().size() > 1)
             options.overrides.insert(options.overrides.begin(), "precision.flow=''");
-        if (!out.empty()) options.overrides.push_back("output.out=" + builders::quoted(out));
-        if (*validate && !resume.empty())
-            options.taken = RunFolder::Taken::enter;
-        else if (!resume.empty())
-            options.overrides.push_back("checkpoint.load=" + builders::quoted(resume));
-        if (!weights.empty())
-            options.overrides.push_back("checkpoint.pretrained_checkpoint=" + builders::quoted(weights));
-        if (!options.routing.empty())
-            options.overrides.push_back("data.routing_path=" + builders::quoted(options.routing));
-        if (!record_routing.empty())
-            options.overrides.push_back("output.record_routing=" + builders::quoted(record_routing));
-        if (!export_format.empty()) options.overrides.push_back("output.export_format=" + export_format);
+        const auto set = [&](const char* key, const std::string& value) {
+            if (!value.empty())
+                options.overrides.push_back(fmt::format("{}={}", key, builders::quoted(value)));
+        };
+        set("output.out", out);
+        set("checkpoint.load", *validate ? "" : resume);
+        if (*validate && !resume.empty()) options.taken = RunFolder::Taken::enter;
+        set("checkpoint.pretrained_checkpoint", weights);
+        set("data.routing_path", options.routing);
+        set("output.record_routing", record_routing);
+        set("output.export_format", export_format);
         for (std::string& recipe : recipes) CLI::detail::trim(recipe);
         if (!recipes.empty())
             options.overrides.push_back("profile.profile_recipes=" +
@@ -533,22 +521,20 @@ int run(const CommandLine& line) {
     }
     if (*line.train)
         return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
-    if (*line.validate && !line.options.joined.empty())
-        return on_ranks(line.options, run_join, [](int) { return kStartDeadline; });
-    if (*line.validate) return on_ranks(line.options, run_validate);
+    if (*line.validate) return on_ranks(line.options, line.options.joined.empty() ? run_validate : run_join);
     if (*line.profile && !line.compared.empty()) {
         fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
         return 0;
     }
     if (*line.profile) return on_ranks(line.options, run_profile);
-    if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate, deadline_of(line.options, true));
-    if (*line.generate) return on_ranks(line.generate_options, run_generate, deadline_of(line.options, true));
-    if (*line.replay) return replay_on_ranks(line.replay_options);
+    if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate);
+    if (*line.generate) return on_ranks(line.generate_options, run_generate);
+    if (*line.replay) return on_ranks(line.replay_options, run_replay);
     if (*line.bench && line.list) {
         fp8flow::print_bench_list();
         return 0;
     }
-    if (*line.bench) return bench_on_ranks(line.bench_options);
+    if (*line.bench) return on_ranks(line.bench_options, run_bench);
     if (*line.plan) return run_plan(line.plan_options);
     fmt::print("{}", line.app.help());
     return static_cast<int>(ExitCode::usage);

@@ -3,7 +3,6 @@
 #include "model/commands/commands.h"
 #include "model/commands/next_steps.h"
 #include "model/predict/require_fit.h"
-#include "model/profile/ceilings.h"
 #include "model/profile/run.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"
@@ -73,7 +72,7 @@ public:
             "routing: {}; {} to warm up, {} timed stage by stage, {} timed as a whole, for each recipe",
             profile_.routing, counted(spec.profile_step_start, "step"), profile_.steps, profile_.steps));
         world_.set_activity("measuring the machine");
-        ProfileCeilings ceilings(backend_, world_);
+        MachineCeilings ceilings(backend_, world_, MachineCeilings::usual_options(backend_));
         profile_.machine = ceilings.rates();
         report_machine();
         for (const Arm& arm : arms_) {
@@ -161,7 +160,7 @@ private:
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));
-        log_.line(summary_table(profile_));
+        log_.line(numbers_table(result));
         if (profile_.ablation) log_.line("  no noise floor: no arm runs twice");
         log_.result("\n" + answer_text(profile_, configs_of(arms_), recipe_name(config_.precision)));
         log_.result(fmt::format(

@@ -109,7 +109,6 @@ public:
         run_folder_.keep();
         if (checkpoint_folder_) checkpoint_folder_->keep();
         if (run_folder_.is_first_rank()) open_files();
-        records_.remember(first_step_);
         world.barrier();  // before another rank writes below what the first one has cleared
     }
 
@@ -168,7 +167,6 @@ private:
         note_stage(Stage::checkpoint, trainer_->steps_done());
         saving([&] { return saver_->finish(); });
         saving([&] { return saver_->save(*trainer_); });
-        records_.remember(trainer_->steps_done());
     }
 
     // What cannot be written ends the run, or with checkpoint.on_error: warn is said, and tried again at the
@@ -505,11 +503,9 @@ private:
                                         recipe_name(config_.precision), config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats));
             folder_->write_atomic("tensor_stats.json", tensor_stats_json(stats, provenance_).dump(2) + "\n");
-            if (!stats.transposed().empty()) {
-                log_.line(transpose_stats_table(stats));
+            if (!stats.transposed().empty())
                 folder_->write_atomic("transposed_stats.json",
                                       transpose_stats_json(stats, provenance_).dump(2) + "\n");
-            }
         }
         report_files();
         log_.result(next_text(next_steps()));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums are kept as they were at checkpoints; metrics.jsonl is cut.
+// What goes on from metrics.jsonl and tensor_stats.jsonl, which are cut.
 #include "model/commands/train_records.h"
 
 #include "model/base/run_folder.h"
@@ -56,21 +56,7 @@ std::vector<std::string> TrainRecords::open(const OutputFolder& folder, int64_t 
     if (kept < config_.training.train_iters)
         for (const char* name : kFilesOfTheEnd) std::filesystem::remove(folder.path_of(name), error);
     open_events(kept);
-    if (config_.output.tensor_stats) {
-        const auto observed = read_records(folder.path_of(kTensorStatsFile), kept);
-        keep(kTensorStatsFile, observed, stats_lines_);
-        for (const nlohmann::json& record : observed) sums_.tensors.add(record);
-    }
-    const std::string path = folder.path_of(kMetricsFile);
-    if (!config_.output.metrics &&
-        !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
-        return {};
-    const std::vector<nlohmann::json> records = read_records(path, kept);
-    keep(kMetricsFile, records, metrics_);
-    if (!config_.output.metrics) metrics_.reset();
-    if (!config_.output.metrics && records.empty()) std::filesystem::remove(path, error);
-    for (const nlohmann::json& record : records) add(record);
-    const int64_t missing = missing_iterations(records, kept);
+    const int64_t missing = read_kept(kept);
     if (missing == 0) return {};
     return {fmt::format("{} has no whole record of {} up to {}; {} leaves them out", kMetricsFile,
                         counted(missing, "iteration"), kept, kPageFile)};
@@ -90,6 +76,7 @@ void TrainRecords::keep(const char* name, const std::vector<nlohmann::json>& rec
 }
 
 void TrainRecords::add(const nlohmann::json& record) {
+    if (record.contains("skipped")) return;
     const auto add_to = [&](Series& series, const char* key) {
         if (!record.contains(key) || !record[key].is_number()) return;
         series.x.push_back(record["iteration"].get<double>());
@@ -101,7 +88,7 @@ void TrainRecords::add(const nlohmann::json& record) {
 }
 
 void TrainRecords::add(const StepValues& values, const Provenance* provenance) {
-    if (!values.record.contains("skipped")) add(values.record);
+    add(values.record);
     if (metrics_ && provenance != nullptr) {
         nlohmann::json run = {{"type", "run"}, {"iteration", values.iteration()}};
         add_provenance(run, *provenance);
@@ -134,22 +121,32 @@ void TrainRecords::add_tensor_stats(int64_t iteration) {
     if (events_) events_->tensor_stats(iteration, records);
 }
 
-void TrainRecords::remember(int64_t step) {
-    // Runs go back to the newest checkpoint, and to an older one only where that is damaged.
-    constexpr size_t kMostRemembered = 3;
-    if (config_.training.on_divergence != OnDivergence::rollback) return;
-    remembered_[step] = sums_;
-    if (remembered_.size() > kMostRemembered) remembered_.erase(remembered_.begin());
+void TrainRecords::go_back(int64_t step) {
+    tensor_stats_.forget_from(step + 1);
+    sums_ = {};
+    if (folder_ == nullptr) return;  // another rank
+    read_kept(step);
+    open_events(step);
 }
 
-void TrainRecords::go_back(int64_t step) {
-    const auto later = remembered_.upper_bound(step);
-    sums_ = later == remembered_.begin() ? Sums{} : std::prev(later)->second;
-    if (metrics_) keep(kMetricsFile, read_records(folder_->path_of(kMetricsFile), step), metrics_);
-    if (stats_lines_)
-        keep(kTensorStatsFile, read_records(folder_->path_of(kTensorStatsFile), step), stats_lines_);
-    tensor_stats_.forget_from(step + 1);
-    open_events(step);
+// Of the records in the files: those up to `kept`, which stay.
+int64_t TrainRecords::read_kept(int64_t kept) {
+    if (config_.output.tensor_stats) {
+        const auto observed = read_records(folder_->path_of(kTensorStatsFile), kept);
+        keep(kTensorStatsFile, observed, stats_lines_);
+        for (const nlohmann::json& record : observed) sums_.tensors.add(record);
+    }
+    const std::string path = folder_->path_of(kMetricsFile);
+    std::error_code error;
+    if (!config_.output.metrics &&
+        !std::filesystem::is_regular_file(std::filesystem::symlink_status(path, error)))
+        return 0;
+    const std::vector<nlohmann::json> records = read_records(path, kept);
+    keep(kMetricsFile, records, metrics_);
+    if (!config_.output.metrics) metrics_.reset();
+    if (!config_.output.metrics && records.empty()) std::filesystem::remove(path, error);
+    for (const nlohmann::json& record : records) add(record);
+    return missing_iterations(records, kept);
 }
 
 }  // namespace fp8flow

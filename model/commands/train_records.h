@@ -12,7 +12,6 @@
 #include "model/report/tensor_stats.h"
 #include "model/report/tensorboard.h"
 
-#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -44,8 +43,7 @@ public:
     void add(const report::StepValues& values, const Provenance* provenance);
     void add_evaluation(int64_t iteration, double nats);
 
-    // At a checkpoint, and when the run goes back to it.
-    void remember(int64_t step);
+    // The run goes back to a checkpoint. Without metrics.jsonl the sums begin there.
     void go_back(int64_t step);
 
     const report::Series& losses() const { return sums_.losses; }
@@ -64,6 +62,7 @@ private:
         report::TensorHistory tensors;
     };
     void open_events(int64_t done);
+    int64_t read_kept(int64_t kept);  // returns how many iterations have no record
     // Writes the records, and opens the file to go on.
     void keep(const char* name, const std::vector<nlohmann::json>& records, std::optional<LineFile>& file);
     void add(const nlohmann::json& record);  // to the sums
@@ -71,7 +70,6 @@ private:
     const Config& config_;
     const OutputFolder* folder_ = nullptr;
     Sums sums_;
-    std::map<int64_t, Sums> remembered_;  // by steps done
     TensorStats tensor_stats_;
     std::optional<LineFile> metrics_, stats_lines_;
     std::optional<report::EventFile> events_;

@@ -15,17 +15,15 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <span>
 #include <sstream>
 #include <string>
-#include <string_view>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace fp8flow {
@@ -89,37 +87,21 @@ const char* name_of(Stage stage) {
     return "?";
 }
 
-// A line put together without memory from the heap, which may be what is lacking.
-class Line {
-public:
-    template <class... Args> Line& add(fmt::format_string<Args...> format, Args&&... args) {
-        const auto done = fmt::format_to_n(text_ + size_, static_cast<int64_t>(sizeof text_ - size_), format,
-                                           std::forward<Args>(args)...);
-        size_ = static_cast<size_t>(done.out - text_);
-        return *this;
-    }
-    void write() const { [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, text_, size_); }
+// What /proc/PID/stat has after the name: the state, the parent, ... Empty if the process has ended or there
+// is no /proc.
+std::vector<std::string> stat_of(int64_t process) {
+    std::ifstream file(fmt::format("/proc/{}/stat", process));
+    std::string line;
+    std::getline(file, line);
+    std::istringstream fields(line.substr(line.rfind(')') + 1));
+    return {std::istream_iterator<std::string>(fields), {}};
+}
 
-private:
-    char text_[512];
-    size_t size_ = 0;
-};
-
-// The letter of /proc/PID/stat; 0 where there is no such process.
+// The letter there; 0 where there is no such process.
 char process_state(int32_t pid) {
+    const std::vector<std::string> stat = stat_of(pid);
     if (::kill(pid, 0) != 0 && errno == ESRCH) return 0;
-    char path[32] = "/proc/";
-    char* end = std::to_chars(path + 6, path + 20, pid).ptr;
-    std::memcpy(end, "/stat", 6);
-    const int file = ::open(path, O_RDONLY | O_CLOEXEC);
-    // It has ended meanwhile, or there is no /proc.
-    if (file < 0) return ::kill(pid, 0) != 0 && errno == ESRCH ? char{0} : '?';
-    char text[128];
-    const ssize_t size = ::read(file, text, sizeof text);
-    ::close(file);
-    const std::string_view stat(text, size > 0 ? static_cast<size_t>(size) : 0);
-    const size_t at = stat.rfind(") ");
-    return at == std::string_view::npos || at + 2 >= stat.size() ? '?' : stat[at + 2];
+    return stat.empty() ? '?' : stat.front().front();
 }
 
 bool is_lost(const RankNotes& notes) {
@@ -130,26 +112,26 @@ bool is_lost(const RankNotes& notes) {
 }
 
 // "rank 3 (process 123, last in step 12, 4 s ago)"
-void describe(Line& line, const RankNotes& notes) {
-    line.add("rank {} (process {}, last in {}", notes.rank.load(), notes.pid.load(), name_of(notes.stage));
-    if (notes.step > 0)
-        line.add("{}{}", notes.stage == Stage::step ? " " : " after step ", notes.step.load());
-    line.add(", {} s ago)", (now() - notes.progress) / kSecond);
+std::string described(const RankNotes& notes) {
+    const std::string step = notes.step == 0              ? ""
+                             : notes.stage == Stage::step ? fmt::format(" {}", notes.step.load())
+                                                          : fmt::format(" after step {}", notes.step.load());
+    return fmt::format("rank {} (process {}, last in {}{}, {} s ago)", notes.rank.load(), notes.pid.load(),
+                       name_of(notes.stage), step, (now() - notes.progress) / kSecond);
 }
 
-void describe_gone(Line& line, const RankNotes& notes) {
-    line.add("another rank was lost: ");
-    describe(line, notes);
-    if (notes.signal > 0)
-        line.add(" ended by signal {}\n", notes.signal.load());
-    else
-        line.add(" is gone (killed, perhaps for lack of memory, or it crashed)\n");
+std::string described_as_gone(const RankNotes& notes) {
+    return fmt::format("another rank was lost: {} {}", described(notes),
+                       notes.signal > 0
+                           ? fmt::format("ended by signal {}", notes.signal.load())
+                           : std::string("is gone (killed, perhaps for lack of memory, or it crashed)"));
 }
 
-// The beginning of a report: this rank's number and host.
-Line begun() {
-    Line line;
-    return line.add("fp8flow: error: rank {} on {}: ", own->rank.load(), host_name().text);
+// With this rank's number and host.
+void print_report(const std::string& text) {
+    const std::string line =
+        fmt::format("fp8flow: error: rank {} on {}: {}\n", own->rank.load(), host_name().text, text);
+    [[maybe_unused]] const ssize_t done = ::write(STDERR_FILENO, line.data(), line.size());
 }
 
 constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
@@ -284,10 +266,7 @@ private:
 
     void look_for_gone() {
         for (int r = 0; r < num_ranks; ++r) {
-            if (!is_lost(ranks[r])) continue;
-            Line line = begun();
-            describe_gone(line, ranks[r]);
-            report(line);
+            if (is_lost(ranks[r])) report(described_as_gone(ranks[r]));
         }
     }
 
@@ -309,19 +288,27 @@ private:
                 silent = &notes;
             }
         }
-        if (stopped != nullptr) give_up(*stopped, " is stopped", limit);
+        if (stopped != nullptr)
+            give_up(fmt::format("no answer from {} is stopped", described(*stopped)), limit);
         if (silence(*own) <= limit) return;
         const Stage stage = own->stage;
         if (stage == Stage::mpi_init) {
             for (int r = 0; r < num_ranks; ++r)
-                if (ranks[r].state == State::not_started) give_up_on_start(r, limit);
+                if (ranks[r].state == State::not_started)
+                    give_up(fmt::format("no answer from the rank with number {} of this host: it has not "
+                                        "reached main",
+                                        r),
+                            limit);
         }
-        if (silent != nullptr && some_wait) give_up(*silent, " is silent", limit);
+        if (silent != nullptr && some_wait)
+            give_up(fmt::format("no answer from {} is silent", described(*silent)), limit);
         // Calls of MPI that have no deadline of their own; who they wait for is on another host.
         if (stage == Stage::mpi_init || stage == Stage::mpi_finalize) {
             if (silence(*own) > limit + kSecond && std::none_of(stopped_since_.begin(), stopped_since_.end(),
                                                                 [](int64_t since) { return since > 0; }))
-                give_up_alone(limit);
+                give_up(fmt::format("{} does not return, and every rank of this host waits in it or has left",
+                                    name_of(stage)),
+                        limit);
         }
     }
 
@@ -331,29 +318,13 @@ private:
         ::_exit(static_cast<int>(ExitCode::peer));
     }
 
-    void give_up(const RankNotes& lost, const char* why, int64_t limit) {
-        Line line = begun();
-        describe(line.add("no answer from "), lost);
-        report_limit(line.add("{}", why), limit);
-    }
-    void give_up_on_start(int rank_on_host, int64_t limit) {
-        report_limit(
-            begun().add("no answer from the rank with number {} of this host: it has not reached main",
-                        rank_on_host),
-            limit);
-    }
-    void give_up_alone(int64_t limit) {
-        report_limit(begun().add("{} does not return, and every rank of this host waits in it or has left",
-                                 name_of(own->stage)),
-                     limit);
-    }
-    void report_limit(Line line, int64_t limit) {
-        report(line.add("; the limit is {} s ({})\n", limit / kSecond, deadline_name.load()));
-    }
-    void report(const Line& line) {
+    void report(const std::string& text) {
         if (!claim_report()) return;
-        line.write();
+        print_report(text);
         end();
+    }
+    void give_up(const std::string& text, int64_t limit) {
+        report(fmt::format("{}; the limit is {} s ({})", text, limit / kSecond, deadline_name.load()));
     }
 
     std::vector<int64_t> stopped_since_;  // 0: not stopped
@@ -423,14 +394,9 @@ bool is_ended_by_launcher(int sender) {
 }
 
 int64_t process_start(int64_t process) {
-    std::ifstream file("/proc/" + std::to_string(process) + "/stat");  // "pid (name) state parent ..."
-    std::string line, field;
-    std::getline(file, line);
-    std::istringstream fields(line.substr(line.rfind(')') + 1));
-    constexpr int kState = 3, kStart = 22;
-    for (int i = kState; i <= kStart && fields >> field; ++i)
-        if (i == kState && (field == "Z" || field == "X")) return 0;
-    return fields ? std::atoll(field.c_str()) : 0;
+    constexpr size_t kStart = 22 - 3;
+    const std::vector<std::string> stat = stat_of(process);
+    return stat.size() <= kStart || stat[0] == "Z" || stat[0] == "X" ? 0 : std::atoll(stat[kStart].c_str());
 }
 
 void note_failure() { own->state = State::ended; }
@@ -441,16 +407,10 @@ void end_terminated() {
     const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_lost);
     // A rank that exits first with a status other than 0 ends the others, and has reported why.
     const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
-    if (!leaving && claim_report()) {
-        Line line = begun();
-        if (gone != end)
-            describe_gone(line, *gone);
-        else
-            line.add(
-                "ended by the launcher: the job was cancelled, or another rank was lost before it started "
-                "or on another host\n");
-        line.write();
-    }
+    if (!leaving && claim_report())
+        print_report(gone != end ? described_as_gone(*gone)
+                                 : "ended by the launcher: the job was cancelled, or another rank was lost "
+                                   "before it started or on another host");
     remove_name_after_report();
     ::_exit(static_cast<int>(ExitCode::peer));
 }

@@ -15,12 +15,6 @@ namespace fp8flow {
 
 enum class GemmKind : uint8_t { bf16, fp8 };  // fp8: E4M3 with one scale per operand
 
-// FLOP/s
-struct GemmRate {
-    double burst = 0;
-    double sustained = 0;
-};
-
 // Bytes per second between one rank and all others, all ranks active; of the slowest rank.
 struct PeerRates {
     double load = 0;
@@ -37,8 +31,7 @@ public:
 
     // Seconds that moving so many bytes takes, cache cold. Known counts are not measured again.
     double traffic_seconds(int64_t bytes_read, int64_t bytes_written);
-    const GemmRate& gemm(GemmKind kind);
-    int64_t side() const { return side_; }
+    double gemm(GemmKind kind);  // FLOP/s of a burst
 
 private:
     Meter& meter_;
@@ -46,7 +39,7 @@ private:
     int64_t side_;
     RandomFiller filler_;
     std::map<std::pair<int64_t, int64_t>, double> traffic_;
-    std::map<GemmKind, GemmRate> gemms_;
+    std::map<GemmKind, double> gemms_;
 };
 
 }  // namespace fp8flow

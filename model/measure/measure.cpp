@@ -125,7 +125,7 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
                   .p90 = at(0.9),
                   .sustained = {},
                   .samples = options.samples};
-    if (options.sustained_seconds > 0 && subject.regimes == Subject::Regimes::all)
+    if (options.sustained_seconds > 0 && subject.regimes == Subject::Regimes::all && !flush)
         timing.sustained = sustained(subject, options.sustained_seconds, std::max(timing.median, estimate));
     return timing;
 }
@@ -133,32 +133,18 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
 // Calls back to back for about `seconds`; the mean of the second half, after clocks have settled. All ranks
 // make the same number of calls.
 double Meter::sustained(const Subject& subject, double seconds, double estimate) {
-    constexpr double kMostCalls = 100000, kFlushSeconds = 1e-4;
-    const bool flush = subject.cache == Subject::Cache::flush && probe_.cache_bytes() > 0;
+    constexpr double kMostCalls = 100000;
     if (subject.together != nullptr) estimate = subject.together->largest(estimate);
-    if (flush) estimate += kFlushSeconds;
     const auto calls = static_cast<int64_t>(std::clamp(seconds / std::max(estimate, 1e-9), 4.0, kMostCalls));
     const int64_t half = calls / 2;
     timeline_->reset();
-    if (!flush) {
-        int64_t middle = 0;
-        for (int64_t i = 0; i < calls; ++i) {
-            if (i == half) middle = timeline_->mark({});
-            subject.call(i % subject.num_sets);
-        }
-        const double total = timeline_->seconds_between(middle, timeline_->mark({}));
-        return total / static_cast<double>(calls - half);
-    }
-    std::vector<std::pair<int64_t, int64_t>> marks;
+    int64_t middle = 0;
     for (int64_t i = 0; i < calls; ++i) {
-        flush_cache();
-        const int64_t start = i >= half ? timeline_->mark({}) : 0;
+        if (i == half) middle = timeline_->mark({});
         subject.call(i % subject.num_sets);
-        if (i >= half) marks.emplace_back(start, timeline_->mark({}));
     }
-    double total = 0;
-    for (const auto& [start, end] : marks) total += timeline_->seconds_between(start, end);
-    return total / static_cast<double>(marks.size());
+    const double total = timeline_->seconds_between(middle, timeline_->mark({}));
+    return total / static_cast<double>(calls - half);
 }
 
 }  // namespace fp8flow

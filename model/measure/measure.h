@@ -32,7 +32,7 @@ constexpr double kShortCall = 0.4e-3;  // seconds
 // Seconds of one call.
 struct Timing {
     double median = 0, min = 0, p90 = 0;  // burst
-    std::optional<double> sustained;      // mean of the second half
+    std::optional<double> sustained;      // mean of the second half; absent where the cache is flushed
     int samples = 0;                      // of the burst
 };
 

@@ -3,6 +3,7 @@
 #include "model/predict/gpu.h"
 
 #include "kernels/core/error.h"
+#include "model/base/embedded.h"
 #include "model/safetensors/file.h"
 
 #include <fmt/format.h>
@@ -18,7 +19,7 @@ namespace {
 
 using nlohmann::json;
 
-json parse(const std::string& text, const std::string& name) {
+json parse(std::string_view text, const std::string& name) {
     json result = json::parse(text, nullptr, false);
     require(result.is_object(), ExitCode::usage, "{}: got no JSON object, want a kind of GPU (configs/gpus)",
             name);
@@ -91,8 +92,8 @@ Calibration calibration_of(const json& from) {
     return result;
 }
 
-const GpuFile* find_shipped(const std::string& name) {
-    for (const GpuFile& file : shipped_gpu_files())
+const EmbeddedFile* find_shipped(const std::string& name) {
+    for (const EmbeddedFile& file : gpu_files())
         if (name == file.name) return &file;
     return nullptr;
 }
@@ -118,7 +119,7 @@ Gpu gpu_of(const json& from) {
         gpu.calibration = calibration_of(from["calibration"]);
         return gpu;
     }
-    const GpuFile* other = find_shipped(from.at("shares of"));
+    const EmbeddedFile* other = find_shipped(from.at("shares of"));
     require(other != nullptr, ExitCode::usage, "'shares of' names no kind of configs/gpus");
     gpu.calibration = calibration_of(parse(other->text, other->name).at("calibration"));
     return gpu;
@@ -139,12 +140,13 @@ template <class Read> auto read_as(const std::string& name, Read read) {
 
 std::vector<std::string> known_gpus() {
     std::vector<std::string> names;
-    for (const GpuFile& file : shipped_gpu_files()) names.emplace_back(file.name);
+    for (const EmbeddedFile& file : gpu_files()) names.emplace_back(file.name);
     return names;
 }
 
 Gpu load_gpu(const std::string& name_or_file) {
-    if (const GpuFile* file = find_shipped(lower(name_or_file))) return gpu_of(parse(file->text, file->name));
+    if (const EmbeddedFile* file = find_shipped(lower(name_or_file)))
+        return gpu_of(parse(file->text, file->name));
     std::error_code error;
     require(std::filesystem::is_regular_file(name_or_file, error), ExitCode::usage,
             "--gpu: got {}, want one of {} or a file", printable(name_or_file),
@@ -171,7 +173,7 @@ Gpu load_gpu(const std::string& name_or_file) {
 }
 
 std::optional<std::string> kind_of_device(const std::string& device) {
-    for (const GpuFile& file : shipped_gpu_files())
+    for (const EmbeddedFile& file : gpu_files())
         if (is_kind(device, parse(file.text, file.name).value("gpu", ""))) return file.name;
     return std::nullopt;
 }

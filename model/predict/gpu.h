@@ -54,13 +54,6 @@ struct Calibration {
     std::optional<CheckSummary> check = {}, check_other_models = {};
 };
 
-// A file of configs/gpus, which cmake/GpuFiles.cmake makes part of the program.
-struct GpuFile {
-    const char* name;  // without .json
-    const char* text;
-};
-const std::vector<GpuFile>& shipped_gpu_files();
-
 struct Gpu {
     Datasheet sheet;
     Calibration calibration;

@@ -25,20 +25,6 @@ FreeMemory free_of_host(int64_t ranks_on_host) {
             sharing > 1 ? fmt::format("{}, shared by {} ranks", memory.limit, sharing) : memory.limit};
 }
 
-// GPU ranks too need host memory for tokens. "": every rank has enough.
-std::string token_shortage(const std::vector<Config>& runs, ProcessGroup& world, int64_t ranks_on_host) {
-    double tokens = 0;
-    for (const Config& run : runs) tokens = std::max(tokens, plan::step_tokens(run, world.size()).bytes);
-    const double free = std::min(free_of_host(ranks_on_host).bytes, 0x1p60);
-    auto missing = static_cast<int64_t>(tokens - free);
-    world.all_reduce_max(std::span<int64_t>(&missing, 1));
-    if (missing <= 0) return "";
-    return fmt::format(
-        "the tokens of the steps in flight take {:.2f} GiB of host memory for each rank, "
-        "{:.2f} GiB more than is free; lower training.global_batch_size",
-        tokens / 0x1p30, static_cast<double>(missing) / 0x1p30);
-}
-
 }  // namespace
 
 FreeMemory free_memory(const BackendChoice& backend, const Config& config, int64_t ranks_on_host) {
@@ -78,8 +64,7 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
     const auto rank = static_cast<int>(least - all.begin());
     std::string limit = mine.limit;
     world.broadcast(limit, rank);
-    std::string text = token_shortage(runs, world, ranks_on_host);
-    if (text.empty()) text = shortage_text(largest, ranks, *least, limit, rank, where);
+    const std::string text = shortage_text(largest, ranks, *least, limit, rank, where);
     require(text.empty() || what == WhereShort::warn, ExitCode::memory,
             "this run will not fit: {}; --force starts it all the same", text);
     if (!text.empty()) log.line("warning: this run will not fit, and is started with --force: " + text);

@@ -103,162 +103,91 @@ std::string stage_table(const ArmProfile& base, const ArmProfile& arm) {
 
 struct Advice {
     double gain = 0;  // at most, as a share of the layer
-    std::string setting, why;
+    std::string key, value, why;
 };
 
-// Collects settings that this configuration accepts and that promise enough.
-class Adviser {
-public:
-    Adviser(const Profile& profile, const std::vector<Config>& configs, size_t own)
-        : profile_(profile),
-          configs_(configs),
-          arm_(profile.arms[own]),
-          config_(configs[own]),
-          gpus_(profile.provenance.gpus > 0),
-          layer_(arm_.whole.layer.median) {
-        for (const ProfileRow& row : arm_.rows) stages_ += row.part == kMoeLayer ? row.seconds.median : 0;
+// Every setting that this run can judge, whether or not the configuration accepts it.
+std::vector<Advice> judged_settings(const Profile& profile, const ArmProfile& arm, const Config& config) {
+    constexpr double kFewRows = 512, kFarFromCeiling = 0.7;
+    double layer = 0, gemms = 0, ideal = 0;  // seconds, by stages
+    for (const ProfileRow& row : arm.rows) {
+        if (row.part != kMoeLayer) continue;
+        layer += row.seconds.median;
+        if (!row.stage.starts_with("fc")) continue;
+        gemms += row.seconds.median;
+        ideal += row.ideal_seconds;
     }
-
-    std::vector<Advice> advice() {
-        if (layer_ <= 0 || stages_ <= 0) return {};
-        if (arm_.whole.layer.samples < kFewestSamples)
-            advice_.push_back({1, "--steps 10", "fewer than 3 measured steps have no spread"});
-        fastest_arm();
-        wire();
-        if (gpus_) {
-            host();
-            streams();
-            gemm_size();
-        } else {
-            advice_.push_back({kWorthwhile, "the same command on GPUs",
-                               "CPUs convert FP8 in software, so these speed-ups say nothing about GPUs"});
-        }
-        std::stable_sort(advice_.begin(), advice_.end(),
-                         [](const Advice& a, const Advice& b) { return a.gain > b.gain; });
-        if (advice_.size() > kShownAdvice) advice_.resize(kShownAdvice);
-        return std::move(advice_);
-    }
-
-private:
-    std::string of_layer(double seconds) const {
-        return fmt::format("{} ms ({:.0f} %) per layer", milliseconds(seconds), 100 * seconds / stages_);
-    }
-
-    bool accepts(const std::string& key, const std::string& value) const {
-        Config changed = config_;
-        field_named(key).set(changed, WrittenValue{false, {value}});
-        try {
-            check_config(changed, static_cast<int64_t>(profile_.ranks));
-        } catch (const Error&) {
-            return false;
-        }
-        return !diff_configs(config_, changed).empty();
-    }
-
-    void add(double gain, const std::string& key, const std::string& value, const std::string& why) {
-        if (gain >= kWorthwhile && accepts(key, value))
-            advice_.push_back({gain, fmt::format("--set {}={}", key, value), why});
-    }
-
-    double stage_seconds(const char* stage, const char* direction) const {
-        const ProfileRow* row = arm_.find(stage, direction);
+    if (layer <= 0) return {};
+    const auto seconds = [&](const char* stage, const char* direction) {
+        const ProfileRow* row = arm.find(stage, direction);
         return row == nullptr ? 0 : row->seconds.median;
+    };
+    const auto of_layer = [&](double part) {
+        return fmt::format("{} ms ({:.0f} %) per layer", milliseconds(part), 100 * part / layer);
+    };
+    const bool gpus = profile.provenance.gpus > 0, several = profile.ranks > 1;
+    const double alone = arm.wire_alone_seconds(), shared = seconds("shared expert", "forward"),
+                 before = seconds("route", "forward") + seconds("plan", "forward") +
+                          seconds("dispatch", "forward"),
+                 combine = seconds("combine", "backward"), wgrad = seconds("fc1 wgrad", "backward"),
+                 rows = arm.tokens * static_cast<double>(config.moe.moe_router_topk) *
+                        static_cast<double>(config.parallel.expert_model_parallel_size) /
+                        static_cast<double>(config.moe.num_experts);
+    const bool small = rows < kFewRows && ideal > 0 && ideal < kFarFromCeiling * gemms;
+    return {
+        {several ? alone / layer : 0, "schedule.overlap_moe_expert_parallel_comm", "true",
+         fmt::format("the exchange takes {} with no compute in parallel; a second micro-batch can fill it",
+                     of_layer(alone))},
+        {several && profile.routing == "data" ? 1 - 1 / std::max(arm.rank_load, 1.0) : 0, "profile.routing",
+         "balanced",
+         fmt::format("the fullest rank has {:.2f} x the mean rows; this shows the cost", arm.rank_load)},
+        {gpus && arm.host_seconds > 0.9 * arm.step_seconds ? 0.5 : 0, "schedule.cuda_graph_impl",
+         "full_iteration",
+         fmt::format("the host needs {} ms to launch a step of {} ms", milliseconds(arm.host_seconds),
+                     milliseconds(arm.step_seconds))},
+        {gpus && arm.host_stops.value_or(0) > 0 ? 0.1 : 0, "parallel.moe_message_sizes", "fixed",
+         fmt::format("the host waits {} times per step for the GPU", arm.host_stops.value_or(0))},
+        {gpus ? std::min(shared, before) / layer : 0, "schedule.moe_shared_expert_overlap", "true",
+         fmt::format("the shared expert's forward, {}, can run in parallel with dispatch", of_layer(shared))},
+        {gpus ? std::min(wgrad, combine) / layer : 0, "schedule.delay_wgrad_compute", "true",
+         fmt::format("the backward combine, {}, can run in parallel with fc1 wgrad", of_layer(combine))},
+        {gpus && small ? (gemms - ideal) / layer / 2 : 0, "training.micro_batch_size",
+         std::to_string(2 * config.training.micro_batch_size),
+         fmt::format("expert GEMMs of {:.0f} rows reach {:.0f} % of the ceiling; larger ones reach more",
+                     rows, 100 * ideal / std::max(gemms, ideal))}};
+}
+
+// Whether it is legal and changes something.
+bool accepts(const Config& config, const Advice& advice, int64_t ranks) {
+    Config changed = config;
+    field_named(advice.key).set(changed, WrittenValue{false, {advice.value}});
+    try {
+        check_config(changed, ranks);
+    } catch (const Error&) {
+        return false;
     }
+    return !diff_configs(config, changed).empty();
+}
 
-    void fastest_arm() {
-        size_t best = configs_.size();
-        for (size_t i = 0; i < configs_.size(); ++i) {
-            const Spread& layer = profile_.arms[i].whole.layer;
-            if (resolved(layer, arm_.whole.layer) &&
-                layer.median < (best == configs_.size() ? layer_ : profile_.arms[best].whole.layer.median))
-                best = i;
-        }
-        if (best == configs_.size()) return;
-        std::string setting;
-        for (const std::string& line : diff_configs(config_, configs_[best])) {
-            const std::string key = line.substr(0, line.find(':')), value = line.substr(line.find("| ") + 2);
-            if (key == "precision.recipe" && !gpus_) return;
-            // the other differences follow from the recipe's
-            setting = key == "precision.recipe" ? "" : setting + (setting.empty() ? "" : " ");
-            setting += fmt::format("--set {}={}", key, value);
-            if (key == "precision.recipe") break;
-        }
-        const double seconds = profile_.arms[best].whole.layer.median;
-        advice_.push_back(
-            {1 - seconds / layer_, setting,
-             fmt::format("{} takes {} ms per layer here, {} takes {} ms", profile_.arms[best].name,
-                         milliseconds(seconds), arm_.name, milliseconds(layer_))});
-    }
-
-    void wire() {
-        if (profile_.ranks == 1) return;
-        const double alone = arm_.wire_alone_seconds();
-        add(alone / stages_, "schedule.overlap_moe_expert_parallel_comm", "true",
-            fmt::format("the exchange takes {} with no compute in parallel; a second micro-batch can fill it",
-                        of_layer(alone)));
-        if (profile_.routing == "data" && arm_.rank_load > 1)
-            add(1 - 1 / arm_.rank_load, "profile.routing", "balanced",
-                fmt::format("the fullest rank has {:.2f} x the mean rows; this shows the cost",
-                            arm_.rank_load));
-    }
-
-    void host() {
-        if (arm_.host_seconds > 0.9 * arm_.step_seconds)
-            add(0.5, "schedule.cuda_graph_impl", "full_iteration",
-                fmt::format("the host needs {} ms to launch a step of {} ms", milliseconds(arm_.host_seconds),
-                            milliseconds(arm_.step_seconds)));
-        if (arm_.host_stops.value_or(0) > 0)
-            add(0.1, "parallel.moe_message_sizes", "fixed",
-                fmt::format("the host waits {} times per step for the GPU", *arm_.host_stops));
-    }
-
-    void streams() {
-        const double shared = stage_seconds("shared expert", "forward");
-        const double before = stage_seconds("route", "forward") + stage_seconds("plan", "forward") +
-                              stage_seconds("dispatch", "forward");
-        add(std::min(shared, before) / stages_, "schedule.moe_shared_expert_overlap", "true",
-            fmt::format("the shared expert's forward, {}, can run in parallel with dispatch",
-                        of_layer(shared)));
-        const double wgrad = stage_seconds("fc1 wgrad", "backward"),
-                     combine = stage_seconds("combine", "backward");
-        add(std::min(wgrad, combine) / stages_, "schedule.delay_wgrad_compute", "true",
-            fmt::format("the backward combine, {}, can run in parallel with fc1 wgrad", of_layer(combine)));
-    }
-
-    void gemm_size() {
-        constexpr double kFewRows = 512, kFarFromCeiling = 0.7;
-        const double rows = arm_.tokens * static_cast<double>(config_.moe.moe_router_topk) *
-                            static_cast<double>(config_.parallel.expert_model_parallel_size) /
-                            static_cast<double>(config_.moe.num_experts);
-        double seconds = 0, ideal = 0;
-        for (const ProfileRow& row : arm_.rows) {
-            if (row.part != kMoeLayer || !row.stage.starts_with("fc")) continue;
-            seconds += row.seconds.median;
-            ideal += row.ideal_seconds;
-        }
-        if (rows < kFewRows && ideal > 0 && ideal < kFarFromCeiling * seconds)
-            add((seconds - ideal) / stages_ / 2, "training.micro_batch_size",
-                std::to_string(2 * config_.training.micro_batch_size),
-                fmt::format(
-                    "expert GEMMs of {:.0f} rows reach {:.0f} % of the ceiling; larger ones reach more", rows,
-                    100 * ideal / seconds));
-    }
-
-    const Profile& profile_;
-    const std::vector<Config>& configs_;
-    const ArmProfile& arm_;
-    const Config& config_;
-    bool gpus_;
-    double layer_, stages_ = 0;  // seconds without the stage timer, and with it
-    std::vector<Advice> advice_;
-};
-
-std::string advice_text(const std::vector<Advice>& advice) {
+std::string advice_text(const Profile& profile, const ArmProfile& arm, const Config& config) {
+    std::vector<Advice> advice = judged_settings(profile, arm, config);
+    std::erase_if(advice, [&](const Advice& one) {
+        return one.gain < kWorthwhile || !accepts(config, one, profile.ranks);
+    });
+    for (Advice& one : advice) one.key = fmt::format("--set {}={}", one.key, one.value);
+    if (arm.whole.layer.samples < kFewestSamples)
+        advice.push_back({1, "--steps 10", "", "fewer than 3 measured steps have no spread"});
+    if (profile.provenance.gpus == 0)
+        advice.push_back({kWorthwhile, "the same command on GPUs", "",
+                          "CPUs convert FP8 in software, so these speed-ups say nothing about GPUs"});
     if (advice.empty())
         return "what to try next: no setting promises 3 % of the layer; see the stages far from the "
                "ceiling\n";
+    std::stable_sort(advice.begin(), advice.end(),
+                     [](const Advice& a, const Advice& b) { return a.gain > b.gain; });
     std::string text = "what to try next\n";
-    for (const Advice& one : advice) text += fmt::format("  {}\n      {}\n", one.setting, one.why);
+    for (size_t i = 0; i < std::min(advice.size(), kShownAdvice); ++i)
+        text += fmt::format("  {}\n      {}\n", advice[i].key, advice[i].why);
     return text;
 }
 
@@ -275,7 +204,7 @@ std::string answer_text(const Profile& profile, const std::vector<Config>& confi
         "largest stages of {} (of ceiling: time at the rates measured here, over their own time)\n{}{}{}\n{}",
         profile.routing, profile.steps, layer_table(profile), arm.name,
         stage_table(profile.arms.front(), arm), rows_and_waiting(profile, arm), parts_text(arm),
-        advice_text(Adviser(profile, configs, own).advice()));
+        advice_text(profile, arm, configs[own]));
 }
 
 }  // namespace fp8flow::profile

@@ -8,6 +8,7 @@
 #include "kernels/core/stage_timer.h"
 #include "model/base/provenance.h"
 #include "model/config/config.h"
+#include "model/measure/machine.h"
 #include "model/report/table.h"
 #include "model/train/trainer.h"
 
@@ -184,16 +185,6 @@ struct PartTime {
 // All of them, the furthest above its ceiling first. What has no ceiling counts whole.
 std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows);
 
-// What the machine reaches, measured at the start; 0: not measured.
-struct MachineRates {
-    std::string device;
-    double bytes_per_second = 0;  // copies, read plus written
-    double bf16_flops = 0,
-           fp8_flops = 0;  // of GEMMs back to back; a GEMM between lighter stages may exceed it
-    double peer_load = 0, peer_store = 0;  // bytes per second between one GPU and all others, all active
-    std::string no_peers;                  // why they are 0, where there is more than one rank
-};
-
 struct Profile {
     std::vector<ArmProfile> arms;  // speed-ups are over the first
     MachineRates machine;
@@ -208,13 +199,13 @@ struct Profile {
 // stages of the arm with this recipe, what to change next. configs: by arm.
 std::string answer_text(const Profile& profile, const std::vector<Config>& configs, std::string_view recipe);
 // What its log has as well.
-std::string arm_table(const ArmProfile& arm);            // every stage of one recipe
-std::string side_by_side_table(const Profile& profile);  // milliseconds by stage, recipes as columns
-std::string summary_table(const Profile& profile);       // every other number, recipes as columns
-std::string ceiling_text(const ProfileRow& row);         // "45 %", or "-"
-std::string slowest_text(const SlowestRank& slowest);    // "3, +4.2 %"
-std::string cycles_text(const Spread& cycles);           // millions, or "-"
-std::string energy_text(const ArmProfile& arm);          // of the passes, mJ per token, or "-"
+std::string arm_table(const ArmProfile& arm);                   // every stage of one recipe
+std::string side_by_side_table(const Profile& profile);         // milliseconds by stage, recipes as columns
+std::string numbers_table(const nlohmann::json& profile_json);  // of a recipe, recipes as columns
+std::string ceiling_text(const ProfileRow& row);                // "45 %", or "-"
+std::string slowest_text(const SlowestRank& slowest);           // "3, +4.2 %"
+std::string cycles_text(const Spread& cycles);                  // millions, or "-"
+std::string energy_text(const ArmProfile& arm);                 // of the passes, mJ per token, or "-"
 nlohmann::json profile_json(const Profile& profile, const Config& config);
 std::string profile_page(const Profile& profile, const Config& config);  // report.html
 // "1.42x", the time of the first arm's layer over that of this one; "1.00x" for the first; or "not resolved"

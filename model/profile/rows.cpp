@@ -247,21 +247,12 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
         rows[r].seconds.samples = static_cast<int64_t>(samples.seconds.size());  // ranks share their steps
     }
     // parts of layers first, then in order of appearance
-    const auto place = [](const ProfileRow& row) {
-        return row.part == kMoeLayer ? 0 : row.part == "attention" ? 1 : row.part == "dense layer" ? 2 : 3;
-    };
-    std::vector<ProfileRow> sorted;
-    for (int p = 0; p < 4; ++p)
-        for (size_t i = 0; i < rows.size(); ++i) {
-            if (place(rows[i]) != p || rows[i].part.empty()) continue;
-            const std::string part = rows[i].part;
-            for (size_t j = i; j < rows.size(); ++j)
-                if (rows[j].part == part) {
-                    sorted.push_back(rows[j]);
-                    rows[j].part.clear();
-                }
-        }
-    rows = std::move(sorted);
+    std::vector<std::string> parts = {kMoeLayer, "attention", "dense layer"};
+    for (const ProfileRow& row : rows)
+        if (std::find(parts.begin(), parts.end(), row.part) == parts.end()) parts.push_back(row.part);
+    const auto place = [&](const ProfileRow& row) { return std::find(parts.begin(), parts.end(), row.part); };
+    std::stable_sort(rows.begin(), rows.end(),
+                     [&](const auto& a, const auto& b) { return place(a) < place(b); });
     for (ProfileRow& row : rows) {
         double part = 0;
         for (const ProfileRow& other : rows) part += other.part == row.part ? other.seconds.median : 0;

@@ -4,7 +4,6 @@
 #include "model/profile/run.h"
 
 #include "model/plan/plan.h"
-#include "model/profile/ceilings.h"
 
 #include <algorithm>
 #include <chrono>
@@ -126,12 +125,13 @@ public:
     }
 
     // After the model's memory is free again, since the ceilings need some.
-    ArmProfile finish(ProfileCeilings& ceilings) {
+    ArmProfile finish(MachineCeilings& ceilings) {
         add_waiting(trainer_->expert_parallel_group(), samples_);
         trainer_.reset();
         charge_wire(result_.wire, wire_split(config_), samples_);
-        add_ceilings([&](const OpCall& call, double wire) { return ceilings.seconds_of(call, wire); },
-                     samples_);
+        add_ceilings(
+            [&](const OpCall& call, double wire) { return ceilings.bound_of(call.cost, wire).seconds(); },
+            samples_);
         result_.rows = merge_rows(samples_, world_);
         for (const ProfileRow& row : result_.rows)
             if (row.part == kMoeLayer) result_.casts += row.casts;
@@ -287,7 +287,7 @@ int64_t profiled_steps(const ProfileSpec& spec) {
 }
 
 ArmProfile profile_arm(const Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const TokenSource>& data, ProfileCeilings& ceilings,
+                       const std::shared_ptr<const TokenSource>& data, MachineCeilings& ceilings,
                        const EnergyCounter& energy, const OnStep& on_step) {
     ArmRun run(arm, world, backend, data, energy, on_step);
     run.warm_up();

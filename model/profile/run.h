@@ -11,8 +11,6 @@
 
 namespace fp8flow::profile {
 
-class ProfileCeilings;
-
 // The configuration that is run: routing forced as profile.routing says, nothing evaluated; that many steps,
 // if said.
 Config profiled_config(const Config& config, std::optional<int64_t> measured_steps);
@@ -24,7 +22,7 @@ using EnergyCounter = std::function<std::optional<double>()>;
 // Collective. on_step(phase, step, of, seconds) after every step.
 using OnStep = std::function<void(const char* phase, int64_t step, int64_t of, double seconds)>;
 ArmProfile profile_arm(const validate::Arm& arm, ProcessGroup& world, const BackendChoice& backend,
-                       const std::shared_ptr<const data::TokenSource>& data, ProfileCeilings& ceilings,
+                       const std::shared_ptr<const data::TokenSource>& data, MachineCeilings& ceilings,
                        const EnergyCounter& energy, const OnStep& on_step);
 
 }  // namespace fp8flow::profile

@@ -4,8 +4,10 @@
 #include "model/profile/profile.h"
 
 #include <fmt/format.h>
+#include <nlohmann/json.hpp>
 
 #include <algorithm>
+#include <map>
 
 namespace fp8flow::profile {
 
@@ -34,11 +36,16 @@ bool same_stage(const ProfileRow& a, const ProfileRow& b) {
     return a.part == b.part && a.stage == b.stage && a.direction == b.direction;
 }
 
-std::string wire_text(const ArmProfile& arm) {
-    const std::string all = format_bytes(arm.wire.total());
-    if (arm.num_hosts < 2) return all;
-    return fmt::format("{}: {} between hosts, {} inside", all, format_bytes(arm.wire.between_hosts),
-                       format_bytes(arm.wire.inside_hosts()));
+// A number of profile.json, in the unit that its key names.
+std::string in_unit(const std::string& key, double value) {
+    const auto has = [&](const char* word) { return key.find(word) != std::string::npos; };
+    if (has("seconds per token")) return format_fixed(value * 1e9, 0) + " ns";
+    if (has("seconds")) return milliseconds(value) + " ms";
+    if (has("bytes")) return format_bytes(value);
+    if (has("joules per token")) return fmt::format("{:.4g} mJ", value * 1e3);
+    if (has("share")) return format_percent(value, 1);
+    return has("flops") || has("hertz") || has("cycles") || has("tokens") ? format_si(value, 4)
+                                                                          : fmt::format("{:.4g}", value);
 }
 
 }  // namespace
@@ -97,22 +104,15 @@ std::string arm_table(const ArmProfile& arm) {
 
 std::string side_by_side_table(const Profile& profile) {
     std::vector<Table::Column> columns = {{"moe layer, ms", Align::left}, {"direction", Align::left}};
-    std::vector<ProfileRow> rows;  // in the order of the journey, as far as the recipes share it
+    std::vector<ProfileRow> rows;
     for (const ArmProfile& arm : profile.arms) {
         columns.push_back({arm.name});
-        size_t place = 0;
-        for (const ProfileRow& row : arm.rows) {
-            if (row.part != kMoeLayer) continue;
-            const auto found =
-                std::find_if(rows.begin(), rows.end(), [&](const auto& r) { return same_stage(r, row); });
-            if (found == rows.end()) {
-                rows.insert(rows.begin() + static_cast<std::ptrdiff_t>(place), row);
-                ++place;
-            } else {
-                place = static_cast<size_t>(found - rows.begin()) + 1;
-            }
-        }
+        for (const ProfileRow& row : arm.rows)
+            if (row.part == kMoeLayer &&
+                std::none_of(rows.begin(), rows.end(), [&](const auto& r) { return same_stage(r, row); }))
+                rows.push_back(row);
     }
+    std::stable_partition(rows.begin(), rows.end(), [](const auto& r) { return r.direction == "forward"; });
     Table table(columns);
     std::string direction;
     for (const ProfileRow& row : rows) {
@@ -143,77 +143,31 @@ std::string side_by_side_table(const Profile& profile) {
     return table.text(2);
 }
 
-// One line per quantity, one column per recipe.
-std::string summary_table(const Profile& profile) {
-    std::vector<Table::Column> columns = {{"whole run", Align::left}};
-    for (const ArmProfile& arm : profile.arms) columns.push_back({arm.name});
+std::string numbers_table(const nlohmann::json& profile_json) {
+    std::vector<Table::Column> columns = {{"every number of profile.json but lists", Align::left}};
+    std::map<std::string, std::vector<std::string>> cells;  // by the path of its keys
+    const auto& recipes = profile_json.at("recipes");
+    for (size_t i = 0; i < recipes.size(); ++i) {
+        const auto& recipe = recipes[i];
+        columns.push_back({recipe.at("name").get<std::string>()});
+        nlohmann::json numbers = nlohmann::json::object();
+        for (const auto& [key, value] : recipe.items())
+            if (!value.is_array()) numbers[key] = value;
+        numbers = numbers.flatten();
+        for (const auto& [path, value] : numbers.items()) {
+            if (!value.is_number()) continue;
+            auto& row = cells.try_emplace(path, recipes.size(), "-").first->second;
+            const bool noise = path == "/speed-up" && i > 0 && !recipe.at("speed-up resolved").get<bool>();
+            row[i] = noise ? std::string(kNotResolved) : in_unit(path, value.get<double>());
+        }
+    }
     Table table(columns);
-    const auto add = [&](std::string name, auto text_of) {
-        std::vector<std::string> cells = {std::move(name)};
-        for (const ArmProfile& arm : profile.arms) cells.push_back(text_of(arm));
-        table.add_row(cells);
-    };
-    const auto megahertz = [](const Spread& clock) {
-        return or_dash(clock.median > 0, format_fixed(clock.median * 1e-6, 0));
-    };
-    const double peak = profile.machine.bf16_flops;
-    add("layer, forward + backward, ms",
-        [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.median); });
-    add("  fastest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.min); });
-    add("  slowest step", [](const ArmProfile& arm) { return milliseconds(arm.whole.layer.max); });
-    add("  clock, MHz", [&](const ArmProfile& arm) { return megahertz(arm.whole.clock); });
-    add("  cycles, M", [](const ArmProfile& arm) { return cycles_text(arm.whole.cycles); });
-    add("speed-up", [&](const ArmProfile& arm) { return speed_up_text(profile, arm); });
-    add("tokens/s/GPU", [](const ArmProfile& arm) { return format_si(arm.tokens_per_second()); });
-    add("TFLOP/s/GPU, without padding and recomputation",
-        [](const ArmProfile& arm) { return fmt::format("{:.4g}", arm.flops_per_second() * 1e-12); });
-    add(fmt::format("  of the BF16 peak measured here, {}FLOP/s", format_si(peak)),
-        [&](const ArmProfile& arm) {
-            return or_dash(peak > 0, format_percent(arm.flops_per_second() / peak, 1));
-        });
-    add("casts per layer", [](const ArmProfile& arm) { return format_fixed(arm.casts, 0); });
-    add("sent by rank 0 per step", wire_text);
-    add("plan, dispatch, combine, ms", [](const ArmProfile& arm) { return milliseconds(arm.wire_seconds); });
-    add("  alone: no compute in parallel",
-        [](const ArmProfile& arm) { return milliseconds(arm.wire_alone_seconds()); });
-    add("  waiting for other ranks, mean",
-        [](const ArmProfile& arm) { return milliseconds(arm.waiting_seconds()); });
-    add("slowest rank, its work over the median rank's", [](const ArmProfile& arm) {
-        const auto slowest = slowest_of(arm.by_rank);
-        return slowest ? slowest_text(*slowest) : "-";
-    });
-    add("saved for the backward, rank 0",
-        [](const ArmProfile& arm) { return format_bytes(arm.saved_total()); });
-    add("step, ms", [](const ArmProfile& arm) { return milliseconds(arm.step_seconds); });
-    add("  ns per token of a GPU", [&](const ArmProfile& arm) {
-        return format_fixed(arm.step_seconds_per_token(profile.ranks) * 1e9, 0);
-    });
-    add("  host busy launching it, ms", [](const ArmProfile& arm) { return milliseconds(arm.host_seconds); });
-    add("  waits of the host for the GPU",
-        [](const ArmProfile& arm) { return arm.host_stops ? std::to_string(*arm.host_stops) : "-"; });
-    add("energy of all GPUs, J/step", [](const ArmProfile& arm) {
-        return arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step) : "-";
-    });
-    add("  mJ/token", [](const ArmProfile& arm) {
-        return arm.joules_per_step ? fmt::format("{:.4g}", *arm.joules_per_step / arm.step_tokens * 1e3)
-                                   : "-";
-    });
-    add("  of forward and backward alone, mJ/token", energy_text);
-    add("    over the first recipe's", [&](const ArmProfile& arm) {
-        const auto own = arm.passes_joules_per_token(),
-                   first = profile.arms.front().passes_joules_per_token();
-        return own && first ? fmt::format("{:.2f}x", *own / *first) : "-";
-    });
-    add("    W per GPU", [&](const ArmProfile& arm) {
-        const double watts = arm.passes_watts(profile.ranks);
-        return or_dash(watts > 0, format_fixed(watts, 0));
-    });
-    add("padding rows in the grouped GEMMs",
-        [](const ArmProfile& arm) { return format_percent(arm.padding_share, 1); });
-    add("rows of the fullest expert over the mean",
-        [](const ArmProfile& arm) { return fmt::format("{:.2f}", arm.expert_load); });
-    add("rows of the fullest rank over the mean",
-        [](const ArmProfile& arm) { return fmt::format("{:.2f}", arm.rank_load); });
+    for (auto& [path, row] : cells) {
+        std::string name = path.substr(1);
+        std::replace(name.begin(), name.end(), '/', ' ');
+        row.insert(row.begin(), name);
+        table.add_row(row);
+    }
     return table.text(2);
 }
 

@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 namespace fp8flow::report {
@@ -80,33 +79,6 @@ nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& pro
         add_provenance(rows.back(), provenance);
     }
     return rows;
-}
-
-std::string transpose_stats_table(const TensorStats& stats) {
-    Table table({{"transposed copy", Align::left},
-                 {"values not 0"},
-                 {"flushed"},
-                 {"of the norm^2"},
-                 {"NMSE vs rows"},
-                 {"most of a norm^2"},
-                 {"iteration"},
-                 {"weight", Align::left}});
-    struct Sum {
-        TensorStatsRow all;
-        const TensorStatsRow* most = nullptr;  // the copy with the largest share of the norm flushed
-    };
-    std::map<std::string, Sum> by_tensor;
-    for (const TensorStatsRow& row : stats.transposed()) {
-        auto& [all, most] = by_tensor[row.tensor];
-        all.join(row);
-        if (most == nullptr || row.flushed_energy_share() > most->flushed_energy_share()) most = &row;
-    }
-    for (const auto& [tensor, sum] : by_tensor)
-        table.add_row({tensor, format_si(sum.all.counts.nonzero), format_percent(sum.all.flushed_share(), 4),
-                       format_scientific(sum.all.flushed_energy_share()), format_scientific(sum.all.nmse()),
-                       format_scientific(sum.most->flushed_energy_share()),
-                       fmt::format("{}", sum.most->iteration), sum.most->weight});
-    return table.text(2);
 }
 
 nlohmann::json transpose_stats_json(const TensorStats& stats, const Provenance& provenance) {

@@ -19,8 +19,6 @@ namespace fp8flow::report {
 std::string tensor_stats_table(const TensorStats& stats);
 nlohmann::json tensor_stats_json(const TensorStats& stats, const Provenance& provenance);
 
-// By tensor: over all weights and iterations, and the one with the largest share of the norm flushed.
-std::string transpose_stats_table(const TensorStats& stats);
 // {"iterations": [{"iteration", "transposed": [{"weight", "tensor", "values", "nonzero", "flushed",
 // "flushed share" of nonzero values, "flushed norm share" of the squared norm, "nmse"}]}]}
 nlohmann::json transpose_stats_json(const TensorStats& stats, const Provenance& provenance);

@@ -38,21 +38,21 @@ void convert_all(std::span<const uint8_t> bytes, std::span<float> out, Convert c
 
 }  // namespace
 
-SafetensorsFile::SafetensorsFile(const std::string& path, const OpenTensors& options)
-    : path_(path), options_(options), file_(path, options.code, "", options.links) {
+SafetensorsFile::SafetensorsFile(const std::string& path, ExitCode code)
+    : path_(path), code_(code), file_(path, code) {
     std::array<uint8_t, 8> first{};
     const auto given = std::min<int64_t>(size(), first.size());
     file_.read(0, first.data(), given);
     const int64_t length =
-        header_length(std::span(first).first(static_cast<size_t>(given)), size(), path, options.code);
+        header_length(std::span(first).first(static_cast<size_t>(given)), size(), path, code);
     std::string text(static_cast<size_t>(length), '\0');
     file_.read(first.size(), text.data(), length);
-    header_ = parse_header(text, size(), path, options.code);
+    header_ = parse_header(text, size(), path, code);
     by_name_.reserve(header_.tensors.size());
     for (size_t i = 0; i < header_.tensors.size(); ++i) by_name_.emplace(header_.tensors[i].name, i);
     void* mapped =
         ::mmap(nullptr, static_cast<size_t>(size()), PROT_READ, MAP_PRIVATE, file_.descriptor(), 0);
-    require(mapped != MAP_FAILED, class_of(errno, options.code), "{}: cannot map {} bytes: {}", path, size(),
+    require(mapped != MAP_FAILED, class_of(errno, code), "{}: cannot map {} bytes: {}", path, size(),
             std::strerror(errno));
     data_ = static_cast<const uint8_t*>(mapped);
 }
@@ -66,7 +66,7 @@ const TensorEntry* SafetensorsFile::find(std::string_view name) const {
 
 std::span<const uint8_t> SafetensorsFile::bytes(const TensorEntry& entry) const {
     struct stat now {};
-    require(::fstat(file_.descriptor(), &now) == 0 && now.st_size >= size(), options_.code,
+    require(::fstat(file_.descriptor(), &now) == 0 && now.st_size >= size(), code_,
             "{}: had {} bytes when it was opened, now {}: it was cut under us", path_, size(), now.st_size);
     return {data_ + header_.data_start + entry.begin, static_cast<size_t>(entry.bytes())};
 }

@@ -12,15 +12,10 @@
 
 namespace fp8flow {
 
-struct OpenTensors {
-    ExitCode code = ExitCode::data;  // class of the errors
-    FileLinks links = FileLinks::follow;
-};
-
 class SafetensorsFile {
 public:
-    // Throws Error(options.code) with file, tensor and numbers unless the whole file is in order.
-    explicit SafetensorsFile(const std::string& path, const OpenTensors& options = {});
+    // Throws Error(code) with file, tensor and numbers unless the whole file is in order.
+    explicit SafetensorsFile(const std::string& path, ExitCode code = ExitCode::data);
     ~SafetensorsFile();
     SafetensorsFile(const SafetensorsFile&) = delete;
     SafetensorsFile& operator=(const SafetensorsFile&) = delete;
@@ -36,7 +31,7 @@ public:
 
 private:
     std::string path_;
-    OpenTensors options_;
+    ExitCode code_;
     InputFile file_;
     const uint8_t* data_ = nullptr;
     SafetensorsHeader header_;

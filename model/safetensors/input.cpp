@@ -9,14 +9,11 @@
 
 namespace fp8flow {
 
-InputFile::InputFile(const std::string& path, ExitCode code, std::string name, FileLinks links)
+InputFile::InputFile(const std::string& path, ExitCode code, std::string name)
     : code_(code), name_(name.empty() ? path : name) {
     // O_NONBLOCK: a pipe of that name must not wait for a writer.
-    const int no_links = links == FileLinks::refuse ? O_NOFOLLOW : 0;
-    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | no_links));
-    require(
-        bool(file_), class_of(errno, code), "{}: {}", name_,
-        errno == ELOOP && no_links != 0 ? "is a symbolic link; name the file itself" : std::strerror(errno));
+    file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    require(bool(file_), class_of(errno, code), "{}: {}", name_, std::strerror(errno));
     struct stat info {};
     require(::fstat(file_.get(), &info) == 0 && S_ISREG(info.st_mode), code, "{}: not a regular file", name_);
     size_ = info.st_size;

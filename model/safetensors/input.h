@@ -35,16 +35,12 @@ private:
     int number_;
 };
 
-// refuse: for files of our own making, where a link means that a name was swapped. follow: for a user's
-// downloads, which the Hugging Face cache stores as links.
-enum class FileLinks { refuse, follow };
-
 // pread, not mmap: a file that shrinks meanwhile must be an error with a name, not a signal.
 class InputFile {
 public:
-    // Throws Error(code) beginning with `name`, or the path where that is empty, unless it is a regular file.
-    InputFile(const std::string& path, ExitCode code, std::string name = "",
-              FileLinks links = FileLinks::follow);
+    // Throws Error(code) beginning with `name`, or the path where that is empty, unless it is a regular file,
+    // or a link to one, as the Hugging Face cache stores a user's downloads.
+    InputFile(const std::string& path, ExitCode code, std::string name = "");
 
     int descriptor() const { return file_.get(); }
     int64_t size() const { return size_; }  // when it was opened

@@ -84,16 +84,14 @@ std::map<std::string, std::string> parse_index(std::string_view text, const std:
     return files;
 }
 
-TensorSet::TensorSet(const std::string& path, const OpenTensors& options) : path_(path), options_(options) {
+TensorSet::TensorSet(const std::string& path, ExitCode code) : path_(path), code_(code) {
     std::error_code ignored;
     std::set<std::string> found;
-    const std::string model =
-        fs::is_directory(path, ignored) ? model_of_folder(path, options.code, found) : path;
+    const std::string model = fs::is_directory(path, ignored) ? model_of_folder(path, code, found) : path;
     const fs::path place(model);
     folder_ = place.parent_path().string();
     if (place.extension() == ".json") {
-        file_of_ = parse_index(InputFile(model, options.code, "", options.links).text(kMaxIndexBytes), model,
-                               options.code);
+        file_of_ = parse_index(InputFile(model, code).text(kMaxIndexBytes), model, code);
         indexed_ = true;
     } else {
         const std::string name = place.filename().string();
@@ -112,7 +110,7 @@ std::vector<std::string> TensorSet::names() const {
 const SafetensorsFile& TensorSet::open(const std::string& file) const {
     auto& slot = files_[file];
     if (slot) return *slot;
-    auto opened = std::make_unique<SafetensorsFile>((fs::path(folder_) / file).string(), options_);
+    auto opened = std::make_unique<SafetensorsFile>((fs::path(folder_) / file).string(), code_);
     if (indexed_) {
         std::vector<std::string> problems;
         for (const TensorEntry& entry : opened->tensors()) {
@@ -125,7 +123,7 @@ const SafetensorsFile& TensorSet::open(const std::string& file) const {
             if (holder == file && opened->find(name) == nullptr)
                 problems.push_back(fmt::format("{}: tensor \"{}\" is missing, the index puts it here",
                                                opened->path(), printable(name)));
-        throw_problems(problems, options_.code);
+        throw_problems(problems, code_);
         for (const TensorEntry& entry : opened->tensors())
             if (!file_of_.contains(entry.name)) unindexed_.push_back({opened.get(), &entry});
     }

@@ -17,10 +17,10 @@ class TensorSet {
 public:
     // `path`: a .safetensors file, an index (.json), or a folder that holds model.safetensors.index.json,
     // model.safetensors, or a single .safetensors file. An index may name only plain files next to it.
-    explicit TensorSet(const std::string& path, const OpenTensors& options = {});
+    explicit TensorSet(const std::string& path, ExitCode code = ExitCode::data);
 
     const std::string& path() const { return path_; }
-    ExitCode code() const { return options_.code; }
+    ExitCode code() const { return code_; }
     std::vector<std::string> names() const;
     bool contains(const std::string& name) const { return file_of_.contains(name); }
 
@@ -42,7 +42,7 @@ private:
     const SafetensorsFile& open(const std::string& file) const;
 
     std::string path_, folder_;
-    OpenTensors options_;
+    ExitCode code_;
     bool indexed_ = false;
     std::map<std::string, std::string> file_of_;  // tensor -> plain file name
     std::vector<std::string> unread_;

@@ -307,20 +307,6 @@ TEST_F(RunFolders, TakingOver) {
     EXPECT_EQ(RunningCommand(with_faults(line, {"FAULT_NO_LOCKS=1"}), folder_.path()).wait(60).status, 0);
 }
 
-// Within two seconds a run that waits says for whom; a signal ends the wait.
-TEST_F(RunFolders, AWaitSaysForWhomAndEndsByASignal) {
-    const auto run = start_long_run("out");
-    Texts line = train("out", {"--resume", "auto"});
-    line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-    RunningCommand waiting(line, folder_.path());
-    wait_for([&] { return waiting.err_so_far().find("--take-over") != std::string::npos; });
-    expect_contains(waiting.err_so_far(), "for the end of process " + std::to_string(run->pid()) + " on ");
-    ASSERT_EQ(::kill(waiting.pid(), SIGTERM), 0);
-    const CommandResult ended = waiting.wait(60);
-    EXPECT_EQ(ended.status, static_cast<int>(ExitCode::stopped)) << ended.err;
-    expect_contains(ended.err, "stopped by SIGTERM while --out out was held by process ");
-}
-
 // FP8FLOW_FIGHTS: how often.
 TEST_F(RunFolders, TwoJobsOverOneFolder) {
     const char* asked = std::getenv("FP8FLOW_FIGHTS");

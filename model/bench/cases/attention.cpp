@@ -24,16 +24,7 @@ struct Heads {
           kv_heads(shape.positive("kv_heads")),
           width(shape.positive("D")),
           dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
-    Unit unit() const { return dtype == DType::bf16 ? Unit::bf16 : Unit::none; }
 };
-
-// FLOPs of one GEMM over all visible (query, key) pairs of a head.
-double causal_gemm_flops(const Heads& in, int64_t sequence) {
-    const int64_t sequences = in.tokens / sequence;
-    const double pairs = static_cast<double>(sequences) * static_cast<double>(sequence) *
-                         static_cast<double>(sequence + 1) / 2;
-    return 2.0 * pairs * static_cast<double>(in.heads * in.width);
-}
 
 Call rotate(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), heads = shape.positive("heads"), width = shape.positive("D"),
@@ -43,7 +34,7 @@ Call rotate(Machine& machine, Buffers& buffers, const Shape& shape) {
         .direction = shape.choice("direction", {"forward", "backward"}) == 0 ? op::RopeDirection::forward
                                                                              : op::RopeDirection::backward,
         .x = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {tokens, heads, width})};
-    return call_of(machine, &Ops::rope, args, Work{}.reads_all(args.table, args.x).writes_all(args.x));
+    return call_of(machine, &Ops::rope, args);
 }
 
 Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -56,11 +47,7 @@ Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
                              .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
                              .o = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
                              .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
-    return call_of(machine, &Ops::attention, args,
-                   Work{}
-                       .reads_all(args.q, args.k, args.v)
-                       .writes_all(args.o, args.lse)
-                       .computes(2 * causal_gemm_flops(in, sequence), in.unit()));
+    return call_of(machine, &Ops::attention, args);
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -87,11 +74,7 @@ Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                            .scale = args.scale,
                            .o = args.o,
                            .lse = args.lse});
-    return call_of(machine, &Ops::attention_backward, args,
-                   Work{}
-                       .reads_all(args.dout, args.q, args.k, args.v, args.o, args.lse)
-                       .writes_all(args.dq, args.dk, args.dv)
-                       .computes(5 * causal_gemm_flops(in, sequence), in.unit()));
+    return call_of(machine, &Ops::attention_backward, args);
 }
 
 Call split(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -102,8 +85,7 @@ Call split(Machine& machine, Buffers& buffers, const Shape& shape) {
         .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
         .k = buffers.output(in.dtype, keys),
         .v = buffers.output(in.dtype, keys)};
-    return call_of(machine, &Ops::split_qkv, args,
-                   Work{}.reads_all(args.qkv).writes_all(args.q, args.k, args.v));
+    return call_of(machine, &Ops::split_qkv, args);
 }
 
 Call merge(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -114,8 +96,7 @@ Call merge(Machine& machine, Buffers& buffers, const Shape& shape) {
         .k = buffers.normal(in.dtype, keys),
         .v = buffers.normal(in.dtype, keys),
         .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
-    return call_of(machine, &Ops::merge_qkv, args,
-                   Work{}.reads_all(args.q, args.k, args.v).writes_all(args.qkv));
+    return call_of(machine, &Ops::merge_qkv, args);
 }
 
 // The tensors of the norm of heads; absent without it.
@@ -148,10 +129,7 @@ Call heads_forward(Machine& machine, Buffers& buffers, const Shape& shape) {
         .k_raw = norm.k_raw,
         .q_rstd = norm.q_rstd,
         .k_rstd = norm.k_rstd};
-    return call_of(machine, &Ops::qkv_heads, args,
-                   Work{}
-                       .reads_all(args.qkv, args.table)
-                       .writes_all(args.q, args.k, args.v, norm.q_raw, norm.k_raw, norm.q_rstd, norm.k_rstd));
+    return call_of(machine, &Ops::qkv_heads, args);
 }
 
 Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -174,11 +152,7 @@ Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
         args.dq_gamma = buffers.output(DType::f32, {in.width});
         args.dk_gamma = buffers.output(DType::f32, {in.width});
     }
-    return call_of(machine, &Ops::qkv_heads_backward, args,
-                   Work{}
-                       .reads_all(args.dq, args.dk, args.dv, args.table, norm.q_raw, norm.k_raw, norm.q_rstd,
-                                  norm.k_rstd)
-                       .writes_all(args.dqkv));
+    return call_of(machine, &Ops::qkv_heads_backward, args);
 }
 const Keys kHeadKeys = kHeads + Keys{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
 

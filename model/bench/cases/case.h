@@ -18,36 +18,10 @@
 
 namespace fp8flow::bench {
 
-// Which MMA rate is the ceiling. none: arithmetic is not the limit.
-enum class Unit : uint8_t { none, bf16, fp8 };
-
-// The fewest bytes and FLOPs for the data at hand, each input read once and each output written once.
-struct Work {
-    double bytes_read = 0, bytes_written = 0;
-    double flops = 0;
-    Unit unit = Unit::none;
+// The least bytes and FLOPs of a call, counted as `profile` counts them (cost in kernels/ops/checks_*.cpp):
+// valid rows, no pads.
+struct Work : OpCost {
     double wire_bytes = 0;  // sent to other ranks
-
-    double bytes() const { return bytes_read + bytes_written; }
-    Work& reads(double bytes) {
-        bytes_read += bytes;
-        return *this;
-    }
-    Work& writes(double bytes) {
-        bytes_written += bytes;
-        return *this;
-    }
-    template <class... Views> Work& reads_all(const Views&... views) {
-        return reads((0.0 + ... + static_cast<double>(views.bytes())));
-    }
-    template <class... Views> Work& writes_all(const Views&... views) {
-        return writes((0.0 + ... + static_cast<double>(views.bytes())));
-    }
-    Work& computes(double count, Unit by = Unit::none) {
-        flops += count;
-        unit = by;
-        return *this;
-    }
 };
 
 // One call on one set of tensors.
@@ -60,8 +34,6 @@ struct Call {
         std::function<void(const Launch&)> run = {};
         std::vector<NamedTensor> tensors = {};  // of both, if the results can be compared
     } baseline = {};
-    // After exactly one run: normalised mean square error against a GEMM in double, on a sample. GEMMs only.
-    std::function<double()> error = {};
 };
 
 // Where the calls run. The exchange cases make an exchange of their own, for the shape's limits.
@@ -97,24 +69,24 @@ std::vector<Case> router_cases();
 std::vector<Case> swiglu_cases();
 std::vector<Case> token_cases();
 
-// A call of a local operation on the default stream. Checks the arguments at once.
+// A call of a local operation. Checks the arguments at once.
 template <class Args>
-Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
-             const Work& work) {
+Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args) {
     check(args);
     Ops& ops = machine.ops;
-    Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
+    Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); },
+              {cost(args)}};
     if (machine.plugin != nullptr)
         if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
             call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
     return call;
 }
 
-// Two operations one after the other: what a fused form replaces. `work` is that of the whole.
-template <class First, class Second>
-Call two_calls(Machine& machine, void (Ops::*first)(const First&, const Launch&), const First& first_args,
-               void (Ops::*second)(const Second&, const Launch&), const Second& second_args,
-               const Work& work) {
+// Two operations one after the other, which `fused` replaces: its work is that of the whole.
+template <class Fused, class First, class Second>
+Call two_calls(Machine& machine, const Fused& fused, void (Ops::*first)(const First&, const Launch&),
+               const First& first_args, void (Ops::*second)(const Second&, const Launch&),
+               const Second& second_args) {
     check(first_args);
     check(second_args);
     Ops& ops = machine.ops;
@@ -122,7 +94,7 @@ Call two_calls(Machine& machine, void (Ops::*first)(const First&, const Launch&)
                 (ops.*first)(first_args, launch);
                 (ops.*second)(second_args, launch);
             },
-            work};
+            {cost(fused)}};
 }
 
 }  // namespace fp8flow::bench

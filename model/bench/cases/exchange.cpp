@@ -10,6 +10,19 @@ namespace {
 
 std::size_t index(int64_t i) { return static_cast<std::size_t>(i); }
 
+Work moved(double read, double written, double sent) {
+    return {{.bytes = read + written, .written = written}, sent};
+}
+template <class... Views> double bytes_of(const Views&... views) {
+    return (0.0 + ... + static_cast<double>(views.bytes()));
+}
+// Of `rows` rows [rows, C], with their scales for each 128 columns.
+double row_bytes(const ScaledTensor& tensor, int64_t rows) {
+    const int64_t columns = tensor.data.cols(),
+                  scales = tensor.scales ? ceil_div(columns, kBlock) * size_of(tensor.scales.dtype) : 0;
+    return static_cast<double>(rows * (columns * size_of(tensor.data.dtype) + scales));
+}
+
 const Keys kTokens = {
     {"T", "4096", "24", "tokens on each rank"},
     {"E", "256", "8", "experts on all ranks together"},
@@ -99,12 +112,10 @@ Call gather(Machine& machine, Buffers& buffers, const Shape& shape) {
     const TensorView probs = buffers.normal(DType::f32, {tokens, topk});
     const TensorView all_ids = buffers.output(DType::i32, {ranks, tokens, topk});
     const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});
-    Work work;
-    work.reads_all(ids, probs).writes_all(all_ids, all_probs);
-    work.wire_bytes = static_cast<double>((ranks - 1) * (ids.bytes() + probs.bytes()));
     return {
         [=](const Launch& launch) { wire->exchange->gather_routing(ids, probs, all_ids, all_probs, launch); },
-        work};
+        moved(bytes_of(ids, probs), bytes_of(all_ids, all_probs),
+              static_cast<double>(ranks - 1) * bytes_of(ids, probs))};
 }
 
 // Rows that travel: bf16; fp8: FP8 values and scales; fp8_casts: BF16 rows quantised before the wire and
@@ -119,21 +130,19 @@ Call dispatch(Machine& machine, Buffers& buffers, const Shape& shape) {
     if (kind == 2) rows = buffers.fp8_output(DType::e4m3, {in.tokens, columns}, ScaleLayout::vec128_wire);
     dst = buffers.fp8_output(rows.data.dtype, {in.counts.padded, columns},
                              kind == 0 ? ScaleLayout::none : ScaleLayout::vec128);
-    Work work;
-    work.wire_bytes = row_bytes(rows, in.counts.sent_away);
+    const double sent = row_bytes(rows, in.counts.sent_away);
     const auto send = [wire = in.wire, plan = in.plan, rows, dst](const Launch& launch) {
         const ArenaScope scope(*wire->scratch);
         wire->exchange->dispatch(rows, plan, dst, *wire->scratch, launch);
     };
-    if (kind < 2)
-        return {send, work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(dst, in.counts.padded))};
+    if (kind < 2) return {send, moved(row_bytes(rows, in.tokens), row_bytes(dst, in.counts.padded), sent)};
     const TensorView back = buffers.output(DType::bf16, {in.counts.padded, columns});
     return {[=](const Launch& launch) {
                 ops->quantize_rows({.src = plain, .dst = rows}, launch);
                 send(launch);
                 ops->dequantize({.src = dst, .groups = in.plan.groups, .dst = back}, launch);
             },
-            work.reads(plain_row_bytes(plain, in.tokens)).writes(plain_row_bytes(back, in.counts.padded))};
+            moved(bytes_of(plain), bytes_of(back), sent)};
 }
 
 Call dispatch_rows(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -144,14 +153,12 @@ Call dispatch_rows(Machine& machine, Buffers& buffers, const Shape& shape) {
     const ScaleLayout layout = fp8 ? ScaleLayout::vec128_wire : ScaleLayout::none;
     const ScaledTensor rows = buffers.operand(dtype, {in.tokens, columns}, layout);
     const ScaledTensor received = buffers.fp8_output(dtype, {slots, columns}, layout);
-    Work work;
-    work.reads(row_bytes(rows, in.tokens)).writes(row_bytes(received, in.counts.received));
-    work.wire_bytes = row_bytes(rows, in.counts.sent_away);
     return {[wire = in.wire, plan = in.plan, rows, received](const Launch& launch) {
                 const ArenaScope scope(*wire->scratch);
                 wire->exchange->dispatch_rows(rows, plan, received, *wire->scratch, launch);
             },
-            work};
+            moved(row_bytes(rows, in.tokens), row_bytes(received, in.counts.received),
+                  row_bytes(rows, in.counts.sent_away))};
 }
 
 Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -162,22 +169,18 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
     const TensorView src = buffers.normal(DType::bf16, {in.counts.padded, columns});
     TensorView y = buffers.output(DType::bf16, {in.tokens, columns});
     Exchange::Combine args{.src = {src}, .y = {y}};
-    Work work;
-    work.reads(plain_row_bytes(src, in.counts.valid)).writes_all(y);
     // own tokens that have an expert on this rank need no wire
     const int64_t own_copies = in.tokens * in.topk - in.counts.copies_away;
     const int64_t sent = by_rank ? in.counts.received - in.counts.kept : in.counts.valid - own_copies;
-    work.wire_bytes = plain_row_bytes(y, sent);
-    if (shape.yes("residual")) {
-        args.residual = buffers.normal(DType::bf16, {in.tokens, columns});
-        work.reads_all(args.residual);
-    }
+    double read = row_bytes({src}, in.counts.valid), wire_bytes = row_bytes({y}, sent);
+    if (shape.yes("residual")) args.residual = buffers.normal(DType::bf16, {in.tokens, columns});
     if (shape.yes("dprob")) {
         args.drow_prob = buffers.normal(DType::f32, {in.counts.padded});
         args.dprob = buffers.output(DType::f32, {in.tokens, in.topk});
-        work.reads(static_cast<double>(4 * in.counts.valid)).writes_all(args.dprob);
-        work.wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
+        read += static_cast<double>(4 * in.counts.valid);
+        wire_bytes += static_cast<double>(4 * (in.counts.valid - own_copies));
     }
+    Work work = moved(read + bytes_of(args.residual), bytes_of(y, args.dprob), wire_bytes);
     DispatchPlan plan = in.plan;
     if (shape.choice("part", {"whole", "sent"}) == 1 && machine.world.size() > 1) {
         // rows of this rank's own tokens are not sent
@@ -185,9 +188,7 @@ Call combine(Machine& machine, Buffers& buffers, const Shape& shape) {
         y = y.slice(0, 0);
         args.y = {y};
         args.residual = args.dprob = args.drow_prob = {};
-        work = Work{};
-        work.reads(plain_row_bytes(src, in.counts.valid - (by_rank ? own_copies : 0)));
-        work.wire_bytes = plain_row_bytes(y, sent);
+        work = moved(row_bytes({src}, in.counts.valid - (by_rank ? own_copies : 0)), 0, row_bytes({y}, sent));
     }
     return {[wire = in.wire, plan, args](const Launch& launch) {
                 const ArenaScope scope(*wire->scratch);
@@ -202,13 +203,10 @@ Call all_reduce(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Reduce reduce = shape.choice("reduce", {"sum", "max"}) == 0 ? Reduce::sum : Reduce::max;
     // repeated sums over ranks grow without bound; what they cost does not depend on the values
     const TensorView values = buffers.normal(DType::f32, {shape.number("N")}, 1e-6);
-    Work work;
-    work.reads_all(values).writes_all(values);
     // each rank's shard is gathered by its owner and sent back
-    work.wire_bytes = 2.0 * static_cast<double>(values.bytes()) * static_cast<double>(ranks - 1) /
-                      static_cast<double>(ranks);
+    const double sent = 2 * bytes_of(values) * static_cast<double>(ranks - 1) / static_cast<double>(ranks);
     return {[=](const Launch& launch) { wire->exchange->all_reduce(reduce, Ranks::world, values, launch); },
-            work};
+            moved(bytes_of(values), bytes_of(values), sent)};
 }
 
 }  // namespace

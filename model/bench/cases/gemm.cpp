@@ -3,7 +3,6 @@
 // epilogue.
 #include "kernels/core/error.h"
 #include "model/bench/cases/case.h"
-#include "model/bench/cases/gemm_error.h"
 
 namespace fp8flow::bench {
 
@@ -19,33 +18,18 @@ constexpr const char* kTypeMeaning =
 struct Operands {
     DType dtype;
     L first, second, transposed;  // scales of activations, weights, transposed copies
-    Unit unit;
 };
 Operands operands(const Shape& shape) {
     switch (shape.choice("type", kTypes)) {
-        case 0: return {DType::bf16, L::none, L::none, L::none, Unit::bf16};
-        case 1: return {DType::f32, L::none, L::none, L::none, Unit::none};
-        case 2: return {DType::e4m3, L::vec128, L::block128, L::vec128, Unit::fp8};
-        case 3: return {DType::e4m3, L::row, L::row, L::group_row, Unit::fp8};
-        case 4: return {DType::e4m3, L::tensor, L::tensor, L::tensor, Unit::fp8};
-        // Hopper has no such MMA: the same values run as BF16
-        default: return {DType::e4m3, L::mx32, L::mx32, L::mx32, Unit::bf16};
+        case 0: return {DType::bf16, L::none, L::none, L::none};
+        case 1: return {DType::f32, L::none, L::none, L::none};
+        case 2: return {DType::e4m3, L::vec128, L::block128, L::vec128};
+        case 3: return {DType::e4m3, L::row, L::row, L::group_row};
+        case 4: return {DType::e4m3, L::tensor, L::tensor, L::tensor};
+        default: return {DType::e4m3, L::mx32, L::mx32, L::mx32};
     }
 }
 
-// A call whose result can be compared with a GEMM in double.
-template <class Args>
-Call checked_call(Machine& machine, void (Ops::*operation)(const Args&, const Launch&), const Args& args,
-                  const Work& work) {
-    Call call = call_of(machine, operation, args, work);
-    Device& device = machine.ops.device();
-    call.error = [&device, args] { return gemm_error(device, args); };
-    return call;
-}
-
-double gemm_flops(int64_t m, int64_t n, int64_t k) {
-    return 2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k);
-}
 const Keys kProduct = {{"N", "4096", "256", "columns of the result"}, {"K", "7168", "256", "contraction"}};
 const Key kType = {"type", "fp8", "fp8", kTypeMeaning};
 const Key kMode = {"mode", "overwrite", "overwrite", "result: overwrite | accumulate (f32)"};
@@ -65,10 +49,7 @@ Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
                                             : op::GemmForm::tn,
                         .mode = shape.gradient(),
                         .d = buffers.zeros(shape.dtype("out", {DType::bf16, DType::f32}), {m, n})};
-    Work work;
-    work.reads_all(args.a.data, args.a.scales, args.b.data, args.b.scales).writes_all(args.d);
-    if (args.mode == Gradient::accumulate) work.reads_all(args.d);
-    return checked_call(machine, &Ops::gemm, args, work.computes(gemm_flops(m, n, k), kind.unit));
+    return call_of(machine, &Ops::gemm, args);
 }
 
 Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -78,18 +59,13 @@ Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Operands kind = operands(shape);
     const bool nn = shape.choice("form", {"nt", "nn"}) == 1;
     const op::GroupedGemm args{
-        .a = buffers.operand(kind.dtype, {routed.capacity(), k}, kind.first),
+        .a = buffers.operand(kind.dtype, {routed.capacity, k}, kind.first),
         .b = nn ? buffers.operand(kind.dtype, {groups, k, n}, kind.second)
                 : buffers.operand(kind.dtype, {groups, n, k}, kind.second),
         .groups = routed.groups,
         .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
-        .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity(), n})};
-    return checked_call(machine, &Ops::grouped_gemm, args,
-                        Work{}
-                            .reads(row_bytes(args.a, routed.valid))
-                            .reads_all(args.b.data, args.b.scales)
-                            .writes(plain_row_bytes(args.d, routed.padded))
-                            .computes(gemm_flops(routed.valid, n, k), kind.unit));
+        .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity, n})};
+    return call_of(machine, &Ops::grouped_gemm, args);
 }
 
 Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -104,9 +80,9 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
     const L layout = tiles ? L::tile128 : kind.transposed;
     const bool clean_pads = routed.groups.alignment % kBlock == 0;
     const auto operand = [&](int64_t dim) {
-        if (!is_fp8(kind.dtype)) return buffers.operand(kind.dtype, {routed.capacity(), dim}, L::none);
+        if (!is_fp8(kind.dtype)) return buffers.operand(kind.dtype, {routed.capacity, dim}, L::none);
         return clean_pads ? buffers.transposed_input(machine.ops, kind.dtype, dim, layout, routed.groups)
-                          : buffers.operand(kind.dtype, {dim, routed.capacity()}, layout, groups);
+                          : buffers.operand(kind.dtype, {dim, routed.capacity}, layout, groups);
     };
     op::GroupedGemmWgrad args{
         .dy = operand(n),
@@ -118,23 +94,11 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
         const auto [g, r, c, w] = op::squares_shape(groups, n, k);
         args.squares = buffers.output(DType::f64, {g, r, c, w});
     }
-    std::vector<const ScaledTensor*> operands_read = {&args.dy, &args.x};
     for (int64_t i = 1; i < micro_batches; ++i) {
         op::WgradOperands& set = i == 1 ? args.second : args.more[static_cast<size_t>(i - 2)];
         set = {operand(n), operand(k), routed.groups};
-        operands_read.insert(operands_read.end(), {&set.dy, &set.x});
     }
-    Work work;
-    for (const ScaledTensor* tensor : operands_read)
-        work.reads(is_fp8(kind.dtype) ? column_bytes(*tensor, routed.valid)
-                                      : row_bytes(*tensor, routed.valid));
-    if (args.mode == Gradient::accumulate) work.reads_all(args.dw);
-    if (args.squares) work.writes_all(args.squares);
-    work.writes_all(args.dw).computes(gemm_flops(routed.valid * micro_batches, n, k), kind.unit);
-    Call call = checked_call(machine, &Ops::grouped_gemm_wgrad, args, work);
-    // other pads hold random values, and a backend may read them
-    if (is_fp8(kind.dtype) && !clean_pads && routed.padded > routed.valid) call.error = {};
-    return call;
+    return call_of(machine, &Ops::grouped_gemm_wgrad, args);
 }
 
 Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -143,24 +107,15 @@ Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
             "bench grouped_gemm_swiglu_quantize: G: got 0, want at least 1");
     const int64_t groups = routed.groups.num_groups, f = shape.positive("F"), k = shape.positive("K");
     op::GroupedGemmSwigluQuantize args{
-        .a = buffers.fp8_input(DType::e4m3, {routed.capacity(), k}, L::vec128),
+        .a = buffers.fp8_input(DType::e4m3, {routed.capacity, k}, L::vec128),
         .b = buffers.fp8_input(DType::e4m3, {groups, 2 * f, k}, L::block128),
         .groups = routed.groups,
         .scale_format = shape.scale_format(),
         .save_h = shape.yes("save_h") ? op::SaveH::yes : op::SaveH::no,
-        .h = buffers.output(DType::bf16, {routed.capacity(), 2 * f}),
-        .act = buffers.fp8_output(DType::e4m3, {routed.capacity(), f}, L::vec128)};
-    Work work;
-    work.reads(row_bytes(args.a, routed.valid))
-        .reads_all(args.b.data, args.b.scales)
-        .writes(row_bytes(args.act, routed.padded));
-    if (args.save_h == op::SaveH::yes) work.writes(plain_row_bytes(args.h, routed.padded));
-    if (shape.yes("prob")) {
-        args.prob = buffers.normal(DType::f32, {routed.capacity()});
-        work.reads(static_cast<double>(4 * routed.valid));
-    }
-    return call_of(machine, &Ops::grouped_gemm_swiglu_quantize, args,
-                   work.computes(gemm_flops(routed.valid, 2 * f, k), Unit::fp8));
+        .h = buffers.output(DType::bf16, {routed.capacity, 2 * f}),
+        .act = buffers.fp8_output(DType::e4m3, {routed.capacity, f}, L::vec128)};
+    if (shape.yes("prob")) args.prob = buffers.normal(DType::f32, {routed.capacity});
+    return call_of(machine, &Ops::grouped_gemm_swiglu_quantize, args);
 }
 
 }  // namespace

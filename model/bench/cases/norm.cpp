@@ -27,14 +27,13 @@ Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
                            .gamma_form = gamma_form(shape),
                            .y = buffers.output(dtype, {rows, columns}),
                            .rstd = buffers.output(DType::f32, {rows})};
-    return call_of(machine, &Ops::rms_norm, args,
-                   Work{}.reads_all(args.x, args.gamma).writes_all(args.y, args.rstd));
+    return call_of(machine, &Ops::rms_norm, args);
 }
 
 // The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for
 // each 1x128 block; where the rows have one scale for all of them it gets a table of ones, which leaves the
 // FP8 values as they are.
-Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize args, const Work& work) {
+Call norm_then_transpose(Machine& machine, Buffers& buffers, const op::RmsNormQuantize& args) {
     require(
         args.rows && args.transposed && args.rows.layout != ScaleLayout::vec128_wire, ExitCode::usage,
         "bench rms_norm_quantize: fused=no wants FP8 rows that can be transposed (fp8=vec128 or tensor) and "
@@ -52,8 +51,9 @@ Call norm_then_transpose(Machine& machine, Buffers& buffers, op::RmsNormQuantize
         transpose.dst = {args.transposed.data,
                          buffers.output(DType::f32, {ceil_div(rows, kBlock), ceil_div(columns, kBlock)}),
                          ScaleLayout::tile128};
-    args.transposed = {};
-    return two_calls(machine, &Ops::rms_norm_quantize, args, &Ops::transpose_fp8, transpose, work);
+    op::RmsNormQuantize rows_alone = args;
+    rows_alone.transposed = {};
+    return two_calls(machine, args, &Ops::rms_norm_quantize, rows_alone, &Ops::transpose_fp8, transpose);
 }
 
 Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -69,40 +69,18 @@ Call norm_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
                              .gamma_form = gamma_form(shape),
                              .scale_format = scale,
                              .rstd = buffers.output(DType::f32, {rows})};
-    Work work;
-    work.reads_all(args.x, args.gamma).writes_all(args.rstd);
-    if (shape.yes("y")) {
-        args.y = buffers.output(DType::bf16, {rows, columns});
-        work.writes_all(args.y);
-    }
-    // with delayed scaling the one scale is an input, the same for both copies
-    TensorView delayed;
-    const auto account = [&](ScaledTensor& tensor) {
-        if (tensor.layout == ScaleLayout::tensor) {
-            if (!delayed) {
-                delayed = buffers.pow2(DType::f32, {1});
-                work.reads_all(delayed);
-            }
-            tensor.scales = delayed;
-            work.writes_all(tensor.data);
-        } else {
-            work.writes_all(tensor.data, tensor.scales);
-        }
-    };
-    if (row_layout != ScaleLayout::none) {
+    if (shape.yes("y")) args.y = buffers.output(DType::bf16, {rows, columns});
+    if (row_layout != ScaleLayout::none)
         args.rows = buffers.fp8_output(fp8, {rows, columns}, row_layout, 0, scale);
-        account(args.rows);
-    }
-    if (other != ScaleLayout::none) {
+    if (other != ScaleLayout::none)
         args.transposed = buffers.fp8_output(fp8, {columns, round_up(rows, kBlock)}, other);
-        account(args.transposed);
-    }
-    if (shape.yes("amax")) {
-        args.amax = buffers.zeros(DType::f32, {1});
-        work.reads_all(args.amax).writes_all(args.amax);
-    }
-    if (shape.yes("fused")) return call_of(machine, &Ops::rms_norm_quantize, args, work);
-    return norm_then_transpose(machine, buffers, args, work);
+    // with delayed scaling the one scale is an input, the same for both copies
+    const TensorView delayed = buffers.pow2(DType::f32, {1});
+    for (ScaledTensor* copy : {&args.rows, &args.transposed})
+        if (copy->layout == ScaleLayout::tensor) copy->scales = delayed;
+    if (shape.yes("amax")) args.amax = buffers.zeros(DType::f32, {1});
+    if (shape.yes("fused")) return call_of(machine, &Ops::rms_norm_quantize, args);
+    return norm_then_transpose(machine, buffers, args);
 }
 
 Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -116,14 +94,8 @@ Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                              .dgamma_mode = shape.gradient(),
                              .dx = buffers.output(dtype, {rows, columns}),
                              .dgamma = buffers.zeros(DType::f32, {columns})};
-    Work work;
-    work.reads_all(args.dy, args.x, args.gamma, args.rstd).writes_all(args.dx, args.dgamma);
-    if (shape.yes("residual")) {
-        args.dresidual = buffers.normal(dtype, {rows, columns});
-        work.reads_all(args.dresidual);
-    }
-    if (args.dgamma_mode == Gradient::accumulate) work.reads_all(args.dgamma);
-    return call_of(machine, &Ops::rms_norm_backward, args, work);
+    if (shape.yes("residual")) args.dresidual = buffers.normal(dtype, {rows, columns});
+    return call_of(machine, &Ops::rms_norm_backward, args);
 }
 
 }  // namespace

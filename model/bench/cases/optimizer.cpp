@@ -15,21 +15,13 @@ const Key kState = {"state", "f32", "f32", "gradient and moments: f32 | bf16"};
 Call norm_squared(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::NormSquared args{.x = buffers.normal(DType::f32, {shape.number("N")}),
                                .sum = buffers.zeros(DType::f32, {1})};
-    return call_of(machine, &Ops::norm_squared, args,
-                   Work{}
-                       .reads_all(args.x, args.sum)
-                       .writes_all(args.sum)
-                       .computes(2.0 * static_cast<double>(args.x.numel())));
+    return call_of(machine, &Ops::norm_squared, args);
 }
 
 Call add_squares(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::AddSquares args{.squares = buffers.normal(DType::f64, {shape.number("N")}),
                               .sum = buffers.zeros(DType::f32, {1})};
-    return call_of(machine, &Ops::add_squares, args,
-                   Work{}
-                       .reads_all(args.squares, args.sum)
-                       .writes_all(args.sum)
-                       .computes(static_cast<double>(args.squares.numel())));
+    return call_of(machine, &Ops::add_squares, args);
 }
 
 Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
@@ -38,56 +30,40 @@ Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
                               .status = buffers.zeros(DType::i32, {1}),
                               .norm = buffers.output(DType::f32, {1}),
                               .factor = buffers.output(DType::f32, {1})};
-    return call_of(machine, &Ops::clip_factor, args,
-                   Work{}.reads_all(args.norm_squared, args.status).writes_all(args.norm, args.factor));
+    return call_of(machine, &Ops::clip_factor, args);
 }
 
-op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape, Work& work) {
+op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape) {
     const Buffers::Dims dims = {shape.positive("E"), shape.positive("N"), shape.positive("K")};
     const DType state = shape.dtype("state", {DType::f32, DType::bf16});
-    const op::AdamW args{.grad = buffers.normal(state, dims, 1e-3),
-                         .schedule = buffers.values(std::vector<float>{1e-5f, 0.1f, 0.05f}),
-                         .weight_decay = 0.1f,
-                         .grad_scale = buffers.values(std::vector<float>{1.0f}),
-                         .status = buffers.zeros(DType::i32, {1}),
-                         .master = buffers.normal(DType::f32, dims, 0.02),
-                         .m = buffers.zeros(state, dims),
-                         .v = buffers.pow2(state, dims)};
-    work.reads_all(args.grad, args.schedule, args.grad_scale, args.status, args.master, args.m, args.v)
-        .writes_all(args.master, args.m, args.v);
-    work.computes(15.0 * static_cast<double>(args.master.numel()));
-    return args;
+    return {.grad = buffers.normal(state, dims, 1e-3),
+            .schedule = buffers.values(std::vector<float>{1e-5f, 0.1f, 0.05f}),
+            .weight_decay = 0.1f,
+            .grad_scale = buffers.values(std::vector<float>{1.0f}),
+            .status = buffers.zeros(DType::i32, {1}),
+            .master = buffers.normal(DType::f32, dims, 0.02),
+            .m = buffers.zeros(state, dims),
+            .v = buffers.pow2(state, dims)};
 }
 
 Call adamw(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Work work;
-    op::AdamW args = adamw_arguments(buffers, shape, work);
-    if (shape.choice("copy", {"no", "bf16", "f32"}) > 0) {
-        args.copy =
-            buffers.output(shape.choice("copy", {"no", "bf16", "f32"}) == 1 ? DType::bf16 : DType::f32,
-                           {shape.positive("E"), shape.positive("N"), shape.positive("K")});
-        work.writes_all(args.copy);
-    }
-    return call_of(machine, &Ops::adamw, args, work);
+    op::AdamW args = adamw_arguments(buffers, shape);
+    if (const int64_t copy = shape.choice("copy", {"no", "bf16", "f32"}); copy > 0)
+        args.copy = buffers.output(copy == 1 ? DType::bf16 : DType::f32,
+                                   {shape.positive("E"), shape.positive("N"), shape.positive("K")});
+    return call_of(machine, &Ops::adamw, args);
 }
 
 Call adamw_quantize(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Work work;
     const int64_t experts = shape.positive("E"), n = shape.positive("N"), k = shape.positive("K");
     const ScaleLayout layout = shape.layout(
         "layout", {ScaleLayout::block128, ScaleLayout::row, ScaleLayout::tensor, ScaleLayout::mx32});
-    op::AdamWQuantize args{.adamw = adamw_arguments(buffers, shape, work),
+    op::AdamWQuantize args{.adamw = adamw_arguments(buffers, shape),
                            .scale_format = shape.scale_format(),
                            .mx_rounding = shape.mx_rounding()};
-    if (shape.yes("fprop")) {
-        args.fprop = buffers.fp8_output(DType::e4m3, {experts, n, k}, layout);
-        work.writes_all(args.fprop.data, args.fprop.scales);
-    }
-    if (shape.yes("dgrad")) {
-        args.dgrad = buffers.fp8_output(DType::e4m3, {experts, k, n}, layout);
-        work.writes_all(args.dgrad.data, args.dgrad.scales);
-    }
-    return call_of(machine, &Ops::adamw_quantize, args, work);
+    if (shape.yes("fprop")) args.fprop = buffers.fp8_output(DType::e4m3, {experts, n, k}, layout);
+    if (shape.yes("dgrad")) args.dgrad = buffers.fp8_output(DType::e4m3, {experts, k, n}, layout);
+    return call_of(machine, &Ops::adamw_quantize, args);
 }
 
 }  // namespace

@@ -54,15 +54,7 @@ Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::PlanDispatch args =
         plan_arguments(buffers, buffers.values(ids).reshape({ranks, tokens, topk}),
                        buffers.values(probs).reshape({ranks, tokens, topk}), 0, counts, alignment);
-    // the lists are written as long as they have entries; both end marks are part of the contract for
-    // send_tokens
-    const double received = static_cast<double>(counts.received * topk * 4 + counts.received * 4);
-    return call_of(machine, &Ops::plan_dispatch, args,
-                   Work{}
-                       .reads_all(args.all_ids, args.all_probs)
-                       .writes_all(args.groups.counts, args.groups.offsets, args.row_source, args.row_prob,
-                                   args.recv_offsets, args.send_tokens, args.send_counts)
-                       .writes(received));
+    return call_of(machine, &Ops::plan_dispatch, args);
 }
 
 Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -79,10 +71,7 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = in.plan.groups,
         .dst = buffers.fp8_output(dtype, {in.counts.padded, columns},
                                   scaled ? ScaleLayout::vec128 : ScaleLayout::none)};
-    Work work;
-    work.reads(row_bytes(args.src, in.counts.received) + static_cast<double>(4 * in.counts.padded));
-    work.writes(row_bytes(args.dst, in.counts.padded));
-    if (shape.yes("fused")) return call_of(machine, &Ops::permute_pad, args, work);
+    if (shape.yes("fused")) return call_of(machine, &Ops::permute_pad, args);
     const Planned dense = planned(machine, buffers, shape, 1);
     const op::PermutePad permuted{
         .src = args.src,
@@ -93,7 +82,7 @@ Call permute(Machine& machine, Buffers& buffers, const Shape& shape) {
         .dst = buffers.fp8_output(dtype, {dense.counts.padded, columns}, args.dst.layout)};
     const op::PadRows padded{
         .src = permuted.dst, .src_groups = permuted.groups, .dst_groups = args.groups, .dst = args.dst};
-    return two_calls(machine, &Ops::permute_pad, permuted, &Ops::pad_rows, padded, work);
+    return two_calls(machine, args, &Ops::permute_pad, permuted, &Ops::pad_rows, padded);
 }
 
 Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -104,25 +93,18 @@ Call unpermute(Machine& machine, Buffers& buffers, const Shape& shape) {
                             .recv_rows = in.plan.recv_rows,
                             .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
                             .dst = buffers.output(dtype, {in.tokens, columns})};
-    Work work;
-    work.reads(plain_row_bytes(args.src, in.counts.valid) +
-               static_cast<double>(4 * in.counts.received * in.topk + 8));
-    work.writes(plain_row_bytes(args.dst, in.counts.received));
-    work.computes(static_cast<double>(in.counts.valid * columns) * (shape.yes("prob") ? 2 : 1));
-    if (shape.yes("prob")) {
-        args.row_prob = in.plan.row_prob;
-        work.reads(static_cast<double>(4 * in.counts.valid));
-    }
-    if (shape.yes("fused")) return call_of(machine, &Ops::unpermute_unpad, args, work);
+    if (shape.yes("prob")) args.row_prob = in.plan.row_prob;
+    if (shape.yes("fused")) return call_of(machine, &Ops::unpermute_unpad, args);
     const Planned dense = planned(machine, buffers, shape, 1);
     const op::UnpadRows unpadded{.src = args.src,
                                  .src_groups = in.plan.groups,
                                  .dst_groups = dense.plan.groups,
                                  .dst = buffers.output(dtype, {dense.counts.padded, columns})};
-    args.src = unpadded.dst;
-    args.recv_rows = dense.plan.recv_rows;
-    if (args.row_prob) args.row_prob = dense.plan.row_prob;
-    return two_calls(machine, &Ops::unpad_rows, unpadded, &Ops::unpermute_unpad, args, work);
+    op::UnpermuteUnpad unpermuted = args;
+    unpermuted.src = unpadded.dst;
+    unpermuted.recv_rows = dense.plan.recv_rows;
+    if (args.row_prob) unpermuted.row_prob = dense.plan.row_prob;
+    return two_calls(machine, args, &Ops::unpad_rows, unpadded, &Ops::unpermute_unpad, unpermuted);
 }
 
 Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -137,13 +119,7 @@ Call probs_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
         .num_rows = buffers.values(std::vector<int64_t>{in.counts.received}),
         .groups = in.plan.groups,
         .drow_prob = buffers.output(DType::f32, {in.counts.padded})};
-    return call_of(
-        machine, &Ops::unpermute_probs_backward, args,
-        Work{}
-            .reads(plain_row_bytes(args.ddst, in.counts.received) +
-                   plain_row_bytes(args.src, in.counts.valid) + static_cast<double>(4 * in.counts.padded))
-            .writes(static_cast<double>(4 * in.counts.padded))
-            .computes(2.0 * static_cast<double>(in.counts.valid * columns)));
+    return call_of(machine, &Ops::unpermute_probs_backward, args);
 }
 
 // The same counts, once without and once with pads.
@@ -161,28 +137,22 @@ Call pad(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
     const ScaleLayout layout = is_fp8(dtype) ? ScaleLayout::vec128 : ScaleLayout::none;
-    const op::PadRows args{.src = buffers.operand(dtype, {groups.dense.padded, columns}, layout),
+    const op::PadRows args{.src = buffers.operand(dtype, {groups.dense.capacity, columns}, layout),
                            .src_groups = groups.dense.groups,
                            .dst_groups = groups.padded.groups,
-                           .dst = buffers.fp8_output(dtype, {groups.padded.padded, columns}, layout)};
-    return call_of(machine, &Ops::pad_rows, args,
-                   Work{}
-                       .reads(row_bytes(args.src, groups.dense.valid))
-                       .writes(row_bytes(args.dst, groups.padded.padded)));
+                           .dst = buffers.fp8_output(dtype, {groups.padded.capacity, columns}, layout)};
+    return call_of(machine, &Ops::pad_rows, args);
 }
 
 Call unpad(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Pair groups = group_pair(buffers, shape);
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
-    const op::UnpadRows args{.src = buffers.normal(dtype, {groups.padded.padded, columns}),
+    const op::UnpadRows args{.src = buffers.normal(dtype, {groups.padded.capacity, columns}),
                              .src_groups = groups.padded.groups,
                              .dst_groups = groups.dense.groups,
-                             .dst = buffers.output(dtype, {groups.dense.padded, columns})};
-    return call_of(machine, &Ops::unpad_rows, args,
-                   Work{}
-                       .reads(plain_row_bytes(args.src, groups.dense.valid))
-                       .writes(plain_row_bytes(args.dst, groups.dense.valid)));
+                             .dst = buffers.output(dtype, {groups.dense.capacity, columns})};
+    return call_of(machine, &Ops::unpad_rows, args);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ DType source_dtype(const Shape& shape) { return shape.dtype("dtype", {DType::bf1
 DType fp8_type(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
 // Of a transposed copy: groups hold whole blocks, plain rows are padded to one.
 int64_t wide(const RoutedRows& routed) {
-    return routed.groups.num_groups > 0 ? routed.capacity() : round_up(routed.capacity(), kBlock);
+    return routed.groups.num_groups > 0 ? routed.capacity : round_up(routed.capacity, kBlock);
 }
 int64_t scale_groups(const RoutedRows& routed) { return std::max<int64_t>(1, routed.groups.num_groups); }
 
@@ -29,14 +29,13 @@ struct Source {
     DType fp8;
     ScaleFormat scale;
     TensorView src;
-    double bytes() const { return plain_row_bytes(src, routed.valid); }
 };
 Source source_of(Buffers& buffers, const Shape& shape) {
     Source in{.routed = buffers.routed(shape),
               .columns = shape.positive("H"),
               .fp8 = fp8_type(shape),
               .scale = shape.scale_format()};
-    in.src = buffers.normal(source_dtype(shape), {in.routed.capacity(), in.columns});
+    in.src = buffers.normal(source_dtype(shape), {in.routed.capacity, in.columns});
     return in;
 }
 ScaledTensor transposed(Buffers& buffers, const Source& in, int64_t columns, L layout) {
@@ -51,9 +50,8 @@ Call rows(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = in.routed.groups,
         .scale_format = in.scale,
         .mx_rounding = shape.mx_rounding(),
-        .dst = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns}, layout, 0, in.scale)};
-    return call_of(machine, &Ops::quantize_rows, args,
-                   Work{}.reads(in.bytes()).writes(row_bytes(args.dst, in.routed.padded)));
+        .dst = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, layout, 0, in.scale)};
+    return call_of(machine, &Ops::quantize_rows, args);
 }
 
 Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -64,15 +62,11 @@ Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
                              .scale_format = in.scale,
                              .mx_rounding = shape.mx_rounding(),
                              .dst = transposed(buffers, in, in.columns, layout)};
-    Work work;
-    work.reads(in.bytes()).writes(column_bytes(args.dst, in.routed.padded));
     if (const int64_t second = shape.number("H2"); second > 0) {
-        args.src2 = buffers.normal(in.src.dtype, {in.routed.capacity(), second});
+        args.src2 = buffers.normal(in.src.dtype, {in.routed.capacity, second});
         args.dst2 = transposed(buffers, in, second, layout);
-        work.reads(plain_row_bytes(args.src2, in.routed.valid))
-            .writes(column_bytes(args.dst2, in.routed.padded));
     }
-    return call_of(machine, &Ops::quantize_columns, args, work);
+    return call_of(machine, &Ops::quantize_columns, args);
 }
 
 Call dual(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -82,30 +76,21 @@ Call dual(Machine& machine, Buffers& buffers, const Shape& shape) {
         .groups = in.routed.groups,
         .scale_format = in.scale,
         .mx_rounding = shape.mx_rounding(),
-        .rows = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns},
+        .rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns},
                                    shape.layout("layout", {L::vec128, L::row, L::mx32})),
         .columns =
             transposed(buffers, in, in.columns, shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
-    return call_of(
-        machine, &Ops::quantize_dual, args,
-        Work{}
-            .reads(in.bytes())
-            .writes(row_bytes(args.rows, in.routed.padded) + column_bytes(args.columns, in.routed.padded)));
+    return call_of(machine, &Ops::quantize_dual, args);
 }
 
 Call whole(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Source in = source_of(buffers, shape);
     op::QuantizeTensor args{.src = in.src, .groups = in.routed.groups, .scale_format = in.scale};
     if (shape.yes("plain"))
-        args.rows = buffers.fp8_output(in.fp8, {in.routed.capacity(), in.columns}, L::tensor);
+        args.rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, L::tensor);
     if (shape.yes("transposed"))
         args.transposed = buffers.fp8_output(in.fp8, {in.columns, wide(in.routed)}, L::tensor);
-    // the scale is known only when all has been read, so the source is read twice
-    return call_of(machine, &Ops::quantize_tensor, args,
-                   Work{}
-                       .reads(2 * in.bytes())
-                       .writes(row_bytes(args.rows, in.routed.padded) +
-                               column_bytes(args.transposed, in.routed.padded)));
+    return call_of(machine, &Ops::quantize_tensor, args);
 }
 
 Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -115,19 +100,9 @@ Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
         .src = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {experts, n, k}, 0.02),
         .scale_format = shape.scale_format(),
         .mx_rounding = shape.mx_rounding()};
-    Work work;
-    work.reads_all(args.src);
-    // one scale for all experts needs a pass over all of them first
-    if (layout == L::tensor) work.reads_all(args.src);
-    if (shape.yes("fprop")) {
-        args.fprop = buffers.fp8_output(fp8_type(shape), {experts, n, k}, layout);
-        work.writes_all(args.fprop.data, args.fprop.scales);
-    }
-    if (shape.yes("dgrad")) {
-        args.dgrad = buffers.fp8_output(fp8_type(shape), {experts, k, n}, layout);
-        work.writes_all(args.dgrad.data, args.dgrad.scales);
-    }
-    return call_of(machine, &Ops::quantize_weight, args, work);
+    if (shape.yes("fprop")) args.fprop = buffers.fp8_output(fp8_type(shape), {experts, n, k}, layout);
+    if (shape.yes("dgrad")) args.dgrad = buffers.fp8_output(fp8_type(shape), {experts, k, n}, layout);
+    return call_of(machine, &Ops::quantize_weight, args);
 }
 
 Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -136,15 +111,12 @@ Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
     const L layout = shape.layout(
         "layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor, L::tile128, L::group_row});
     const bool transposed = layout == L::tile128 || layout == L::group_row;
-    const Buffers::Dims as_rows = {routed.capacity(), columns}, as_columns = {columns, routed.capacity()};
+    const Buffers::Dims as_rows = {routed.capacity, columns}, as_columns = {columns, routed.capacity};
     const Buffers::Dims dims = transposed ? as_columns : as_rows;
     const op::Dequantize args{.src = buffers.fp8_input(fp8_type(shape), dims, layout, scale_groups(routed)),
                               .groups = routed.groups,
                               .dst = buffers.output(source_dtype(shape), dims)};
-    const double read = transposed ? column_bytes(args.src, routed.valid) : row_bytes(args.src, routed.valid);
-    return call_of(
-        machine, &Ops::dequantize, args,
-        Work{}.reads(read).writes(static_cast<double>(routed.padded * columns * size_of(args.dst.dtype))));
+    return call_of(machine, &Ops::dequantize, args);
 }
 
 // The quantised rows against values of another distribution: as much to read, and every branch.
@@ -157,13 +129,13 @@ Call measure(Machine& machine, Buffers& buffers, const Shape& shape) {
     op::MeasureQuantization args{.groups = routed.groups,
                                  .copy = transposed ? Copy::transposed : Copy::rows,
                                  .sums = buffers.zeros(DType::f64, {op::kQuantizationWords})};
-    const Buffers::Dims rows = {routed.capacity(), columns}, turned = {columns, wide(routed)};
+    const Buffers::Dims rows = {routed.capacity, columns}, turned = {columns, wide(routed)};
     args.quantized = buffers.fp8_input(fp8_type(shape), transposed ? turned : rows, layout);
     if (transposed)
         args.source = buffers.fp8_input(fp8_type(shape), rows, L::vec128);
     else
         args.source.data = buffers.normal(DType::bf16, rows);
-    return call_of(machine, &Ops::measure_quantization, args, Work{}.reads(cost(args).bytes));
+    return call_of(machine, &Ops::measure_quantization, args);
 }
 
 Call clip(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -171,9 +143,8 @@ Call clip(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::ClipFp8 args{
         .groups = routed.groups,
         .share = 0.5f,
-        .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity(), shape.positive("H")}, L::row).data};
-    const double bytes = static_cast<double>(routed.padded * args.rows.cols());
-    return call_of(machine, &Ops::clip_fp8, args, Work{}.reads(bytes).writes(bytes));
+        .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity, shape.positive("H")}, L::row).data};
+    return call_of(machine, &Ops::clip_fp8, args);
 }
 
 Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -181,7 +152,7 @@ Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
     const DType wire = shape.scale_format() == ScaleFormat::pow2 ? DType::e8m0 : DType::f32;
     const op::RelayoutScales args{.wire = buffers.pow2(wire, {tokens, blocks}),
                                   .vec128 = buffers.output(DType::f32, {blocks, tokens})};
-    return call_of(machine, &Ops::relayout_scales, args, Work{}.reads_all(args.wire).writes_all(args.vec128));
+    return call_of(machine, &Ops::relayout_scales, args);
 }
 
 Call delayed(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -190,39 +161,34 @@ Call delayed(Machine& machine, Buffers& buffers, const Shape& shape) {
                                       .amax = buffers.pow2(DType::f32, {1}),
                                       .history = buffers.pow2(DType::f32, {shape.positive("N")}),
                                       .scale = buffers.output(DType::f32, {1})};
-    return call_of(machine, &Ops::delayed_scale_update, args,
-                   Work{}.reads_all(args.amax, args.history).writes_all(args.amax, args.scale).writes(4));
+    return call_of(machine, &Ops::delayed_scale_update, args);
 }
 
 Call transpose(Machine& machine, Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const op::TransposeFp8 args{
-        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity(), columns}, L::vec128),
+        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
         .groups = routed.groups,
         .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::tile128)};
-    return call_of(
-        machine, &Ops::transpose_fp8, args,
-        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded)));
+    return call_of(machine, &Ops::transpose_fp8, args);
 }
 
 Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const op::TransposeRequantize args{
-        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity(), columns}, L::vec128),
+        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
         .groups = routed.groups,
         .scale_format = shape.scale_format(),
         .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::vec128)};
-    const Work work =
-        Work{}.reads(row_bytes(args.src, routed.valid)).writes(column_bytes(args.dst, routed.padded));
-    if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args, work);
+    if (shape.yes("fused")) return call_of(machine, &Ops::transpose_requantize, args);
     const op::Dequantize plain{.src = args.src,
                                .groups = args.groups,
-                               .dst = buffers.output(DType::bf16, {routed.capacity(), columns})};
+                               .dst = buffers.output(DType::bf16, {routed.capacity, columns})};
     const op::QuantizeColumns again{
         .src = plain.dst, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dst};
-    return two_calls(machine, &Ops::dequantize, plain, &Ops::quantize_columns, again, work);
+    return two_calls(machine, args, &Ops::dequantize, plain, &Ops::quantize_columns, again);
 }
 
 const Keys kFp8 = {{"H", "7168", "256", "columns"}, {"codes", "e4m3", "e4m3", "e4m3 | e5m2"}};

@@ -31,10 +31,6 @@ op::RouterOptions options(const Shape& shape) {
 TensorView logits_of(Buffers& buffers, const Shape& shape) {
     return buffers.normal(DType::f32, {shape.number("T"), shape.positive("E")});
 }
-double gemm_flops(const Shape& shape) {
-    return 2.0 * static_cast<double>(shape.number("T")) * static_cast<double>(shape.number("E")) *
-           static_cast<double>(shape.number("H"));
-}
 
 Call logits(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), experts = shape.positive("E"), columns = shape.positive("H");
@@ -42,8 +38,7 @@ Call logits(Machine& machine, Buffers& buffers, const Shape& shape) {
         .x = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
         .weight = buffers.normal(shape.dtype("weight", kReal), {experts, columns}, 0.02),
         .logits = buffers.output(DType::f32, {tokens, experts})};
-    return call_of(machine, &Ops::router_logits, args,
-                   Work{}.reads_all(args.x, args.weight).writes_all(args.logits).computes(gemm_flops(shape)));
+    return call_of(machine, &Ops::router_logits, args);
 }
 
 Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -56,16 +51,8 @@ Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
         .dweight_mode = shape.gradient(),
         .dx = buffers.output(dtype, {tokens, columns}),
         .dweight = buffers.zeros(DType::f32, {experts, columns})};
-    Work work;
-    work.reads_all(args.dlogits, args.x, args.weight)
-        .writes_all(args.dx, args.dweight)
-        .computes(2 * gemm_flops(shape));
-    if (shape.yes("add")) {
-        args.dx_in = buffers.normal(dtype, {tokens, columns});
-        work.reads_all(args.dx_in);
-    }
-    if (args.dweight_mode == Gradient::accumulate) work.reads_all(args.dweight);
-    return call_of(machine, &Ops::router_logits_backward, args, work);
+    if (shape.yes("add")) args.dx_in = buffers.normal(dtype, {tokens, columns});
+    return call_of(machine, &Ops::router_logits_backward, args);
 }
 
 // Tokens in one set, as a layer without losses by sequence has them. The z-loss has no key of its own.
@@ -89,14 +76,8 @@ op::RouterTopK top_k_arguments(Buffers& buffers, const Shape& shape) {
 
 Call top_k(Machine& machine, Buffers& buffers, const Shape& shape) {
     op::RouterTopK args = top_k_arguments(buffers, shape);
-    Work work;
-    work.reads_all(args.logits, args.counts).writes_all(args.ids, args.probs, args.counts);
-    if (args.expert_bias) work.reads_all(args.expert_bias);
-    if (shape.yes("balance")) {
-        args.balance = balance_outputs(buffers, shape.number("T"), shape.positive("E"));
-        work.writes_all(args.balance.counts, args.balance.score_sums, args.balance.log_squares);
-    }
-    return call_of(machine, &Ops::router_top_k, args, work);
+    if (shape.yes("balance")) args.balance = balance_outputs(buffers, shape.number("T"), shape.positive("E"));
+    return call_of(machine, &Ops::router_top_k, args);
 }
 
 // Both losses, with their values, after a top-k of the same logits.
@@ -133,14 +114,9 @@ Call top_k_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                    .score_sums = buffers.normal(DType::f32, {blocks, experts}),
                    .log_squares = buffers.normal(DType::f32, {blocks})};
     }
-    const op::RouterTopKBackward args = backward_arguments(
-        buffers, shape, logits_of(buffers, shape), buffers.values(ids).reshape({tokens, topk}), balance);
-    Work work;
-    work.reads_all(args.logits, args.ids, args.dprobs).writes_all(args.dlogits);
-    if (balance.counts)
-        work.reads_all(balance.counts, balance.score_sums, balance.log_squares, args.losses)
-            .writes_all(args.losses);
-    return call_of(machine, &Ops::router_top_k_backward, args, work);
+    return call_of(machine, &Ops::router_top_k_backward,
+                   backward_arguments(buffers, shape, logits_of(buffers, shape),
+                                      buffers.values(ids).reshape({tokens, topk}), balance));
 }
 
 // What a layer does with its logits, forward and backward: choose, count, sum scores; both losses, and all
@@ -155,17 +131,16 @@ Call route(Machine& machine, Buffers& buffers, const Shape& shape) {
                 ops.router_top_k(choice, launch);
                 ops.router_top_k_backward(back, launch);
             },
-            Work{}
-                .reads_all(choice.logits, back.dprobs, choice.counts, back.losses)
-                .writes_all(back.dlogits, choice.ids, choice.probs, choice.counts, back.losses)};
+            Work{{.bytes = cost(choice).bytes + cost(back).bytes,
+                  .flops = cost(choice).flops + cost(back).flops,
+                  .written = cost(choice).written + cost(back).written}}};
 }
 
 Call bias_update(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t experts = shape.positive("E");
     const op::ExpertBiasUpdate args{.counts = buffers.integers(DType::i64, {experts}, 1000),
                                     .bias = buffers.normal(DType::f32, {experts}, 0.01)};
-    return call_of(machine, &Ops::expert_bias_update, args,
-                   Work{}.reads_all(args.counts, args.bias).writes_all(args.bias));
+    return call_of(machine, &Ops::expert_bias_update, args);
 }
 
 }  // namespace

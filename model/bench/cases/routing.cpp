@@ -83,13 +83,14 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
 op::PlanDispatch plan_arguments(Buffers& buffers, const TensorView& all_ids, const TensorView& all_probs,
                                 int64_t rank, const PlanCounts& counts, int64_t alignment) {
     const auto local = static_cast<int64_t>(counts.rows.size());
-    op::PlanDispatch args{.all_ids = all_ids,
-                          .all_probs = all_probs,
-                          .rank = rank,
-                          .first_expert = rank * local,
-                          .num_local_experts = local,
-                          .groups = {.row_capacity = counts.padded, .alignment = alignment},
-                          .overflow = buffers.zeros(DType::i32, {1})};
+    op::PlanDispatch args{
+        .all_ids = all_ids,
+        .all_probs = all_probs,
+        .rank = rank,
+        .first_expert = rank * local,
+        .num_local_experts = local,
+        .groups = {.row_capacity = counts.padded, .alignment = alignment, .known_rows = counts.valid},
+        .overflow = buffers.zeros(DType::i32, {1})};
     allocate_plan(args, [&](DType dtype, Buffers::Dims shape) { return buffers.output(dtype, shape); });
     return args;
 }

@@ -20,37 +20,28 @@ struct Input {
     int64_t width;
     DType dtype;
     TensorView h, prob;
-    Work work;
 };
 Input input_of(Buffers& buffers, const Shape& shape) {
     Input in{.routed = buffers.routed(shape),
              .width = shape.positive("F"),
              .dtype = shape.dtype("dtype", {DType::bf16, DType::f32})};
-    in.h = buffers.normal(in.dtype, {in.routed.capacity(), 2 * in.width});
-    in.work.reads(plain_row_bytes(in.h, in.routed.valid));
-    if (shape.yes("prob")) {
-        in.prob = buffers.normal(DType::f32, {in.routed.capacity()});
-        in.work.reads(static_cast<double>(4 * in.routed.valid));
-    }
+    in.h = buffers.normal(in.dtype, {in.routed.capacity, 2 * in.width});
+    if (shape.yes("prob")) in.prob = buffers.normal(DType::f32, {in.routed.capacity});
     return in;
 }
 DType fp8_type(const Shape& shape) { return shape.dtype("codes", {DType::e4m3, DType::e5m2}); }
-TensorView dprob_of(Buffers& buffers, const Shape& shape, Input& in) {
-    if (!shape.yes("dprob")) return {};
-    in.work.writes(static_cast<double>(4 * in.routed.padded));
-    return buffers.output(DType::f32, {in.routed.capacity()});
+TensorView dprob_of(Buffers& buffers, const Shape& shape, const Input& in) {
+    return shape.yes("dprob") ? buffers.output(DType::f32, {in.routed.capacity}) : TensorView{};
 }
-TensorView da_of(Buffers& buffers, Input& in) {
-    const TensorView da = buffers.normal(in.dtype, {in.routed.capacity(), in.width});
-    in.work.reads(plain_row_bytes(da, in.routed.valid));
-    return da;
+TensorView da_of(Buffers& buffers, const Input& in) {
+    return buffers.normal(in.dtype, {in.routed.capacity, in.width});
 }
 
 op::Swiglu plain_forward(Buffers& buffers, const Input& in) {
     return {.h = in.h,
             .prob = in.prob,
             .groups = in.routed.groups,
-            .a = buffers.output(in.dtype, {in.routed.capacity(), in.width})};
+            .a = buffers.output(in.dtype, {in.routed.capacity, in.width})};
 }
 op::SwigluBackward plain_backward(Buffers& buffers, const Input& in, const TensorView& da,
                                   const TensorView& dprob) {
@@ -58,56 +49,51 @@ op::SwigluBackward plain_backward(Buffers& buffers, const Input& in, const Tenso
             .h = in.h,
             .prob = in.prob,
             .groups = in.routed.groups,
-            .dh = buffers.output(in.dtype, {in.routed.capacity(), 2 * in.width}),
+            .dh = buffers.output(in.dtype, {in.routed.capacity, 2 * in.width}),
             .dprob = dprob};
 }
 
 Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Input in = input_of(buffers, shape);
-    const op::Swiglu args = plain_forward(buffers, in);
-    return call_of(machine, &Ops::swiglu, args, in.work.writes(plain_row_bytes(args.a, in.routed.padded)));
+    return call_of(machine, &Ops::swiglu, plain_forward(buffers, input_of(buffers, shape)));
 }
 
 Call forward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Input in = input_of(buffers, shape);
+    const Input in = input_of(buffers, shape);
     const op::SwigluQuantize args{
         .h = in.h,
         .prob = in.prob,
         .groups = in.routed.groups,
         .scale_format = shape.scale_format(),
-        .a = buffers.fp8_output(fp8_type(shape), {in.routed.capacity(), in.width}, ScaleLayout::vec128)};
-    in.work.writes(row_bytes(args.a, in.routed.padded));
-    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_quantize, args, in.work);
+        .a = buffers.fp8_output(fp8_type(shape), {in.routed.capacity, in.width}, ScaleLayout::vec128)};
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_quantize, args);
     const op::Swiglu plain = plain_forward(buffers, in);
     const op::QuantizeRows quantized{
         .src = plain.a, .groups = args.groups, .scale_format = args.scale_format, .dst = args.a};
-    return two_calls(machine, &Ops::swiglu, plain, &Ops::quantize_rows, quantized, in.work);
+    return two_calls(machine, args, &Ops::swiglu, plain, &Ops::quantize_rows, quantized);
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Input in = input_of(buffers, shape);
+    const Input in = input_of(buffers, shape);
     const TensorView da = da_of(buffers, in);
-    const op::SwigluBackward args = plain_backward(buffers, in, da, dprob_of(buffers, shape, in));
-    return call_of(machine, &Ops::swiglu_backward, args,
-                   in.work.writes(plain_row_bytes(args.dh, in.routed.padded)));
+    return call_of(machine, &Ops::swiglu_backward,
+                   plain_backward(buffers, in, da, dprob_of(buffers, shape, in)));
 }
 
 Call backward_quantized(Machine& machine, Buffers& buffers, const Shape& shape) {
-    Input in = input_of(buffers, shape);
+    const Input in = input_of(buffers, shape);
     const op::SwigluBackwardQuantize args{
         .da = da_of(buffers, in),
         .h = in.h,
         .prob = in.prob,
         .groups = in.routed.groups,
         .scale_format = shape.scale_format(),
-        .dh = buffers.fp8_output(fp8_type(shape), {in.routed.capacity(), 2 * in.width}, ScaleLayout::vec128),
+        .dh = buffers.fp8_output(fp8_type(shape), {in.routed.capacity, 2 * in.width}, ScaleLayout::vec128),
         .dprob = dprob_of(buffers, shape, in)};
-    in.work.writes(row_bytes(args.dh, in.routed.padded));
-    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_backward_quantize, args, in.work);
+    if (shape.yes("fused")) return call_of(machine, &Ops::swiglu_backward_quantize, args);
     const op::SwigluBackward plain = plain_backward(buffers, in, args.da, args.dprob);
     const op::QuantizeRows quantized{
         .src = plain.dh, .groups = args.groups, .scale_format = args.scale_format, .dst = args.dh};
-    return two_calls(machine, &Ops::swiglu_backward, plain, &Ops::quantize_rows, quantized, in.work);
+    return two_calls(machine, args, &Ops::swiglu_backward, plain, &Ops::quantize_rows, quantized);
 }
 
 }  // namespace

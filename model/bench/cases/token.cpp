@@ -14,32 +14,13 @@ const Keys kTable = {{"T", "4096", "24", "tokens"},
                      {"H", "7168", "256", "columns"}};
 const Keys kElements = {{"T", "4096", "40", "rows"}, {"H", "7168", "256", "columns"}};
 
-// Rows of a table that `ids` name at least once, as fill_random draws them: read back from the device.
-int64_t distinct(Buffers& buffers, const TensorView& ids, int64_t rows) {
-    return buffers.once<int64_t>([&] {
-        std::vector<int32_t> host(static_cast<std::size_t>(ids.numel()));
-        buffers.device().copy_out(host.data(), ids.data, static_cast<std::size_t>(ids.bytes()));
-        std::vector<bool> named(static_cast<std::size_t>(rows));
-        int64_t count = 0;
-        for (const int32_t id : host) {
-            count += named[static_cast<std::size_t>(id)] ? 0 : 1;
-            named[static_cast<std::size_t>(id)] = true;
-        }
-        return count;
-    });
-}
-
 Call look_up(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), rows = shape.positive("V"), columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", kReal);
     const op::Embedding args{.ids = buffers.integers(DType::i32, {tokens}, rows),
                              .table = buffers.normal(dtype, {rows, columns}),
                              .y = buffers.output(dtype, {tokens, columns})};
-    return call_of(machine, &Ops::embedding, args,
-                   Work{}
-                       .reads_all(args.ids)
-                       .reads(plain_row_bytes(args.table, distinct(buffers, args.ids, rows)))
-                       .writes_all(args.y));
+    return call_of(machine, &Ops::embedding, args);
 }
 
 Call look_up_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -48,14 +29,7 @@ Call look_up_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
                                      .dy = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
                                      .mode = shape.gradient(),
                                      .dtable = buffers.zeros(DType::f32, {rows, columns})};
-    Work work;
-    work.reads_all(args.ids, args.dy).computes(static_cast<double>(args.dy.numel()));
-    const double named = plain_row_bytes(args.dtable, distinct(buffers, args.ids, rows));
-    if (args.mode == Gradient::overwrite)
-        work.writes_all(args.dtable);
-    else
-        work.reads(named).writes(named);
-    return call_of(machine, &Ops::embedding_backward, args, work);
+    return call_of(machine, &Ops::embedding_backward, args);
 }
 
 Call cross_entropy(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -64,19 +38,14 @@ Call cross_entropy(Machine& machine, Buffers& buffers, const Shape& shape) {
                           .labels = buffers.integers(DType::i32, {tokens}, columns),
                           .vocab_size = columns,
                           .loss = buffers.output(DType::f32, {tokens})};
-    Work work;
-    work.reads_all(args.logits, args.labels).writes_all(args.loss);
-    if (shape.yes("gradient")) {
-        args.dlogits = buffers.output(shape.dtype("dtype", kReal), {tokens, columns});
-        work.writes_all(args.dlogits);
-    }
-    return call_of(machine, &Ops::cross_entropy, args, work);
+    if (shape.yes("gradient")) args.dlogits = buffers.output(shape.dtype("dtype", kReal), {tokens, columns});
+    return call_of(machine, &Ops::cross_entropy, args);
 }
 
 Call sum(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::Sum args{.values = buffers.normal(DType::f32, {shape.number("N")}),
                        .sum = buffers.zeros(DType::f32, {1})};
-    return call_of(machine, &Ops::sum, args, Work{}.reads_all(args.values, args.sum).writes_all(args.sum));
+    return call_of(machine, &Ops::sum, args);
 }
 
 Call add(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -85,25 +54,25 @@ Call add(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::Add args{.a = buffers.normal(dtype, {rows, columns}),
                        .b = buffers.normal(dtype, {rows, columns}),
                        .y = buffers.output(dtype, {rows, columns})};
-    return call_of(machine, &Ops::add, args, Work{}.reads_all(args.a, args.b).writes_all(args.y));
+    return call_of(machine, &Ops::add, args);
 }
 
 Call cast(Machine& machine, Buffers& buffers, const Shape& shape) {
     const int64_t rows = shape.number("T"), columns = shape.positive("H");
     const op::Cast args{.x = buffers.normal(shape.dtype("from", kPlain), {rows, columns}),
                         .y = buffers.output(shape.dtype("to", kPlain), {rows, columns})};
-    return call_of(machine, &Ops::cast, args, Work{}.reads_all(args.x).writes_all(args.y));
+    return call_of(machine, &Ops::cast, args);
 }
 
 Call zero(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::Zero args{
         .y = buffers.output(shape.dtype("dtype", kPlain), {shape.number("T"), shape.positive("H")})};
-    return call_of(machine, &Ops::zero, args, Work{}.writes_all(args.y));
+    return call_of(machine, &Ops::zero, args);
 }
 
 Call fill_normal(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::FillNormal args{.y = buffers.output(DType::f32, {shape.number("T"), shape.positive("H")})};
-    return call_of(machine, &Ops::fill_normal, args, Work{}.writes_all(args.y));
+    return call_of(machine, &Ops::fill_normal, args);
 }
 
 Call count_non_finite(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -111,8 +80,7 @@ Call count_non_finite(Machine& machine, Buffers& buffers, const Shape& shape) {
     const op::CountNonFinite args{.x = buffers.normal(dtype, {shape.number("T"), shape.positive("H")}),
                                   .count = buffers.zeros(DType::i64, {1}),
                                   .first = buffers.values(std::vector<int64_t>{-1})};
-    return call_of(machine, &Ops::count_non_finite, args,
-                   Work{}.reads_all(args.x, args.count, args.first).writes_all(args.count, args.first));
+    return call_of(machine, &Ops::count_non_finite, args);
 }
 
 const Key kAnyPlain = {"dtype", "bf16", "bf16", "bf16 | f16 | f32"};

@@ -3,6 +3,7 @@
 #include "model/report/page/page.h"
 
 #include "kernels/core/error.h"
+#include "model/base/embedded.h"
 #include "model/report/table.h"
 
 #include <algorithm>
@@ -40,7 +41,7 @@ void Page::fact(const std::string& name, const std::string& value) {
 
 std::string Page::html() const {
     constexpr std::string_view kData = "{{DATA}}";
-    const std::string_view page = page_template();
+    const std::string_view page = page_files().front().text;
     const size_t at = page.find(kData);
     FP8FLOW_CHECK(at != std::string_view::npos, "page.html without {}", kData);
     return fmt::format("{}{}{}", page.substr(0, at), inside_script(data_), page.substr(at + kData.size()));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // report.html: one file per run that draws its pictures in the browser, from the JSON inside it. It loads
-// nothing. The template is page.html, which cmake/ReportPage.cmake makes part of the program. README.md says
+// nothing. The template is page.html, which is part of the program (model/base/embedded.h). README.md says
 // how to add a picture.
 #pragma once
 
@@ -58,7 +58,5 @@ private:
     Series worst_;           // over iterations
     bool compared_ = false;  // with given routing
 };
-
-std::string_view page_template();  // the text of page.html
 
 }  // namespace fp8flow::report

@@ -35,7 +35,7 @@ MODEL_FOLDERS = {
     **{name: " ".join(TRUNK.split()[:i]) for i, name in enumerate(TRUNK.split())},
     **{name: TRUNK for name in BRANCHES.split()},
     "report": f"{TRUNK} {BRANCHES}",
-    "measure": "",
+    "measure": "job",
     "bench": f"{TRUNK} report measure",
     "profile": f"{TRUNK} report plan measure validate/arms.h",
     "predict": f"{TRUNK} report plan validate/arms.h",

@@ -50,7 +50,6 @@ TEST(OutputFolder, RefusesWhereItCannotWrite) {
     const TemporaryFolder folder;
     std::filesystem::create_directories(folder.path("locked"));
     ::chmod(folder.path("locked").c_str(), 0500);
-    expect_contains(error_of_out(folder.path("locked")), "cannot write here: Permission denied");
     expect_contains(error_of_out(folder.path("locked/run")), "cannot create: Permission denied");
     ::chmod(folder.path("locked").c_str(), 0700);
 }

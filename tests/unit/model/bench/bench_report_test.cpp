@@ -106,7 +106,7 @@ Row row_of(const std::string& operation, const std::string& shape, double share)
                   .sustained = {},
                   .samples = 3};
     row.ceiling_seconds = 100e-6;
-    row.work = Work{}.reads(400e6);
+    row.work = {{.bytes = 400e6}};
     return row;
 }
 Row with_baseline(Row row, double seconds) {

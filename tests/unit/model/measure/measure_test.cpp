@@ -145,8 +145,8 @@ TEST(Ceilings, EachIsMeasuredOnce) {
     EXPECT_GT(ceilings.traffic_seconds(0, 100 << 10), 0.0);
     EXPECT_EQ(ceilings.traffic_seconds(0, 0), 0.0);
 
-    EXPECT_GT(ceilings.gemm(GemmKind::bf16).burst, 0.0);
-    EXPECT_GT(ceilings.gemm(GemmKind::fp8).sustained, 0.0);
+    EXPECT_GT(ceilings.gemm(GemmKind::bf16), 0.0);
+    EXPECT_GT(ceilings.gemm(GemmKind::fp8), 0.0);
     const OpCount products = ops.counts().at("gemm");
     ceilings.gemm(GemmKind::fp8);
     EXPECT_EQ(ops.counts().at("gemm").calls, products.calls);

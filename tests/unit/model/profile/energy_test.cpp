@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
 // The energy of whole steps and of the passes alone, with a counter that takes 100 W.
-#include "model/profile/ceilings.h"
 #include "model/profile/run.h"
 
 #include "tests/support/training.h"
@@ -17,7 +16,7 @@ std::vector<ArmProfile> profile_two_ranks(const Config& config, const EnergyCoun
     const auto data = open_data(config);
     run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
         const BackendChoice backend = choose_backend(BackendKind::reference);
-        ProfileCeilings ceilings(backend, world);
+        MachineCeilings ceilings(backend, world, MachineCeilings::usual_options(backend));
         arms[static_cast<size_t>(world.rank())] =
             profile_arm({.name = "flow", .config = config}, world, backend, data, ceilings, energy,
                         [](const char*, int64_t, int64_t, double) {});

@@ -175,17 +175,11 @@ TEST(Safetensors, AFileThatShrinksIsRefusedByName) {
     expect_contains(error_of(ExitCode::data, [&] { file.bytes(*file.find("a")); }), path + ": had ");
 }
 
-TEST(Safetensors, LinksAreFollowedOrRefusedAsAsked) {
+TEST(Safetensors, LinksAreFollowed) {
     const TemporaryFolder folder;
     const std::string path = folder.write("a.safetensors", written({}, {}));
     std::filesystem::create_symlink(path, folder.path("link.safetensors"));
     EXPECT_NO_THROW(SafetensorsFile(folder.path("link.safetensors")));
-    expect_contains(error_of(ExitCode::checkpoint,
-                             [&] {
-                                 SafetensorsFile(folder.path("link.safetensors"),
-                                                 {.code = ExitCode::checkpoint, .links = FileLinks::refuse});
-                             }),
-                    "link.safetensors: is a symbolic link");
 }
 
 // ---- models of several files
