@@ -46,18 +46,20 @@ int64_t RowArena::used_rows() const {
     return std::min(rows, capacity_);
 }
 
-void* RowArena::buffer(const std::string& key, int64_t bytes) {
-    const auto found = buffers_.find(key);
-    if (found != buffers_.end()) return found->second;
-    reserved_ += bytes;
-    bytes_per_row_[key] = static_cast<double>(bytes) / static_cast<double>(capacity_);
-    return buffers_[key] = device_.allocate(static_cast<size_t>(bytes));
+void RowArena::place(TensorView& view, const std::string& key) {
+    void*& buffer = buffers_[key];
+    if (buffer == nullptr) {
+        buffer = device_.allocate(static_cast<size_t>(view.bytes()));
+        reserved_ += view.bytes();
+        bytes_per_row_[key] = static_cast<double>(view.bytes()) / static_cast<double>(capacity_);
+    }
+    view.data = buffer;
+    view.row_base = row_base();
 }
 
 TensorView RowArena::tensor(DType dtype, int64_t width, const char* kind) {
     TensorView view = make_view(nullptr, dtype, {capacity_, width});
-    view.data = buffer(fmt::format("{} {} x{}", kind, name_of(dtype), width), view.bytes());
-    view.row_base = row_base();
+    place(view, fmt::format("{} {} x{}", kind, name_of(dtype), width));
     return view;
 }
 
@@ -78,25 +80,18 @@ ScaledTensor RowArena::fp8(DType dtype, int64_t width, ScaleLayout layout, const
     if (layout == ScaleLayout::row) {
         result.scales = vector(DType::f32, (std::string(kind) + " scales").c_str());
     } else if (layout != ScaleLayout::none && layout != ScaleLayout::tensor) {
-        result.scales = scale_view(result);
-        result.scales.data =
-            buffer(fmt::format("{} scales {} x{}", kind, name_of(layout), width), result.scales.bytes());
-        result.scales.row_base = row_base();
+        place(result.scales = scale_view(result),
+              fmt::format("{} scales {} x{}", kind, name_of(layout), width));
     }
     return result;
 }
 
 ScaledTensor RowArena::fp8_transposed(DType dtype, int64_t width, ScaleLayout layout, const char* kind) {
-    ScaledTensor result;
-    result.layout = layout;
-    result.data = make_view(nullptr, dtype, {width, capacity_});
-    result.data.data = buffer(fmt::format("{} {} {}x", kind, name_of(dtype), width), result.data.bytes());
-    result.data.row_base = row_base();
+    ScaledTensor result{.data = make_view(nullptr, dtype, {width, capacity_}), .layout = layout};
+    place(result.data, fmt::format("{} {} {}x", kind, name_of(dtype), width));
     if (layout == ScaleLayout::vec128 || layout == ScaleLayout::tile128 || layout == ScaleLayout::mx32) {
-        result.scales = scale_view(result);
-        result.scales.data =
-            buffer(fmt::format("{} scales {} {}x", kind, name_of(layout), width), result.scales.bytes());
-        result.scales.row_base = row_base();
+        place(result.scales = scale_view(result),
+              fmt::format("{} scales {} {}x", kind, name_of(layout), width));
     }
     return result;
 }

@@ -57,7 +57,7 @@ public:
     int64_t num_growths() const { return static_cast<int64_t>(buffers_.size()); }
 
 private:
-    void* buffer(const std::string& key, int64_t bytes);
+    void place(TensorView& view, const std::string& key);  // in the buffer of this key
     Device& device_;
     int64_t capacity_, max_layers_, depth_ = 0, deepest_ = 0, reserved_ = 0;
     int64_t* words_ = nullptr;  // device [2, max_layers + 1]: first rows; rows wanted by depth

@@ -44,16 +44,12 @@ void CudaDevice::free(void* data) {
 
 void CudaDevice::copy_in(void* device, const void* host, std::size_t bytes, Stream stream) {
     ++num_synchronisations_;
-    if (bytes > 0)
-        check_cuda(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, stream_of(stream)),
-                   "copying to the GPU");
+    copy_in_async(device, host, bytes, stream);
 }
 
 void CudaDevice::copy_out(void* host, const void* device, std::size_t bytes, Stream stream) {
     ++num_synchronisations_;
-    if (bytes > 0)
-        check_cuda(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, stream_of(stream)),
-                   "copying from the GPU");
+    copy_out_async(host, device, bytes, stream);
     check_cuda(cudaStreamSynchronize(stream_of(stream)), "waiting for a copy from the GPU");
 }
 

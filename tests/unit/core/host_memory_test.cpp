@@ -58,13 +58,8 @@ TEST(HostMemory, WhatIsMissingIsSaidWithTheLimitThatApplies) {
     const rlimit tight{rlim_t{1} << 32, before.rlim_max};
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &tight), 0);
     const std::string text = out_of_host_memory(64 << 20);
-    std::string of_device;
-    try {
-        HostDevice().allocate(std::size_t{1} << 40);
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::memory);
-        of_device = error.what();
-    }
+    const std::string of_device =
+        error_of(ExitCode::memory, [] { HostDevice().allocate(std::size_t{1} << 40); });
     ASSERT_EQ(::setrlimit(RLIMIT_AS, &before), 0);
     expect_contains(text, "out of host memory: asked for 64.0 MiB, ");
     for (const std::string& said : {text, of_device}) {

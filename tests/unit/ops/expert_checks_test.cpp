@@ -3,6 +3,7 @@
 // words, and known counts.
 #include "kernels/core/error.h"
 #include "kernels/reference/reference_ops.h"
+#include "tests/support/files.h"
 #include "tests/support/tensors.h"
 
 #include <gtest/gtest.h>
@@ -12,22 +13,7 @@ namespace {
 
 using L = ScaleLayout;
 
-// The message of the Error that `call` throws; empty if it throws none.
-template <class Call> std::string message_of(Call call) {
-    try {
-        call();
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::internal);
-        return error.what();
-    }
-    return "";
-}
-
-#define EXPECT_REFUSED(call, text)                                              \
-    do {                                                                        \
-        const std::string message = message_of([&] { call; });                  \
-        EXPECT_NE(message.find(text), std::string::npos) << "got: " << message; \
-    } while (false)
+#define EXPECT_REFUSED(call, text) expect_contains(error_of(ExitCode::internal, [&] { call; }), text)
 
 struct Fixture {
     ReferenceOps ops;

@@ -146,21 +146,16 @@ ncclResult_t NcclComm::state() const {
     return asked != ncclSuccess ? asked : status;
 }
 
-void NcclComm::send_receive(const char* operation, std::span<const Send> sends,
-                            std::span<const Receive> receives, cudaStream_t stream) {
+void NcclComm::send_receive(const char* operation, const Messages& messages, cudaStream_t stream) {
     check_alive(operation);
     ncclResult_t status = ncclGroupStart();
     const auto note = [&](ncclResult_t result) {
         if (result != ncclSuccess && result != ncclInProgress) status = result;
     };
-    for (const Send& send : sends)
-        if (send.bytes > 0)
-            note(ncclSend(send.data, static_cast<std::size_t>(send.bytes), ncclUint8, send.peer, comm_,
-                          stream));
-    for (const Receive& receive : receives)
-        if (receive.bytes > 0)
-            note(ncclRecv(receive.data, static_cast<std::size_t>(receive.bytes), ncclUint8, receive.peer,
-                          comm_, stream));
+    for (const auto& [data, bytes, peer] : messages.sends)
+        note(ncclSend(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
+    for (const auto& [data, bytes, peer] : messages.receives)
+        note(ncclRecv(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
     const ncclResult_t end = ncclGroupEnd();
     settle(status == ncclSuccess ? end : status, operation, deadline_seconds_, stream);
 }

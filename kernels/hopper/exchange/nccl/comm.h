@@ -12,7 +12,6 @@
 
 #include <chrono>
 #include <cstdint>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -20,15 +19,21 @@ namespace fp8flow::hopper::nccl {
 
 class NcclComm {
 public:
-    struct Send {
-        const void* data = nullptr;
-        int64_t bytes = 0;
-        int peer = 0;
-    };
-    struct Receive {
+    struct Message {
         void* data = nullptr;
         int64_t bytes = 0;
         int peer = 0;
+    };
+    // Of one operation. Those of rank `own` to itself and empty ones are left out, on both sides.
+    struct Messages {
+        int own = 0;
+        std::vector<Message> sends = {}, receives = {};
+        void send(void* data, int64_t bytes, int to) {
+            if (to != own && bytes > 0) sends.push_back({data, bytes, to});
+        }
+        void receive(void* data, int64_t bytes, int from) {
+            if (from != own && bytes > 0) receives.push_back({data, bytes, from});
+        }
     };
 
     // Collective over `group`, which outlives this; `world_rank` names this rank in messages.
@@ -40,10 +45,8 @@ public:
     int rank() const { return group_.rank(); }
     int size() const { return group_.size(); }
 
-    // All messages as one operation; empty ones are skipped on both sides. Messages between two ranks arrive
-    // in the order in which both list them.
-    void send_receive(const char* operation, std::span<const Send> sends, std::span<const Receive> receives,
-                      cudaStream_t stream);
+    // All messages as one operation. Those between two ranks arrive in the order in which both list them.
+    void send_receive(const char* operation, const Messages& messages, cudaStream_t stream);
     // data[r * bytes ...] = what rank r holds there.
     void all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream);
     // For calls without a wrapper here: the communicator, and the wait until the host's part of such a call

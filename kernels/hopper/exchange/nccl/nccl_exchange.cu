@@ -92,6 +92,7 @@ private:
     void add_returned_dprob(const Combine& args, const DispatchPlan& plan, const Positions& positions,
                             const Counts& counts, Arena& scratch, const Launch& launch);
     void count_sent(double& leg, int to, int64_t bytes) {
+        if (to == rank()) return;
         leg += static_cast<double>(bytes);
         if (!groups_.hosts.same_host(to, rank())) wire_.between_hosts += static_cast<double>(bytes);
     }
@@ -140,8 +141,7 @@ void NcclExchange::do_gather_routing(const Routing& routing, const Launch& launc
     device.fill(own_ids + present, 0xFF, static_cast<std::size_t>(own - present), launch.stream);  // -1
     copy(own_probs, probs.data, present, launch);
     device.fill(own_probs + present, 0, static_cast<std::size_t>(own - present), launch.stream);
-    for (int r = 0; r < size(); ++r)
-        if (r != rank()) count_sent(wire_.routing, r, 2 * own);
+    for (int r = 0; r < size(); ++r) count_sent(wire_.routing, r, 2 * own);
     if (expert_parallel_ == nullptr) return;
     expert_parallel_->all_gather("gather_routing", all_ids.data, own, stream_of(launch));
     expert_parallel_->all_gather("gather_routing", all_probs.data, own, stream_of(launch));
@@ -170,8 +170,7 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor
     if (expert_parallel_ == nullptr) return;
     const ScaledTensor arrived = fixed ? rows_like(rows, num_rows, scratch) : received;
 
-    std::vector<NcclComm::Send> sends;
-    std::vector<NcclComm::Receive> receives;
+    NcclComm::Messages messages{rank()};
     const auto add_messages = [&](const TensorView& out, const TensorView& in) {
         if (!out) return;
         const int64_t row_bytes = in.dim(1) * size_of(in.dtype);
@@ -180,18 +179,16 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor
             const auto peer = static_cast<std::size_t>(r);
             const int64_t out_bytes = counts.rows_sent[peer] * row_bytes,
                           in_bytes = counts.rows_received[peer] * row_bytes;
-            if (r != rank()) {
-                sends.push_back({out.bytes_ptr() + from, out_bytes, r});
-                receives.push_back({in.bytes_ptr() + to, in_bytes, r});
-                count_sent(wire_.dispatch, r, out_bytes);
-            }
+            messages.send(out.bytes_ptr() + from, out_bytes, r);
+            messages.receive(in.bytes_ptr() + to, in_bytes, r);
+            count_sent(wire_.dispatch, r, out_bytes);
             from += out_bytes;
             to += in_bytes;
         }
     };
     add_messages(sent.data, arrived.data);
     add_messages(sent.scales, arrived.scales);
-    expert_parallel_->send_receive("dispatch", sends, receives, stream_of(launch));
+    expert_parallel_->send_receive("dispatch", messages, stream_of(launch));
     wait(expert_parallel_.get(), "dispatch", launch);
     if (!fixed) return;
     const auto close = [&](const TensorView& packed, const TensorView& spread) {
@@ -206,23 +203,19 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor
 void NcclExchange::return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
                                    const TensorView& returned, const std::vector<int64_t>& receives,
                                    int64_t item_bytes, const Launch& launch) {
-    std::vector<NcclComm::Send> out;
-    std::vector<NcclComm::Receive> in;
+    NcclComm::Messages messages{rank()};
     int64_t from = 0, to = 0;
     for (int r = 0; r < size(); ++r) {
         const auto peer = static_cast<std::size_t>(r);
         const int64_t out_bytes = sends[peer] * item_bytes, in_bytes = receives[peer] * item_bytes;
-        if (r == rank()) {
-            copy(returned.bytes_ptr() + to, sent.bytes_ptr() + from, in_bytes, launch);
-        } else {
-            out.push_back({sent.bytes_ptr() + from, out_bytes, r});
-            in.push_back({returned.bytes_ptr() + to, in_bytes, r});
-            count_sent(wire_.combine, r, out_bytes);
-        }
+        if (r == rank()) copy(returned.bytes_ptr() + to, sent.bytes_ptr() + from, in_bytes, launch);
+        messages.send(sent.bytes_ptr() + from, out_bytes, r);
+        messages.receive(returned.bytes_ptr() + to, in_bytes, r);
+        count_sent(wire_.combine, r, out_bytes);
         from += out_bytes;
         to += in_bytes;
     }
-    if (expert_parallel_ != nullptr) expert_parallel_->send_receive("combine", out, in, stream_of(launch));
+    if (expert_parallel_ != nullptr) expert_parallel_->send_receive("combine", messages, stream_of(launch));
 }
 
 void NcclExchange::do_combine(const Combine& args, const Call& call) {
@@ -305,25 +298,17 @@ void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView&
     const auto bytes_of = [&](int64_t r) { return (begin(r + 1) - begin(r)) * element; };
     uint8_t* rows = reduce_buffer(ranks * shard * element);
 
-    std::vector<NcclComm::Send> sends;
-    std::vector<NcclComm::Receive> receives;
+    NcclComm::Messages gather{comm.rank()}, scatter{comm.rank()};
     for (int r = 0; r < ranks; ++r) {
-        if (r == own) continue;
-        sends.push_back({at(r), bytes_of(r), r});
-        receives.push_back({rows + r * own_count * element, own_count * element, r});
+        gather.send(at(r), bytes_of(r), r);
+        gather.receive(rows + r * own_count * element, own_count * element, r);
+        scatter.send(at(own), own_count * element, r);
+        scatter.receive(at(r), bytes_of(r), r);
     }
     copy(rows + own * own_count * element, at(own), own_count * element, launch);
-    comm.send_receive("all_reduce", sends, receives, stream_of(launch));
+    comm.send_receive("all_reduce", gather, stream_of(launch));
     reduce_rows(reduce, piece.dtype, rows, ranks, own_count, at(own), launch);
-
-    sends.clear();
-    receives.clear();
-    for (int r = 0; r < ranks; ++r) {
-        if (r == own) continue;
-        sends.push_back({at(own), own_count * element, r});
-        receives.push_back({at(r), bytes_of(r), r});
-    }
-    comm.send_receive("all_reduce", sends, receives, stream_of(launch));
+    comm.send_receive("all_reduce", scatter, stream_of(launch));
 }
 
 void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) {
@@ -350,24 +335,19 @@ void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const 
     const auto at = [&](const Slice& slice) { return values.bytes_ptr() + slice.first * element; };
     uint8_t* const rows = reduce_buffer(ranks * elements_of(here) * element);
 
-    std::vector<NcclComm::Send> sends;
-    std::vector<NcclComm::Receive> receives;
-    for (int r = 0; r < ranks; ++r) {
-        if (r == own) continue;
+    NcclComm::Messages messages{comm.rank()};
+    for (int r = 0; r < ranks; ++r)
         for (const Slice& slice : round[static_cast<std::size_t>(r)])
-            sends.push_back({at(slice), slice.count * element, r});
-    }
+            messages.send(at(slice), slice.count * element, r);
     uint8_t* row = rows;  // for every slice one row per rank
     for (const Slice& slice : here) {
         const int64_t bytes = slice.count * element;
         for (int r = 0; r < ranks; ++r, row += bytes) {
-            if (r == own)
-                copy(row, at(slice), bytes, launch);
-            else
-                receives.push_back({row, bytes, r});
+            if (r == own) copy(row, at(slice), bytes, launch);
+            messages.receive(row, bytes, r);
         }
     }
-    comm.send_receive("reduce_scatter", sends, receives, stream_of(launch));
+    comm.send_receive("reduce_scatter", messages, stream_of(launch));
     row = rows;
     for (const Slice& slice : here) {
         reduce_rows(Reduce::sum, values.dtype, row, ranks, slice.count, at(slice), launch);
@@ -388,18 +368,16 @@ void NcclExchange::do_reduce_scatter(const Shared& shared, const Launch& launch)
 void NcclExchange::do_all_gather(const Shared& shared, const Launch& launch) {
     const auto& [ranks, values, shares] = shared;
     NcclComm& comm = comm_among(ranks);
-    const int64_t element = size_of(values.dtype), own = comm.rank();
+    const int64_t element = size_of(values.dtype);
     for (const Shares& round : rounds_of(shares, {.elements = values.numel() + 1, .slices = kSlicesAtOnce})) {
-        std::vector<NcclComm::Send> sends;
-        std::vector<NcclComm::Receive> receives;
+        NcclComm::Messages messages{comm.rank()};
         for (int r = 0; r < comm.size(); ++r) {
-            if (r == own) continue;
-            for (const Slice& slice : round[static_cast<std::size_t>(own)])
-                sends.push_back({values.bytes_ptr() + slice.first * element, slice.count * element, r});
+            for (const Slice& slice : round[static_cast<std::size_t>(comm.rank())])
+                messages.send(values.bytes_ptr() + slice.first * element, slice.count * element, r);
             for (const Slice& slice : round[static_cast<std::size_t>(r)])
-                receives.push_back({values.bytes_ptr() + slice.first * element, slice.count * element, r});
+                messages.receive(values.bytes_ptr() + slice.first * element, slice.count * element, r);
         }
-        comm.send_receive("all_gather", sends, receives, stream_of(launch));
+        comm.send_receive("all_gather", messages, stream_of(launch));
     }
     wait(&comm, "all_gather", launch);
 }

@@ -4,6 +4,7 @@
 #include "model/plan/plan.h"
 
 #include "kernels/core/error.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
@@ -44,27 +45,18 @@ TEST(RunPlan, ParametersOfMixtral8x7b) {
 }
 
 TEST(RunPlan, AbsurdSizesAreRefused) {
-    const auto refusal = [](const std::vector<std::string>& overrides) -> std::string {
-        try {
-            make_plan(shipped("test.yaml", overrides), 1);
-        } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ExitCode::usage);
-            return error.what();
-        }
-        return "accepted";
+    const auto refusal = [](const std::vector<std::string>& overrides) {
+        return error_of(ExitCode::usage, [&] { make_plan(shipped("test.yaml", overrides), 1); });
     };
     const std::vector<std::string> wide = {"hidden_size=1048576", "moe_ffn_hidden_size=1048576",
                                            "num_experts=4096"};
     auto deep = wide;
     deep.insert(deep.end(), {"num_layers=4096", "moe_layer_freq=1"});
-    EXPECT_NE(
-        refusal(deep).find("parameters are more than the 1.2e+18 that are counted; lower model.num_layers"),
-        std::string::npos)
-        << refusal(deep);
-    const std::string bytes = refusal({"micro_batch_size=1048576", "global_batch_size=1048576",
-                                       "seq_length=16777216", "train_iters=20", "hidden_size=1048576"});
-    EXPECT_NE(bytes.find("more than 63 bits count; lower training.micro_batch_size"), std::string::npos)
-        << bytes;
+    expect_contains(refusal(deep),
+                    "parameters are more than the 1.2e+18 that are counted; lower model.num_layers");
+    expect_contains(refusal({"micro_batch_size=1048576", "global_batch_size=1048576", "seq_length=16777216",
+                             "train_iters=20", "hidden_size=1048576"}),
+                    "more than 63 bits count; lower training.micro_batch_size");
     // a factor beyond any routing is the worst case of routing
     const Config worst = shipped("test.yaml", {"moe_expert_rank_capacity_factor=0"}),
                  more = shipped("test.yaml", {"moe_expert_rank_capacity_factor=1e38"});
@@ -354,17 +346,8 @@ TEST(RunPlan, RecomputeModes) {
 }
 
 TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {
-    try {
-        make_plan(shipped("mixtral_8x7b.yaml"), 12);
-        FAIL() << "accepted";
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::usage);
-        EXPECT_NE(
-            std::string(error.what())
-                .find("parallel.expert_model_parallel_size: got 8, want a divisor of the world size 12"),
-            std::string::npos)
-            << error.what();
-    }
+    expect_contains(error_of(ExitCode::usage, [] { make_plan(shipped("mixtral_8x7b.yaml"), 12); }),
+                    "parallel.expert_model_parallel_size: got 8, want a divisor of the world size 12");
 }
 
 TEST(RunPlan, TextAndJsonAgree) {

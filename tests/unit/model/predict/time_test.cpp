@@ -230,25 +230,17 @@ TEST(Gpu, SharesOfAFileGoOverThoseThatShip) {
 
 TEST(Gpu, FilesFromElsewhereAreRefusedWithTheirNames) {
     TemporaryFolder folder;
-    const auto refusal = [&](const std::string& text) -> std::string {
-        try {
-            load_gpu(folder.write("mine.json", text));
-        } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ExitCode::usage);
-            return error.what();
-        }
-        return "accepted";
+    const auto refusal = [&](const std::string& text) {
+        return error_of(ExitCode::usage, [&] { load_gpu(folder.write("mine.json", text)); });
     };
-    EXPECT_NE(refusal("[1]").find("mine.json: got no JSON object"), std::string::npos);
-    EXPECT_NE(refusal("{}").find("key 'gpu' not found"), std::string::npos);
+    expect_contains(refusal("[1]"), "mine.json: got no JSON object");
+    expect_contains(refusal("{}"), "key 'gpu' not found");
     const std::string recipes =
         R"({"recipes": {"bf16": 3}, "gpu": "NVIDIA H200", "source": "s", "commit": "c",
         "date": "d")";
-    EXPECT_NE(refusal(recipes + R"(, "launch seconds": -1})").find("no positive number 'launch seconds'"),
-              std::string::npos);
-    EXPECT_NE(refusal(recipes + R"(, "launch seconds": 1e-6, "exchange seconds": 1e-6})")
-                  .find("cannot use at() with number"),
-              std::string::npos);
+    expect_contains(refusal(recipes + R"(, "launch seconds": -1})"), "no positive number 'launch seconds'");
+    expect_contains(refusal(recipes + R"(, "launch seconds": 1e-6, "exchange seconds": 1e-6})"),
+                    "cannot use at() with number");
     EXPECT_THROW(load_gpu("b100"), Error);
 }
 
