@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Sums are kept as they were at checkpoints; metrics.jsonl is cut.
+// A run that resumes, or goes back, reads what its files have of the iterations before.
 #include "model/commands/train_records.h"
 
 #include "model/base/run_folder.h"
@@ -134,22 +134,10 @@ void TrainRecords::add_tensor_stats(int64_t iteration) {
     if (events_) events_->tensor_stats(iteration, records);
 }
 
-void TrainRecords::remember(int64_t step) {
-    // Runs go back to the newest checkpoint, and to an older one only where that is damaged.
-    constexpr size_t kMostRemembered = 3;
-    if (config_.training.on_divergence != OnDivergence::rollback) return;
-    remembered_[step] = sums_;
-    if (remembered_.size() > kMostRemembered) remembered_.erase(remembered_.begin());
-}
-
 void TrainRecords::go_back(int64_t step) {
-    const auto later = remembered_.upper_bound(step);
-    sums_ = later == remembered_.begin() ? Sums{} : std::prev(later)->second;
-    if (metrics_) keep(kMetricsFile, read_records(folder_->path_of(kMetricsFile), step), metrics_);
-    if (stats_lines_)
-        keep(kTensorStatsFile, read_records(folder_->path_of(kTensorStatsFile), step), stats_lines_);
+    sums_ = {};
     tensor_stats_.forget_from(step + 1);
-    open_events(step);
+    if (folder_ != nullptr) open(*folder_, step);
 }
 
 }  // namespace fp8flow

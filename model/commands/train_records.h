@@ -44,8 +44,7 @@ public:
     void add(const report::StepValues& values, const Provenance* provenance);
     void add_evaluation(int64_t iteration, double nats);
 
-    // At a checkpoint, and when the run goes back to it.
-    void remember(int64_t step);
+    // The run goes on after the iteration `step` again. Sums are those of the files.
     void go_back(int64_t step);
 
     const report::Series& losses() const { return sums_.losses; }
@@ -71,7 +70,6 @@ private:
     const Config& config_;
     const OutputFolder* folder_ = nullptr;
     Sums sums_;
-    std::map<int64_t, Sums> remembered_;  // by steps done
     TensorStats tensor_stats_;
     std::optional<LineFile> metrics_, stats_lines_;
     std::optional<report::EventFile> events_;
