@@ -29,19 +29,26 @@ bool is_exported(const std::string& name) {
 }
 
 // What the commands write into their folder, today and in earlier versions, and into those below it.
-constexpr std::array<const char*, 3> kFolders = {"gradients", "hf", "runs"};
-bool is_run_of_validate(const std::string& name) {
-    static const std::regex names(R"(.+-\d+\.(jsonl?|routing))");
-    return std::regex_match(name, names);
-}
+constexpr std::array<const char*, 2> kFolders = {"gradients", "hf"};
 bool is_written_by_runs(const std::string& name) {
     static const std::regex names(
         R"((train|validate|profile|replay)\.log|config\.yaml|loss\.(svg|jsonl)|)"
         R"((metrics|tensor_stats)\.jsonl|samples\.npy|)"
-        R"((calibration|validate|profile|replay)\.json|)"
+        R"((calibration|validate|profile|replay|run)\.json|routing\.safetensors|)"
         R"((ablation|profile|timeline)\.svg|bench\.(csv|json|md|svg|txt)|replay\.safetensors|)"
         R"((intermediates|trace)\.rank\d+\.(safetensors|json))");
     return std::regex_match(name, names) || std::ranges::find(kFilesOfTheEnd, name) != kFilesOfTheEnd.end();
+}
+
+// Of validate: folders in runs/ with a run.json.
+std::vector<std::string> jobs_below(const std::string& runs) {
+    std::vector<std::string> jobs;
+    std::error_code error;
+    if (fs::is_symlink(fs::symlink_status(runs, error))) return jobs;
+    for (const auto& entry : fs::directory_iterator(runs, error))
+        if (!entry.is_symlink(error) && fs::exists(entry.path() / "run.json", error))
+            jobs.push_back(entry.path().string());
+    return jobs;
 }
 
 // Hidden files are locks and what a process that died was writing; a start that was killed leaves an empty
@@ -158,10 +165,16 @@ void RunFolder::keep() {
     if (!first || !overwrites_ || !folder_) return;
     for (const OutputFolder& below : folders_below()) {
         remove_exported(below);
-        below.remove_files(below.path().ends_with("/runs") ? is_run_of_validate : is_written_by_runs);
+        below.remove_files(is_written_by_runs);
     }
     folder_->remove_files(is_written_by_runs);
     std::error_code error;
+    for (const std::string& job : jobs_below(folder_->path_of("runs"))) {
+        OutputFolder(job).remove_files(
+            [](const std::string& name) { return name == ".lock" || is_written_by_runs(name); });
+        fs::remove_all(job + "/checkpoints", error);
+        fs::remove(job, error);  // if it is empty
+    }
     for (const std::string& path : files_of_run(folder_->path()))
         if (is_event_file(path)) fs::remove(path, error);
 }

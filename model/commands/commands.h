@@ -11,6 +11,7 @@
 #include "model/predict/require_fit.h"
 #include "model/report/log.h"
 #include "model/validate/arms.h"
+#include "model/validate/run_file.h"
 
 #include <optional>
 #include <string>
@@ -105,6 +106,10 @@ int run_dump_samples(const RunOptions& options, ProcessGroup& world);
 int run_validate(const RunOptions& options, ProcessGroup& world);
 // The same report of runs that other processes have done (RunOptions::joined).
 int run_join(const RunOptions& options, ProcessGroup& world);
+// From the files of runs, sorted, to the table, the report and the verdict. On the first rank.
+int write_validation(const RunOptions& options, const Config& config, const Provenance& provenance,
+                     const std::vector<validate::RunFile>& files, const OutputFolder& folder,
+                     report::RunLog& log);
 // Where the time, the bytes and the memory of one layer go, stage by stage, under every recipe of
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);

@@ -6,7 +6,6 @@
 #include "model/commands/commands.h"
 #include "model/config/builders.h"
 #include "model/safetensors/header.h"
-#include "model/validate/run_file.h"
 
 #include <CLI/CLI.hpp>
 
@@ -51,7 +50,7 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
         ->allow_extra_args(false)
         ->transform(integer_in({.max = INT64_MAX}));
     validate.add_option("--only", options.only,
-                        "ARM:SEED: train this one, in --out/ARM-SEED; --join makes the report");
+                        "ARM:SEED: train this one, in --out/runs/ARM-SEED; --join makes the report");
     validate.add_option("--routing-of", options.routing_of,
                         "ARM: the other arms route every token as this one did with the same seed");
     validate
@@ -143,7 +142,7 @@ inline void complete_trained_options(RunOptions& options, const std::string& out
 // --join takes the configuration of its first folder, if none is named.
 inline void complete_validate_options(RunOptions& options) {
     if (!options.joined.empty() && options.config_path.empty())
-        options.config_path = validate::folders_with_runs(options.joined.front()).front() + "/config.yaml";
+        options.config_path = options.joined.front() + "/config.yaml";
     require(!options.config_path.empty() || !options.hf_config.empty(), ExitCode::usage,
             "validate: want a configuration (see configs/), --hf-config config.json, or --join FOLDER ...");
 }

@@ -1,112 +1,40 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
-// a control arm.
+// a control arm. An arm trained with one seed is a job on its own, which leaves runs/ARM-SEED/run.json
+// (model/validate/run_file.h) next to the files of a training. A job that is done is not run again. One that
+// was interrupted continues from its last checkpoint (checkpoint.save_interval), or begins again.
 #include "model/validate/validate.h"
-#include "model/base/provenance.h"
-#include "model/commands/commands.h"
+
+#include "model/checkpoint/agree.h"
+#include "model/checkpoint/folder.h"
 #include "model/commands/next_steps.h"
-#include "model/commands/validate_jobs.h"
+#include "model/commands/training.h"
 #include "model/job/stop_signals.h"
-#include "model/report/page/run_pages.h"
+#include "model/report/page/page.h"
+#include "model/report/records.h"
 #include "model/report/run_report.h"
-#include "model/report/validate_report.h"
-#include "model/validate/arms.h"
+#include "model/report/table.h"
+#include "model/validate/initial_weights.h"
+#include "model/validate/run_file.h"
 
 #include <algorithm>
-#include <optional>
+#include <cmath>
+#include <filesystem>
 
 namespace fp8flow {
 
-using namespace data;
-using namespace validate;
 using namespace report;
+using namespace validate;
+using checkpoint::on_all_ranks;
+using nlohmann::json;
 
 namespace {
 
-// From the files of runs to the table, the report and the verdict. On the first rank.
-class ValidateReport {
-public:
-    ValidateReport(const RunOptions& options, const Config& config, const Provenance& provenance,
-                   const std::vector<RunFile>& files, const OutputFolder& folder, RunLog& log)
-        : options_(options),
-          config_(config),
-          provenance_(with_machine(provenance, files.front().content)),
-          config_to_name_(config_of_run(options, config.output.out)),
-          arms_(arms_of(files)),
-          folder_(folder),
-          log_(log) {
-        const int64_t seed = files.front().content.at("seed");
-        for (const RunFile& file : files) {
-            runs_.push_back(run_of(file.content));
-            const nlohmann::json& group = file.content.at("routing");
-            if (runs_.back().seed == seed && !group.is_null()) routing_.push_back(group);
-        }
-    }
+constexpr const char* kRouting = "routing.safetensors";
 
-    int write() const {
-        const ValidateSpec& v = config_.validate;
-        const Outcomes outcomes = outcomes_of(runs_, arms_, v);
-        nlohmann::json json = validate_json(outcomes, arms_, config_);
-        json["ranks"] = provenance_.ranks;
-        add_provenance(json, provenance_);
-        write_losses();
-        folder_.write_atomic("validate.json", json.dump(2) + "\n");
-        const std::string name = run_name(options_.config_path, options_.hf_config);
-        folder_.write_atomic(kPageFile, validate_page({name, config_, provenance_}, outcomes, routing_));
-        const bool all_pass = outcomes.verdict == Verdict::pass;
-        log_.line("");
-        log_.line(
-            fmt::format("smoothed loss: e = |EMA - EMA_base| / EMA_base over iterations {} to {}; costs "
-                        "per step of rank 0:",
-                        v.warmup_iters + 1, config_.training.train_iters));
-        log_.line(details_table(outcomes));
-        log_.result(table_heading(outcomes, config_));
-        log_.result(outcome_table(outcomes, config_));
-        log_.result(fmt::format("  {}\n  {}", noise_text(outcomes), control_text(outcomes)));
-        log_.result(fmt::format(
-            "  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log, runs/",
-            folder_.path()));
-        log_.result(next_text({next_step(all_pass)}));
-        log_.result(fmt::format("verdict: {}", name_of(outcomes.verdict)));
-        return all_pass ? 0 : static_cast<int>(ExitCode::verdict_miss);
-    }
+std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
 
-private:
-    void write_losses() const {
-        LineFile lines = folder_.open_lines("loss.jsonl", LineFile::Start::truncate);
-        for (const Run& run : runs_)
-            for (size_t i = 0; i < run.curve.loss.size(); ++i)
-                lines.write_json({{"arm", run.arm},
-                                  {"seed", run.seed},
-                                  {"iteration", i + 1},
-                                  {"lm_loss", run.curve.loss[i]},
-                                  {"grad_norm", run.curve.grad_norm[i]}});
-    }
-
-    NextStep next_step(bool all_pass) const {
-        const std::string& out = config_.output.out;
-        if (all_pass || options_.ablation != Ablation::none)
-            return {
-                "where the time goes",
-                command_line("profile", with_options({config_to_name_, "--out", out + "_profile"}, options_),
-                             provenance_.ranks)};
-        return {
-            "which optimisation it is",
-            command_line("validate",
-                         with_options({config_to_name_, "--ablate", "--out", out + "_ablation"}, options_),
-                         provenance_.ranks)};
-    }
-
-    const RunOptions& options_;
-    const Config& config_;
-    Provenance provenance_;
-    std::string config_to_name_;
-    std::vector<Arm> arms_;
-    std::vector<Run> runs_;
-    const OutputFolder& folder_;
-    RunLog& log_;
-    nlohmann::json routing_ = nlohmann::json::array();  // groups of RoutingHistory, of the first seed
-};
+double number_of(const json& value) { return value.is_number() ? value.get<double>() : NAN; }
 
 Config validated_config(const RunOptions& options, int ranks) {
     Config config = load_config(options.config_path, options.overrides, ranks, options.hf_config);
@@ -116,78 +44,28 @@ Config validated_config(const RunOptions& options, int ranks) {
 
 class ValidateRun {
 public:
-    ValidateRun(const RunOptions& options, ProcessGroup& world)
-        : world_(world),
-          config_(validated_config(options, world.size())),
-          backend_(choose_backend(options.backend, options.placement, world)),
-          joined_(predict::decide_joined(config_, backend_, world)),
-          provenance_(make_provenance(options.command, backend_, world.size())),
-          options_(options),
-          arms_(make_arms(config_, options.ablation, world.size(), options.arms)),
-          seeds_(options.seeds),
-          log_(world.rank(), options.terminal) {
-        require(
-            config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
-            "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
-            "one or raise the other",
-            config_.validate.warmup_iters, config_.training.train_iters);
-        for (const Arm& arm : arms_) check_config(arm.config, world.size());
-        if (seeds_.empty()) seeds_ = {static_cast<int64_t>(config_.training.seed)};
-        std::ranges::sort(seeds_);
-        require(std::ranges::adjacent_find(seeds_) == seeds_.end(), ExitCode::usage,
-                "--seeds: got a seed twice, want each once");
-        std::vector<ValidateJob> jobs = validate_jobs(arms_, seeds_, options_.only, options_.routing_of);
-        RunFolder::Request request = run_folder_of(options, config_);
-        if (!options.only.empty()) request.path += "/" + jobs.front().name();
-        run_folder_.emplace(request, world);
-        if (options.only.empty()) config_.output.out = run_folder_->name();
-        if (!run_folder_->note().empty()) log_.line(run_folder_->note());
-        report_start(log_, config_, backend_, world.size());
-        if (!joined_.empty()) log_.line(joined_);
-        predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
-                             options.where_short);
-        const std::shared_ptr<const TokenSource> data = open_data(config_);
-        report_data(log_, config_, *data);
-        run_folder_->keep();
-        jobs_.emplace(ValidateJobs::Shared{config_, arms_, seeds_, options_, backend_, provenance_, world_,
-                                           *run_folder_, log_},
-                      std::move(jobs), data);
-        if (!run_folder_->is_first_rank()) return;
-        const bool resumes = options.taken == RunFolder::Taken::enter;
-        log_.open(run_folder_->folder(), "validate.log",
-                  resumes ? LineFile::Start::append : LineFile::Start::truncate);
-        run_folder_->folder().write_atomic("config.yaml", run_config_yaml(config_, provenance_));
-    }
-
-    int run() {
-        std::string names, seeds;
-        for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
-        for (const int64_t seed : seeds_) seeds += fmt::format("{}{}", seeds.empty() ? "" : ", ", seed);
-        log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
-                              config_.training.train_iters));
-        if (seeds_.size() > 1) log_.line("seeds: " + seeds);
-        const bool done = jobs_->run();
-        run_folder_->check();
-        if (!done) {
-            log_.result(fmt::format("stopped by {}", name_of_signal(stop_signal())));
-            log_.result(
-                next_text({{"continue from here", fmt::format("{} --out {} --resume auto", options_.command,
-                                                              shell_word(config_.output.out))}}));
-            return static_cast<int>(ExitCode::stopped);
-        }
-        int status = 0;
-        if (world_.rank() == 0 && options_.only.empty())
-            status =
-                ValidateReport(options_, config_, provenance_, jobs_->files(), run_folder_->folder(), log_)
-                    .write();
-        else if (world_.rank() == 0)
-            log_.result(fmt::format("  files  {}\nnext  when all are done  {}", jobs_->files().front().path,
-                                    command_line("validate", {"--join", config_.output.out}, 1)));
-        world_.broadcast(&status, sizeof status, 0);
-        return status;
-    }
+    ValidateRun(const RunOptions& options, ProcessGroup& world);
+    int run();
 
 private:
+    struct Job {
+        const Arm* arm;
+        int64_t number, seed;  // number: of the arm
+        std::string name() const { return job_name(arm->name, seed); }
+        bool is_of(const RunFile& file) const {
+            return file.content.at("arm") == arm->name && file.content.at("seed") == seed;
+        }
+    };
+    class JobTraining;
+    void choose_jobs();
+    void read_files();
+    bool run_jobs();                        // false: a signal asked to stop
+    json begin_file(const Job& job) const;  // what it says before the training
+    std::string folder_of(const std::string& job) const;
+    // On the first rank; null: not done.
+    const RunFile* done(const std::string& arm, int64_t seed) const;
+    std::string label_of(const Job& job) const;  // "fp8_flow", or "fp8_flow seed 2" if there are several
+
     ProcessGroup& world_;
     Config config_;
     BackendChoice backend_;
@@ -196,67 +74,331 @@ private:
     RunOptions options_;
     std::vector<Arm> arms_;
     std::vector<int64_t> seeds_;
-    std::optional<RunFolder> run_folder_;
+    std::vector<Job> jobs_;                // in the order in which they run
+    std::optional<RunFolder> run_folder_;  // absent with --only: the job has one
     RunLog log_;
-    std::optional<ValidateJobs> jobs_;
+    std::shared_ptr<const data::TokenSource> data_;
+    std::vector<RunFile> known_;  // in the folder, on the first rank
+    std::optional<EtaEstimator> eta_;
+    bool started_ = false;
 };
 
-// Without two runs of the same arm and seed.
-std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
-    std::vector<RunFile> files;
-    for (const std::string& folder : folders) {
-        const size_t before = files.size();
-        for (const std::string& one : folders_with_runs(folder))
-            std::ranges::move(read_run_files(one), std::back_inserter(files));
-        require(files.size() > before, ExitCode::data,
-                "--join {}: no run of validate in {}/{}, or in one of "
-                "the folders below it",
-                folder, folder, kRuns);
+class ValidateRun::JobTraining : public Training {
+public:
+    // begun: there is a file of this job, without its end.
+    JobTraining(ValidateRun& run, const Job& job, bool begun)
+        : Training(setup_of(run, job, begun)), run_(run), job_(job) {
+        saves_last_ = false;
+        const bool is_shared = config_.training.seed == run.config_.training.seed;
+        make_trainer(is_shared ? run.data_ : open_data(config_), job.arm->arithmetic);
+        if (!run.started_ && !trainer_->exchange_note().empty()) log_.line(trainer_->exchange_note());
+        run.started_ = true;
+        file_ = run.begin_file(job);
+        file_["order"] = fingerprint_text(data_->fingerprint());
+        file_["initial weights"] =
+            weights_fingerprint(trainer_->transformer(), trainer_->ops().device(), world_);
+        if (job.arm->moves_start) {
+            move_by_one_unit(trainer_->transformer(), trainer_->ops().device());
+            trainer_->weights_replaced();
+        }
+        on_all_ranks(world_, [&] {
+            std::vector<RunFile> files = run.known_;
+            files.push_back({file_, "this run"});
+            check_agree(files);
+        });
+        begin();
+        if (!folder_.is_first_rank()) return;
+        const int64_t missing = missing_iterations(records(), first_step_);
+        require(missing == 0, ExitCode::data, "{}: has no record of {}; remove this folder to train it again",
+                folder_.name(), counted(missing, "iteration"));
+        if (std::error_code error; first_step_ == 0 && job.arm->name == run.options_.routing_of)
+            std::filesystem::remove(config_.output.record_routing, error);
+        folder_.folder().write_atomic(kRunFile, file_.dump() + "\n");
+        const std::string& base = job.arm->against.empty() ? run.arms_.front().name : job.arm->against;
+        if (const RunFile* file = run.done(base, job.seed)) base_ = run_of(file->content).curve.loss;
     }
-    sort_run_files(files);
-    require(
-        files.front().content.at("number") == 0, ExitCode::usage,
-        "--join: no run of the baseline among them, which is the first arm: run it with --only, and join it");
-    const auto same = [](const RunFile& a, const RunFile& b) {
-        return a.content.at("arm") == b.content.at("arm") && a.content.at("seed") == b.content.at("seed");
-    };
-    const auto twice = std::ranges::adjacent_find(files, same);
-    require(twice == files.end(), ExitCode::usage,
-            "--join: {} and {} are the same arm and seed; leave one out",
-            twice == files.end() ? "" : twice->path, twice == files.end() ? "" : (twice + 1)->path);
+
+    // False: stopped.
+    bool run() {
+        try {
+            train();
+        } catch (const Diverged& problem) {
+            diverged_ = true;
+            log_.line(fmt::format("warning: {}: {}", run_.label_of(job_), problem.what()));
+        }
+        if (!diverged_ && !is_done()) return false;
+        finish();
+        return true;
+    }
+
+private:
+    static Setup setup_of(ValidateRun& run, const Job& job, bool begun) {
+        Config config = job.arm->config;
+        config.training.seed = static_cast<uint64_t>(job.seed);
+        config.training.on_divergence = OnDivergence::stop;  // arms that skip steps do not compare
+        config.training.eval_interval = 0;                   // at the end
+        config.checkpoint.save.clear();
+        config.checkpoint.load = begun ? "auto" : "";
+        config.checkpoint.finetune = false;
+        config.output.metrics = true;
+        if (const std::string& arm = run.options_.routing_of; !arm.empty()) {
+            const std::string recorded = job_name(arm, job.seed),
+                              path = run.folder_of(recorded) + "/" + kRouting;
+            const bool records = job.arm->name == arm;
+            (records ? config.output.record_routing : config.data.routing_path) = path;
+            check_config(config, run.world_.size());
+            on_all_ranks(run.world_, [&] {
+                require(records || run.world_.rank() != 0 || run.done(arm, job.seed) != nullptr,
+                        ExitCode::data,
+                        "--routing-of {}: {} is not there, or not complete; run {}:{} first, with the same "
+                        "--out",
+                        arm, path, arm, job.seed);
+            });
+        }
+        const bool overwrites = run.options_.taken == RunFolder::Taken::overwrite;
+        return {.options = run.options_,
+                .config = std::move(config),
+                .world = run.world_,
+                .backend = run.backend_,
+                .provenance = run.provenance_,
+                .folder = {.path = run.folder_of(job.name()),
+                           .command = run.options_.command,
+                           .taken = overwrites ? RunFolder::Taken::overwrite : RunFolder::Taken::enter,
+                           .holder = run.options_.holder},
+                .continues = begun,
+                .log_name = run.options_.only.empty() ? "" : "validate.log",
+                .log = run.log_};
+    }
+
+    std::vector<json> records() const {
+        return read_records(folder_.folder().path_of(kMetricsFile), config_.training.train_iters);
+    }
+
+    // "fp8_flow       | iteration   12/  100 | lm loss 3.2428 | relative error 0.0630 % | ETA 0:01:20"
+    void on_step(const StepResult& result, const StepValues&) override {
+        const int64_t iteration = result.step + 1, iterations = config_.training.train_iters;
+        run_.eta_->step_done(result.seconds);
+        if (iteration % config_.output.log_interval != 0 && iteration != iterations) return;
+        std::string error;
+        if (base_.size() >= static_cast<size_t>(iteration)) {
+            const double decay = config_.validate.ema_decay;
+            const std::vector<double> base(base_.begin(), base_.begin() + iteration);
+            error = fmt::format(
+                " | relative error {}",
+                format_percent(std::abs(ema(records_.losses().y, decay).back() / ema(base, decay).back() - 1),
+                               4));
+        }
+        log_.line(fmt::format(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}",
+                              run_.label_of(job_), iteration, std::to_string(iterations).size(), iterations,
+                              result.lm_loss, error, format_clock(run_.eta_->seconds_left().value_or(0))));
+    }
+
+    void on_evaluation(double nats) override { held_out_ = nats; }
+
+    // Without its checkpoints, which nobody needs any more.
+    void finish() {
+        const Trainer::MemorySums saved = trainer_->saved_memory();
+        saver_.reset();
+        if (!folder_.is_first_rank()) return;
+        std::vector<double> losses, grad_norms, seconds;
+        RoutingHistory routing;
+        json last = json::object();
+        for (json& step : records()) {
+            if (step.at("type") != "step") continue;
+            losses.push_back(number_of(step.at("lm_loss")));
+            grad_norms.push_back(number_of(step.at("grad_norm")));
+            seconds.push_back(step.at("seconds"));
+            routing.add(step);
+            last = std::move(step);
+        }
+        std::ranges::nth_element(seconds, seconds.begin() + static_cast<int64_t>(seconds.size() / 2));
+        double wire = 0;
+        for (const char* part : {"routing", "dispatch", "combine"})
+            wire += last.value(std::string("wire_bytes_") + part, 0.0);
+        file_.update({{"diverged", diverged_},
+                      {"lm_loss", losses},
+                      {"grad_norm", grad_norms},
+                      {"held out", held_out_ ? json(*held_out_) : nullptr},
+                      {"casts per step", last.value("casts", 0)},
+                      {"wire bytes per step", wire},
+                      {"equal choices", routing.equal_choices()},
+                      {"routing", routing.empty() ? json(nullptr) : routing.group(job_.arm->name)}});
+        int64_t saved_bytes = 0;
+        for (const auto& [category, bytes] : trainer_->saved_bytes()) saved_bytes += bytes;
+        json& measured = file_["measured"];
+        add_provenance(measured, provenance_);
+        measured.update({{"seconds per step", seconds.empty() ? 0.0 : seconds[seconds.size() / 2]},
+                         {"saved bytes", saved_bytes},
+                         {"saved bytes reserved", saved.reserved},
+                         {"saved bytes used", saved.used}});
+        folder_.check();
+        folder_.folder().write_atomic(kRunFile, file_.dump() + "\n");
+        std::erase_if(run_.known_, [&](const RunFile& file) { return job_.is_of(file); });  // its begin
+        run_.known_.push_back({file_, folder_.folder().path_of(kRunFile)});
+        std::error_code error;
+        std::filesystem::remove_all(folder_.folder().path_of(checkpoint::kCheckpoints), error);
+    }
+
+    ValidateRun& run_;
+    const Job& job_;
+    json file_;
+    std::vector<double> base_;  // losses of the arm that it is compared with, on the first rank
+    std::optional<double> held_out_;
+    bool diverged_ = false;
+};
+
+ValidateRun::ValidateRun(const RunOptions& options, ProcessGroup& world)
+    : world_(world),
+      config_(validated_config(options, world.size())),
+      backend_(choose_backend(options.backend, options.placement, world)),
+      joined_(predict::decide_joined(config_, backend_, world)),
+      provenance_(make_provenance(options.command, backend_, world.size())),
+      options_(options),
+      arms_(make_arms(config_, options.ablation, world.size(), options.arms)),
+      seeds_(options.seeds),
+      log_(world.rank(), options.terminal) {
+    require(config_.validate.warmup_iters < config_.training.train_iters, ExitCode::usage,
+            "validate.warmup_iters is {} and training.train_iters {}: no step is left to compare; lower the "
+            "one or raise the other",
+            config_.validate.warmup_iters, config_.training.train_iters);
+    for (const Arm& arm : arms_) check_config(arm.config, world.size());
+    if (seeds_.empty()) seeds_ = {static_cast<int64_t>(config_.training.seed)};
+    std::ranges::sort(seeds_);
+    require(std::ranges::adjacent_find(seeds_) == seeds_.end(), ExitCode::usage,
+            "--seeds: got a seed twice, want each once");
+    choose_jobs();
+    if (options.only.empty()) {
+        run_folder_.emplace(run_folder_of(options, config_), world);
+        config_.output.out = run_folder_->name();
+        if (!run_folder_->note().empty()) log_.line(run_folder_->note());
+    }
+    report_start(log_, config_, backend_, world.size());
+    if (!joined_.empty()) log_.line(joined_);
+    predict::require_fit(log_, configs_of(arms_), backend_, world, options.placement.ranks_on_host,
+                         options.where_short);
+    data_ = open_data(config_);
+    report_data(log_, config_, *data_);
+    if (run_folder_) run_folder_->keep();
+    on_all_ranks(world, [&] {
+        if (world.rank() == 0) read_files();
+    });
+}
+
+// And what the run writes at its start. On the first rank.
+void ValidateRun::read_files() {
+    known_ = read_run_files(config_.output.out);
+    if (options_.taken == RunFolder::Taken::overwrite)  // with --only: others stay
+        std::erase_if(known_, [&](const RunFile& file) { return jobs_.front().is_of(file); });
+    std::vector<RunFile> files = known_;
+    for (const Job& job : jobs_) files.push_back({begin_file(job), "this validation"});
     check_agree(files);
-    return files;
+    const OutputFolder folder(config_.output.out);
+    folder.write_atomic("config.yaml", run_config_yaml(config_, provenance_));
+    const bool resumes = options_.taken == RunFolder::Taken::enter;
+    if (run_folder_)
+        log_.open(folder, "validate.log", resumes ? LineFile::Start::append : LineFile::Start::truncate);
+}
+
+int ValidateRun::run() {
+    std::string names, seeds;
+    for (const Arm& arm : arms_) names += (names.empty() ? "" : ", ") + arm.name;
+    for (const int64_t seed : seeds_) seeds += fmt::format("{}{}", seeds.empty() ? "" : ", ", seed);
+    log_.line(fmt::format("arms: {} ({} iterations each, same data, seed and initial weights)", names,
+                          config_.training.train_iters));
+    if (seeds_.size() > 1) log_.line("seeds: " + seeds);
+    const bool done = run_jobs();
+    if (run_folder_) run_folder_->check();
+    if (!done) {
+        log_.result(fmt::format("stopped by {}", name_of_signal(stop_signal())));
+        log_.result(
+            next_text({{"continue from here", fmt::format("{} --out {} --resume auto", options_.command,
+                                                          shell_word(config_.output.out))}}));
+        return static_cast<int>(ExitCode::stopped);
+    }
+    int status = 0;
+    if (world_.rank() == 0 && run_folder_) {
+        std::vector<RunFile> files;
+        for (const RunFile& file : known_)
+            if (std::ranges::any_of(jobs_, [&](const Job& job) { return job.is_of(file); }))
+                files.push_back(file);
+        sort_run_files(files);
+        status = write_validation(options_, config_, provenance_, files, run_folder_->folder(), log_);
+    } else if (world_.rank() == 0) {
+        log_.result(fmt::format("  files  {}\nnext  when all are done  {}", folder_of(jobs_.front().name()),
+                                command_line("validate", {"--join", config_.output.out}, 1)));
+    }
+    world_.broadcast(&status, sizeof status, 0);
+    return status;
+}
+
+void ValidateRun::choose_jobs() {
+    const std::string &only = options_.only, &routing_of = options_.routing_of;
+    const size_t colon = std::min(only.rfind(':'), only.size());
+    const std::string arm = job_name(only.substr(0, colon), 0);
+    std::string names;
+    for (const int64_t seed : seeds_)
+        for (size_t number = 0; number < arms_.size(); ++number) {
+            const Job job{&arms_[number], static_cast<int64_t>(number), seed};
+            names += fmt::format("{}{}:{}", names.empty() ? "" : ", ", job.arm->name, seed);
+            if (only.empty() ||
+                (arm == job_name(job.arm->name, 0) && only.substr(colon) == fmt::format(":{}", seed)))
+                jobs_.push_back(job);
+        }
+    require(!jobs_.empty(), ExitCode::usage, "--only: got {}, want one of {}", only, names);
+    require(routing_of.empty() || std::ranges::count(arms_, routing_of, &Arm::name) > 0, ExitCode::usage,
+            "--routing-of: got {}, want the arm of one of {}", routing_of, names);
+    std::ranges::stable_sort(
+        jobs_, {}, [&](const Job& job) { return std::pair(job.seed, job.arm->name != routing_of); });
+}
+
+json ValidateRun::begin_file(const Job& job) const {
+    return {{"arm", job.arm->name},
+            {"seed", job.seed},
+            {"number", job.number},
+            {"against", job.arm->against},
+            {"keys", job.arm->keys},
+            {"commit", provenance_.commit},
+            {"backend", provenance_.gpus > 0 ? "hopper" : "reference"},
+            {"ranks", provenance_.ranks},
+            {"data", fingerprint_text(data_->fingerprint())},
+            {"routing of", options_.routing_of},
+            {"configuration", compared_keys(config_)}};
+}
+
+bool ValidateRun::run_jobs() {
+    enum State : uint8_t { fresh, begun, done };
+    std::vector<uint8_t> states(jobs_.size(), fresh);
+    for (size_t i = 0; i < jobs_.size(); ++i)
+        for (const RunFile& file : known_)
+            if (jobs_[i].is_of(file)) states[i] = file.is_done() ? done : begun;
+    world_.broadcast(states.data(), states.size(), 0);
+    eta_.emplace(config_.training.train_iters *
+                 (std::ssize(states) - std::ranges::count(states, uint8_t{done})));
+    for (size_t i = 0; i < jobs_.size(); ++i) {
+        if (states[i] == done)
+            log_.line(fmt::format(" {}: read from {}", label_of(jobs_[i]), folder_of(jobs_[i].name())));
+        else if (!JobTraining(*this, jobs_[i], states[i] == begun).run())
+            return false;
+    }
+    return true;
+}
+
+const RunFile* ValidateRun::done(const std::string& arm, int64_t seed) const {
+    for (const RunFile& file : known_)
+        if (file.is_done() && file.content.at("arm") == arm && file.content.at("seed") == seed) return &file;
+    return nullptr;
+}
+
+std::string ValidateRun::folder_of(const std::string& job) const {
+    return fmt::format("{}/{}/{}", config_.output.out, kRuns, job);
+}
+
+std::string ValidateRun::label_of(const Job& job) const {
+    return seeds_.size() > 1 ? fmt::format("{} seed {}", job.arm->name, job.seed) : job.arm->name;
 }
 
 }  // namespace
 
 int run_validate(const RunOptions& options, ProcessGroup& world) { return ValidateRun(options, world).run(); }
-
-int run_join(const RunOptions& options, ProcessGroup& world) {
-    const std::vector<RunFile> files = joined_files(options.joined);
-    Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
-    RunFolder run_folder(run_folder_of(options, config), world);
-    config.output.out = run_folder.name();
-    RunLog log(world.rank(), options.terminal);
-    if (!run_folder.note().empty()) log.line(run_folder.note());
-    run_folder.keep();
-    int status = 0;
-    if (run_folder.is_first_rank()) {
-        const OutputFolder& folder = run_folder.folder();
-        const BackendChoice backend = choose_backend(BackendKind::reference, options.placement, world);
-        const Provenance provenance = make_provenance(options.command, backend, 1);
-        log.open(folder, "validate.log");
-        folder.write_atomic("config.yaml", run_config_yaml(config, provenance));
-        const OutputFolder runs = folder.subfolder(kRuns);
-        for (const RunFile& file : files)
-            runs.write_atomic(job_name(file.content.at("arm"), file.content.at("seed")) + ".json",
-                              file.content.dump() + "\n");
-        for (const std::string& missing : missing_jobs(files))
-            log.line("warning: " + missing + " is missing");
-        status = ValidateReport(options, config, provenance, files, folder, log).write();
-    }
-    world.broadcast(&status, sizeof status, 0);
-    return status;
-}
 
 }  // namespace fp8flow

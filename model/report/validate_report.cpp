@@ -133,41 +133,37 @@ std::string percent_text(const Difference& d, double base) {
     return difference_text(d.mean / base * kPercent, d.half_width() / base * kPercent, 3) + " %";
 }
 
-std::string summary_text(const Outcome& o, const Config& config) {
-    std::string text = verdict_text(o, config);
-    if (!o.pairs.empty()) text += ": " + percent_text(o.training, o.base);
-    if (o.held_out.pairs > 0) text += ", held out " + percent_text(o.held_out, o.base_held_out);
-    if (o.runs.empty()) return text;
-    return text + fmt::format(", {} per step", format_duration(o.runs.front()->curve.seconds_per_step));
-}
-
-std::string outcome_table(const Outcomes& outcomes, const Config& config) {
-    Table table({{"arm", Align::left},
-                 {"seeds"},
-                 {"loss"},
-                 {"difference"},
-                 {"nats"},
-                 {"held out"},
-                 {"x control"},
-                 {"detects"},
-                 {"verdict", Align::left}});
+Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
+    Cells cells = {{"arm", "seeds", "loss", "difference", "nats", "held out", "x control", "detects",
+                    "largest e", "ms", "verdict"}};
     for (const Outcome& o : outcomes.arms) {
         const double detectable = o.training.detectable() / o.base;
-        table.add_row({label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
-                       format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
-                       o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
-                       percent_text(o.held_out, o.base_held_out),
-                       o.to_control ? format_fixed(*o.to_control, 1) : "-",
-                       o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
-                       verdict_text(o, config)});
+        cells.push_back({label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),
+                         format_fixed(mean_of(o.losses), 4), percent_text(o.training, o.base),
+                         o.pairs.empty() ? "-" : fmt::format("{:+.4f}", o.training.mean),
+                         percent_text(o.held_out, o.base_held_out),
+                         o.to_control ? format_fixed(*o.to_control, 1) : "-",
+                         o.pairs.empty() || !std::isfinite(detectable) ? "-" : format_percent(detectable, 3),
+                         o.pairs.empty() ? "-" : format_percent(o.smoothed.max, 3),
+                         o.runs.empty() ? "-" : format_fixed(o.runs.front()->curve.seconds_per_step * 1e3, 0),
+                         verdict_text(o, config)});
     }
+    return cells;
+}
+
+std::string outcome_table(const Cells& cells) {
+    std::vector<Table::Column> columns;
+    for (const std::string& header : cells.front()) columns.push_back({header});
+    columns.front().align = columns.back().align = Align::left;
+    Table table(columns);
+    for (size_t i = 1; i < cells.size(); ++i) table.add_row(cells[i]);
     return table.text(2);
 }
 
 std::string table_heading(const Outcomes& outcomes, const Config& config) {
     return fmt::format(
         "mean loss of iterations {} to {}: difference to {}, or to the arm named, with the same seed, and of "
-        "the held-out loss;\n± 95 % interval, limit {}:",
+        "the held-out loss;\n± 95 % interval, limit {}",
         outcomes.window.first + 1, outcomes.window.end, outcomes.arms.front().arm,
         format_percent(limit_of(config)));
 }
@@ -193,52 +189,16 @@ std::string noise_text(const Outcomes& outcomes) {
                                                    pooled.same ? "pooled" : "differ", pooled.p));
 }
 
-std::string details_table(const Outcomes& outcomes) {
-    Table table({{"arm", Align::left},
-                 {"held out"},
-                 {"largest e"},
-                 {"mean e"},
-                 {"raw"},
-                 {"signed, end"},
-                 {"grad norm ratio"},
-                 {"casts"},
-                 {"wire"},
-                 {"saved"},
-                 {"ms"}});
-    for (const Outcome& o : outcomes.arms) {
-        if (o.runs.empty()) continue;
-        const bool evaluated = o.runs.front()->curve.held_out > 0;
-        std::vector<std::string> row = {o.arm, evaluated ? format_fixed(mean_of(o.held_out_losses), 4) : "-"};
-        const Comparison& c = o.smoothed;
-        for (const double share : {c.max, c.mean, c.raw_max, c.signed_last})
-            row.push_back(o.training.pairs == 0 ? "-" : format_percent(share, 4));
-        row.push_back(o.training.pairs == 0 ? "-" : format_fixed(c.grad_norm_ratio, 4));
-        const Curve& curve = o.runs.front()->curve;
-        row.insert(row.end(),
-                   {format_count(curve.casts_per_step), format_bytes(curve.wire_bytes_per_step),
-                    format_bytes(curve.saved_bytes), format_fixed(curve.seconds_per_step * 1e3, 0)});
-        table.add_row(row);
-    }
-    return table.text(2);
-}
-
 std::string answer_text(const Outcomes& outcomes, const Config& config) {
-    std::string text;
-    int64_t count = 0;
     const Outcome* worst = nullptr;
     for (const Outcome& o : outcomes.arms) {
-        const bool counts = o.against == outcomes.arms.front().arm && o.arm != kControlArm;
-        if (o.pairs.empty() || !counts) continue;
-        text += fmt::format("{}{} {}", text.empty() ? "" : ", ", o.arm, percent_text(o.training, o.base));
+        if (o.pairs.empty() || o.against != outcomes.arms.front().arm || o.arm == kControlArm) continue;
         if (worst == nullptr || std::abs(o.training.mean) > std::abs(worst->training.mean)) worst = &o;
-        ++count;
     }
     if (worst == nullptr) return "no recipe to compare";
-    if (count > 3)
-        text = fmt::format("{} arms at most {} ({})", count, percent_text(worst->training, worst->base),
-                           worst->arm);
     const size_t seeds = outcomes.seeds.size();
-    return fmt::format("{} from the loss of {} {}, limit {:.3g} %", text, outcomes.arms.front().arm,
+    return fmt::format("{} {} from the loss of {} {}, limit {:.3g} %", worst->arm,
+                       percent_text(worst->training, worst->base), outcomes.arms.front().arm,
                        seeds > 1 ? fmt::format("over {} seeds", seeds) : "with one seed",
                        limit_of(config) * kPercent);
 }

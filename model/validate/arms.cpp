@@ -10,7 +10,6 @@
 #include "model/validate/run_file.h"
 
 #include <algorithm>
-#include <functional>
 #include <set>
 
 namespace fp8flow::validate {
@@ -19,33 +18,16 @@ using Names = std::vector<std::string>;
 
 namespace {
 
-struct Switch {
-    const char* name;
-    std::function<void(Config&)> turn;
+// Name and keys. Names as in the artefact of FP8-Flow-MoE where it has them.
+constexpr std::pair<const char*, const char*> kFlowSwitches[] = {
+    {"no_quantize_first", "moe_quantize_before_dispatch=false"},
+    {"double_quant", "moe_scaling_aware_transpose=false,scale_format=fp32"},
+    {"double_quant pow2", "moe_scaling_aware_transpose=false"},
+    {"no_perm_pad", "moe_permute_padding_for_fp8=false"},
+    {"no_act_fusion", "moe_act_quantize_fusion=false"},
+    {"no_norm_fusion", "moe_norm_quantize_fusion=false"},
+    {"+ moe_expert", "recompute_granularity=selective,recompute_modules=[moe_expert]"},
 };
-
-// Names as in the artefact of FP8-Flow-MoE where it has them.
-const std::vector<Switch>& flow_switches() {
-    static const std::vector<Switch> switches = {
-        {"no_quantize_first", [](Config& c) { c.precision.moe_quantize_before_dispatch = false; }},
-        {"double_quant",
-         [](Config& c) {
-             c.precision.moe_scaling_aware_transpose = false;
-             c.precision.scale_format = ScaleFormat::fp32;
-         }},
-        {"double_quant pow2", [](Config& c) { c.precision.moe_scaling_aware_transpose = false; }},
-        {"no_perm_pad", [](Config& c) { c.precision.moe_permute_padding_for_fp8 = false; }},
-        {"no_act_fusion", [](Config& c) { c.precision.moe_act_quantize_fusion = false; }},
-        {"no_norm_fusion", [](Config& c) { c.precision.moe_norm_quantize_fusion = false; }},
-        {"+ moe_expert",
-         [](Config& c) {
-             c.recompute = {};
-             c.recompute.recompute_granularity = RecomputeGranularity::selective;
-             c.recompute.moe_expert = true;
-         }},
-    };
-    return switches;
-}
 
 void check_same_run(const Arm& base, const Arm& arm) {
     for (const std::string& line : diff_configs(base.config, arm.config)) {
@@ -158,13 +140,11 @@ std::vector<Arm> recipe_arms(const Config& config, const std::vector<Recipe>& re
         add(own);
     }
     if (ablation == Ablation::flow_switches) {
-        const Config flow = with_recipe(config, Recipe::fp8_flow);
         const std::string name(recipe_name(Recipe::fp8_flow));
         const bool runs = std::ranges::find(arms, name, &Arm::name) != arms.end();
-        for (const Switch& one : flow_switches()) {
-            arms.push_back({one.name, flow, Arithmetic::stated, runs ? name : ""});
-            one.turn(arms.back().config);
-        }
+        for (const auto& [own, keys] : kFlowSwitches)
+            arms.push_back(own_arm(
+                config, fmt::format("{}{}:recipe={},{}", own, runs ? "@" + name : "", name, keys), ranks));
     }
     for (const Arm& arm : arms) check_same_run(arms.front(), arm);
     return arms;

@@ -55,7 +55,7 @@ double mean_over(const std::vector<Pair>& pairs, const std::function<double(cons
 }
 
 Comparison smoothed(const std::vector<Pair>& pairs, const ValidateSpec& spec) {
-    Comparison result{.grad_norm_ratio = 0};
+    Comparison result;
     const auto count = static_cast<double>(pairs.size());
     for (const Pair& pair : pairs) {
         const Comparison one = compare(*pair.own, *pair.base, spec.ema_decay, spec.warmup_iters);

@@ -28,13 +28,6 @@ bool is_compared(const ConfigField& field) {
     return field.key != "data_path" && field.key != "seed" && field.key != "peer_deadline_seconds";
 }
 
-json configuration_of(const Config& config) {
-    json keys = json::object();
-    for (const ConfigField& field : config_fields())
-        if (is_compared(field)) keys[field.name()] = field.get(config);
-    return keys;
-}
-
 double number(const json& value) {
     return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
 }
@@ -73,20 +66,11 @@ std::string job_name(const std::string& arm, int64_t seed) {
     return fmt::format("{}-{}", name, seed);
 }
 
-json begin_run_file(const Origin& origin) {
-    const auto hex = [](uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); };
-    return {{"arm", origin.arm.name},
-            {"seed", origin.seed},
-            {"number", origin.number},
-            {"against", origin.arm.against},
-            {"keys", origin.arm.keys},
-            {"commit", origin.provenance.commit},
-            {"backend", origin.provenance.gpus > 0 ? "hopper" : "reference"},
-            {"ranks", origin.provenance.ranks},
-            {"data", hex(origin.data)},
-            {"order", hex(origin.order)},
-            {"routing of", origin.routing_of},
-            {"configuration", configuration_of(origin.config)}};
+json compared_keys(const Config& config) {
+    json keys = json::object();
+    for (const ConfigField& field : config_fields())
+        if (is_compared(field)) keys[field.name()] = field.get(config);
+    return keys;
 }
 
 void check_agree(const std::vector<RunFile>& files) {
@@ -103,32 +87,16 @@ void check_agree(const std::vector<RunFile>& files) {
     }
 }
 
-std::vector<std::string> folders_with_runs(const std::string& folder) {
-    const auto has = [](const std::filesystem::path& path, const char* name) {
-        std::error_code error;
-        return std::filesystem::exists(path / name, error);
-    };
-    std::vector<std::string> folders;
-    std::error_code error;
-    if (!has(folder, kRuns))
-        for (const auto& below : std::filesystem::directory_iterator(folder, error))
-            if (has(below.path(), kRuns) && !has(below.path(), "validate.json"))  // not a report of them
-                folders.push_back(below.path().string());
-    if (folders.empty()) return {folder};
-    std::ranges::sort(folders);
-    return folders;
-}
-
 std::vector<RunFile> read_run_files(const std::string& folder) {
     constexpr int64_t kMostBytes = int64_t{1} << 28;
     std::vector<RunFile> files;
     std::error_code error;
     for (const auto& entry : std::filesystem::directory_iterator(folder + "/" + kRuns, error)) {
-        if (entry.path().extension() != ".json") continue;
-        const std::string path = entry.path().string();
+        const std::string path = (entry.path() / kRunFile).string();
+        if (!std::filesystem::exists(path, error)) continue;
         json content = json::parse(InputFile(path, ExitCode::data).text(kMostBytes), nullptr, false);
         bool is_whole = content.is_object();
-        for (const char* item : {"arm", "seed", "number", "keys", "lm_loss", "grad_norm", "measured"})
+        for (const char* item : {"arm", "seed", "number", "keys"})
             is_whole = is_whole && content.contains(item);
         require(is_whole, ExitCode::data,
                 "{}: not the file of a run of validate; remove it to run this arm again", path);
@@ -163,8 +131,7 @@ Run run_of(const json& file) {
     const json& measured = file.at("measured");
     const auto bytes = [&](const char* key) { return measured.value(key, 0.0); };
     Run run{.arm = file.at("arm"), .seed = file.at("seed"), .curve = {}, .diverged = file.at("diverged")};
-    run.curve = {.name = run.arm,
-                 .loss = numbers(file.at("lm_loss")),
+    run.curve = {.loss = numbers(file.at("lm_loss")),
                  .grad_norm = numbers(file.at("grad_norm")),
                  .held_out = number(file.at("held out")),
                  .seconds_per_step = bytes("seconds per step"),

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The file of a job, an arm trained with one seed: runs/ARM-SEED.json below the output folder. validate.json,
-// the report and the terminal are made of these files alone, so it does not matter which process wrote them.
-// They are equal for equal runs but for the object "measured" (times, memory, machine, command).
+// The file of a job, an arm trained with one seed: runs/ARM-SEED/run.json below the output folder.
+// validate.json, the report and the terminal are made of these files alone, so it does not matter which
+// process wrote them. They are equal for equal runs but for the object "measured" (times, memory, machine,
+// command).
 #pragma once
 
 #include "model/base/provenance.h"
@@ -17,38 +18,27 @@
 
 namespace fp8flow::validate {
 
-inline constexpr const char* kRuns = "runs";  // the folder
+inline constexpr const char *kRuns = "runs", *kRunFile = "run.json";
 
-// "bf16_control-3", the name of its files; signs that file names do not have become '_'.
+// "bf16_control-3", the name of its folder; signs that file names do not have become '_'.
 std::string job_name(const std::string& arm, int64_t seed);
 
-// What the file says before the training. The other runs of a validation must agree with it in "commit",
-// "backend", "ranks", "data", "routing of" and "configuration" (without the arm's keys and what says where a
-// run writes), those with this seed in "order" and "initial weights" too, and those of this arm in "keys".
-struct Origin {
-    const Arm& arm;
-    int64_t number = 0;  // of the arm, in the order of the report
-    int64_t seed = 0;
-    const Config& config;  // that the arms have in common
-    const Provenance& provenance;
-    uint64_t data = 0, order = 0;   // fingerprints with training.seed and with `seed`
-    const std::string& routing_of;  // arm that the others take their routing from; empty: none
-};
-nlohmann::json begin_run_file(const Origin& origin);
+// The keys that decide what a run computes, in "configuration".
+nlohmann::json compared_keys(const Config& config);
 
 // A file, and where it is, for messages.
 struct RunFile {
     nlohmann::json content;
     std::string path;
+    bool is_done() const { return content.contains("measured"); }
 };
-// Throws Error(usage) with the item in which two of them differ.
+// Throws Error(usage) with the item in which two of them differ. All agree in "commit", "backend", "ranks",
+// "data", "routing of" and "configuration" (without the arm's keys), those with one seed in "order" and
+// "initial weights" too, and those of one arm in "keys".
 void check_agree(const std::vector<RunFile>& files);
 
-// `folder`, or those below it in which --only has left runs; `folder` if there are none.
-std::vector<std::string> folders_with_runs(const std::string& folder);
-// All in the folder runs/ of `folder`; none where there is no such folder. Throws Error(data).
+// All below runs/ of `folder`, by arm, then by seed; none where there is no such folder. Throws Error(data).
 std::vector<RunFile> read_run_files(const std::string& folder);
-// By arm, then by seed.
 void sort_run_files(std::vector<RunFile>& files);
 
 // "ARM:SEED" of the arms and seeds among sorted files that have no run together.

@@ -69,45 +69,24 @@ double share_of_draws_above(const std::vector<std::vector<double>>& rows) {
 
 }  // namespace
 
-double incomplete_beta(double a, double b, double x) {
-    if (x <= 0 || x >= 1) return x <= 0 ? 0 : 1;
-    if (x > (a + 1) / (a + b + 2)) return 1 - incomplete_beta(b, a, 1 - x);  // where the fraction converges
-    const double factor =
-        std::exp(std::lgamma(a + b) - std::lgamma(a) - std::lgamma(b) + a * std::log(x) + b * std::log1p(-x));
-    // Lentz's method: the fraction is the product of c d over its terms
-    constexpr double kTiny = 1e-300;
-    const auto away_from_zero = [](double value) { return std::abs(value) < kTiny ? kTiny : value; };
-    double c = 1, d = 1 / away_from_zero(1 - (a + b) * x / (a + 1)), fraction = d;
-    for (int m = 1; m <= 10'000; ++m) {
-        const double even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m));
-        const double odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1));
-        double last = 1;
-        for (const double term : {even, odd}) {
-            d = 1 / away_from_zero(1 + term * d);
-            c = away_from_zero(1 + term / c);
-            last = c * d;
-            fraction *= last;
-        }
-        if (std::abs(last - 1) < 1e-15) break;
-    }
-    return factor * fraction / a;
-}
-
 double student_quantile(double probability, double freedom) {
     FP8FLOW_CHECK(probability > 0 && probability < 1 && freedom > 0, "t quantile {} of {} degrees of freedom",
                   probability, freedom);
     if (probability < 0.5) return -student_quantile(1 - probability, freedom);
-    // P(|T| > t) = I_x(f / 2, 1 / 2) with x = f / (f + t^2)
-    double low = 0, high = 1;
-    const auto below = [&](double t) {
-        return 1 - incomplete_beta(freedom / 2, 0.5, freedom / (freedom + t * t)) / 2;
+    const double factor = std::exp(std::lgamma((freedom + 1) / 2) - std::lgamma(freedom / 2)) /
+                          std::sqrt(freedom * std::acos(-1.0));
+    const auto density = [&](double t) { return factor * std::pow(1 + t * t / freedom, -(freedom + 1) / 2); };
+    const auto area = [&](double t, double width) {  // Simpson's rule
+        return width / 6 * (density(t) + 4 * density(t + width / 2) + density(t + width));
     };
-    while (below(high) < probability && high < 1e300) high *= 2;
-    for (int i = 0; i < 200 && high - low > 1e-13 * high; ++i) {
-        const double middle = (low + high) / 2;
-        (below(middle) < probability ? low : high) = middle;
+    constexpr double kStep = 1.0 / 64;
+    double t = 0, left = probability - 0.5, width = 0;
+    for (double step = area(t, kStep); step < left; step = area(t, kStep)) {
+        left -= step;
+        t += kStep;
     }
-    return (low + high) / 2;
+    for (int i = 0; i < 4; ++i) width += (left - area(t, width)) / density(t + width);  // Newton's method
+    return t + width;
 }
 
 Window window_of(size_t steps, size_t warmup) {

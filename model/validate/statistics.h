@@ -11,8 +11,6 @@
 
 namespace fp8flow::validate {
 
-// The regularised incomplete beta function I_x(a, b), by its continued fraction (DLMF 8.17.22).
-double incomplete_beta(double a, double b, double x);
 // The value that Student's t with `freedom` degrees of freedom stays below with this probability.
 double student_quantile(double probability, double freedom);
 

@@ -25,20 +25,14 @@ Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_
                   "{} and {} steps, warm-up {}", steps, baseline.loss.size(), warmup);
     const std::vector<double> smooth = ema(arm.loss, decay), base = ema(baseline.loss, decay);
     Comparison result;
-    result.name = arm.name;
-    double ratio = 0;
-    for (size_t i = 0; i < steps; ++i) {
-        result.relative_error.push_back(std::abs(smooth[i] - base[i]) / base[i]);
-        result.raw_relative_error.push_back(std::abs(arm.loss[i] - baseline.loss[i]) / baseline.loss[i]);
-        if (static_cast<int64_t>(i) < warmup) continue;
-        result.max = larger(result.max, result.relative_error[i]);
-        result.raw_max = larger(result.raw_max, result.raw_relative_error[i]);
-        result.mean += result.relative_error[i];
-        ratio += arm.grad_norm[i] / baseline.grad_norm[i];
-    }
     const double counted = static_cast<double>(static_cast<int64_t>(steps) - warmup);
-    result.mean /= counted;
-    result.grad_norm_ratio = ratio / counted;
+    for (size_t i = static_cast<size_t>(warmup); i < steps; ++i) {
+        const double error = std::abs(smooth[i] - base[i]) / base[i];
+        result.max = larger(result.max, error);
+        result.raw_max = larger(result.raw_max, std::abs(arm.loss[i] / baseline.loss[i] - 1));
+        result.mean += error / counted;
+        result.grad_norm_ratio += arm.grad_norm[i] / baseline.grad_norm[i] / counted;
+    }
     result.signed_last = (smooth.back() - base.back()) / base.back();
     return result;
 }

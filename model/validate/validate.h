@@ -12,8 +12,6 @@
 namespace fp8flow::validate {
 
 struct Curve {
-    std::string name;
-    size_t against = 0;                         // the curve that it is compared with
     std::vector<double> loss, grad_norm;        // one per step
     double held_out = 0;                        // nats; 0: not evaluated
     double seconds_per_step = 0;                // median
@@ -40,14 +38,12 @@ inline double larger(double most, double value) { return value > most || std::is
 // Exponential moving average with start-up correction (as Adam's moments).
 std::vector<double> ema(const std::vector<double>& values, double decay);
 
+// Over the steps after the warm-up.
 struct Comparison {
-    std::string name;
-    std::vector<double> relative_error;      // |EMA - EMA_base| / EMA_base per step
-    std::vector<double> raw_relative_error;  // the same without smoothing
-    double max = 0, mean = 0;                // of relative_error after the warm-up
-    double raw_max = 0;
+    double max = 0, mean = 0;    // of |EMA - EMA_base| / EMA_base
+    double raw_max = 0;          // the same without smoothing
     double signed_last = 0;      // (EMA - EMA_base) / EMA_base at the end
-    double grad_norm_ratio = 1;  // mean over steps after the warm-up
+    double grad_norm_ratio = 0;  // mean
 };
 Comparison compare(const Curve& arm, const Curve& baseline, double decay, int64_t warmup);
 

@@ -130,6 +130,7 @@ TEST(Validate, WritesCurvesPictureAndCompactProgress) {
     EXPECT_EQ(files, (std::set<std::string>{".lock", "config.yaml", "loss.jsonl", "report.html", "runs",
                                             "validate.json", "validate.log"}));
     const json page = expect_report_page(read_whole(folder.path("out/report.html")));
+    EXPECT_EQ(page.at("arms").size(), 5u) << "headers, and with the control arm";
     EXPECT_EQ(page.at("loss").size(), 2u);
     EXPECT_EQ(page.at("loss_dots").at("rows").size(), 3u);
     EXPECT_EQ(page.at("routing").size(), 4u) << "with the control arm";
@@ -168,7 +169,7 @@ Texts six_jobs(const std::string& out, const Texts& more = {}, const std::string
 const Texts kJobs = {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"};
 
 json run_file(const std::string& out, const std::string& job) {
-    json file = json::parse(read_whole(out + "/runs/" + job + ".json"));
+    json file = json::parse(read_whole(out + "/runs/" + job + "/run.json"));
     EXPECT_GT(file.at("measured").at("seconds per step").get<double>(), 0.0);
     file.erase("measured");
     return file;
@@ -230,9 +231,10 @@ void end_in_the_middle(const Texts& line, const std::string& out, int signal, in
     Texts command = {FP8FLOW_EXECUTABLE};
     command.insert(command.end(), line.begin(), line.end());
     RunningCommand run(command, "");
-    while ((lines_of(read_whole(out + "/runs/flow-1.jsonl")).size() < 4 ||
-            !has_checkpoint(out + "/checkpoints/flow-1")) &&
-           !std::filesystem::exists(out + "/runs/flow-1.json"))
+    const std::string job = out + "/runs/flow-1";
+    while (
+        (lines_of(read_whole(job + "/metrics.jsonl")).size() < 4 || !has_checkpoint(job + "/checkpoints")) &&
+        read_whole(job + "/run.json").find("measured") == std::string::npos)
         std::this_thread::sleep_for(std::chrono::milliseconds(2));
     ::kill(run.pid(), signal);
     EXPECT_EQ(run.wait(60).status, status);
@@ -251,13 +253,13 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
         line.insert(line.end(), {"--resume", "auto"});
         const CommandResult resumed = fp8flow_alone(line);
         ASSERT_LE(resumed.status, 1) << resumed.err;
-        expect_contains(resumed.out, "bf16: read from runs/bf16-1.json");
+        expect_contains(resumed.out, "bf16: read from " + out + "/runs/bf16-1");
         EXPECT_TRUE(
-            std::regex_search(resumed.out, std::regex("flow: interrupted after iteration \\d+, continues")))
+            std::regex_search(resumed.out, std::regex("resumed from .*flow-1.*, \\d+ iterations done")))
             << resumed.out;
         EXPECT_EQ(run_file(out, "flow-1"), run_file(folder.path("whole"), "flow-1"));
         EXPECT_EQ(statement(out), statement(folder.path("whole")));
-        EXPECT_FALSE(std::filesystem::exists(out + "/checkpoints"));
+        EXPECT_FALSE(std::filesystem::exists(out + "/runs/flow-1/checkpoints"));
     }
     // The recording goes on with the arm that is recorded, the first job.
     Texts recorded = longer;
@@ -336,7 +338,7 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     refused({"bf16", "bf16"}, "are the same arm and seed");
     refused({"bf16", "nowhere"}, "no run of validate");
     refused({"flow"}, "no run of the baseline among them");
-    const std::string path = "flow/flow-1/runs/flow-1.json", text = read_whole(folder.path(path));
+    const std::string path = "flow/runs/flow-1/run.json", text = read_whole(folder.path(path));
     for (const char* item : {"commit", "initial weights", "order", "ranks"}) {
         json changed = json::parse(text);
         changed[item] = "other";

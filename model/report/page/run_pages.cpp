@@ -163,15 +163,9 @@ std::string validate_page(const RunTitle& title, const validate::Outcomes& outco
     Page page = page_of(
         fmt::format("{}, {}: {}", title.name, name_of(outcomes.verdict), answer_text(outcomes, config)),
         title);
-    json saved = json::array();
-    for (const validate::Outcome& outcome : outcomes.arms) {
-        page.fact(outcome.arm, summary_text(outcome, config));
-        if (!outcome.runs.empty())
-            saved.push_back(
-                {{"name", outcome.arm}, {"saved", {{"saved", outcome.runs.front()->curve.saved_bytes}}}});
-    }
+    page.set("arms", outcome_cells(outcomes, config));
+    page.set("arms_note", table_heading(outcomes, config) + ". " + control_text(outcomes) + ".");
     add_losses(page, config, outcomes);
-    page.set("memory", std::move(saved));
     page.set("routing", std::move(routing));
     return page.html();
 }

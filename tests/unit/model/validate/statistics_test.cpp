@@ -13,15 +13,6 @@ namespace {
 
 constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
-TEST(Statistics, IncompleteBetaOfClosedForms) {
-    for (const double x : {0.0, 0.01, 0.3, 0.5, 0.9, 1.0}) {
-        EXPECT_NEAR(incomplete_beta(1, 1, x), x, 1e-14);
-        EXPECT_NEAR(incomplete_beta(3, 1, x), x * x * x, 1e-14);
-        EXPECT_NEAR(incomplete_beta(1, 4, x), 1 - std::pow(1 - x, 4), 1e-14);
-        EXPECT_NEAR(incomplete_beta(0.5, 0.5, x), 2 / M_PI * std::asin(std::sqrt(x)), 1e-13);
-    }
-}
-
 TEST(Statistics, StudentQuantilesOfTheTable) {
     const struct {
         double probability, freedom, value;

@@ -30,16 +30,11 @@ TEST(Validate, EmaIsTheCorrectedWeightedMean) {
 }
 
 TEST(Validate, ErrorsOfAScaledCurve) {
-    const Curve base{.name = "bf16", .loss = {5, 4, 3, 2}, .grad_norm = {1, 1, 2, 4}};
-    Curve arm{.name = "arm", .loss = base.loss, .grad_norm = base.grad_norm};
+    const Curve base{.loss = {5, 4, 3, 2}, .grad_norm = {1, 1, 2, 4}};
+    Curve arm{.loss = base.loss, .grad_norm = base.grad_norm};
     for (double& loss : arm.loss) loss *= 0.99;
     for (double& norm : arm.grad_norm) norm *= 1.5;
     const Comparison c = compare(arm, base, 0.5, 1);
-    EXPECT_EQ(c.name, "arm");
-    for (const auto& errors : {c.relative_error, c.raw_relative_error}) {
-        ASSERT_EQ(errors.size(), 4u);
-        for (double error : errors) EXPECT_NEAR(error, 0.01, 1e-14);
-    }
     EXPECT_NEAR(c.max, 0.01, 1e-14);
     EXPECT_NEAR(c.mean, 0.01, 1e-14);
     EXPECT_NEAR(c.raw_max, 0.01, 1e-14);
@@ -56,7 +51,6 @@ TEST(Validate, WarmUpIsLeftOutOfTheVerdictOnly) {
     EXPECT_NEAR(late.mean, 0.1 / 3, 1e-14);
     EXPECT_NEAR(late.grad_norm_ratio, 5.0 / 3, 1e-14);
     EXPECT_EQ(late.signed_last, 0);
-    EXPECT_DOUBLE_EQ(late.relative_error[0], 1.0);  // shown, not judged
     EXPECT_THROW(compare(arm, base, 0.0, 4), Error);
     EXPECT_THROW(compare({.loss = {1, 2}}, base, 0.0, 0), Error);
 }

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+// What `fp8flow validate` says of its runs, trained by this process or joined (--join).
+#include "model/commands/commands.h"
+#include "model/commands/next_steps.h"
+#include "model/report/page/run_pages.h"
+#include "model/report/run_report.h"
+#include "model/report/validate_report.h"
+#include "model/validate/run_file.h"
+
+#include <algorithm>
+
+namespace fp8flow {
+
+using namespace report;
+using namespace validate;
+
+namespace {
+
+// Without two runs of the same arm and seed.
+std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
+    std::vector<RunFile> files;
+    for (const std::string& folder : folders) {
+        const size_t before = files.size();
+        for (RunFile& file : read_run_files(folder))
+            if (file.is_done()) files.push_back(std::move(file));
+        require(files.size() > before, ExitCode::data, "--join {}: no run of validate that is done in {}/{}",
+                folder, folder, kRuns);
+    }
+    sort_run_files(files);
+    require(
+        files.front().content.at("number") == 0, ExitCode::usage,
+        "--join: no run of the baseline among them, which is the first arm: run it with --only, and join it");
+    const auto same = [](const RunFile& a, const RunFile& b) {
+        return a.content.at("arm") == b.content.at("arm") && a.content.at("seed") == b.content.at("seed");
+    };
+    const auto twice = std::ranges::adjacent_find(files, same);
+    require(twice == files.end(), ExitCode::usage,
+            "--join: {} and {} are the same arm and seed; leave one out",
+            twice == files.end() ? "" : twice->path, twice == files.end() ? "" : (twice + 1)->path);
+    check_agree(files);
+    return files;
+}
+
+}  // namespace
+
+int write_validation(const RunOptions& options, const Config& config, const Provenance& own,
+                     const std::vector<RunFile>& files, const OutputFolder& folder, RunLog& log) {
+    const Provenance provenance = with_machine(own, files.front().content);
+    const std::vector<Arm> arms = arms_of(files);
+    std::vector<Run> runs;
+    nlohmann::json routing = nlohmann::json::array();  // of the first seed
+    LineFile losses = folder.open_lines("loss.jsonl", LineFile::Start::truncate);
+    for (const RunFile& file : files) {
+        const Run& run = runs.emplace_back(run_of(file.content));
+        const nlohmann::json& group = file.content.at("routing");
+        if (run.seed == runs.front().seed && !group.is_null()) routing.push_back(group);
+        for (size_t i = 0; i < run.curve.loss.size(); ++i)
+            losses.write_json({{"arm", run.arm},
+                               {"seed", run.seed},
+                               {"iteration", i + 1},
+                               {"lm_loss", run.curve.loss[i]},
+                               {"grad_norm", run.curve.grad_norm[i]}});
+    }
+    const Outcomes outcomes = outcomes_of(runs, arms, config.validate);
+    nlohmann::json json = validate_json(outcomes, arms, config);
+    json["ranks"] = provenance.ranks;
+    add_provenance(json, provenance);
+    folder.write_atomic("validate.json", json.dump(2) + "\n");
+    const std::string name = run_name(options.config_path, options.hf_config);
+    folder.write_atomic(kPageFile, validate_page({name, config, provenance}, outcomes, routing));
+
+    log.line("");
+    log.result(table_heading(outcomes, config) + ":");
+    log.result(outcome_table(outcome_cells(outcomes, config)));
+    log.result(fmt::format("  {}\n  {}", noise_text(outcomes), control_text(outcomes)));
+    log.result(
+        fmt::format("  files  {}/: report.html, loss.jsonl, validate.json, config.yaml, validate.log, runs/",
+                    folder.path()));
+    const bool passes = outcomes.verdict == Verdict::pass,
+               ablates = !passes && options.ablation == Ablation::none;
+    const auto next = [&](const char* what, const char* command, std::vector<std::string> arguments) {
+        arguments.insert(arguments.begin(), config_of_run(options, config.output.out));
+        log.result(next_text(
+            {{what, command_line(command, with_options(std::move(arguments), options), provenance.ranks)}}));
+    };
+    if (ablates)
+        next("which optimisation it is", "validate", {"--ablate", "--out", config.output.out + "_ablation"});
+    else
+        next("where the time goes", "profile", {"--out", config.output.out + "_profile"});
+    log.result(fmt::format("verdict: {}", name_of(outcomes.verdict)));
+    return passes ? 0 : static_cast<int>(ExitCode::verdict_miss);
+}
+
+int run_join(const RunOptions& options, ProcessGroup& world) {
+    const std::vector<RunFile> files = joined_files(options.joined);
+    Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
+    RunFolder run_folder(run_folder_of(options, config), world);
+    config.output.out = run_folder.name();
+    RunLog log(world.rank(), options.terminal);
+    if (!run_folder.note().empty()) log.line(run_folder.note());
+    run_folder.keep();
+    int status = 0;
+    if (run_folder.is_first_rank()) {
+        const OutputFolder& folder = run_folder.folder();
+        const BackendChoice backend = choose_backend(BackendKind::reference, options.placement, world);
+        const Provenance provenance = make_provenance(options.command, backend, 1);
+        log.open(folder, "validate.log");
+        folder.write_atomic("config.yaml", run_config_yaml(config, provenance));
+        const OutputFolder runs = folder.subfolder(kRuns);
+        for (const RunFile& file : files)
+            runs.subfolder(job_name(file.content.at("arm"), file.content.at("seed")))
+                .write_atomic(kRunFile, file.content.dump() + "\n");
+        for (const std::string& missing : missing_jobs(files))
+            log.line("warning: " + missing + " is missing");
+        status = write_validation(options, config, provenance, files, folder, log);
+    }
+    world.broadcast(&status, sizeof status, 0);
+    return status;
+}
+
+}  // namespace fp8flow
