@@ -95,6 +95,11 @@ int run_join(const RunOptions& options, ProcessGroup& world);
 // profile.profile_recipes.
 int run_profile(const RunOptions& options, ProcessGroup& world);
 // Sizes, memory and time without running.
+// Two results of profile, printed; where `out` is not empty, also drawn: compare.html in it.
+int run_compare(const std::string& before, const std::string& after, const std::string& command,
+                const std::string& out);
+// What runs need of this machine, and what is missing. `out`: where they would write.
+int run_doctor(const std::string& out);
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)
 // One MoE layer forward and backward on given tensors.
