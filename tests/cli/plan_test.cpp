@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <map>
+#include <sstream>
 
 namespace fp8flow {
 namespace {
@@ -204,8 +205,8 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         {"profile_deepseek_v3_8gpu_hosts_across.json", "on hosts that parallel.hosts makes of one machine"}};
     EXPECT_EQ(json.at("hosts").at("runs"), 2);
     for (const auto& row : json.at("rows")) {
-        const auto found = apart.find(row.at("file"));
         EXPECT_TRUE(row.at("hosts") == "" || row.at("inside") == true) << row.at("file");
+        const auto found = apart.find(row.at("file"));
         EXPECT_EQ(row.at("apart"), found == apart.end() ? "" : found->second);
         EXPECT_EQ(row.at("other model"), row.at("apart") != "gave the calibration");
     }
@@ -254,16 +255,34 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     for (const char* what : {"layer", "step"}) {
         EXPECT_LE(error.at(fmt::format("worst {} error", what)), 0.15);
         EXPECT_LE(error.at(fmt::format("mean {} error", what)), 0.05);
-    }
         EXPECT_LE(error.at("other models").at(fmt::format("mean {} error", what)), 0.08);
-}
+    }
     EXPECT_GE(error.at("other models").at("runs"), 12);
+}
 
 TEST(Plan, RankCountThatDoesNotFit) {
     const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
     EXPECT_EQ(plan.status, 2);
     expect_contains(plan.err,
                     "parallel.expert_model_parallel_size: got 2, want a divisor of the world size 3");
+}
+
+TEST(Program, DoctorAnswersFirstAndFitsAScreen) {
+    TemporaryFolder folder;
+    const CommandResult doctor = fp8flow_alone({"doctor"}, folder.path());
+    EXPECT_EQ(doctor.err, "");
+    EXPECT_EQ(doctor.status, doctor.out.find("fix: ") == std::string::npos ? 0 : 1) << doctor.out;
+    for (const char* part : {"MPI", "processor", "disk", "shared memory", "GPU"})
+        expect_contains(doctor.out, part);
+    EXPECT_EQ(doctor.out.find("Runs use") == std::string::npos, doctor.status == 0);
+    std::istringstream lines(doctor.out);
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) EXPECT_LE(line.size(), 120u) << line;
+    EXPECT_LE(count, 40);
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "a check leaves nothing";
+    const CommandResult nowhere = fp8flow_alone({"doctor", "--out", "/proc/none"}, folder.path());
+    EXPECT_EQ(nowhere.status, 1) << nowhere.out;
+    expect_contains(nowhere.out, "fix: --out DIR");
 }
 
 TEST(Program, VersionAndHelp) {
