@@ -269,17 +269,7 @@ TEST(Config, FieldErrorsAreExact) {
         {"modle: {num_layers: 2}",
          "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, schedule, "
          "parallel, training, data, output, validate, profile, kernels, checkpoint; did you mean 'model'"},
-        {"num_layers: 2\nmodel: {}",
-         "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
-        {"num_layers: 2\nmoe-layer-recompute: true",
-         "t.yaml:2:1: moe_layer_recompute: got an unknown key, want one of --help-config; did you mean "
-         "'moe.moe_layer_freq'"},
-        {"num_layers: 2\nnum-layers: 3", "t.yaml:2:1: num_layers: got this argument twice, want it once"},
-        {"num_layers: 2\ntensor-model-parallel-size: 2",
-         "t.yaml:2:1: parallel.tensor_model_parallel_size: got 2, want 1 (only data and expert parallelism "
-         "are implemented)"},
-        {"num_layers: 2\nfp8: hybrid",
-         "t.yaml:2:1: fp8: got an unknown key, want one of --help-config; did you mean 'precision.recipe'"},
+        {"num_layers: 2\nmodel: {}", "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
         {"moe: {hidden_size: 256}",
          "t.yaml:1:7: moe.hidden_size: got a key of another section, want model.hidden_size"},
         {"model: {num_layers: 2, num_layers: 3}",
@@ -507,23 +497,6 @@ TEST(Config, OverrideErrorsAreExact) {
               "--set: model.num_layers: got nothing, want an integer in [1, 4096]");
     EXPECT_TRUE(error_of("model: {}", {"num_layers=*x"})
                     .starts_with("--set model.num_layers:1:1: got text that is no YAML"));
-}
-
-TEST(Config, MegatronsArgumentsNeedNoSections) {
-    const Config config = parse_config(
-        "num-layers: 3\nhidden_size: 256\nnum-moe-experts: 16\nmoe_router_topk: 4\nlayernorm-epsilon: 1e-5\n"
-        "expert-model-parallel-size: 2\ntensor-model-parallel-size: 1\nswiglu: true\n"
-        "group-query-attention: true\nhidden_dropout: 0.0\nbf16: true\n",
-        "args.yaml");
-    EXPECT_EQ(config.model.num_layers, 3);
-    EXPECT_EQ(config.moe.num_experts, 16);
-    EXPECT_EQ(config.moe.moe_router_topk, 4);
-    EXPECT_EQ(config.parallel.expert_model_parallel_size, 2);
-    EXPECT_DOUBLE_EQ(config.model.norm_epsilon, 1e-5);
-    EXPECT_EQ(config.precision.recipe, Recipe::bf16);
-    for (const char* text : {"bf16: true\nfp8_recipe: blockwise\nfp8: e4m3\nnum_layers: 2\n",
-                             "num_layers: 2\nfp8_recipe: blockwise\nbf16: true\n"})
-        EXPECT_EQ(parse_config(text, "args.yaml").precision.recipe, Recipe::fp8_blockwise);
 }
 
 TEST(Config, MissingFile) {
