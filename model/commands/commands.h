@@ -54,10 +54,11 @@ struct BenchOptions : CommonOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
-    std::string match;     // regular expression over "operation key=value ..."; empty: everything
-    std::string out;       // folder for report.html, bench.json, bench.txt; empty: only print
-    bool capture = false;  // instead of timing: one call of each row, for an attached profiler
-    int samples = 0;       // of a burst; 0: the protocol's
+    std::string match;      // regular expression over "operation key=value ..."; empty: everything
+    std::string out;        // folder for report.html, bench.json, bench.txt; empty: only print
+    bool capture = false;   // instead of timing: one call of each row, for an attached profiler
+    bool describe = false;  // instead of timing: names, shapes and layouts of the tensors
+    int samples = 0;        // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
 };
 
@@ -74,6 +75,7 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
     std::vector<int64_t> expert_parallel, micro_batches;
     double clock = 0;                 // Hz, under load; 0: the calibration's
+    double network = 0;               // bytes per second and GPU, between hosts; 0: the kind's
     bool markdown = false;            // the table alone
     std::optional<std::string> json;  // a file below output.out
     std::string picture;              // NAME of NAME.html; empty: none
@@ -117,6 +119,11 @@ int run_profile(const RunOptions& options, ProcessGroup& world);
 int run_evaluate(const EvaluateOptions& options, ProcessGroup& world);
 // Prints the tokens that a trained model puts after a prompt.
 int run_generate(const GenerateOptions& options, ProcessGroup& world);
+// Two results of profile, printed; where `out` is not empty, also drawn: compare.html in it.
+int run_compare(const std::string& before, const std::string& after, const std::string& command,
+                const std::string& out);
+// What runs need of this machine, and what is missing. `out`: where they would write.
+int run_doctor(const std::string& out);
 // Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)

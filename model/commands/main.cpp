@@ -16,7 +16,6 @@
 #include "model/job/mpi_session.h"
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
-#include "model/profile/compare.h"
 #include "model/safetensors/header.h"
 
 #include <fcntl.h>
@@ -230,6 +229,8 @@ struct CommandLine {
         "bench", "time single operations and compare them with the ceilings of the machine");
     CLI::App* families = app.add_subcommand(
         "families", "list the families of models: whole, by their MoE layers alone, or refused, and why");
+    CLI::App* doctor = app.add_subcommand(
+        "doctor", "check what runs need of this machine, and print what installs what is missing");
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
@@ -239,7 +240,7 @@ struct CommandLine {
     std::string backend = "auto", out, json, resume, weights, export_format, record_routing;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
-    double start_deadline = kStartDeadline, mhz = 0;
+    double start_deadline = kStartDeadline, mhz = 0, network = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
     bool families_markdown = false;
@@ -269,6 +270,7 @@ struct CommandLine {
                 "config.json of a Hugging Face model: fills model and moe; the configuration and "
                 "--set come after it (families: docs/usage/data_and_weights.md)");
         }
+        doctor->add_option("--out", out, "folder that runs will write to (default: runs)");
         for (CLI::App* command : {train, validate, profile, plan, replay})
             command
                 ->add_option("--plugin", options.plugins,
@@ -330,7 +332,8 @@ struct CommandLine {
             ->excludes("--state-dtypes");
         profile
             ->add_option("--compare", compared,
-                         "OLD NEW: print two profile.json side by side, stage by stage, and run nothing")
+                         "OLD NEW: print two results (profile.json or run folders) side by side, the "
+                         "largest difference first, and run nothing; with --out the picture compare.html")
             ->expected(2);
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
             ->delimiter(',')
@@ -404,6 +407,8 @@ struct CommandLine {
             ->transform(typed(*find_leaf("micro_batch_size")));
         plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
             ->transform(number_in({.min = 100, .max = 10000}));
+        plan->add_option("--network", network, "GB/s of each GPU between hosts (default: the kind's)")
+            ->transform(number_in({.min = 0.01, .max = 10000}));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
@@ -429,6 +434,12 @@ struct CommandLine {
                 "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
                 "(ncu --profile-from-start off)")
             ->excludes("--out");
+        bench
+            ->add_flag(
+                "--describe", bench_options.describe,
+                "do not time: names, dtypes, shapes and layouts of the tensors, as a --plugin gets them")
+            ->excludes("--out")
+            ->excludes("--capture");
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option(
             "--plugin", options.plugin,
@@ -509,6 +520,7 @@ struct CommandLine {
         static_cast<RunOptions&>(evaluate_options) = options;
         static_cast<RunOptions&>(generate_options) = options;
         plan_options.clock = mhz * 1e6;
+        plan_options.network = network * 1e9;
         if (!json.empty()) plan_options.json = json;
     }
 };
@@ -531,10 +543,8 @@ int run(const CommandLine& line) {
     if (*line.train)
         return on_ranks(line.options, line.options.dump_samples > 0 ? run_dump_samples : run_train);
     if (*line.validate) return on_ranks(line.options, line.options.joined.empty() ? run_validate : run_join);
-    if (*line.profile && !line.compared.empty()) {
-        fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
-        return 0;
-    }
+    if (*line.profile && !line.compared.empty())
+        return run_compare(line.compared[0], line.compared[1], line.options.command, line.out);
     if (*line.profile) return on_ranks(line.options, run_profile);
     if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate);
     if (*line.generate) return on_ranks(line.generate_options, run_generate);
@@ -545,6 +555,7 @@ int run(const CommandLine& line) {
     }
     if (*line.bench) return on_ranks(line.bench_options, run_bench);
     if (*line.plan) return run_plan(line.plan_options);
+    if (*line.doctor) return run_doctor(line.out.empty() ? "runs" : line.out);
     fmt::print("{}", line.app.help());
     return static_cast<int>(ExitCode::usage);
 }

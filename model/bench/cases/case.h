@@ -33,6 +33,7 @@ struct Call {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
         std::vector<NamedTensor> tensors = {};  // of both, if the results can be compared
+        std::vector<std::string> numbers = {};
     } baseline = {};
 };
 
@@ -78,7 +79,8 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
               {cost(args)}};
     if (machine.plugin != nullptr)
         if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
-            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
+            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors),
+                             std::move(theirs.numbers)};
     return call;
 }
 
