@@ -173,7 +173,8 @@ template <class Options> int on_ranks(const Options& options, int (*command)(con
         if constexpr (kTrains || std::is_same_v<Options, EvaluateOptions> ||
                       std::is_same_v<Options, GenerateOptions>)
             if (options.joined.empty()) {
-                const std::optional<int64_t> ranks = kTrains ? std::optional<int64_t>(mpi.size()) : std::nullopt;
+                const std::optional<int64_t> ranks =
+                    kTrains ? std::optional<int64_t>(mpi.size()) : std::nullopt;
                 deadline = load_config(options.config_path, options.overrides, ranks, options.hf_config)
                                .parallel.peer_deadline_seconds;
             }
