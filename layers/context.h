@@ -33,10 +33,11 @@ public:
     virtual void router_gradient(Context& ctx, const TensorView& dprobs) = 0;  // [T, K]
 };
 
-// All of a Context but the arenas, of which a side stream has its own.
-struct ContextFacts {
+struct Context {
     Ops& ops;
     Exchange& exchange;
+    Arena& saved;
+    Arena& scratch;
     RowArena& rows;
     StageTimer& timer;
 
@@ -82,11 +83,6 @@ struct ContextFacts {
     WireStream* wire = nullptr;     // null: exchange calls run between the other operations
     Turn* turn = nullptr;           // null: micro-batches are not interleaved
     Launch launch = {};
-};
-
-struct Context : ContextFacts {
-    Arena& saved;
-    Arena& scratch;
 
     // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
     // MoE layer, the head, ...).
@@ -95,6 +91,8 @@ struct Context : ContextFacts {
         return {timer, StageLevel::stage, name, of};
     }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch}; }
+    // The same micro-batch on other memory.
+    Context with(Arena& other_saved, Arena& other_scratch) const;
     // Whether expert weight gradients of this micro-batch wait for the next one's.
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };

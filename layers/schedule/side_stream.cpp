@@ -4,6 +4,40 @@
 
 namespace fp8flow {
 
+Context Context::with(Arena& other_saved, Arena& other_scratch) const {
+    return {.ops = ops,
+            .exchange = exchange,
+            .saved = other_saved,
+            .scratch = other_scratch,
+            .rows = rows,
+            .timer = timer,
+            .activation = activation,
+            .tokens = tokens,
+            .tokens_per_rank = tokens_per_rank,
+            .seq_length = seq_length,
+            .layer_row_capacity = layer_row_capacity,
+            .known_rows = known_rows,
+            .all_tokens = all_tokens,
+            .num_micro_batches = num_micro_batches,
+            .micro_batch = micro_batch,
+            .data_parallel_size = data_parallel_size,
+            .global_tokens = global_tokens,
+            .grad_mode = grad_mode,
+            .reduces_gradients = reduces_gradients,
+            .sums_squares = sums_squares,
+            .delayed = delayed,
+            .recomputing = recomputing,
+            .rounding = rounding,
+            .step_status = step_status,
+            .tensor_stats = tensor_stats,
+            .layer = layer,
+            .gemms = gemms,
+            .side = side,
+            .wire = wire,
+            .turn = turn,
+            .launch = launch};
+}
+
 SideStream::SideStream(Device& device, const ScheduleSpec& schedule)
     : device_(device),
       schedule_(schedule),
@@ -24,7 +58,7 @@ Context SideStream::begin(const Context& main, Kept kept) {
     device_.follow(stream_, main_);
     busy_ = true;
     marked_ = false;
-    Context own{main, kept == Kept::dropped ? dropped_ : main.saved, scratch_};
+    Context own = main.with(kept == Kept::dropped ? dropped_ : main.saved, scratch_);
     own.launch = {.stream = stream_, .role = StreamRole::side, .shared_device = schedule_.gemm_tile_queue};
     own.side = nullptr;
     own.wire = nullptr;
