@@ -21,7 +21,7 @@ fixtures: writes tests/data/families, which tests/cli/families_test.cpp compares
   scripts/compare_torch.py training --steps 20 --families mixtral
   scripts/compare_torch.py predictions --steps 40
 Exit status: 0 if every error is below its bound (training: --bound times that of PyTorch's BF16; predictions: a loss
-within 7e-4 nats and the same tokens), 1 if not, 77 without a package.
+within 7e-4 nats, and the same tokens up to a tie), 1 if not, 77 without a package.
 """
 
 import array
@@ -518,6 +518,7 @@ def training(options):
 
 
 # ---- predictions
+TIE = 0.05  # logits that BF16 does not distinguish: it rounds logits of 4 to 8 to multiples of 1/32
 def evaluated(options, folder, exported, stream):
     """Loss and accuracy of the second half of a stream of tokens, cut into windows."""
     half = len(stream) // 2
@@ -558,12 +559,16 @@ def predictions(options):
             tokens = load(exported, dtype=torch.bfloat16).generate(
                 windows[:1, :32], max_new_tokens=64, do_sample=False, eos_token_id=None, pad_token_id=0)[0, 32:].tolist()
             ours = generated(options, folder, exported, held_out[:32], 64)
-        same = next((i for i, (a, b) in enumerate(zip(tokens, ours)) if a != b), len(tokens))
+            same = next((i for i, (a, b) in enumerate(zip(tokens, ours)) if a != b), len(tokens))
+            gap = 0.0  # of the logits of the first two tokens that differ
+            if same < len(tokens):
+                after = load(exported, dtype=torch.float32)(torch.tensor([held_out[:32] + ours[:same]])).logits[0, -1]
+                gap = abs(after[tokens[same]] - after[ours[same]]).item()
         rows.append({"family": family, "loss": loss, "loss, transformers": want, "accuracy": accuracy,
-                     "accuracy, transformers": right, "greedy tokens alike": same})
+                     "accuracy, transformers": right, "greedy tokens alike": same, "gap of the next": gap})
         print(f"{family}: loss {loss:.5f}, transformers {want:.5f}; accuracy {accuracy:.4f}, {right:.4f}; the first {same} "
-              f"of {len(tokens)} greedy tokens alike")
-        holds = holds and abs(loss - want) <= 7e-4 and abs(accuracy - right) <= 5e-3 and ours == tokens
+              f"of {len(tokens)} greedy tokens alike" + (f", the next two {gap:.1e} apart" if same < len(tokens) else ""))
+        holds = holds and abs(loss - want) <= 7e-4 and abs(accuracy - right) <= 5e-3 and gap <= TIE
     return {"steps": options.steps, "recipe": options.recipe, "models": rows}, holds
 
 
