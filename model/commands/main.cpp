@@ -10,6 +10,7 @@
 #include "model/commands/option_types.h"
 #include "model/config/config.h"
 #include "model/config/fields.h"
+#include "model/config/hf_families.h"
 #include "model/job/host_cores.h"
 #include "model/job/launcher.h"
 #include "model/job/mpi_session.h"
@@ -239,6 +240,8 @@ struct CommandLine {
         "generate", "continue a prompt with a trained model; a token takes a pass over the whole text");
     CLI::App* bench = app.add_subcommand(
         "bench", "time single operations and compare them with the ceilings of the machine");
+    CLI::App* families = app.add_subcommand(
+        "families", "list the families of models: whole, by their MoE layers alone, or refused, and why");
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
@@ -251,6 +254,7 @@ struct CommandLine {
     double start_deadline = kStartDeadline, mhz = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
+    bool families_markdown = false;
     bool overwrite = false, take_over = false, force = false, quiet = false, verbose = false;
     std::vector<std::string> compared;
 
@@ -259,6 +263,7 @@ struct CommandLine {
         app.set_version_flag("--version", "fp8flow " FP8FLOW_VERSION);
         app.add_flag("--help-config", help_config,
                      "print every configuration key with type, range, default and meaning");
+        families->add_flag("--markdown", families_markdown, "as the table of docs/usage/data_and_weights.md");
         app.footer(
             "Exit status: 0 done, 1 validate's verdict is not pass, 2 command line or configuration, "
             "10 data, 11 checkpoint, 12 memory, 13 a step diverged,\n14 another rank was lost, "
@@ -529,6 +534,10 @@ OnStopSignal on_stop_signal(const CommandLine& line) {
 int run(const CommandLine& line) {
     if (line.help_config) {
         fmt::print("{}", fp8flow::help_config());
+        return 0;
+    }
+    if (*line.families) {
+        fmt::print("{}", families_page(line.families_markdown));
         return 0;
     }
     if (*line.train)

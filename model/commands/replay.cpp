@@ -176,9 +176,10 @@ private:
         if (!layer_->exchange_note().empty()) log_.line(layer_->exchange_note());
         const std::string path = replay_.weights.empty() ? replay_.input : replay_.weights;
         const TensorSet weights(path);
-        names_ = find_names(weights, replay_.layer);
+        names_ = find_names(weights, replay_.layer, config_.family);
+        names_.folds.mlp_output = config_.folds.mlp_output;
         const LoadedWeights loaded =
-            load_weights(weights, names_, layer_->targets(), {config_.model, config_.moe}, names_.ffn(0),
+            load_weights(weights, names_, layer_->targets(), {config_.model, config_.moe}, names_.scopes(),
                          layer_->parameters(), layer_->device(), {kHidden, kGradient});
         log_.line(fmt::format("weights: {} ({} tensors, {} of them FP8)", path, loaded.tensors,
                               loaded.dequantised));
@@ -246,8 +247,8 @@ private:
     void write_gradients() {
         if (world_.rank() >= config_.parallel.expert_model_parallel_size) return;
         ExportChoice choice{.names = names_, .format = ExportFormat::f32};
-        if (world_.size() > 1 && names_.experts == ExpertNames::fused)
-            choice.names.experts = ExpertNames::projections;
+        if (world_.size() > 1 && names_.joins_experts())
+            choice.names.storage.experts = ExpertNames::projections;
         export_weights(folder_.subfolder("gradients"), layer_->gradients(), {config_.model, config_.moe},
                        choice, layer_->expert_parallel_group(), layer_->device());
     }

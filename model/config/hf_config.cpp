@@ -4,6 +4,7 @@
 #include "model/config/hf_config.h"
 
 #include "kernels/core/scaled_tensor.h"
+#include "model/config/fields.h"
 #include "model/config/hf_families.h"
 #include "model/safetensors/json.h"
 #include "model/safetensors/tensor_set.h"
@@ -11,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -19,8 +21,32 @@ namespace fp8flow {
 namespace {
 
 namespace fs = std::filesystem;
+using Json = nlohmann::json;
 constexpr int64_t kMaxConfigBytes = 1 << 20;
 constexpr int64_t kMostLayers = 4096, kWidest = 1 << 20;
+
+// What families call the same thing; the first name is the one that is read.
+constexpr std::pair<std::string_view, const char*> kSynonyms[] = {
+    {"num_hidden_layers", "n_layers"},
+    {"hidden_size", "d_model"},
+    {"max_position_embeddings", "model_max_length"},
+    {"max_position_embeddings", "max_seq_len"},
+    {"num_experts_per_tok", "num_experts_per_token"},
+    {"num_experts_per_tok", "moe_topk"},
+    {"num_experts_per_tok", "ffn_config.moe_top_k"},
+    {"n_routed_experts", "num_experts"},
+    {"n_shared_experts", "num_shared_experts"},
+    {"n_shared_experts", "num_shared_expert"},
+    {"norm_topk_prob", "moe_renormalize"},
+    {"routed_scaling_factor", "route_scale"},
+    {"routed_scaling_factor", "router_scaling_factor"},
+    {"routed_scaling_factor", "moe_routed_scaling_factor"},
+    {"n_group", "num_expert_group"},
+    {"first_k_dense_replace", "num_dense_layers"},
+    {"scoring_func", "expert_selection_fn"},
+    {"scoring_func", "score_func"},
+    {"attention_bias", "use_qkv_bias"},
+};
 
 class HfReader {
 public:
@@ -29,7 +55,9 @@ public:
 
     ImportedModel read() {
         model_.name = fmt::format("{}: model_type {}", file_, family_.type);
+        model_.family = family_.type;
         common();
+        only();
         no_noise();
         quantization();
         attention();
@@ -42,10 +70,31 @@ public:
     }
 
 private:
-    using Json = nlohmann::json;
-
-    // ---- one key
-    bool present(const char* name) const { return json_.contains(name) && !json_[name].is_null(); }
+    // ---- one key: under its own name, that of another family, or as a.b inside of an object; a list with
+    // one value for all layers is that value
+    const Json& find(std::string_view name) const {
+        const Json* value = at(name);
+        for (const auto& [ours, other] : kSynonyms)
+            if (value == nullptr && ours == name) value = at(other);
+        static const Json kAbsent = Json::value_t::discarded;
+        if (value == nullptr) return kAbsent;
+        const bool same =
+            value->is_array() && !value->empty() && value->front().is_number() &&
+            std::all_of(value->begin(), value->end(), [&](const Json& v) { return v == value->front(); });
+        return same ? value->front() : *value;
+    }
+    const Json* at(std::string_view path) const {
+        const Json* value = &json_;
+        while (!path.empty()) {
+            const std::string key(path.substr(0, path.find('.')));
+            if (!value->is_object() || !value->contains(key)) return nullptr;
+            value = &(*value)[key];
+            path.remove_prefix(std::min(path.size(), key.size() + 1));
+        }
+        return value;
+    }
+    bool contains(std::string_view name) const { return !find(name).is_discarded(); }
+    bool present(std::string_view name) const { return contains(name) && !find(name).is_null(); }
     static std::string shown(const Json& value) {
         return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
     }
@@ -69,38 +118,44 @@ private:
     }
     int64_t integer(const char* name, int64_t otherwise) {
         if (!present(name)) return otherwise;
-        const auto value = whole_number(json_[name]);
-        if (!value) problem(name, fmt::format("got {}, want an integer", shown(json_[name])));
+        const auto value = whole_number(find(name));
+        if (!value) problem(name, fmt::format("got {}, want an integer", shown(find(name))));
         return value.value_or(otherwise);
     }
     // Of a key that may be left out; null is none.
     int64_t absent_or_null(const char* name, int64_t absent, int64_t null) {
-        return integer(name, json_.contains(name) ? null : absent);
+        return integer(name, contains(name) ? null : absent);
     }
     bool boolean(const char* name, bool otherwise) {
         if (!present(name)) return otherwise;
-        if (json_[name].is_boolean()) return json_[name].get<bool>();
-        problem(name, fmt::format("got {}, want true or false", shown(json_[name])));
+        if (find(name).is_boolean()) return find(name).get<bool>();
+        problem(name, fmt::format("got {}, want true or false", shown(find(name))));
         return otherwise;
     }
     std::string text(const char* name, const char* otherwise) const {
         if (!present(name)) return otherwise;
-        return json_[name].is_string() ? json_[name].get<std::string>() : shown(json_[name]);
+        return find(name).is_string() ? find(name).get<std::string>() : shown(find(name));
     }
     // `absent`: the value where it is left out; 0: it must be there.
     void copy(const char* name, const char* key, int64_t absent = 0) {
-        if (absent > 0 && !json_.contains(name)) return set(key, absent, name);
+        if (absent > 0 && !contains(name)) return set(key, absent, name);
         if (!present(name)) return problem(name, "is missing");
-        if (whole_number(json_[name]))
-            set(key, *whole_number(json_[name]), name);
+        if (whole_number(find(name)))
+            set(key, *whole_number(find(name)), name);
         else
             integer(name, 0);
     }
+    double real(const char* name, double otherwise) {
+        if (!present(name)) return otherwise;
+        if (find(name).is_number()) return find(name).get<double>();
+        problem(name, fmt::format("got {}, want a number", shown(find(name))));
+        return otherwise;
+    }
     void number(const char* name, const char* key) {
         if (!present(name)) return problem(name, "is missing");
-        if (!json_[name].is_number())
-            return problem(name, fmt::format("got {}, want a number", shown(json_[name])));
-        set(key, fmt::format("{}", json_[name].get<double>()), name);
+        if (!find(name).is_number())
+            return problem(name, fmt::format("got {}, want a number", shown(find(name))));
+        set(key, fmt::format("{}", find(name).get<double>()), name);
     }
 
     // ---- what all families have
@@ -110,12 +165,18 @@ private:
         copy("vocab_size", "model.vocab_size");
         if (present("max_position_embeddings"))
             copy("max_position_embeddings", "model.max_position_embeddings");
-        number("rms_norm_eps", "model.norm_epsilon");
+        if (family_.epsilon != nullptr) number(family_.epsilon, "model.norm_epsilon");
         if (present("initializer_range")) number("initializer_range", "model.init_method_std");
         set("model.untie_embeddings_and_output_weights", !boolean("tie_word_embeddings", false),
             "tie_word_embeddings");
         want("hidden_act", text("hidden_act", "silu"), "silu",
              "SwiGLU with another activation is not implemented");
+    }
+
+    void only() {
+        for (const HfOnly& one : family_.only)
+            if (one.key != nullptr && contains(one.key) && find(one.key) != Json::parse(one.value))
+                want(one.key, shown(find(one.key)), one.value, one.reason);
     }
 
     // Every key of dropout or of noise in the router, whatever its family calls it.
@@ -152,7 +213,8 @@ private:
             if (boolean("attention_bias", false)) model_.foreign += " and has biases";
             return;
         }
-        set("model.qk_layernorm", family_.query_key_norm, "model_type");
+        set("model.qk_layernorm",
+            family_.query_key_norm && (!family_.reads_qk_norm || boolean("use_qk_norm", true)), "model_type");
         copy("num_attention_heads", "model.num_attention_heads");
         copy("num_key_value_heads", "model.num_query_groups");
         const int64_t heads = integer("num_attention_heads", 0);
@@ -161,11 +223,26 @@ private:
         else if (heads > 0)
             set("model.kv_channels", integer("hidden_size", 0) / heads, "num_attention_heads");
         rope();
+        windows();
+        if (family_.reads_attention_bias)
+            want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
+                 "linear layers have no bias here");
+        if (family_.granite) granite();
+    }
+
+    void windows() {
+        if (contains("layer_types") && find("layer_types").is_array()) {
+            for (const Json& type : find("layer_types"))
+                if (type != "full_attention")
+                    return problem("layer_types",
+                                   fmt::format("got {}, want full_attention: attention is over "
+                                               "the whole sequence here",
+                                               shown(type)));
+            return;
+        }
         if (!family_.query_key_norm) return no_window(nullptr);
-        // keys that Mixtral's class does not have
+        // a key that Mixtral's class does not have
         if (boolean("use_sliding_window", false)) no_window(4096);
-        want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
-             "linear layers have no bias here");
     }
 
     // `absent`: the value that the class gives the key where it is left out.
@@ -177,22 +254,85 @@ private:
                 fmt::format("got {}, want null: attention is over the whole sequence here", shown(window)));
     }
 
-    // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters.
+    // Multipliers of embeddings, residuals, scores and logits become factors of weights.
+    void granite() {
+        const double embedding = real("embedding_multiplier", 1.0), logits = real("logits_scaling", 1.0),
+                     heads = static_cast<double>(std::max<int64_t>(1, integer("num_attention_heads", 1)));
+        const double depth = present("head_dim") ? static_cast<double>(integer("head_dim", 1))
+                                                 : static_cast<double>(integer("hidden_size", 0)) / heads;
+        const bool tied = boolean("tie_word_embeddings", false);
+        model_.folds.embedding = embedding;
+        model_.folds.final_norm = 1 / (tied ? embedding * logits : logits);
+        model_.folds.query = real("attention_multiplier", 1.0) * std::sqrt(depth);
+        model_.folds.residual = real("residual_multiplier", 1.0);
+        for (const double factor : {embedding, logits})
+            if (!(factor > 0)) problem("logits_scaling", "want multipliers above 0");
+    }
+
+    // rope_theta is a key of its own, or since Transformers 5 one of rope_parameters; rope_scaling comes
+    // first.
     void rope() {
-        const char* const group = present("rope_parameters") ? "rope_parameters" : "rope_scaling";
-        const Json scaling = present(group) ? json_[group] : Json::object();
+        const char* const group = present("rope_scaling") ? "rope_scaling" : "rope_parameters";
+        const Json scaling = present(group) ? find(group) : Json::object();
         if (!scaling.is_object())
             return problem(group, fmt::format("got {}, want an object", shown(scaling)));
-        for (const char* key : {"rope_type", "type"})
-            if (scaling.contains(key) && scaling[key] != "default")
-                problem(group,
-                        fmt::format("got {} {}, want default: no other rotary embedding is implemented", key,
-                                    shown(scaling[key])));
-        const Json& theta =
-            scaling.contains("rope_theta") ? scaling["rope_theta"] : json_.value("rope_theta", Json());
+        const auto inner = [&](const char* name) {  // of the group, of the other one, or beside them
+            for (const Json* place : {&scaling, at("rope_parameters"), &json_})
+                if (place != nullptr && place->is_object() && place->contains(name) &&
+                    !(*place)[name].is_null())
+                    return (*place)[name];
+            return Json();
+        };
+        const Json theta = inner("rope_theta"), partial = inner("partial_rotary_factor");
         if (theta.is_number())
-            return set("model.rotary_base", fmt::format("{}", theta.get<double>()), "rope_theta");
-        problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
+            set("model.rotary_base", fmt::format("{}", theta.get<double>()), "rope_theta");
+        else
+            problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
+        if (partial.is_number())
+            set("model.rotary_percent", fmt::format("{}", partial.get<double>()), "partial_rotary_factor");
+        const Json type =
+            scaling.contains("rope_type") ? scaling["rope_type"] : scaling.value("type", Json("default"));
+        if (type != "default") scaled_rope(group, scaling, type);
+    }
+
+    void scaled_rope(const char* group, const Json& scaling, const Json& type) {
+        const auto given = [&](const char* name) {
+            return scaling.contains(name) && scaling[name].is_number();
+        };
+        const auto take = [&](const char* name, const char* key) {
+            if (given(name)) set(key, fmt::format("{}", scaling[name].get<double>()), group);
+        };
+        if (type == "dynamic" && !given("alpha"))
+            return note("model.rope_type", fmt::format("{}: frequencies are those of sequences up to "
+                                                       "max_position_embeddings, longer ones are not scaled",
+                                                       group));
+        const std::string name = type == "dynamic" ? "ntk" : type.is_string() ? type.get<std::string>() : "";
+        if (name != "linear" && name != "ntk" && name != "yarn" && name != "llama3")
+            return problem(group,
+                           fmt::format("got rope_type {}, want default, linear, dynamic, yarn or llama3: "
+                                       "no other rotary embedding is implemented",
+                                       shown(type)));
+        const char* const factor = name == "ntk" ? "alpha" : "factor";
+        if (!given(factor)) return problem(group, fmt::format("has no number {}", factor));
+        set("model.rope_type", name, group);
+        take(factor, "model.rotary_scaling_factor");
+        if (name == "linear" || name == "ntk") return;
+        const Json length = scaling.value("original_max_position_embeddings", Json());
+        const int64_t original = whole_number(length).value_or(integer("max_position_embeddings", 4096));
+        set("model.original_max_position_embeddings", original, group);
+        for (const char* key : {"beta_fast", "beta_slow", "low_freq_factor", "high_freq_factor"})
+            take(key, (std::string("model.") + key).c_str());
+        if (scaling.value("truncate", Json(true)) != true)
+            problem(group, "got truncate false, want true: bounds of the ramp are whole numbers here");
+        const double log = std::log(scaling[factor].get<double>());
+        if (given("attention_factor") && log > 0) {  // m(mscale) with mscale_all_dim 0
+            const double mscale = (scaling["attention_factor"].get<double>() - 1) / (0.1 * log);
+            set("model.mscale", fmt::format("{}", mscale), group);
+        } else if (given("mscale") && given("mscale_all_dim") && scaling["mscale"] != 0 &&
+                   scaling["mscale_all_dim"] != 0) {
+            take("mscale", "model.mscale");
+            take("mscale_all_dim", "model.mscale_all_dim");
+        }
     }
 
     void experts() {
@@ -200,22 +340,32 @@ private:
              family_.num_experts);
         copy("num_experts_per_tok", "moe.moe_router_topk", family_.topk);
         copy(family_.expert_width, "moe.moe_ffn_hidden_size");
-        want("shared_intermediate_size", std::to_string(integer("shared_intermediate_size", 0)), "0",
-             "a shared expert of this kind is not implemented");
+        const char* const width_key =
+            family_.shared_width != nullptr ? family_.shared_width : family_.expert_width;
+        if (family_.shared_width == nullptr)
+            want("shared_intermediate_size", std::to_string(integer("shared_intermediate_size", 0)), "0",
+                 "a shared expert of this kind is not implemented");
         if (family_.shared == HfFamily::kNone) return;
         const int64_t shared = absent_or_null("n_shared_experts", family_.shared, 0),
-                      width = integer(family_.expert_width, 0);
+                      width = integer(width_key, family_.shared_width_default);
         if (shared < 0 || shared > 64)
             problem("n_shared_experts", fmt::format("got {}, want 0 to 64", shared));
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", shared * width, "n_shared_experts");
+        const std::string sum = text("shared_expert_combination_strategy", "sum");
+        if (sum == "average" && shared > 0)
+            model_.folds.mlp_output = 0.5;
+        else if (sum != "average")
+            want("shared_expert_combination_strategy", sum, "sum", "shared experts are added here");
     }
 
     void router() {
-        const bool sigmoid = family_.scores == ScoreFunction::sigmoid;
+        const std::string named =
+            text("scoring_func", family_.scores == ScoreFunction::sigmoid ? "sigmoid" : "softmax");
+        const bool sigmoid =
+            family_.any_scores ? named == "sigmoid" : family_.scores == ScoreFunction::sigmoid;
         const char* const scores = sigmoid ? "sigmoid" : "softmax";
-        want("scoring_func", text("scoring_func", scores), scores,
-             "this family routes by the scores of another function");
+        want("scoring_func", named, scores, "this family routes by the scores of another function");
         if (family_.choice != nullptr)
             want("topk_method", text("topk_method", family_.choice), family_.choice, family_.choice_reason);
         const bool normalised =
@@ -223,26 +373,30 @@ private:
         if (family_.norm_reason != nullptr)
             want("norm_topk_prob", normalised ? "true" : "false", "false", family_.norm_reason);
         set("moe.moe_router_score_function", std::string(scores), "model_type");
-        set("moe.moe_router_pre_softmax", !sigmoid && !normalised, "norm_topk_prob");
+        // Cohere's softmax is always over the chosen ones
+        set("moe.moe_router_pre_softmax", !sigmoid && !normalised && !family_.any_scores, "norm_topk_prob");
         if (sigmoid) {
             set("moe.moe_router_norm_topk_prob", normalised, "norm_topk_prob");
-            set("moe.moe_router_enable_expert_bias", family_.bias == nullptr || boolean(family_.bias, true),
+            set("moe.moe_router_enable_expert_bias",
+                family_.has_bias && (family_.bias == nullptr || boolean(family_.bias, true)),
                 family_.bias == nullptr ? "topk_method" : family_.bias);
         }
         constexpr const char* kScaling = "routed_scaling_factor";
-        if (family_.scaling != HfFamily::kNone && json_.contains(kScaling))
+        if (family_.scaling != HfFamily::kNone && contains(kScaling))
             number(kScaling, "moe.moe_router_topk_scaling_factor");
         else if (family_.scaling != HfFamily::kNone)
             set("moe.moe_router_topk_scaling_factor", fmt::format("{}", family_.scaling), kScaling);
-        if (family_.groups != HfFamily::kNone) groups();
+        if (family_.groups != HfFamily::kNone) groups(sigmoid);
     }
 
     // A group is scored by the sum of its two best experts there, of its K / topk_group best here.
-    void groups() {
+    void groups(bool sigmoid) {
         const int64_t groups = absent_or_null("n_group", family_.groups, 1),
                       chosen = absent_or_null("topk_group", family_.chosen_groups, 1),
                       topk = absent_or_null("num_experts_per_tok", family_.topk, 0);
         const bool grouped = groups > 1;
+        if (grouped && !sigmoid)
+            problem("n_group", fmt::format("got {}, want 1: groups are scored by their logits here", groups));
         if (grouped && chosen * 2 != topk)
             problem("topk_group",
                     fmt::format("got {} with num_experts_per_tok = {}, want half of it: a group is scored by "
@@ -252,15 +406,29 @@ private:
         set("moe.moe_router_group_topk", std::to_string(grouped ? chosen : 0), "topk_group");
     }
 
+    // ---- which layers are MoE
     void layers() {
-        if (family_.dense != HfFamily::kNone) dense_layers();
-        if (family_.sparse_step) sparse_layers();
+        for (const char* list : {"mlp_layer_types", "moe_layer_freq"})
+            if (family_.dense != HfFamily::kNone && json_.contains(list) && json_[list].is_array())
+                return listed_layers(list);
+        if (family_.sparse_step)
+            sparse_layers();
+        else if (family_.period)
+            periodic_layers();
+        else if (family_.dense != HfFamily::kNone)
+            dense_layers();
     }
 
-    // The first layers are dense, their width is rounded up where it is no multiple of a block.
+    void listed_layers(const char* list) {
+        std::vector<int> moe;
+        for (const Json& type : json_[list]) moe.push_back(type == "dense" || type == 0 ? 0 : 1);
+        set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), list);
+        dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
+    }
+
     void dense_layers() {
         const int64_t dense = absent_or_null("first_k_dense_replace", family_.dense, 0),
-                      layers = integer("num_hidden_layers", 0), width = integer("intermediate_size", 0);
+                      layers = integer("num_hidden_layers", 0);
         want("moe_layer_freq", std::to_string(integer("moe_layer_freq", 1)), "1",
              "every layer after the dense ones is MoE");
         if (dense < 0 || dense > layers)
@@ -269,14 +437,31 @@ private:
         set("model.moe_layer_freq",
             dense == 0 ? "1" : fmt::format("\"([0]*{}+[1]*{})\"", dense, layers - dense),
             "first_k_dense_replace");
+        dense_width(dense > 0);
+    }
+
+    // Rounded up where it is no multiple of a block.
+    void dense_width(bool any) {
+        if (!any && !present("intermediate_size")) return;
+        const int64_t width = integer("intermediate_size", 0);
         if (width <= 0 || width > kWidest || width % kBlock == 0)
             return copy("intermediate_size", "model.ffn_hidden_size");
         const int64_t wider = round_up(width, kBlock);
         set("model.ffn_hidden_size", wider, "intermediate_size");
-        if (dense > 0)
+        if (any)
             note("model.ffn_hidden_size",
                  fmt::format("intermediate_size {} of dense layers is taken as {}, the next multiple of {}",
                              width, wider, kBlock));
+    }
+
+    void periodic_layers() {
+        const int64_t period = integer("expert_layer_period", 2), offset = integer("expert_layer_offset", 1),
+                      layers = integer("num_hidden_layers", 0);
+        if (period < 1 || offset < 0) return problem("expert_layer_period", "want at least 1, and an offset");
+        std::vector<int> moe;
+        for (int64_t i = 0; i < layers && i < kMostLayers; ++i) moe.push_back(i % period == offset ? 1 : 0);
+        set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "expert_layer_period");
+        dense_width(true);
     }
 
     void sparse_layers() {
@@ -286,6 +471,9 @@ private:
         std::vector<int> moe;
         for (int64_t i = 0; step >= 1 && i < layers && i < kMostLayers; ++i)
             moe.push_back((i + 1) % step == 0 ? 1 : 0);
+        if (!contains("mlp_only_layers"))  // the class's first ones
+            std::fill_n(moe.begin(), std::min<int64_t>(std::max<int64_t>(family_.dense, 0), std::ssize(moe)),
+                        0);
         if (present("mlp_only_layers")) {
             const Json& dense = json_["mlp_only_layers"];
             if (!dense.is_array()) problem("mlp_only_layers", "want a list of layers");
@@ -344,26 +532,39 @@ private:
 };
 
 const HfFamily& known_family(const std::string& type, const std::string& file) {
-    std::vector<std::string> known;
-    for (const HfFamily& family : kHfFamilies)
-        if (family.refused == nullptr) known.emplace_back(family.type);
-    const auto* found = std::find_if(std::begin(kHfFamilies), std::end(kHfFamilies),
-                                     [&](const HfFamily& family) { return type == family.type; });
-    require(found != std::end(kHfFamilies), ExitCode::usage,
-            "{}: model_type \"{}\" is not supported; supported are {}", file, printable(type),
-            fmt::join(known, ", "));
-    require(found->refused == nullptr, ExitCode::usage,
-            "{}: model_type {} is not supported: {}; supported are {}", file, type, found->refused,
-            fmt::join(known, ", "));
+    constexpr const char* kList = "fp8flow families lists those that are";
+    const HfFamily* const found = hf_family(type);
+    std::vector<std::string> all;
+    for (const HfFamily& family : hf_families()) all.emplace_back(family.type);
+    const std::string meant = found != nullptr ? "" : did_you_mean(printable(type), all);
+    require(found != nullptr, ExitCode::usage, "{}: model_type \"{}\" is not supported{}{}; {}", file,
+            printable(type), meant.empty() ? "" : "; ", meant, kList);
+    require(found->refused == nullptr, ExitCode::usage, "{}: model_type {} is not supported: {}; {}", file,
+            type, found->refused, kList);
     return *found;
+}
+
+// The language model of one with other inputs: text_config, with what only the outer object says.
+nlohmann::json text_model(nlohmann::json json) {
+    if (!json.contains("text_config") || !json["text_config"].is_object()) return json;
+    nlohmann::json inner = json["text_config"];
+    for (const char* key : {"model_type", "tie_word_embeddings", "quantization_config"})
+        if (!inner.contains(key) && json.contains(key)) inner[key] = json[key];
+    const auto known = [](const nlohmann::json& of) {
+        const nlohmann::json type = of.value("model_type", nlohmann::json());
+        return type.is_string() && hf_family(type.get<std::string>()) != nullptr;
+    };
+    if (!known(inner) && known(json)) inner["model_type"] = json["model_type"];
+    return inner;
 }
 
 }  // namespace
 
 ImportedModel parse_hf_config(std::string_view text, const std::string& file) {
-    const nlohmann::json json = parse_json(text, file, ExitCode::usage);
-    require(json.is_object(), ExitCode::usage, "{}: is no JSON object, want a Hugging Face config.json",
+    const nlohmann::json read = parse_json(text, file, ExitCode::usage);
+    require(read.is_object(), ExitCode::usage, "{}: is no JSON object, want a Hugging Face config.json",
             file);
+    const nlohmann::json json = text_model(read);
     require(json.contains("model_type") && json["model_type"].is_string(), ExitCode::usage,
             "{}: has no model_type, want a Hugging Face config.json", file);
     const auto type = json["model_type"].get<std::string>();

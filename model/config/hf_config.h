@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A Hugging Face config.json as settings under our keys. Models that need operations we do not have are
 // refused by name, with the reason, and so are options of known models that change what a layer computes.
-// Read next: hf_names.h.
+// Read next: hf_families.h.
 #pragma once
 
 #include "model/config/config.h"
@@ -11,10 +11,9 @@
 
 namespace fp8flow {
 
-// What `config.json` says of the sections model and moe. qwen3_moe and mixtral are whole models; of
-// deepseek_v3 (DeepSeek-V3, Moonlight), kimi_k2, glm4_moe, deepseek_v2 (Lite), olmoe and minimax_m2 the
-// attention is foreign: their settings say attention: false, which is enough for their MoE layers. `path`:
-// the file, or a folder with config.json. Throws Error(usage) with a line per problem.
+// What `config.json` says of the sections model and moe. Where the attention of a family (hf_families.h) is
+// foreign, its settings say attention: false, which is enough for its MoE layers. `path`: the file, or a
+// folder with config.json. Throws Error(usage) with a line per problem.
 ImportedModel read_hf_config(const std::string& path);
 ImportedModel parse_hf_config(std::string_view text, const std::string& file);
 

@@ -1,23 +1,61 @@
 // SPDX-License-Identifier: MIT
-// The families of models: what config.json calls things in each of them, and which values its class in
-// Transformers gives to keys that are left out. What a family has and we have not is named here, too.
+// The families of models, one entry each (hf_families.cpp): what config.json says of them and what it means
+// where it is silent, how their tensors are named, and what of them is not implemented. A new family whose
+// layers compute what ours do is an entry there and a line in scripts/compare_torch.py.
 #pragma once
 
 #include "layers/spec.h"
 
+#include <array>
+#include <span>
+#include <string>
+#include <string_view>
+
 namespace fp8flow {
+
+// How the experts of a layer are stored.
+enum class ExpertNames {
+    projections,  // experts.E.gate_proj.weight, up_proj, down_proj (DeepSeek-V3, Qwen3-MoE)
+    numbered,     // experts.E.w1.weight (gate), w3 (up), w2 (down): Mixtral
+    fused,        // experts.gate_up_proj [E, 2F, H], experts.down_proj [E, H, F]: Transformers 5
+    linear,       // input_linear.weight [E, 2F, H], output_linear.weight [E, H, F]: Granite
+    stacked       // experts.mlp.w1 (gate), v1 (up), w2 (down, transposed), each [E * F, H]: DBRX
+};
+
+// Names of tensors. Those of a block begin with `block`, those of attention with `attention`.
+struct HfStorage {
+    const char *root = "model.", *layers = "layers.";
+    const char *embedding = "embed_tokens.weight", *final_norm = "norm.weight";
+    const char *input_norm = "input_layernorm.weight", *mlp_norm = "post_attention_layernorm.weight";
+    const char* attention = "self_attn.";
+    const char *qkv = nullptr, *proj = "o_proj.weight";  // qkv: queries, keys, values in one; null: three
+    const char *q_norm = "q_norm.weight", *k_norm = "k_norm.weight";
+    const char *block = "mlp.", *router = "gate.weight", *bias = "gate.e_score_correction_bias";
+    const char* shared = "shared_experts.";  // in the block; with a slash in front, next to it
+    ExpertNames experts = ExpertNames::projections;
+};
+
+// A key that may have one value, and why.
+struct HfOnly {
+    const char *key = nullptr, *value = nullptr, *reason = nullptr;
+};
 
 struct HfFamily {
     const char* type;               // model_type
+    const char* models = "";        // for the table of documents
     const char* refused = nullptr;  // why it is not supported
-    // What of its attention is not implemented, which is left out. Null: attention is grouped-query with
-    // rotary positions, as in Mixtral, and with query_key_norm as in Qwen3.
+    // What of it is not implemented and left out, so that its MoE layers are known alone. Null: the model is
+    // whole, and `architecture` is its class.
     const char* foreign = nullptr;
-    bool query_key_norm = false;
+    const char* architecture = nullptr;
+    bool query_key_norm = false, reads_attention_bias = true;
+    bool reads_qk_norm = false;  // use_qk_norm may turn it off
+    bool granite = false;        // embedding_, residual_ and attention_multiplier, logits_scaling
 
-    // Keys: the number of experts (num_local_experts comes first, as Transformers 5 writes it), and their
-    // width.
     const char *experts = "num_local_experts", *expert_width = "intermediate_size";
+    const char* epsilon = "rms_norm_eps";  // null: none
+    const char *shared_key = "n_shared_experts",
+               *scaling_key = "routed_scaling_factor";  // as they are written
     ScoreFunction scores = ScoreFunction::softmax;
     // norm_topk_prob, whether the weights of a token's experts are divided by their sum. `norm_reason`: why
     // it may have no other value. `reads_norm`: false where the class has no such key.
@@ -26,97 +64,33 @@ struct HfFamily {
     // topk_method, how experts are chosen, and why it may have no other value; null: the class has no such
     // key.
     const char *choice = nullptr, *choice_reason = nullptr;
-    const char* bias = nullptr;  // the key of the bias that chooses experts; null: sigmoid scores have one
+    bool any_scores = false;     // scoring_func may be either
+    bool has_bias = true;        // sigmoid scores: a bias chooses experts
+    const char* bias = nullptr;  // the key that says so, where there is one
+    std::array<HfOnly, 2> only = {};
 
     // Values for what is left out; 0: it must be there, kNone: the class has no such key.
     static constexpr int64_t kNone = -1;
     int64_t num_experts = 0, topk = 0;
-    int64_t shared = kNone;  // n_shared_experts
+    int64_t shared = kNone;              // n_shared_experts
+    const char* shared_width = nullptr;  // the key of a shared expert's width; null: that of an expert
+    int64_t shared_width_default = 0;    // with the key; 0: none
     int64_t groups = kNone, chosen_groups = kNone;
-    int64_t dense = kNone;  // first_k_dense_replace
+    int64_t dense = kNone;  // first_k_dense_replace, or what mlp_layer_types begins with
     double scaling = kNone;
-    bool sparse_step = false;  // decoder_sparse_step and mlp_only_layers say which layers are MoE
+    // decoder_sparse_step and mlp_only_layers, or expert_layer_period and _offset, say which layers are MoE
+    bool sparse_step = false, period = false;
+    bool listed = false;  // mlp_layer_types is how it is written
+
+    HfStorage storage = {};
+
+    bool whole() const { return refused == nullptr && foreign == nullptr; }
 };
 
-inline constexpr const char* kLatentAttention = "its attention is multi-latent (MLA)";
-inline constexpr const char* kSharedGate = "its shared expert is weighted by a gate of its own";
-inline constexpr const char* kNoExperts = "it has no experts";
-// DeepSeek-V3 and the families that took its MoE layers over.
-constexpr HfFamily as_deepseek_v3(const char* type) {
-    return {.type = type,
-            .foreign = kLatentAttention,
-            .experts = "n_routed_experts",
-            .expert_width = "moe_intermediate_size",
-            .scores = ScoreFunction::sigmoid,
-            .normalised = true,
-            .choice = "noaux_tc",
-            .choice_reason = "this family chooses with a bias and groups",
-            .num_experts = 256,
-            .topk = 8,
-            .shared = 1,
-            .groups = 8,
-            .chosen_groups = 4,
-            .dense = 3,
-            .scaling = 2.5};
-}
-constexpr HfFamily glm4_moe() {
-    HfFamily family = as_deepseek_v3("glm4_moe");
-    family.foreign = "its attention rotates a part of each head";
-    family.num_experts = 128;
-    family.groups = family.chosen_groups = family.dense = 1;
-    family.scaling = 1.0;
-    return family;
-}
+std::span<const HfFamily> hf_families();
+const HfFamily* hf_family(std::string_view type);  // null: unknown
 
-inline constexpr HfFamily kHfFamilies[] = {
-    {.type = "qwen3_moe",
-     .query_key_norm = true,
-     .experts = "num_experts",
-     .expert_width = "moe_intermediate_size",
-     .sparse_step = true},
-    {.type = "mixtral", .normalised = true, .reads_norm = false},
-    as_deepseek_v3("deepseek_v3"),
-    as_deepseek_v3("kimi_k2"),
-    glm4_moe(),
-    // DeepSeek-V2-Lite. The larger V2 scores a group by its best expert alone.
-    {.type = "deepseek_v2",
-     .foreign = kLatentAttention,
-     .experts = "n_routed_experts",
-     .expert_width = "moe_intermediate_size",
-     .norm_reason = "its implementations differ in what they do then",
-     .choice = "greedy",
-     .choice_reason = "a group is scored by its best expert alone there, by several here",
-     .num_experts = 64,
-     .shared = 2,
-     .dense = 0,
-     .scaling = 1.0},
-    {.type = "olmoe",
-     .foreign = "its attention normalises queries and keys over all heads together",
-     .experts = "num_experts"},
-    {.type = "minimax_m2",
-     .foreign = "its attention rotates a part of each head and normalises over all heads together",
-     .scores = ScoreFunction::sigmoid,
-     .normalised = true,
-     .reads_norm = false,
-     .bias = "use_routing_bias"},
-    {.type = "gpt_oss",
-     .refused = "its experts have biases and a clamped activation, its attention has sinks, its weights are "
-                "MXFP4"},
-    {.type = "qwen2_moe", .refused = kSharedGate},
-    {.type = "qwen3_next", .refused = kSharedGate},
-    {.type = "qwen3_5_moe", .refused = kSharedGate},
-    {.type = "llama4", .refused = "its experts weight their input, not their output"},
-    {.type = "llama4_text", .refused = "its experts weight their input, not their output"},
-    {.type = "dbrx", .refused = "it uses LayerNorm and clips queries, keys and values"},
-    {.type = "phimoe", .refused = "it uses LayerNorm with biases and its router samples"},
-    {.type = "granitemoe", .refused = "it multiplies embeddings, residuals and logits by constants"},
-    {.type = "jamba", .refused = "most of its layers are state-space models"},
-    {.type = "minimax", .refused = "most of its layers are linear attention (MiniMax-M2 is minimax_m2)"},
-    {.type = "llama", .refused = kNoExperts},
-    {.type = "mistral", .refused = kNoExperts},
-    {.type = "qwen2", .refused = kNoExperts},
-    {.type = "qwen3", .refused = kNoExperts},
-    {.type = "gemma3", .refused = kNoExperts},
-};
+// `fp8flow families`: a line per family, or a Markdown table.
+std::string families_page(bool markdown);
 
 }  // namespace fp8flow

@@ -91,15 +91,36 @@ private:
         // whole scale blocks; the rows of an expert begin a block of their own
         const int64_t at_once =
             std::max<int64_t>(1, kElementsAtOnce / piece.cols / kScaleBlock) * kScaleBlock;
+        const std::vector<float> moved = piece.plain() ? std::vector<float>{} : as_stored(one, piece);
         for (int64_t first = 0; first < piece.rows; first += at_once) {
             const int64_t rows = std::min(at_once, piece.rows - first);
             values_.resize(static_cast<size_t>(rows * piece.cols));
-            device_.copy_out(values_.data(), one.values.as<float>() + (piece.row + first) * piece.cols,
-                             values_.size() * sizeof(float));
+            if (piece.plain())
+                device_.copy_out(values_.data(), one.values.as<float>() + (piece.row + first) * piece.cols,
+                                 values_.size() * sizeof(float));
+            else
+                std::copy_n(moved.begin() + first * piece.cols, values_.size(), values_.begin());
             encode(one.tensor.dtype, rows, piece.cols);
             note_progress();
             writer.append(one.tensor.name, encoded_.data(), static_cast<int64_t>(encoded_.size()));
         }
+    }
+
+    // A whole piece whose rows or columns are others in the file.
+    std::vector<float> as_stored(const Stored& one, const WeightPiece& piece) const {
+        const int64_t ours = piece.our_cols();
+        std::vector<float> from(static_cast<size_t>(piece.our_rows() * ours)),
+            to(static_cast<size_t>(piece.rows * piece.cols));
+        device_.copy_out(from.data(), one.values.as<float>() + piece.row * ours, from.size() * sizeof(float));
+        for (int64_t r = 0; r < piece.our_rows(); ++r)
+            for (int64_t c = 0; c < std::min(ours, piece.transposed ? ours : piece.cols); ++c) {
+                const int64_t at = piece.transposed
+                                       ? c * piece.cols + r
+                                       : (piece.file_row_of(r) - piece.file_row) * piece.cols + c;
+                to[static_cast<size_t>(at)] =
+                    static_cast<float>(from[static_cast<size_t>(r * ours + c)] * piece.scale);
+            }
+        return to;
     }
 
     void encode(FileDType dtype, int64_t rows, int64_t cols) {
@@ -171,8 +192,7 @@ std::vector<std::string> export_weights(const OutputFolder& folder, const std::v
                                         const WeightShapes& shapes, const ExportChoice& choice,
                                         ProcessGroup& group, Device& device) {
     const int rank = group.rank(), ranks = group.size();
-    FP8FLOW_CHECK(ranks == 1 || choice.names.experts != ExpertNames::fused, "fused experts from {} ranks",
-                  ranks);
+    FP8FLOW_CHECK(ranks == 1 || !choice.names.joins_experts(), "joined experts from {} ranks", ranks);
     std::map<std::string, std::string> carried;  // now, since the folder may be its own source
     for (const char* name : kCarriedFiles)
         if (const auto path = found_in(choice.sources, name); path && rank == 0)
@@ -213,9 +233,9 @@ std::vector<std::string> export_weights(const OutputFolder& folder, const std::v
 
 HfNames export_names(const Config& config) {
     HfNames names;
-    if (config.model.qk_layernorm || !config.model.attention) return names;
-    names.block = "block_sparse_moe";
-    names.experts = ExpertNames::numbered;
+    if (!config.model.attention) return names;
+    names.storage = export_family(config).storage;
+    if (names.storage.experts == ExpertNames::linear) names.shared = ExpertNames::linear;
     return names;
 }
 
@@ -224,76 +244,14 @@ std::optional<ExportChoice> export_plan(const Config& config, const std::string&
     ExportChoice choice{.names = export_names(config), .format = config.output.export_format};
     for (const std::string& model : {config.checkpoint.pretrained_checkpoint, hf_config})
         if (!model.empty()) choice.sources.push_back(folder_of_model(model));
+    require(
+        !choice.names.joins_experts() || config.parallel.expert_model_parallel_size == 1, ExitCode::usage,
+        "parallel.expert_model_parallel_size: got {}, want 1 with --export: this family has the experts of a "
+        "layer in one tensor",
+        config.parallel.expert_model_parallel_size);
     if (config.model.attention)
         choice.config_json = with_carried(hf_config_of(config, choice.format), choice.sources);
     return choice;
-}
-
-std::string hf_config_of(const Config& config, ExportFormat format) {
-    const ModelSpec& m = config.model;
-    const MoeSpec& moe = config.moe;
-    const auto& layers = m.moe_layer_freq;
-    const bool dense = std::find(layers.begin(), layers.end(), 0) != layers.end();
-    const bool fits = m.attention && !m.zero_centered_gamma &&
-                      moe.moe_router_score_function == ScoreFunction::softmax &&
-                      moe.moe_router_num_groups == 0 && moe.moe_router_topk_scaling_factor == 1.0 &&
-                      moe.moe_shared_expert_intermediate_size == 0;
-    require(fits && (m.qk_layernorm || (!dense && !moe.moe_router_pre_softmax)), ExitCode::usage,
-            "export: neither qwen3_moe (model.qk_layernorm: true) nor mixtral (qk_layernorm: false, MoE "
-            "layers only, "
-            "moe_router_pre_softmax: false) computes what this configuration says: both want "
-            "model.attention: true, a "
-            "softmax router without groups, shared experts or scaling, and plain norm weights");
-    nlohmann::ordered_json json = {
-        {"architectures", {m.qk_layernorm ? "Qwen3MoeForCausalLM" : "MixtralForCausalLM"}},
-        {"model_type", m.qk_layernorm ? "qwen3_moe" : "mixtral"},
-        {"hidden_act", "silu"},
-        {"hidden_size", m.hidden_size},
-        {"num_hidden_layers", m.num_layers},
-        {"num_attention_heads", m.num_attention_heads},
-        {"num_key_value_heads", m.num_query_groups},
-        {"head_dim", m.kv_channels},
-        {"max_position_embeddings", std::max(m.seq_length, m.max_position_embeddings)},
-        {"rms_norm_eps", m.norm_epsilon},
-        {"rope_theta", m.rotary_base},
-        {"vocab_size", m.vocab_size},
-        {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
-        {"initializer_range", m.init_method_std},
-        {"attention_bias", false},
-        {"num_experts_per_tok", moe.moe_router_topk}};
-    if (m.qk_layernorm) {
-        json["num_experts"] = moe.num_experts;
-        json["moe_intermediate_size"] = moe.moe_ffn_hidden_size;
-        json["intermediate_size"] = m.ffn_hidden_size;
-        json["norm_topk_prob"] = !moe.moe_router_pre_softmax;
-        json["decoder_sparse_step"] = 1;
-        nlohmann::ordered_json only_dense = nlohmann::ordered_json::array();
-        for (size_t i = 0; i < layers.size(); ++i)
-            if (layers[i] == 0) only_dense.push_back(i);
-        json["mlp_only_layers"] = only_dense;
-    } else {
-        json["num_local_experts"] = moe.num_experts;
-        json["intermediate_size"] = moe.moe_ffn_hidden_size;
-        json["sliding_window"] = nullptr;
-    }
-    if (format == ExportFormat::fp8) {
-        auto plain = nlohmann::ordered_json::array({"lm_head"});
-        for (size_t i = 0; i < layers.size(); ++i)
-            for (const char* module :
-                 {"self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj"})
-                plain.push_back(fmt::format("model.layers.{}.{}", i, module));
-        for (size_t i = 0; i < layers.size(); ++i)
-            if (layers[i] != 0)
-                plain.push_back(
-                    fmt::format("model.layers.{}.{}.gate", i, m.qk_layernorm ? "mlp" : "block_sparse_moe"));
-        json["quantization_config"] = {{"quant_method", "fp8"},
-                                       {"fmt", "e4m3"},
-                                       {"activation_scheme", "dynamic"},
-                                       {"weight_block_size", {kScaleBlock, kScaleBlock}},
-                                       {"modules_to_not_convert", plain}};
-    }
-    json["torch_dtype"] = format == ExportFormat::f32 ? "float32" : "bfloat16";
-    return json.dump(2) + "\n";
 }
 
 }  // namespace fp8flow::weights

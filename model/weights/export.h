@@ -26,13 +26,14 @@ std::vector<std::string> export_weights(const OutputFolder& folder, const std::v
                                         const WeightShapes& shapes, const ExportChoice& choice,
                                         ProcessGroup& expert_parallel, Device& device);
 
-// What output.export_format asks for. Names and config.json are those of
-// mixtral, or with model.qk_layernorm of qwen3_moe. Without attention there are only the layers' names
-// (deepseek_v3 and qwen3_moe agree on them) and no config.json. Throws Error(usage) if neither family
+// What output.export_format asks for. Names and config.json are those of the family that was imported, or of
+// the first whole one that computes what the configuration says. Without attention there are only the layers'
+// names (deepseek_v3 and qwen3_moe agree on them) and no config.json. Throws Error(usage) if no family
 // computes what a configuration with attention says. The model of --weights and that of --hf-config, where
 // there are some, give special tokens and files.
 std::optional<ExportChoice> export_plan(const Config& config, const std::string& hf_config);
 HfNames export_names(const Config& config);
+const HfFamily& export_family(const Config& config);
 std::string hf_config_of(const Config& config, ExportFormat format);
 
 }  // namespace fp8flow::weights

@@ -2,6 +2,8 @@
 // The table of names: our parameters on the left, theirs on the right.
 #include "model/weights/hf_names.h"
 
+#include "layers/rope.h"
+
 #include <charconv>
 
 namespace fp8flow::weights {
@@ -11,16 +13,18 @@ namespace {
 class Pieces {
 public:
     Pieces(const ParameterSpec& spec, const ModelSpec& model, const MoeSpec& moe, const HfNames& names)
-        : spec_(spec), model_(model), moe_(moe), names_(names) {}
+        : spec_(spec), model_(model), moe_(moe), names_(names), store_(names.storage) {}
 
     std::vector<WeightPiece> list() {
         const std::string& name = spec_.name;
         if (name == "embedding.word_embeddings.weight") {
-            table(names_.root + "embed_tokens.weight");
+            table(std::string(store_.root) + store_.embedding);
+            scale(names_.folds.embedding);
         } else if (name == "output_layer.weight") {
             table("lm_head.weight");
         } else if (name == "final_layernorm.weight") {
-            whole(names_.root + "norm.weight");
+            whole(std::string(store_.root) + store_.final_norm);
+            scale(names_.folds.final_norm);
         } else {
             FP8FLOW_CHECK(name.starts_with("layers."), "parameter {}", name);
             int64_t layer = 0;
@@ -32,28 +36,42 @@ public:
 
 private:
     void of_layer(int64_t layer, const std::string& name) {
-        const std::string prefix = names_.layer(layer), ffn = names_.ffn(layer);
-        if (name == "input_layernorm.weight") return whole(prefix + "input_layernorm.weight");
-        if (name == "pre_mlp_layernorm.weight") return whole(prefix + "post_attention_layernorm.weight");
-        if (name == "self_attention.linear_qkv.weight") return query_key_value(prefix + "self_attn.");
-        if (name == "self_attention.linear_proj.weight") return whole(prefix + "self_attn.o_proj.weight");
-        if (name == "self_attention.q_layernorm.weight") return whole(prefix + "self_attn.q_norm.weight");
-        if (name == "self_attention.k_layernorm.weight") return whole(prefix + "self_attn.k_norm.weight");
-        if (name == "moe.router.weight") return whole(ffn + "gate.weight");
-        if (name == "moe.router.expert_bias") return whole(ffn + names_.bias);
-        if (name == "moe.shared_experts.linear_fc1.weight") return gate_up(ffn + "shared_experts.");
-        if (name == "moe.shared_experts.linear_fc2.weight")
-            return matrix(ffn + "shared_experts.down_proj.weight");
-        if (name == "mlp.linear_fc1.weight") return gate_up(ffn);
-        if (name == "mlp.linear_fc2.weight") return matrix(ffn + "down_proj.weight");
-        FP8FLOW_CHECK(name.starts_with("moe.experts.linear_fc"), "parameter {}", spec_.name);
-        experts(ffn + "experts.", name.ends_with("fc1.weight"));
+        const std::string prefix = names_.layer(layer), ffn = names_.ffn(layer),
+                          attention = prefix + store_.attention, shared = names_.shared_expert(layer);
+        const WeightFolds& folds = names_.folds;
+        if (name == "input_layernorm.weight") return whole(prefix + store_.input_norm);
+        if (name == "pre_mlp_layernorm.weight") return whole(prefix + store_.mlp_norm);
+        if (name == "self_attention.linear_qkv.weight") return query_key_value(attention);
+        if (name == "self_attention.q_layernorm.weight") return head_norm(attention + store_.q_norm);
+        if (name == "self_attention.k_layernorm.weight") return head_norm(attention + store_.k_norm);
+        if (name == "moe.router.weight") return whole(ffn + store_.router);
+        if (name == "moe.router.expert_bias") return whole(ffn + store_.bias);
+        if (name == "moe.shared_experts.linear_fc1.weight") return gate_up(shared, names_.shared);
+        if (name == "mlp.linear_fc1.weight")
+            return gate_up(ffn, ExpertNames::projections, names_.dense_width);
+        if (name == "moe.experts.linear_fc1.weight") return experts(ffn, true);
+        if (name == "self_attention.linear_proj.weight") {
+            whole(attention + store_.proj);
+        } else if (name == "moe.shared_experts.linear_fc2.weight") {
+            down(shared, names_.shared);
+            scale(folds.mlp_output);
+        } else if (name == "mlp.linear_fc2.weight") {
+            down(ffn, ExpertNames::projections, names_.dense_width);
+        } else {
+            FP8FLOW_CHECK(name == "moe.experts.linear_fc2.weight", "parameter {}", spec_.name);
+            experts(ffn, false);
+            scale(folds.mlp_output);
+        }
+        scale(folds.residual);
     }
 
     void add(const std::string& tensor, std::vector<int64_t> shape, int64_t file_row, int64_t rows) {
         const int64_t cols = shape.size() == 1 ? 1 : shape.back();
         pieces_.push_back({tensor, std::move(shape), file_row, row_, rows, cols});
         row_ += rows;
+    }
+    void scale(double factor) {
+        for (WeightPiece& piece : pieces_) piece.scale *= factor;
     }
     void whole(const std::string& tensor) {
         if (spec_.rank == 1) return add(tensor, {spec_.shape[0]}, 0, spec_.shape[0]);
@@ -62,37 +80,85 @@ private:
     void table(const std::string& tensor) {
         add(tensor, {model_.vocab_size, spec_.shape[1]}, 0, model_.vocab_size);
     }
-    // One group [1, rows, cols] as a matrix.
-    void matrix(const std::string& tensor) {
-        add(tensor, {spec_.shape[1], spec_.shape[2]}, 0, spec_.shape[1]);
+    // Gate above up, [2 * rows, cols]; `width`: the rows that the files have of each, the rest is zero (0:
+    // all).
+    void gate_up(const std::string& prefix, ExpertNames names, int64_t width = 0) {
+        const int64_t rows = spec_.shape[1] / 2, cols = spec_.shape[2], theirs = width > 0 ? width : rows,
+                      first = row_;
+        if (names == ExpertNames::linear)
+            return add(prefix + "input_linear.weight", {2 * rows, cols}, 0, 2 * rows);
+        const bool numbered = names == ExpertNames::numbered;
+        add(prefix + (numbered ? "w1.weight" : "gate_proj.weight"), {theirs, cols}, 0, theirs);
+        row_ = first + rows;
+        add(prefix + (numbered ? "w3.weight" : "up_proj.weight"), {theirs, cols}, 0, theirs);
+        row_ = first + 2 * rows;
     }
-    void gate_up(const std::string& prefix) {
-        for (const char* which : {"gate_proj.weight", "up_proj.weight"})
-            add(prefix + which, {spec_.shape[1] / 2, spec_.shape[2]}, 0, spec_.shape[1] / 2);
+    void down(const std::string& prefix, ExpertNames names, int64_t width = 0) {
+        const int64_t rows = spec_.shape[1], ours = spec_.shape[2], theirs = width > 0 ? width : ours;
+        const char* const name = names == ExpertNames::linear     ? "output_linear.weight"
+                                 : names == ExpertNames::numbered ? "w2.weight"
+                                                                  : "down_proj.weight";
+        add(prefix + name, {rows, theirs}, 0, rows);
+        if (theirs < ours) pieces_.back().wider = ours;
+    }
+    // Of heads of which a part rotates: ours has it in front of both halves.
+    std::vector<int64_t> head_order() const {
+        const int64_t rotated = rotated_dims(model_);
+        if (rotated == 0 || rotated == model_.kv_channels) return {};
+        return rope_rows({.dim = model_.kv_channels, .rotated = rotated});
+    }
+    void head_norm(const std::string& tensor) {
+        whole(tensor);
+        pieces_.back().order = head_order();
     }
     void query_key_value(const std::string& prefix) {
         const int64_t query = model_.num_attention_heads * model_.kv_channels,
-                      key = model_.num_query_groups * model_.kv_channels;
-        add(prefix + "q_proj.weight", {query, model_.hidden_size}, 0, query);
-        add(prefix + "k_proj.weight", {key, model_.hidden_size}, 0, key);
-        add(prefix + "v_proj.weight", {key, model_.hidden_size}, 0, key);
+                      key = model_.num_query_groups * model_.kv_channels, cols = model_.hidden_size;
+        const std::pair<const char*, int64_t> parts[] = {
+            {"q_proj.weight", query}, {"k_proj.weight", key}, {"v_proj.weight", key}};
+        for (const auto& [name, rows] : parts) {
+            if (store_.qkv != nullptr)
+                add(prefix + store_.qkv, {query + 2 * key, cols}, row_, rows);
+            else
+                add(prefix + name, {rows, cols}, 0, rows);
+            if (name[0] != 'v') pieces_.back().order = head_order();
+        }
+        pieces_[0].scale = names_.folds.query;
     }
-    void experts(const std::string& prefix, bool first) {
-        const int64_t rows = spec_.shape[1], cols = spec_.shape[2];
+    void experts(const std::string& ffn, bool first) {
+        if (store_.experts == ExpertNames::stacked)
+            return first ? stacked_gate_up(ffn + "experts.mlp.") : stacked_down(ffn + "experts.mlp.");
+        const bool fused = store_.experts == ExpertNames::fused,
+                   linear = store_.experts == ExpertNames::linear;
+        const std::string joined = fused   ? first ? "experts.gate_up_proj" : "experts.down_proj"
+                                   : first ? "input_linear.weight"
+                                           : "output_linear.weight";
+        const int64_t rows = spec_.shape[1];
         for (int64_t e = spec_.first_expert; e < spec_.first_expert + spec_.shape[0]; ++e) {
-            if (names_.experts == ExpertNames::fused) {
-                add(prefix + (first ? "gate_up_proj" : "down_proj"), {moe_.num_experts, rows, cols}, e * rows,
-                    rows);
-                continue;
+            const std::string expert = fmt::format("{}experts.{}.", ffn, e);
+            if (fused || linear)
+                add(ffn + joined, {moe_.num_experts, rows, spec_.shape[2]}, e * rows, rows);
+            else if (first)
+                gate_up(expert, store_.experts);
+            else
+                down(expert, store_.experts);
+        }
+    }
+    // One tensor after the other; ours has gate above up expert by expert.
+    void stacked_gate_up(const std::string& prefix) {
+        const int64_t width = spec_.shape[1] / 2, hidden = spec_.shape[2], all = moe_.num_experts * width;
+        for (const auto& [name, part] : {std::pair("w1", 0), std::pair("v1", 1)})
+            for (int64_t i = 0; i < spec_.shape[0]; ++i) {
+                row_ = (2 * i + part) * width;
+                add(prefix + name, {all, hidden}, (spec_.first_expert + i) * width, width);
             }
-            const bool numbered = names_.experts == ExpertNames::numbered;
-            const std::string expert = fmt::format("{}{}.", prefix, e);
-            if (!first) {
-                add(expert + (numbered ? "w2.weight" : "down_proj.weight"), {rows, cols}, 0, rows);
-                continue;
-            }
-            add(expert + (numbered ? "w1.weight" : "gate_proj.weight"), {rows / 2, cols}, 0, rows / 2);
-            add(expert + (numbered ? "w3.weight" : "up_proj.weight"), {rows / 2, cols}, 0, rows / 2);
+    }
+    void stacked_down(const std::string& prefix) {
+        const int64_t hidden = spec_.shape[1], width = spec_.shape[2], all = moe_.num_experts * width;
+        for (int64_t i = 0; i < spec_.shape[0]; ++i) {
+            row_ = i * hidden;
+            add(prefix + "w2", {all, hidden}, (spec_.first_expert + i) * width, width);
+            pieces_.back().transposed = true;
         }
     }
 
@@ -100,6 +166,7 @@ private:
     const ModelSpec& model_;
     const MoeSpec& moe_;
     const HfNames& names_;
+    const HfStorage& store_;
     std::vector<WeightPiece> pieces_;
     int64_t row_ = 0;
 };
@@ -114,7 +181,7 @@ std::string reason_of(const std::vector<std::string>& names) {
     if (any("_blocks") && any("_scales")) return "its experts are MXFP4 (gpt-oss): not supported";
     if (any(".mlp.router."))
         return "its router is named mlp.router (gpt-oss): its experts have biases, which is not supported";
-    if (any(".feed_forward.")) return "its layers are named feed_forward (Llama 4, Jamba): not supported";
+    if (any(".feed_forward.")) return "its layers are named feed_forward (Llama 4): not supported";
     if (any(".language_model.")) return "it is a model with other inputs than text: not supported";
     if (any("mlp.gate_proj.weight")) return "that layer is dense or in another file";
     return "supported are the names of deepseek_v3, qwen3_moe, mixtral and families like them";
@@ -130,41 +197,93 @@ std::vector<int64_t> scale_shape(std::vector<int64_t> shape) {
 }
 
 std::string HfNames::layer(int64_t ours) const {
-    return only_block ? "" : fmt::format("{}layers.{}.", root, first_layer + ours);
+    return only_block ? "" : fmt::format("{}{}{}.", storage.root, storage.layers, first_layer + ours);
 }
 std::string HfNames::ffn(int64_t our_layer) const {
-    return only_block ? block_prefix : layer(our_layer) + block + ".";
+    return only_block ? block_prefix : layer(our_layer) + storage.block;
+}
+std::string HfNames::shared_expert(int64_t our_layer) const {
+    const std::string_view name = storage.shared;
+    return name.starts_with('/') ? layer(our_layer) + std::string(name.substr(1))
+                                 : ffn(our_layer) + storage.shared;
+}
+std::vector<std::string> HfNames::scopes() const {
+    const std::string block = ffn(0);
+    if (block != layer(0) || only_block) return {block, shared_expert(0)};
+    return {block + storage.router, block + storage.bias, block + "experts.", shared_expert(0)};
 }
 
-HfNames find_names(const TensorSet& set, int64_t layer) {
+namespace {
+
+// `at` of every family, that of `first` before the others, until `found` is true of one.
+template <class At, class Found> bool of_families(const HfFamily* first, At at, Found found) {
+    if (first != nullptr && found(at(first->storage))) return true;
+    for (const HfFamily& family : hf_families())
+        if (family.refused == nullptr && found(at(family.storage))) return true;
+    return false;
+}
+
+}  // namespace
+
+HfNames find_names(const TensorSet& set, int64_t layer, const std::string& family) {
     HfNames names;
     names.first_layer = layer;
-    bool found = false;
-    for (const char* root : {"model.", ""})
-        for (const char* block : {"mlp", "block_sparse_moe"}) {
-            if (found) break;
-            names.root = root;
-            names.block = block;
-            found = set.contains(names.ffn(0) + "gate.weight");
-        }
-    for (const char* prefix : {"mlp.", "block_sparse_moe.", ""}) {
-        if (found) break;
-        names.only_block = true;
-        names.block_prefix = prefix;
-        found = set.contains(names.ffn(0) + "gate.weight");
-    }
+    HfStorage& storage = names.storage;
+    const HfFamily* const own = hf_family(family);
+    const auto all_of = [](const HfStorage& of) { return of; };
+    const bool found =
+        of_families(own, all_of,
+                    [&](const HfStorage& of) {
+                        storage = of;
+                        for (const char* root : {of.root, "", "model.", "language_model.model."}) {
+                            storage.root = root;
+                            if (set.contains(names.ffn(0) + of.router)) return true;
+                        }
+                        return false;
+                    }) ||
+        of_families(own, all_of, [&](const HfStorage& of) {
+            storage = of;
+            names.only_block = true;
+            for (const char* prefix : {of.block, ""}) {
+                names.block_prefix = prefix;
+                if (set.contains(names.ffn(0) + of.router)) return true;
+            }
+            return false;
+        });
     if (!found) {
         const auto all = set.names();
         fail(set.code(), "{}: no router of layer {} (model.layers.{}.mlp.gate.weight) among {} tensors{}: {}",
              set.path(), layer, layer, all.size(),
              all.empty() ? "" : fmt::format(", e.g. \"{}\"", printable(all.front())), reason_of(all));
     }
-    if (set.contains(names.ffn(0) + "e_score_correction_bias")) names.bias = "e_score_correction_bias";
-    const std::string experts = names.ffn(0) + "experts.";
-    if (set.contains(experts + "gate_up_proj"))
-        names.experts = ExpertNames::fused;
-    else if (set.contains(experts + "0.w1.weight"))
-        names.experts = ExpertNames::numbered;
+    const std::string block = names.ffn(0);
+    const HfStorage matched = storage;
+    if (!of_families(
+            own, [](const HfStorage& of) { return of.bias; },
+            [&](const char* bias) { return set.contains(block + (storage.bias = bias)); }))
+        storage.bias = matched.bias;
+    const auto finds_shared = [&](const char* shared) {
+        storage.shared = shared;
+        const std::pair<const char*, ExpertNames> kinds[] = {{"gate_proj.weight", ExpertNames::projections},
+                                                             {"w1.weight", ExpertNames::numbered},
+                                                             {"input_linear.weight", ExpertNames::linear}};
+        for (const auto& [name, kind] : kinds)
+            if (set.contains(names.shared_expert(0) + name)) {
+                names.shared = kind;
+                return true;
+            }
+        return false;
+    };
+    if (!of_families(
+            own, [](const HfStorage& of) { return of.shared; }, finds_shared))
+        storage.shared = matched.shared;
+    const std::pair<const char*, ExpertNames> layouts[] = {{"experts.gate_up_proj", ExpertNames::fused},
+                                                           {"experts.0.w1.weight", ExpertNames::numbered},
+                                                           {"input_linear.weight", ExpertNames::linear},
+                                                           {"experts.mlp.w1", ExpertNames::stacked}};
+    storage.experts = ExpertNames::projections;
+    for (const auto& [name, layout] : layouts)
+        if (set.contains(block + name)) storage.experts = layout;
     return names;
 }
 

@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -59,10 +60,13 @@ public:
         if (item.entry->dtype == FileDType::e4m3) want_scales(piece);
     }
 
-    void find_extra(const std::string& scope, const std::set<std::string>& others) {
+    void find_extra(const std::vector<std::string>& scopes, const std::set<std::string>& others) {
+        const auto inside = [&](const std::string& name) {
+            return std::any_of(scopes.begin(), scopes.end(),
+                               [&](const std::string& scope) { return name.starts_with(scope); });
+        };
         for (const std::string& name : set_.names())
-            if (name.starts_with(scope) && !wanted_.contains(name) && !others.contains(name) &&
-                !is_rotary_table(name))
+            if (inside(name) && !wanted_.contains(name) && !others.contains(name) && !is_rotary_table(name))
                 problem("tensor \"{}\" is extra: the configuration has no place for it", printable(name));
         for (const TensorSet::Item& item : set_.unindexed())
             if (!is_rotary_table(item.entry->name))
@@ -105,7 +109,7 @@ private:
     int64_t dequantised_ = 0;
 };
 
-// Values of a piece, a block of rows at a time.
+// Values of a piece as the parameter has them, a block of our rows at a time; a transposed one at once.
 class PieceReader {
 public:
     PieceReader(const TensorSet& set, const WeightPiece& piece)
@@ -118,13 +122,33 @@ public:
     }
 
     void read(int64_t first, int64_t rows, std::span<float> out) const {
-        read_floats(*item_.entry, bytes_, (piece_.file_row + first) * piece_.cols,
+        if (piece_.transposed) {
+            std::vector<float> theirs(out.size());
+            read_file_rows(piece_.file_row, piece_.rows, theirs);
+            for (int64_t r = 0; r < piece_.rows; ++r)
+                for (int64_t c = 0; c < piece_.cols; ++c)
+                    out[static_cast<size_t>(c * piece_.rows + r)] =
+                        theirs[static_cast<size_t>(r * piece_.cols + c)];
+        } else if (piece_.order.empty()) {
+            read_file_rows(piece_.file_row + first, rows, out);
+        } else {
+            for (int64_t r = 0; r < rows; ++r)
+                read_file_rows(piece_.file_row_of(first + r), 1,
+                               out.subspan(static_cast<size_t>(r * piece_.cols)));
+        }
+        if (piece_.scale != 1)
+            for (float& value : out) value = static_cast<float>(value * piece_.scale);
+    }
+
+private:
+    void read_file_rows(int64_t first, int64_t rows, std::span<float> out) const {
+        read_floats(*item_.entry, bytes_, first * piece_.cols,
                     out.first(static_cast<size_t>(rows * piece_.cols)), code_);
         if (scales_.empty()) return;
         const int64_t scale_cols = ceil_div(piece_.cols, kScaleBlock),
                       scale_rows = ceil_div(matrix_rows_, kScaleBlock);
         for (int64_t r = 0; r < rows; ++r) {
-            const int64_t row = piece_.file_row + first + r, matrix = row / matrix_rows_;
+            const int64_t row = first + r, matrix = row / matrix_rows_;
             const float* scales =
                 scales_.data() + (matrix * scale_rows + row % matrix_rows_ / kScaleBlock) * scale_cols;
             float* values = out.data() + r * piece_.cols;
@@ -132,7 +156,6 @@ public:
         }
     }
 
-private:
     const WeightPiece& piece_;
     ExitCode code_;
     TensorSet::Item item_;
@@ -192,6 +215,17 @@ void copy_elements(const WeightTarget& target, int64_t element, const std::vecto
                    static_cast<size_t>(end - begin) * sizeof(float));
 }
 
+// Rows of a piece from `first` on; columns that the file does not have keep their zeros.
+void copy_rows(const WeightTarget& target, const WeightPiece& piece, int64_t first, int64_t rows,
+               const std::vector<float>& values, Device& device) {
+    const int64_t ours = piece.our_cols();
+    if (piece.wider == 0) return copy_elements(target, (piece.row + first) * ours, values, device);
+    std::vector<float> wider(static_cast<size_t>(rows * ours));
+    for (int64_t r = 0; r < rows; ++r)
+        std::copy_n(values.begin() + r * piece.cols, piece.cols, wider.begin() + r * ours);
+    copy_elements(target, (piece.row + first) * ours, wider, device);
+}
+
 // A head that differs from the embedding is lost where the two are tied.
 void require_same_values(const TensorSet& set, const WeightPiece& embedding, const WeightPiece& head) {
     const PieceReader readers[] = {{set, embedding}, {set, head}};
@@ -215,7 +249,7 @@ void require_same_values(const TensorSet& set, const WeightPiece& embedding, con
 
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
-                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others) {
     Check check(set, shapes);
     std::vector<WeightPiece> tied;  // the embedding and the head, where the files have both
@@ -230,7 +264,7 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
             tied[1].tensor = "lm_head.weight";
             check.want(tied[1]);
         }
-    check.find_extra(scope, others);
+    check.find_extra(scopes, others);
     check.finish();
     if (!tied.empty()) require_same_values(set, tied[0], tied[1]);
 
@@ -241,15 +275,16 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                     static_cast<size_t>(target.values.bytes()));  // what no file has: rows of padding
         for (const WeightPiece& piece : pieces_of(target.spec, shapes.model, shapes.moe, names)) {
             const PieceReader reader(set, piece);
-            const int64_t at_once = std::max<int64_t>(1, kElementsAtOnce / piece.cols);
+            const int64_t all = piece.our_rows(), cols = piece.transposed ? piece.rows : piece.cols,
+                          at_once = piece.transposed ? all : std::max<int64_t>(1, kElementsAtOnce / cols);
             int64_t bad = 0;
-            for (int64_t first = 0; first < piece.rows; first += at_once) {
+            for (int64_t first = 0; first < all; first += at_once) {
                 note_progress();
-                const int64_t rows = std::min(at_once, piece.rows - first), count = rows * piece.cols;
-                values.resize(static_cast<size_t>(count));
+                const int64_t rows = std::min(at_once, all - first);
+                values.resize(static_cast<size_t>(rows * cols));
                 reader.read(first, rows, values);
                 bad += std::count_if(values.begin(), values.end(), [](float x) { return !std::isfinite(x); });
-                copy_elements(target, (piece.row + first) * piece.cols, values, device);
+                copy_rows(target, piece, first, rows, values, device);
             }
             if (bad > 0)
                 problems.push_back(fmt::format("{}: tensor \"{}\": {} of its values are NaN or infinite",
@@ -267,9 +302,8 @@ namespace {
 
 // Lines on the differences between a config.json next to the weights and the configuration: a model with
 // another RoPE or norm would load and be wrong.
-std::vector<std::string> differences(const std::string& hf_config, const Config& config) {
+std::vector<std::string> differences(const ImportedModel& imported, const Config& config) {
     std::vector<std::string> lines;
-    const ImportedModel imported = read_hf_config(hf_config);
     const Config theirs =
         parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, imported);
     for (const ConfigSetting& setting : imported.settings) {
@@ -282,6 +316,25 @@ std::vector<std::string> differences(const std::string& hf_config, const Config&
                                         field.get(theirs), field.get(config)));
     }
     return lines;
+}
+
+// Tensors of multi-token prediction, which is not implemented: layers past the last one of the model.
+std::set<std::string> later_layers(const TensorSet& set, const HfNames& names, const ImportedModel& model) {
+    int64_t layers = 0;
+    for (const ConfigSetting& setting : model.settings)
+        if (setting.key == "model.num_layers") layers = std::stoll(setting.value);
+    std::set<std::string> later;
+    if (layers == 0) return later;
+    const std::string prefix = std::string(names.storage.root) + names.storage.layers;
+    for (const std::string& name : set.names()) {
+        int64_t layer = 0;
+        const char* const end = name.data() + name.size();
+        if (name.starts_with("mtp.") || name.starts_with("model.mtp.") ||
+            (name.starts_with(prefix) &&
+             std::from_chars(name.data() + prefix.size(), end, layer).ec == std::errc{} && layer >= layers))
+            later.insert(name);
+    }
+    return later;
 }
 
 }  // namespace
@@ -304,19 +357,33 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
             "model.zero_centered_gamma: got true, want false with --weights: their norm weights are plain");
     std::error_code error;
     std::vector<std::string> lines;
-    if (const std::string json = folder_of_model(path) + "/config.json"; std::filesystem::exists(json, error))
-        lines = differences(json, config);
+    ImportedModel imported{.family = config.family, .folds = config.folds};
+    if (const std::string json = folder_of_model(path) + "/config.json"; std::filesystem::exists(json, error)) {
+        imported = read_hf_config(json);
+        lines = differences(imported, config);
+    }
     const TensorSet set(path);
     const auto& layers = config.model.moe_layer_freq;
     const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();
     require(first_moe < static_cast<int64_t>(layers.size()), ExitCode::usage,
             "model.moe_layer_freq: has no MoE layer, want one with --weights");
-    HfNames names = find_names(set, first_moe);
+    HfNames names = find_names(set, first_moe, imported.family);
     require(!names.only_block, set.code(),
             "{}: holds one MoE block alone, a model is wanted; one block: fp8flow replay", path);
     names.first_layer = 0;
-    const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, "",
-                                              model.parameters(), device);
+    names.folds = imported.folds;
+    const auto first_dense = std::find(layers.begin(), layers.end(), 0) - layers.begin();
+    const TensorSet::Item gate = set.find(names.ffn(first_dense) + "gate_proj.weight");
+    if (gate && !gate.entry->shape.empty() &&
+        round_up(gate.entry->shape[0], kBlock) == config.model.ffn_hidden_size &&
+        gate.entry->shape[0] < config.model.ffn_hidden_size)
+        names.dense_width = gate.entry->shape[0];  // the rest is zero, and stays zero in training
+    const std::set<std::string> later = later_layers(set, names, imported);
+    const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, {""},
+                                              model.parameters(), device, later);
+    if (!later.empty())
+        lines.push_back(fmt::format("weights: {} tensors of multi-token prediction are ignored, e.g. {}",
+                                    later.size(), *later.begin()));
     if (!set.unread().empty())
         lines.push_back(fmt::format("warning: {}: not read, for they are no part of the model: {}", path,
                                     fmt::join(set.unread(), ", ")));

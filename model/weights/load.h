@@ -39,21 +39,21 @@ struct LoadedWeights {
     int64_t tensors = 0, dequantised = 0;  // of the files, over all ranks' experts
 };
 
-// `scope`: names in the files that begin with it and that nothing wants are extra, but for `others` and
-// tables of the rotary embedding. A head that is tied to the embedding must equal it. Throws
+// `scopes`: names in the files that begin with one of them and that nothing wants are extra, but for `others`
+// and tables of the rotary embedding. A head that is tied to the embedding must equal it. Throws
 // Error(set.code()) with a line per problem; in the end also for values that are NaN or infinite. Each rank
 // reads only what it holds. Where parameters are sharded the working copies are not written
 // (ParameterStore::write_all_copies).
 LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<WeightTarget>& targets, const WeightShapes& shapes,
-                           const std::string& scope, ParameterStore& store, Device& device,
+                           const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
 // The folder that --weights or --hf-config names, or that its file is in.
 std::string folder_of_model(const std::string& path);
 
-// A whole model (Qwen3-MoE, Mixtral) from a file, an index or a folder; a config.json next to the weights
-// gives the model_type and is compared with the configuration. Returns lines for the log.
+// A whole model from a file, an index or a folder; a config.json next to the weights gives the model_type and
+// is compared with the configuration. Returns lines for the log.
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device);
 

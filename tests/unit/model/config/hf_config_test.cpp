@@ -4,11 +4,14 @@
 // is listed, all of it at once.
 #include "model/config/hf_config.h"
 #include "model/config/config.h"
+#include "model/config/hf_families.h"
+#include "model/safetensors/tensor_set.h"
 
 #include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 namespace fp8flow {
@@ -408,11 +411,11 @@ TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
 TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
     expect_contains(refused({{"model_type", "gpt_oss"}}),
                     "config.json: model_type gpt_oss is not supported: its experts have biases");
-    expect_contains(refused({{"model_type", "minimax"}}), "minimax is not supported: most of its layers");
     expect_contains(refused({{"model_type", "qwen2_moe"}}), "its shared expert is weighted by a gate");
     expect_contains(refused({{"model_type", "llama"}}),
-                    "it has no experts; supported are qwen3_moe, mixtral, deepseek_v3, kimi_k2, glm4_moe, "
-                    "deepseek_v2, olmoe, minimax_m2");
+                    "it has no experts; fp8flow families lists those that are");
+    expect_contains(refused({{"model_type", "qwen3moe"}}),
+                    "model_type \"qwen3moe\" is not supported; did you mean 'qwen3_moe'; fp8flow families");
     expect_contains(refused({{"model_type", "something_new"}}),
                     "model_type \"something_new\" is not supported");
     expect_contains(refused(Json::object()), "has no model_type");
@@ -422,7 +425,7 @@ TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
 
 TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
     Json json = with(with(with(qwen3(), "hidden_act", "gelu"), "attention_bias", true), "rope_scaling",
-                     {{"rope_type", "yarn"}});
+                     {{"rope_type", "longrope"}});
     json["sliding_window"] = 4096;
     json["use_sliding_window"] = true;
     json["quantization_config"] = {{"quant_method", "awq"}};
@@ -430,11 +433,12 @@ TEST(HfConfig, OptionsThatWeDoNotComputeAreAllListed) {
     json["rms_norm_eps"] = "small";
     json["num_key_value_heads"] = 4.5;
     const std::string text = refused(json);
-    for (const char* part : {"hidden_act: got gelu, want silu", "attention_bias: got true, want false",
-                             "rope_scaling: got rope_type \"yarn\"", "sliding_window: got 4096, want null",
-                             "quantization_config: got {\"quant_method\":\"awq\"}, want quant_method fp8",
-                             "num_experts: is missing", "rms_norm_eps: got \"small\", want a number",
-                             "num_key_value_heads: got 4.5, want an integer"})
+    for (const char* part :
+         {"hidden_act: got gelu, want silu", "attention_bias: got true, want false",
+          "rope_scaling: got rope_type \"longrope\"", "sliding_window: got 4096, want null",
+          "quantization_config: got {\"quant_method\":\"awq\"}, want quant_method fp8",
+          "num_experts: is missing", "rms_norm_eps: got \"small\", want a number",
+          "num_key_value_heads: got 4.5, want an integer"})
         expect_contains(text, std::string("config.json: ") + part);
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 7);
     // a window that is not used is none
@@ -486,6 +490,103 @@ TEST(HfConfig, LongestSequenceIsKept) {
     EXPECT_EQ(config_of(with(qwen3(), "max_position_embeddings", 40960)).model.max_position_embeddings,
               40960);
     EXPECT_EQ(config_of(qwen3()).model.max_position_embeddings, 0);
+}
+
+// Every family as its class writes it: number of experts, top-k, widths of an expert and of the shared one,
+// dense layers, scaling factor. tests/data/hf_families.json is made from the classes of Transformers 5.24.
+TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
+    const Json families = Json::parse(
+        read_text_file(FP8FLOW_SOURCE_DIR "/tests/data/hf_families.json", ExitCode::usage, "", 1 << 20));
+    for (const HfFamily& family : hf_families()) {
+        SCOPED_TRACE(family.type);
+        if (family.refused != nullptr || family.type == std::string("kimi_k2")) continue;
+        ASSERT_TRUE(families.contains(family.type));
+        const Json& made = families[family.type];
+        const Config c = config_of(made["config"]);
+        EXPECT_EQ(c.model.attention, family.whole());
+        EXPECT_EQ(c.family, family.type);
+        const Json got = {c.moe.num_experts,
+                          c.moe.moe_router_topk,
+                          c.moe.moe_ffn_hidden_size,
+                          c.moe.moe_shared_expert_intermediate_size,
+                          std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0),
+                          c.moe.moe_router_topk_scaling_factor};
+        EXPECT_EQ(got, made["want"]);
+    }
+}
+
+TEST(HfConfig, ScaledFrequenciesAreRead) {
+    const auto rope_of = [](const Json& scaling) {
+        return config_of(with(qwen3(), "rope_scaling", scaling)).model.rope;
+    };
+    const RopeSpec yarn = rope_of({{"type", "yarn"},
+                                   {"factor", 4.0},
+                                   {"original_max_position_embeddings", 32768},
+                                   {"mscale", 1.0},
+                                   {"mscale_all_dim", 0.5}});
+    EXPECT_EQ(yarn.rope_type, RopeType::yarn);
+    EXPECT_EQ(yarn.rotary_scaling_factor, 4.0);
+    EXPECT_EQ(yarn.original_max_position_embeddings, 32768);
+    EXPECT_EQ(yarn.mscale_all_dim, 0.5);
+    // m(mscale) is the factor that is given
+    const RopeSpec given = rope_of({{"rope_type", "yarn"}, {"factor", 8.0}, {"attention_factor", 1.5}});
+    EXPECT_NEAR(1 + 0.1 * given.mscale * std::log(8.0), 1.5, 1e-12);
+    EXPECT_EQ(rope_of({{"rope_type", "linear"}, {"factor", 2.0}}).rope_type, RopeType::linear);
+    EXPECT_EQ(rope_of({{"rope_type", "llama3"},
+                       {"factor", 8.0},
+                       {"low_freq_factor", 1.0},
+                       {"high_freq_factor", 4.0},
+                       {"original_max_position_embeddings", 8192}})
+                  .original_max_position_embeddings,
+              8192);
+    expect_contains(refused(with(qwen3(), "rope_scaling", {{"rope_type", "yarn"}})), "has no number factor");
+    // rope_scaling comes before rope_parameters, as in Transformers
+    Json both = with(qwen3(), "rope_scaling", {{"rope_type", "linear"}, {"factor", 2.0}});
+    both["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 5e5}, {"partial_rotary_factor", 0.5}};
+    both.erase("rope_theta");
+    const Config c = config_of(both);
+    EXPECT_EQ(c.model.rope.rope_type, RopeType::linear);
+    EXPECT_EQ(c.model.rotary_base, 5e5);
+    EXPECT_EQ(c.model.rope.rotary_percent, 0.5);
+}
+
+// The text model of one with other inputs; and the constants of Granite, which go into the weights.
+TEST(HfConfig, NestedModelsAndFoldedConstants) {
+    Json inner = deepseek();
+    inner["model_type"] = "deepseek_v3";
+    const Config c = config_of({{"model_type", "kimi_k25"}, {"text_config", inner}});
+    EXPECT_EQ(c.family, "deepseek_v3");
+    EXPECT_EQ(c.moe.num_experts, 256);
+    Json unnamed = without(inner, {"model_type"});
+    EXPECT_EQ(config_of({{"model_type", "deepseek_v3"}, {"text_config", unnamed}}).family, "deepseek_v3");
+    inner["model_type"] = "deepseek_v3_text";
+    EXPECT_EQ(config_of({{"model_type", "other"}, {"text_config", inner}}).family, "deepseek_v3");
+
+    Json granite = with(mixtral(), "model_type", "granitemoe");
+    granite.update({{"embedding_multiplier", 12.0},
+                    {"residual_multiplier", 0.25},
+                    {"attention_multiplier", 0.0625},
+                    {"logits_scaling", 6.0}});
+    WeightFolds folds = config_of(granite).folds;
+    EXPECT_EQ(folds.embedding, 12);
+    EXPECT_EQ(folds.residual, 0.25);
+    EXPECT_EQ(folds.query, 0.0625 * std::sqrt(128.0));
+    EXPECT_EQ(folds.final_norm, 1 / 6.0);
+    EXPECT_EQ(config_of(with(granite, "tie_word_embeddings", true)).folds.final_norm, 1 / 72.0);
+    const Json cohere = {{"model_type", "cohere2_moe"},
+                         {"num_shared_experts", 1},
+                         {"shared_expert_combination_strategy", "average"}};
+    Json whole = mixtral();
+    whole.update(cohere);
+    whole.update({{"num_experts", 8}, {"layer_norm_eps", 1e-5}});
+    EXPECT_EQ(config_of(whole).folds.mlp_output, 0.5);
+}
+
+TEST(HfConfig, LayersWithAWindowAreRefused) {
+    EXPECT_NO_THROW(
+        config_of(with(qwen3(), "layer_types", Json(std::vector<std::string>(48, "full_attention")))));
+    expect_contains(refused(with(qwen3(), "layer_types", {"full_attention", "sliding_attention"})),
+                    "layer_types: got \"sliding_attention\", want full_attention");
 }
 
 TEST(HfConfig, HostileJson) {

@@ -62,7 +62,7 @@ public:
     LoadedWeights load(const std::string& path, int64_t hf_layer) {
         const TensorSet set(path);
         const HfNames names = find_names(set, hf_layer);
-        return load_weights(set, names, targets(), {case_.model, case_.moe}, names.ffn(0), store_,
+        return load_weights(set, names, targets(), {case_.model, case_.moe}, names.scopes(), store_,
                             rank_.ops.device());
     }
     Parameter& parameter(const std::string& ending) {
@@ -344,7 +344,7 @@ TEST(HfWeights, UnknownLayoutsAreRefusedWithAReason) {
                             "model.layers.0.mlp.experts.gate_up_proj_scales"}),
                     "MXFP4");
     expect_contains(reason({"model.layers.0.mlp.router.weight"}), "gpt-oss");
-    expect_contains(reason({"model.layers.0.feed_forward.router.weight"}), "feed_forward");
+    expect_contains(reason({"model.layers.0.feed_forward.shared_expert.up_proj.weight"}), "feed_forward");
     expect_contains(reason({"model.language_model.layers.0.mlp.gate.weight"}), "other inputs");
     expect_contains(reason({"model.layers.0.mlp.gate_proj.weight"}), "dense or in another file");
     expect_contains(

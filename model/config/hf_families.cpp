@@ -1,0 +1,470 @@
+// SPDX-License-Identifier: MIT
+// One entry per family. Values are those of the classes of Transformers 5.24; names are those of the
+// published files. scripts/compare_torch.py families compares every entry with its class.
+#include "model/config/hf_families.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <vector>
+
+namespace fp8flow {
+
+namespace {
+
+constexpr const char* kLatent = "its attention is multi-latent (MLA)";
+constexpr const char* kSparseLatent = "its attention is multi-latent (MLA) with an index of keys (DSA)";
+constexpr const char* kSharedGate = "its shared expert is weighted by a gate of its own";
+constexpr const char* kWindows = "its attention has windows";
+constexpr const char* kNoExperts = "it has no experts";
+constexpr auto kSigmoid = ScoreFunction::sigmoid;
+
+// ---- DeepSeek-V3 and the families that took its MoE layers over
+constexpr HfFamily kDeepSeekV3 = {.type = "deepseek_v3",
+                                  .models = "DeepSeek-V3, Moonlight",
+                                  .foreign = kLatent,
+                                  .experts = "n_routed_experts",
+                                  .expert_width = "moe_intermediate_size",
+                                  .scores = kSigmoid,
+                                  .normalised = true,
+                                  .choice = "noaux_tc",
+                                  .choice_reason = "this family chooses with a bias and groups",
+                                  .num_experts = 256,
+                                  .topk = 8,
+                                  .shared = 1,
+                                  .groups = 8,
+                                  .chosen_groups = 4,
+                                  .dense = 3,
+                                  .scaling = 2.5};
+// The same with other values.
+template <class Change> constexpr HfFamily as_v3(const char* type, const char* models, Change change) {
+    HfFamily family = kDeepSeekV3;
+    family.type = type;
+    family.models = models;
+    change(family);
+    return family;
+}
+constexpr void without_groups(HfFamily& f, int64_t experts, int64_t topk, int64_t dense, double scaling) {
+    f.num_experts = experts;
+    f.topk = topk;
+    f.dense = dense;
+    f.scaling = scaling;
+    f.groups = f.chosen_groups = 1;
+}
+constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm) {
+    f.foreign = nullptr;
+    f.architecture = architecture;
+    f.query_key_norm = query_key_norm;
+}
+// Softmax over the chosen ones, without a bias.
+constexpr void softmax(HfFamily& f) {
+    f.scores = ScoreFunction::softmax;
+    f.choice = nullptr;
+}
+
+constexpr std::array kOfDeepSeekV3 = {
+    kDeepSeekV3,
+    as_v3("kimi_k2", "Kimi-K2", [](HfFamily&) {}),
+    as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air",
+          [](HfFamily& f) {
+              without_groups(f, 128, 8, 1, 1.0);
+              f.foreign = "its attention rotates a part of each head";
+          }),
+    as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { f.foreign = kSparseLatent; }),
+    as_v3("glm_moe_dsa", "GLM-5",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 3, 2.5);
+              f.foreign = kSparseLatent;
+          }),
+    as_v3("glm4_moe_lite", "GLM-4.7-Flash", [](HfFamily& f) { without_groups(f, 64, 4, 1, 1.8); }),
+    as_v3("sarvam_mla", "Sarvam-105B", [](HfFamily& f) { without_groups(f, 128, 8, 1, 2.5); }),
+    as_v3("mistral4", "Mistral Small 4",
+          [](HfFamily& f) {
+              without_groups(f, 128, 4, 0, 1.0);
+              softmax(f);
+          }),
+    as_v3("mistral_large4", "Mistral Large 4",
+          [](HfFamily& f) {
+              without_groups(f, 128, 4, 1, 1.0);
+              softmax(f);
+              f.foreign = kSparseLatent;
+              f.reads_norm = false;
+              f.storage.root = f.storage.block = "";
+              f.storage.experts = ExpertNames::numbered;
+          }),
+    as_v3("axk1", "A.X-K1",
+          [](HfFamily& f) {
+              f.num_experts = 192;
+              f.dense = 1;
+              f.foreign = "its attention is multi-latent (MLA), a norm follows the MoE layer";
+          }),
+    as_v3("axk2", "A.X-K2",
+          [](HfFamily& f) {
+              without_groups(f, 128, 8, 1, 2.5);
+              f.foreign = kSparseLatent;
+          }),
+    as_v3("kimi_linear", "Kimi-Linear",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 1, 2.446);
+              f.foreign = "most of its layers are linear attention (KDA)";
+              f.experts = "num_experts";
+              f.storage.block = "block_sparse_moe.";
+              f.storage.experts = ExpertNames::numbered;
+          }),
+    as_v3("bailing_hybrid", "Ling",
+          [](HfFamily& f) {
+              f.num_experts = 512;
+              f.dense = 2;
+              f.foreign = "most of its layers are linear attention (KDA)";
+              f.experts = "num_experts";
+              f.storage.bias = "gate.expert_bias";
+          }),
+    as_v3("dots3_note", "dots3",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 1, 1.0);
+              f.foreign = kSparseLatent;
+              f.shared_width = "shared_experts_intermediate_size";
+              f.shared_width_default = 1536;
+          }),
+    as_v3("exaone_moe", "K-EXAONE",
+          [](HfFamily& f) {
+              without_groups(f, 64, 8, 1, 2.5);
+              f.foreign = kWindows;
+              f.experts = "num_experts";
+              f.storage.bias = "e_score_correction_bias";
+          }),
+    as_v3("mimo_v2_flash", "MiMo-V2-Flash",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 1, 1.0);
+              f.foreign = "its attention has windows and sinks";
+              f.shared = HfFamily::kNone;
+          }),
+    as_v3("laguna", "Laguna",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 1, 1.0);
+              f.foreign = "its attention has windows and a gate";
+              f.experts = "num_experts";
+              f.reads_norm = false;
+              f.shared_width = "shared_expert_intermediate_size";
+              f.shared_width_default = 512;
+              f.only = {{{"moe_apply_router_weight_on_input", "false", "experts weight their output here"},
+                         {"moe_router_logit_softcapping", "0.0", "router logits are not capped here"}}};
+              f.storage.bias = "experts.e_score_correction_bias";
+              f.storage.shared = "shared_expert.";
+          }),
+    as_v3("afmoe", "Trinity",
+          [](HfFamily& f) {
+              without_groups(f, 64, 6, 1, 1.0);
+              f.foreign = "its attention has windows and a gate, norms follow its layers";
+              f.experts = "num_experts";
+              f.reads_norm = false;
+              f.shared = 2;
+              f.storage.router = "router.gate.weight";
+              f.storage.bias = "expert_bias";
+              f.storage.mlp_norm = "pre_mlp_layernorm.weight";
+          }),
+    as_v3("flint", "Flint",
+          [](HfFamily& f) {
+              without_groups(f, 256, 6, 2, HfFamily::kNone);
+              f.foreign = "its attention has windows and sinks";
+              f.experts = "num_experts";
+              f.has_bias = false;
+              f.sparse_step = true;
+              f.shared_width = "shared_expert_intermediate_size";
+              f.shared_width_default = 1024;
+              f.storage.shared = "shared_expert.";
+          }),
+    as_v3("beam", "Beam",
+          [](HfFamily& f) {
+              f.foreign = "its attention has windows and a gate, norms follow its layers";
+              f.experts = "num_experts";
+              f.shared = HfFamily::kNone;
+              f.storage.mlp_norm = "pre_feedforward_layernorm.weight";
+          }),
+    as_v3("lfm2_moe", "LFM2-8B-A1B",
+          [](HfFamily& f) {
+              without_groups(f, 32, 4, 2, 1.0);
+              f.foreign = "most of its layers are convolutions";
+              f.experts = "num_experts";
+              f.epsilon = "norm_eps";
+              f.bias = "use_expert_bias";
+              f.shared = HfFamily::kNone;
+              f.storage.block = "feed_forward.";
+              f.storage.bias = "expert_bias";
+              f.storage.mlp_norm = "ffn_norm.weight";
+              f.storage.experts = ExpertNames::numbered;
+          }),
+    as_v3("dots1", "dots.llm1",
+          [](HfFamily& f) {
+              without_groups(f, 0, 0, 0, 1.0);
+              whole(f, "Dots1ForCausalLM", true);
+              f.normalised = false;
+              f.shared = 0;
+          }),
+    as_v3("hy_v3", "Hunyuan 3",
+          [](HfFamily& f) {
+              without_groups(f, 192, 8, 1, 2.826);
+              whole(f, "HYV3ForCausalLM", true);
+              f.experts = "num_experts";
+              f.shared_key = "num_shared_experts";
+              f.scaling_key = "router_scaling_factor";
+              f.listed = true;
+              f.reads_norm = false;
+              f.only[0] = {"mlp_bias", "false", "linear layers have no bias here"};
+              f.storage.router = "router.gate.weight";
+              f.storage.bias = "expert_bias";
+              f.storage.shared = "shared_mlp.";
+          }),
+    as_v3("sarvam_moe", "Sarvam-30B",
+          [](HfFamily& f) {
+              without_groups(f, 128, 6, 1, 2.5);
+              whole(f, "SarvamMoEForCausalLM", true);
+              f.reads_qk_norm = true;
+              f.storage.embedding = "word_embeddings.weight";
+              f.storage.attention = "attention.";
+              f.storage.qkv = "query_key_value.weight";
+              f.storage.proj = "dense.weight";
+              f.storage.q_norm = "query_layernorm.weight";
+              f.storage.k_norm = "key_layernorm.weight";
+              f.storage.bias = "gate.expert_bias";
+          }),
+    as_v3("solar_open", "Solar-Open-100B",
+          [](HfFamily& f) {
+              without_groups(f, 128, 8, HfFamily::kNone, 1.0);
+              whole(f, "SolarOpenForCausalLM", false);
+          }),
+};
+
+// ---- Granite
+constexpr HfFamily granite(const char* type, const char* models, const char* foreign, int64_t shared) {
+    HfFamily f = {.type = type, .models = models, .foreign = foreign};
+    f.granite = true;
+    f.normalised = true;
+    f.reads_norm = false;
+    f.num_experts = 8;
+    f.topk = 2;
+    if (shared != HfFamily::kNone) {
+        f.shared = 1;
+        f.shared_width = "shared_intermediate_size";
+        f.shared_width_default = shared;
+    }
+    f.storage.block = "block_sparse_moe.";
+    f.storage.router = "router.layer.weight";
+    f.storage.shared = "/shared_mlp.";
+    f.storage.experts = ExpertNames::linear;
+    return f;
+}
+constexpr HfFamily with(HfFamily f, const char* architecture) {
+    f.architecture = architecture;
+    return f;
+}
+constexpr HfFamily granite_swa() {
+    HfFamily f = granite("granitemoe_swa", "Granite with windows", "its attention has windows and sinks", 0);
+    f.storage.router = "router.weight";
+    f.storage.experts = ExpertNames::fused;
+    return f;
+}
+
+// ---- families of their own
+constexpr std::array kOthers = {
+    HfFamily{.type = "qwen3_moe",
+             .models = "Qwen3-MoE",
+             .architecture = "Qwen3MoeForCausalLM",
+             .query_key_norm = true,
+             .experts = "num_experts",
+             .expert_width = "moe_intermediate_size",
+             .sparse_step = true},
+    HfFamily{.type = "mixtral",
+             .models = "Mixtral",
+             .architecture = "MixtralForCausalLM",
+             .reads_attention_bias = false,
+             .normalised = true,
+             .reads_norm = false,
+             .storage = {.block = "block_sparse_moe.", .experts = ExpertNames::numbered}},
+    // DeepSeek-V2-Lite. The larger V2 scores a group by its best expert alone.
+    HfFamily{.type = "deepseek_v2",
+             .models = "DeepSeek-V2-Lite (`topk_method: greedy`)",
+             .foreign = kLatent,
+             .experts = "n_routed_experts",
+             .expert_width = "moe_intermediate_size",
+             .norm_reason = "its implementations differ in what they do then",
+             .choice = "greedy",
+             .choice_reason = "a group is scored by its best expert alone there, by several here",
+             .num_experts = 64,
+             .shared = 2,
+             .dense = 0,
+             .scaling = 1.0},
+    HfFamily{.type = "olmoe",
+             .models = "OLMoE",
+             .foreign = "its attention normalises queries and keys over all heads together",
+             .experts = "num_experts"},
+    HfFamily{.type = "flex_olmo",
+             .models = "FlexOlmo",
+             .foreign = "its attention normalises queries and keys over all heads together, its norms follow "
+                        "its layers",
+             .experts = "num_experts",
+             .num_experts = 7,
+             .topk = 5},
+    HfFamily{.type = "minimax_m2",
+             .models = "MiniMax-M2",
+             .foreign = "its attention rotates a part of each head and normalises over all heads together",
+             .scores = kSigmoid,
+             .normalised = true,
+             .reads_norm = false,
+             .bias = "use_routing_bias",
+             .storage = {.block = "block_sparse_moe.",
+                         .bias = "e_score_correction_bias",
+                         .experts = ExpertNames::numbered}},
+    HfFamily{.type = "minimax",
+             .models = "MiniMax-Text-01",
+             .foreign = "most of its layers are linear attention",
+             .normalised = true,
+             .reads_norm = false,
+             .num_experts = 8,
+             .topk = 2,
+             .storage = {.block = "block_sparse_moe.", .experts = ExpertNames::numbered}},
+    HfFamily{.type = "hunyuan_v1_moe",
+             .models = "Hunyuan-A13B",
+             .foreign = "its attention normalises queries and keys after rotating them",
+             .experts = "num_experts",
+             .normalised = true,
+             .reads_norm = false,
+             .shared = 1,
+             .storage = {.router = "gate.wg.weight", .shared = "shared_mlp."}},
+    HfFamily{.type = "mellum",
+             .models = "Mellum",
+             .foreign = kWindows,
+             .expert_width = "moe_intermediate_size",
+             .normalised = true,
+             .num_experts = 64,
+             .topk = 8,
+             .dense = 0},
+    HfFamily{.type = "lara_mini",
+             .models = "Lara-mini",
+             .foreign = "most of its layers are linear attention",
+             .experts = "num_experts",
+             .expert_width = "moe_intermediate_size",
+             .normalised = true,
+             .num_experts = 128,
+             .topk = 4,
+             .shared = 1,
+             .shared_width = "shared_expert_intermediate_size",
+             .shared_width_default = 512,
+             .storage = {.shared = "shared_expert.", .experts = ExpertNames::fused}},
+    with(granite("granitemoe", "Granite 3 MoE", nullptr, HfFamily::kNone), "GraniteMoeForCausalLM"),
+    with(granite("granitemoeshared", "Granite MoE with a shared expert", nullptr, 0),
+         "GraniteMoeSharedForCausalLM"),
+    granite("granitemoehybrid", "Granite 4", "most of its layers are state-space models", 1024),
+    granite_swa(),
+    HfFamily{.type = "cohere2_moe",
+             .models = "Command A MoE",
+             .foreign = "it uses LayerNorm, and attention with windows runs in parallel with the MoE layer",
+             .experts = "num_experts",
+             .epsilon = "layer_norm_eps",
+             .normalised = true,
+             .any_scores = true,
+             .has_bias = false,
+             .num_experts = 8,
+             .topk = 2,
+             .shared = 0,
+             .dense = 0},
+    HfFamily{.type = "jamba",
+             .models = "Jamba",
+             .foreign = "most of its layers are state-space models",
+             .experts = "num_experts",
+             .reads_norm = false,
+             .num_experts = 16,
+             .topk = 2,
+             .period = true,
+             .storage = {.mlp_norm = "pre_ff_layernorm.weight",
+                         .block = "feed_forward.",
+                         .router = "router.weight"}},
+    HfFamily{.type = "dbrx",
+             .models = "DBRX",
+             .foreign = "it uses LayerNorm and clips queries, keys and values",
+             .experts = "ffn_config.moe_num_experts",
+             .expert_width = "ffn_config.ffn_hidden_size",
+             .epsilon = nullptr,
+             .normalised = true,
+             .reads_norm = false,
+             .only = {{{"ffn_config.moe_normalize_expert_weights", "1.0",
+                        "the weights of a token's experts are divided by their sum"}}},
+             .num_experts = 4,
+             .topk = 1,
+             .storage = {.root = "transformer.",
+                         .layers = "blocks.",
+                         .block = "ffn.",
+                         .router = "router.layer.weight",
+                         .experts = ExpertNames::stacked}},
+};
+
+constexpr HfFamily refused(const char* type, const char* models, const char* reason) {
+    return {.type = type, .models = models, .refused = reason};
+}
+constexpr std::array kRefused = {
+    refused(
+        "gpt_oss", "gpt-oss",
+        "its experts have biases and a clamped activation, its attention has sinks, its weights are MXFP4"),
+    refused("qwen2_moe", "Qwen2-MoE", kSharedGate),
+    refused("qwen3_next", "Qwen3-Next", kSharedGate),
+    refused("qwen3_5_moe", "Qwen3.5-MoE", kSharedGate),
+    refused("llama4", "Llama 4", "its experts weight their input, not their output"),
+    refused("deepseek_v4", "DeepSeek-V4", "its activation is clamped, some of its layers route by a hash"),
+    refused("ernie4_5_moe", "ERNIE 4.5", "it chooses by softmax scores and a bias"),
+    refused("longcat_flash", "LongCat-Flash", "some of its experts are the identity"),
+    refused("nemotron_h", "Nemotron-H", "its activation is the square of ReLU, without a gate"),
+    refused("gemma4", "Gemma 4", "its router has a norm, its activation is GELU"),
+    refused("minimax_m3", "MiniMax-M3", "its activation is clamped"),
+    refused("phimoe", "Phi-3.5-MoE", "it uses LayerNorm with biases and its router samples"),
+    refused("llama", "Llama", kNoExperts),
+    refused("mistral", "Mistral", kNoExperts),
+    refused("qwen2", "Qwen2", kNoExperts),
+    refused("qwen3", "Qwen3", kNoExperts),
+    refused("gemma3", "Gemma 3", kNoExperts),
+};
+
+// Whole families first, then the ones known by their layers.
+std::vector<HfFamily> sorted() {
+    std::vector<HfFamily> all(kOthers.begin(), kOthers.end());
+    all.insert(all.end(), kOfDeepSeekV3.begin(), kOfDeepSeekV3.end());
+    std::stable_partition(all.begin(), all.end(), [](const HfFamily& family) { return family.whole(); });
+    all.insert(all.end(), kRefused.begin(), kRefused.end());
+    return all;
+}
+
+}  // namespace
+
+std::span<const HfFamily> hf_families() {
+    static const std::vector<HfFamily> all = sorted();
+    return all;
+}
+
+const HfFamily* hf_family(std::string_view type) {
+    if (type.ends_with("_text")) type.remove_suffix(5);
+    for (const HfFamily& family : hf_families())
+        if (type == family.type) return &family;
+    return nullptr;
+}
+
+std::string families_page(bool markdown) {
+    std::string page = markdown ? "| `model_type` | models | supported | router | not supported |\n"
+                                  "| --- | --- | --- | --- | --- |\n"
+                                : "";
+    for (const HfFamily& f : hf_families()) {
+        if (markdown && f.refused == kNoExperts) continue;
+        const char* const why = f.refused != nullptr ? f.refused : f.foreign != nullptr ? f.foreign : "";
+        const char* const support = f.refused != nullptr ? "refused" : f.whole() ? "whole" : "layer";
+        std::string router = f.scores == kSigmoid ? "sigmoid" : "softmax";
+        if (f.scores == kSigmoid && f.has_bias) router += ", bias";
+        if (f.scores == kSigmoid && f.groups > 1) router += ", groups";
+        if (f.scores != kSigmoid && !f.normalised) router += " over all experts";
+        if (f.refused != nullptr) router.clear();
+        page += markdown
+                    ? fmt::format("| `{}` | {} | {} | {} | {} |\n", f.type, f.models, support, router, why)
+                    : fmt::format("{:<17} {:<8} {}\n", f.type, support, why);
+    }
+    return page;
+}
+
+}  // namespace fp8flow

@@ -1,0 +1,215 @@
+// SPDX-License-Identifier: MIT
+// config.json of an export. A family is right for a configuration if its own file, read back, gives it: no
+// rule about families is written twice.
+#include "model/config/fields.h"
+#include "model/config/hf_config.h"
+#include "model/weights/export.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace fp8flow::weights {
+
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+void add_rope(Json& json, const ModelSpec& m) {
+    const RopeSpec& rope = m.rope;
+    if (rope.rope_type == RopeType::rope && rope.rotary_percent == 1) return;
+    Json group = {{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
+    if (rope.rotary_percent != 1) group["partial_rotary_factor"] = rope.rotary_percent;
+    const auto scaled = [&](const char* type, const char* factor) {
+        group["rope_type"] = type;
+        group[factor] = rope.rotary_scaling_factor;
+        group["original_max_position_embeddings"] = rope.original_max_position_embeddings;
+    };
+    if (rope.rope_type == RopeType::linear) scaled("linear", "factor");
+    if (rope.rope_type == RopeType::ntk) scaled("dynamic", "alpha");
+    if (rope.rope_type == RopeType::yarn) {
+        scaled("yarn", "factor");
+        group["beta_fast"] = rope.beta_fast;
+        group["beta_slow"] = rope.beta_slow;
+        const double log = std::log(rope.rotary_scaling_factor);
+        group["attention_factor"] = (1 + 0.1 * rope.mscale * log) / (1 + 0.1 * rope.mscale_all_dim * log);
+        if (rope.mscale_all_dim != 0) {
+            group.erase("attention_factor");
+            group["mscale"] = rope.mscale;
+            group["mscale_all_dim"] = rope.mscale_all_dim;
+        }
+    }
+    if (rope.rope_type == RopeType::llama3) {
+        scaled("llama3", "factor");
+        group["low_freq_factor"] = rope.low_freq_factor;
+        group["high_freq_factor"] = rope.high_freq_factor;
+    }
+    json["rope_parameters"] = group;
+}
+
+void add_layers(Json& json, const ModelSpec& m, const HfFamily& family) {
+    const auto& layers = m.moe_layer_freq;
+    Json only_dense = Json::array(), types = Json::array();
+    for (size_t i = 0; i < layers.size(); ++i) {
+        if (layers[i] == 0) only_dense.push_back(i);
+        types.push_back(layers[i] == 0 ? "dense" : "sparse");
+    }
+    if (family.sparse_step) {
+        json["decoder_sparse_step"] = 1;
+        json["mlp_only_layers"] = only_dense;
+    } else if (family.listed) {
+        json["mlp_layer_types"] = types;
+    } else if (family.dense != HfFamily::kNone) {
+        json["first_k_dense_replace"] = std::find(layers.begin(), layers.end(), 1) - layers.begin();
+    }
+}
+
+void add_experts(Json& json, const Config& config, const HfFamily& family) {
+    const MoeSpec& moe = config.moe;
+    const int64_t shared = moe.moe_shared_expert_intermediate_size, width = moe.moe_ffn_hidden_size;
+    json[family.experts] = moe.num_experts;
+    if (family.expert_width != std::string_view("intermediate_size"))
+        json["intermediate_size"] = config.model.ffn_hidden_size;
+    json[family.expert_width] = width;
+    if (family.reads_norm)
+        json["norm_topk_prob"] = moe.moe_router_score_function == ScoreFunction::sigmoid
+                                     ? moe.moe_router_norm_topk_prob
+                                     : !moe.moe_router_pre_softmax;
+    if (family.shared != HfFamily::kNone && family.shared_width == nullptr)
+        json[family.shared_key] = shared / width;
+    if (family.shared_width != nullptr) json[family.shared_width] = shared;
+    if (family.scaling != HfFamily::kNone) json[family.scaling_key] = moe.moe_router_topk_scaling_factor;
+    if (family.groups != HfFamily::kNone) {
+        json["n_group"] = std::max<int64_t>(1, moe.moe_router_num_groups);
+        json["topk_group"] = std::max<int64_t>(1, moe.moe_router_group_topk);
+    }
+}
+
+Json config_as(const Config& config, const HfFamily& family) {
+    const ModelSpec& m = config.model;
+    Json json = {{"architectures", {family.architecture}},
+                 {"model_type", family.type},
+                 {"hidden_act", "silu"},
+                 {"hidden_size", m.hidden_size},
+                 {"num_hidden_layers", m.num_layers},
+                 {"num_attention_heads", m.num_attention_heads},
+                 {"num_key_value_heads", m.num_query_groups},
+                 {"head_dim", m.kv_channels},
+                 {"max_position_embeddings", std::max(m.seq_length, m.max_position_embeddings)},
+                 {"rms_norm_eps", m.norm_epsilon},
+                 {"rope_theta", m.rotary_base},
+                 {"vocab_size", m.vocab_size},
+                 {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
+                 {"initializer_range", m.init_method_std},
+                 {"attention_bias", false},
+                 {"num_experts_per_tok", config.moe.moe_router_topk}};
+    add_experts(json, config, family);
+    add_layers(json, m, family);
+    add_rope(json, m);
+    if (!family.sparse_step) json["sliding_window"] = nullptr;
+    if (family.reads_qk_norm) json["use_qk_norm"] = m.qk_layernorm;
+    if (family.granite)  // the multipliers are in the weights
+        json["attention_multiplier"] = 1 / std::sqrt(static_cast<double>(m.kv_channels));
+    return json;
+}
+
+// The keys of the configuration that a family's own file does not give back.
+std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
+    const std::string name = family.type;
+    std::vector<std::string> lost;
+    const auto& layers = config.model.moe_layer_freq;
+    const bool has_dense = std::find(layers.begin(), layers.end(), 0) != layers.end();
+    try {
+        const Config back = parse_config("output: {log_interval: 1}", name, {}, std::nullopt,
+                                         parse_hf_config(config_as(config, family).dump(), name));
+        for (const ConfigField& field : config_fields()) {
+            const std::string key = field.section + "." + field.key;
+            static const std::set<std::string> kNotOfTheModel = {"model.seq_length",
+                                                                 "model.max_position_embeddings",
+                                                                 "model.make_vocab_size_divisible_by",
+                                                                 "model.embedding_init_method_std",
+                                                                 "model.init_method_std",
+                                                                 "model.moe_layer_freq",
+                                                                 "model.num_layers_at_start_in_bf16",
+                                                                 "model.num_layers_at_end_in_bf16"};
+            static const std::set<std::string> kOfTheRouter = {"moe.num_experts",
+                                                               "moe.moe_router_topk",
+                                                               "moe.moe_ffn_hidden_size",
+                                                               "moe.moe_shared_expert_intermediate_size",
+                                                               "moe.moe_router_score_function",
+                                                               "moe.moe_router_pre_softmax",
+                                                               "moe.moe_router_norm_topk_prob",
+                                                               "moe.moe_router_num_groups",
+                                                               "moe.moe_router_group_topk",
+                                                               "moe.moe_router_topk_scaling_factor",
+                                                               "moe.moe_router_enable_expert_bias"};
+            const bool counts =
+                field.section == "model" ? !kNotOfTheModel.contains(key) : kOfTheRouter.contains(key);
+            const bool of_dense = key == "model.ffn_hidden_size";
+            if (counts && (!of_dense || has_dense) && field.get(back) != field.get(config))
+                lost.push_back(key);
+        }
+        if (back.model.moe_layer_freq != config.model.moe_layer_freq)
+            lost.emplace_back("model.moe_layer_freq");
+    } catch (const Error& error) {
+        lost.emplace_back(error.what());
+    }
+    return lost;
+}
+
+}  // namespace
+
+const HfFamily& export_family(const Config& config) {
+    std::vector<const HfFamily*> candidates;
+    if (const HfFamily* own = hf_family(config.family); own != nullptr && own->whole())
+        candidates.push_back(own);
+    for (const HfFamily& family : hf_families())
+        if (family.whole()) candidates.push_back(&family);
+    std::vector<std::string> nearest;
+    const HfFamily* near = nullptr;
+    for (const HfFamily* family : candidates) {
+        std::vector<std::string> lost = lost_as(config, *family);
+        if (lost.empty()) return *family;
+        if (near == nullptr || lost.size() < nearest.size()) {
+            near = family;
+            nearest = std::move(lost);
+        }
+    }
+    fail(ExitCode::usage, "export: no family computes what this configuration says; {} differs in {}",
+         near->type, fmt::join(nearest, ", "));
+}
+
+std::string hf_config_of(const Config& config, ExportFormat format) {
+    const HfFamily& family = export_family(config);
+    const HfStorage& names = family.storage;
+    Json json = config_as(config, family);
+    if (format == ExportFormat::fp8) {
+        const auto& layers = config.model.moe_layer_freq;
+        Json plain = Json::array({"lm_head"});
+        const auto module = [&](size_t layer, std::string_view weight) {
+            weight.remove_suffix(std::string_view(".weight").size());
+            plain.push_back(fmt::format("{}{}{}.{}", names.root, names.layers, layer, weight));
+        };
+        const auto attention = [&](const char* name) { return std::string(names.attention) + name; };
+        for (size_t i = 0; i < layers.size(); ++i) {
+            if (names.qkv != nullptr) module(i, attention(names.qkv));
+            for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight"})
+                if (names.qkv == nullptr) module(i, attention(name));
+            module(i, attention(names.proj));
+        }
+        for (size_t i = 0; i < layers.size(); ++i)
+            if (layers[i] != 0) module(i, std::string(names.block) + names.router);
+        json["quantization_config"] = {{"quant_method", "fp8"},
+                                       {"fmt", "e4m3"},
+                                       {"activation_scheme", "dynamic"},
+                                       {"weight_block_size", {kScaleBlock, kScaleBlock}},
+                                       {"modules_to_not_convert", plain}};
+    }
+    json["torch_dtype"] = format == ExportFormat::f32 ? "float32" : "bfloat16";
+    return json.dump(2) + "\n";
+}
+
+}  // namespace fp8flow::weights
