@@ -257,13 +257,13 @@ def print_row(family, arm, alike, errors):
     print(f"{family:<17} {arm:<14} {alike:>4}/{T:<3} " + " ".join(f"{value:9.1e}" for value in errors.values()), flush=True)
 
 
-def replay(options, recipe, folder):
+def replay(options, recipe, folder, more=()):
     """Runs the layer; what replay wrote of it, and the gradients of its weights."""
     out = f"{folder}/{recipe}"
     command = [*(mpirun(options.ranks) if options.ranks > 1 else []), options.fp8flow, "replay", "--hf-config", f"{folder}/config.json",
                "--input", f"{folder}/layer.safetensors", "--out", out, "--backend", options.backend, "--set",
                f"precision.recipe={recipe}", "--set", f"parallel.expert_model_parallel_size={options.ranks}"]
-    command += ["--norm"] * options.norm + ["--intermediates"] * options.stages
+    command += [*more, *["--norm"] * options.norm, *["--intermediates"] * options.stages]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\n{done.stdout}{done.stderr}")

@@ -2,16 +2,19 @@
 # SPDX-License-Identifier: MIT
 """Compares fp8flow with the transformers package, from the same weights. Needs torch, transformers and safetensors.
 
-layer: `fp8flow replay` with the MoE block of every family that --hf-config reads, in float64 on the CPU: output,
-  routing, input gradient and every weight gradient. The rows "torch bf16" are the same blocks in BF16 on --device:
-  what PyTorch itself loses.
-training: `fp8flow train` with small Qwen3-MoE and Mixtral models trained in PyTorch on the same tokens
+layer: `fp8flow replay` with the MoE block of every family that `fp8flow families` lists, from files that transformers
+  writes of a small random model, against the block in float64: output, input gradient and every weight gradient, which
+  replay writes under the names of the files. The rows "torch bf16" are the same blocks in BF16 on --device: what
+  PyTorch itself loses.
+training: `fp8flow train` with a small model of every whole family trained in PyTorch on the same tokens
   (--dump-samples): the loss of every step, and the gradients of the first. AdamW, schedule, weight decay (none on
   norms) and clipping follow the same rules, with FP32 masters in both. What PyTorch's BF16 differs from its FP32 is
-  the noise floor. Each family trains without a balancing loss and with Megatron's, which PyTorch computes here as
+  the noise floor. Qwen3-MoE and Mixtral also train with Megatron's balancing loss, which PyTorch computes here as
   fp8flow does; transformers' own loss with the nearest coefficient is one more arm, another function.
 predictions: the same models after --steps of `fp8flow train`, exported, in transformers and in `fp8flow evaluate` and
   `generate`: the loss of the same windows, and 64 greedy tokens in BF16.
+
+fixtures: writes tests/data/families, which tests/cli/families_test.cpp compares replay with.
 
   scripts/compare_torch.py layer                                 every family under bf16, fp8_blockwise and fp8_flow
   scripts/compare_torch.py layer --families olmoe --ranks 2
@@ -40,7 +43,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # of PyTorch's threads, whe
 try:
     import torch
     import transformers
-    from safetensors.torch import save_file
+    from safetensors.torch import load_file, save_file
+    from transformers import AutoConfig
     missing = None
 except ImportError as problem:
     missing = problem
@@ -51,99 +55,214 @@ def error(got, want):
 
 
 # ---- layer
-NO_GROUPS = {"n_group": 1, "topk_group": 1}
-# family: (its configuration, its block, the layer of compare_layer.py that has its fields, and what differs)
-FAMILIES = {"deepseek_v3": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", {}),
-            "qwen3_moe": ("Qwen3MoeConfig", "Qwen3MoeSparseMoeBlock", "qwen3_moe", {}),
-            "mixtral": ("MixtralConfig", "MixtralSparseMoeBlock", "mixtral", {}),
-            # no class of transformers: its own is DeepSeek-V3's
-            "kimi_k2": ("DeepseekV3Config", "DeepseekV3MoE", "deepseek_v3", NO_GROUPS | {"routed_scaling_factor": 2.827}),
-            "glm4_moe": ("Glm4MoeConfig", "Glm4MoeMoE", "deepseek_v3", NO_GROUPS),
-            "glm4_moe_as_it_is": ("Glm4MoeConfig", "Glm4MoeMoE", "deepseek_v3", NO_GROUPS | {"norm_topk_prob": False}),
-            "deepseek_v2": ("DeepseekV2Config", "DeepseekV2Moe", "deepseek_v3",
-                            NO_GROUPS | {"topk_method": "greedy", "norm_topk_prob": False, "routed_scaling_factor": 1.0}),
-            "olmoe": ("OlmoeConfig", "OlmoeSparseMoeBlock", "mixtral", {"norm_topk_prob": False}),
-            "minimax_m2": ("MiniMaxM2Config", "MiniMaxM2SparseMoeBlock", "mixtral", {})}
+T, H = compare_layer.T, compare_layer.H
+# Sizes under the names of all families; a class takes those that it has.
+SMALL = dict(
+    hidden_size=H, d_model=H, num_hidden_layers=4, n_layers=4, vocab_size=256, num_attention_heads=4, n_heads=4,
+    num_key_value_heads=2, head_dim=32, intermediate_size=256, moe_intermediate_size=128, prefix_dense_intermediate_size=256,
+    n_routed_experts=8, num_experts=8, num_local_experts=8, num_experts_per_tok=2, num_experts_per_token=2, moe_topk=2,
+    n_shared_experts=1, num_shared_experts=1, shared_expert_intermediate_size=128, shared_intermediate_size=128,
+    shared_experts_intermediate_size=128, first_k_dense_replace=1, num_dense_layers=1, mlp_only_layers=[0],
+    max_position_embeddings=256, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32,
+    index_topk=64, index_head_dim=32, index_n_heads=2, gated_norm_rank=16, linear_head_dim=32, linear_num_heads=4,
+    linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, mamba_n_heads=4,
+    mamba_d_head=128, mamba_d_state=16, mamba_dt_rank=8, use_mamba_kernels=False, attn_layer_offset=1, attn_layer_period=2,
+    swa_num_attention_heads=4, swa_num_key_value_heads=2, swa_head_dim=32, swa_v_head_dim=32,
+    pad_token_id=0, bos_token_id=1, eos_token_id=2)
+# What a family needs besides, or is compared with besides its defaults.
+OWN = {"kimi_k2": {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
+       "glm4_moe": {"norm_topk_prob": False},
+       "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
+       "dbrx": {"attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+                "ffn_config": {"ffn_hidden_size": 128, "moe_num_experts": 8, "moe_top_k": 2}}}
+CLASS_OF = {"kimi_k2": "deepseek_v3"}  # no class of transformers: its own is DeepSeek-V3's
 
 
-def block_of(family, dtype):
-    """A block with random weights that BF16 holds exactly, and its configuration. Versions of transformers differ in
-    how they name and join the experts' weights; this takes the block's own parameters, whatever they are called."""
-    config_name, block_name, base, own = FAMILIES[family]
-    fields = compare_layer.config_of(base)
-    for name in ("model_type", "rope_theta", "scoring_func", "topk_method"):  # the class's own
-        fields.pop(name, None)
-    config = getattr(transformers, config_name)(**fields | own)
-    module = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
+def small_config(family, **more):
+    """The family's configuration with small sizes; what has no size is as its class has it."""
+    base = AutoConfig.for_model(CLASS_OF.get(family, family)).get_text_config()
+    base.allow_global_per_layer_attribute_access = True
+    fields = {name: value for name, value in SMALL.items() if hasattr(type(base), name) or hasattr(base, name)}
+    if getattr(base, "kv_lora_rank", None):
+        fields.pop("head_dim", None)
+        fields["num_key_value_heads"] = 4
+    for groups in ("n_group", "num_expert_group"):
+        if (getattr(base, groups, None) or 1) > 1:
+            fields |= {groups: 4, "topk_group": 1}
+    return type(base)(**fields | OWN.get(family, {}) | more)
+
+
+def class_of(config):
+    """The language model; some have no entry in AutoModelForCausalLM."""
+    module = importlib.import_module(type(config).__module__.replace("configuration_", "modeling_"))
+    names = [name for name, value in vars(module).items()
+             if getattr(value, "config_class", None) is type(config) and value.__module__ == module.__name__]
+    return next((getattr(module, name) for ending in ("ForCausalLM", "Model") for name in names
+                 if name.endswith(ending) and "PreTrained" not in name), None)
+
+
+def small_model(family, dtype, **more):
+    """With random weights that BF16 holds exactly."""
+    config = small_config(family, **more)
     config._experts_implementation = "eager"  # one expert after the other, in the block's own type
-    block = getattr(module, block_name)(config).to(dtype)
+    config._attn_implementation = "eager"
+    try:
+        model = transformers.AutoModelForCausalLM.from_config(config)
+    except ValueError:
+        model = class_of(config)(config)
     with torch.no_grad():
-        for name, value in list(block.named_parameters()) + list(block.named_buffers()):
-            std = 0.1 if name == "gate.weight" else 0.05 if "bias" in name else value.shape[-1] ** -0.5
-            value.copy_((std * torch.randn(value.shape)).bfloat16())
-    return block.train(), config
+        for name, value in list(model.named_parameters()) + list(model.named_buffers()):
+            if not value.is_floating_point() or "rotary" in name or "decay" in name or "slope" in name:
+                continue
+            router = re.search(r"(gate|router|router\.gate|router\.layer|gate\.wg)\.weight$", name)
+            std = 0.1 if router else 0.05 if "bias" in name else value.shape[-1] ** -0.5
+            center = 1.0 if value.dim() == 1 and name.endswith("norm.weight") else 0.0
+            value.copy_((center + std * torch.randn(value.shape)).bfloat16())
+    return model.to(dtype).train()
 
 
-def run_block(block, x, dy):
-    """What replay writes, of the block's own forward and backward."""
-    block.zero_grad()
-    parameter = next(block.parameters())
-    x = x.to(parameter.device, parameter.dtype).requires_grad_()
-    seen = {}
-    hook = block.gate.register_forward_hook(lambda _module, _inputs, output: seen.update(gate=output))
+def moe_of(model):
+    """The last MoE block, the layer around it, and its number."""
+    found = [(name, module) for name, module in model.named_modules() if hasattr(module, "experts")]
+    name, block = found[-1]
+    number = int(re.findall(r"(?:layers|blocks)\.(\d+)\.", name)[-1])
+    return block, model.get_submodule(name.rpartition(".")[0]), number
+
+
+def run_block(model, x, dy):
+    """Output, input gradient, and the gradients of the block's weights as the files name them."""
+    block, layer, _ = moe_of(model)
+    block.post_mlp_layernorm = torch.nn.Identity()  # A.X-K1's follows the MoE layer
+    model.zero_grad()
+    x = x.to(next(block.parameters())).requires_grad_()
     y = block(x[None])
-    hook.remove()
     y = (y[0] if isinstance(y, tuple) else y).view_as(x)
+    if hasattr(layer, "shared_mlp"):  # Granite's is next to the block
+        y = y + layer.shared_mlp(x)
     y.backward(dy.to(y))
-    gate = seen["gate"]
-    if not isinstance(gate, tuple) or len(gate) != 3:
-        sys.exit(f"{type(block).__name__}: its gate gives no (logits, weights, ids) in transformers "
-                 f"{transformers.__version__}; 5.x is wanted")
-    results = {"output": y, "topk_weights": gate[1], "topk_ids": gate[2], "grad_hidden_states": x.grad}
-    gradients = {"mlp." + name: p.grad for name, p in block.named_parameters()}
-    # copies: `block.to` changes gradients in place
-    return tuple({n: t.detach().cpu().to(torch.float64, copy=True).numpy() for n, t in part.items()}
-                 for part in (results, gradients))
+    gradients = copy.deepcopy(model)
+    with torch.no_grad():
+        for p, q in zip(gradients.parameters(), model.parameters()):
+            p.copy_(torch.zeros_like(p) if q.grad is None else q.grad)
+        for buffer in gradients.buffers():
+            buffer.zero_()
+    with tempfile.TemporaryDirectory() as folder:
+        gradients.save_pretrained(folder)
+        named = {n: t.double().numpy() for n, t in load_file(f"{folder}/model.safetensors").items() if t.any()}
+    return {"output": y.detach().double().numpy(), "grad_hidden_states": x.grad.double().numpy()}, named
 
 
 def compare_block(options, family, folder):
     """Rows of the report, and whether those of fp8flow are within their bounds."""
     torch.manual_seed(options.seed)
-    try:
-        block, config = block_of(family, torch.float64)
-    except (ImportError, AttributeError, TypeError) as problem:
-        sys.exit(f"{family}: not in transformers {transformers.__version__} as this script knows it: {problem}")
-    x, dy = torch.randn(compare_layer.T, compare_layer.H).bfloat16(), torch.randn(compare_layer.T, compare_layer.H).bfloat16()
-    want = run_block(block, x, dy)
-    state = {"mlp." + name: (value.float() if "bias" in name else value.bfloat16()).contiguous()
-             for name, value in block.state_dict().items()}
-    save_file(state | {"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
-    own_type = {"model_type": family} if family == "kimi_k2" else {}
-    write_json(f"{folder}/config.json", json.loads(config.to_json_string()) | own_type)
+    model = small_model(family, torch.float64)
+    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    state = load_file(f"{folder}/model.safetensors")
+    save_file({n: t.float() if "bias" in n else t for n, t in state.items()}, f"{folder}/model.safetensors")
+    with open(f"{folder}/config.json") as file:
+        config = json.load(file)
+    write_json(f"{folder}/config.json", config | ({"model_type": family} if family in CLASS_OF else {}))
+    x, dy = torch.randn(T, H).bfloat16(), torch.randn(T, H).bfloat16()
+    save_file({"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
+    want, want_gradients = run_block(model, x, dy)
     rows, holds = [], True
     for arm in ["torch bf16", *options.recipes.split(",")]:
         if arm == "torch bf16":
-            got = run_block(block.to(options.device, torch.bfloat16), x, dy)
+            got, gradients = run_block(copy.deepcopy(model).to(options.device, torch.bfloat16), x, dy)
         else:
-            got = compare_layer.replay(options, arm, folder)
-        alike, errors = compare_layer.layer_errors(*got, *want)
-        compare_layer.print_row(family, arm, alike, errors)
-        rows.append({"family": family, "arm": arm, "routed alike": alike, **errors})
+            got, gradients = compare_layer.replay(
+                options, arm, folder, ["--weights", f"{folder}/model.safetensors", "--layer", str(moe_of(model)[2])])
+        errors = block_errors(got, gradients, want, want_gradients)
+        print(f"{family:<17} {arm:<14} " + " ".join(f"{value:9.1e}" for value in errors.values()), flush=True)
+        rows.append({"family": family, "arm": arm, **{name: float(f"{value:.2e}") for name, value in errors.items()}})
         if arm != "torch bf16":
-            bounds = compare_layer.bounds_of(options, arm)
-            holds &= alike == compare_layer.T and all(e <= bound for e, bound in zip(errors.values(), bounds))
+            bounds = compare_layer.bounds_of(options, arm)[1:]
+            holds &= all(e <= bound for e, bound in zip(errors.values(), bounds))
     return rows, holds
 
 
+ERRORS = ["output", "d hidden", "d experts", "d router"]
+
+
+def block_errors(got, gradients, want, want_gradients):
+    """Norm-wise; that the names of the gradients are those of the file is the round trip of the names."""
+    if set(gradients) != set(want_gradients):
+        sys.exit(f"gradients differ in names: {sorted(set(gradients) ^ set(want_gradients))[:8]}")
+    largest = {True: 0.0, False: 0.0}
+    for name, value in want_gradients.items():
+        router = re.search(r"(gate|router|router\.gate|router\.layer|gate\.wg)\.weight$", name) is not None
+        parts = zip(gradients[name], value) if value.ndim == 3 else [(gradients[name], value)]
+        largest[router] = max(largest[router], *(compare_layer.error(one, other) for one, other in parts if other.any()))
+    return dict(zip(ERRORS, [*(compare_layer.error(got[name], want[name]) for name in ("output", "grad_hidden_states")),
+                             largest[False], largest[True]]))
+
+
+def families_of(options):
+    """Those that the program reads, or the ones that are asked for."""
+    lines = jobs.run([options.fp8flow, "families"]).splitlines()
+    known = [line.split()[0] for line in lines if line.split()[1] != "refused"]
+    return options.families.split(",") if options.families else known
+
+
 def layer(options):
-    compare_layer.print_head(options)
-    rows, holds = [], True
-    for family in (options.families or ",".join(FAMILIES)).split(","):
+    print(f"norm-wise errors against float64; {T} tokens, hidden {H}, {options.ranks} rank(s)\n"
+          f"{'family':<17} {'arm':<14} " + " ".join(f"{name:>9}" for name in ERRORS))
+    rows, holds, absent = [], True, []
+    for family in families_of(options):
         with tempfile.TemporaryDirectory() as folder:
+            try:
+                small_config(family)
+            except (KeyError, ValueError) as problem:
+                print(f"{family}: not in transformers {transformers.__version__}: {problem}")
+                absent.append(family)
+                continue
             more, within = compare_block(options, family, folder)
         rows, holds = rows + more, holds and within
     print("all within their bounds" if holds else "above a bound")
-    return {"tokens": compare_layer.T, "arms": rows}, holds
+    return {"tokens": T, "not compared": absent, "arms": rows}, holds
+
+
+# ---- fixtures
+FIXTURES = ("granitemoeshared", "dbrx", "lfm2_moe")  # experts in one tensor, transposed, one by one with a bias
+FEW, DIGITS = 8, 6  # tokens
+
+
+def spread(tag, shape, shift):
+    """Values of a tensor that a test can make again: multiples of 1/128 below 1, times 2^-shift."""
+    i = torch.arange(math.prod(shape), dtype=torch.int64)
+    return ((((tag * 7919 + i * 104729 + i * i % 10007) % 251) - 125).double() / 128 * 2.0**-shift).reshape(shape)
+
+
+def sketch(value, tag):
+    """The norm, and the product with spread values, which sees rows in another place."""
+    value = torch.as_tensor(value)
+    product = (value * spread(tag, value.shape, 0)).sum().item()
+    return [float(f"{figure:.{DIGITS}g}") for figure in (value.norm().item(), product)]
+
+
+def fixtures(options):
+    """Writes tests/data/families: a block of each family with its results, for a test without torch."""
+    for family in FIXTURES:
+        torch.manual_seed(options.seed)
+        model = small_model(family, torch.float32)
+        _, layer, number = moe_of(model)
+        with tempfile.TemporaryDirectory() as folder:
+            model.save_pretrained(folder)
+            state, config = load_file(f"{folder}/model.safetensors"), json.loads(model.config.to_json_string())
+            block = sorted(n for n in state if re.search(rf"\.{number}\..*(moe|ffn|feed_forward|shared_mlp)\.", n))
+            for tag, name in enumerate(block):
+                state[name] = spread(tag, state[name].shape, 4 if "bias" in name else 3).float()
+            save_file(state, f"{folder}/model.safetensors", metadata={"format": "pt"})
+            model = type(model).from_pretrained(folder, dtype=torch.float64).train()
+        model.set_experts_implementation("eager") if hasattr(model, "set_experts_implementation") else None
+        x, dy = spread(100, (FEW, H), 0), spread(101, (FEW, H), 0)
+        results, gradients = run_block(model, x, dy)
+        kept = {key: config[key] for key in config if key not in ("architectures", "dtype", "transformers_version")}
+        write_json(f"{ROOT}/tests/data/families/{family}.json", {
+            "config": kept, "layer": number, "tokens": FEW, "tensors": {name: list(state[name].shape) for name in block},
+            "results": {name: sketch(value, 102) for name, value in results.items()},
+            "gradients": {name: sketch(gradients[name], 103) for name in block if name in gradients}})
+    return {}, True
 
 
 # ---- training: the model and PyTorch's arms
@@ -153,22 +272,33 @@ TRAINING = {"lr": 2e-3, "min_lr": 2e-4, "lr_warmup_iters": 10, "lr_warmup_style"
 COEFFICIENT = 0.01  # of Megatron's balancing loss, in the setting that has one
 
 
-def model_of(family, seed):
+# What families are trained with besides small sizes: dense layers and their width, rotary embeddings, constants.
+TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+           "mixtral": {"intermediate_size": WIDTH, "sliding_window": None},
+           "granitemoe": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
+           "granitemoeshared": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
+           "hy_v3": {},
+           "dots1": {"norm_topk_prob": True, "intermediate_size": 200},  # is widened to 256
+           "sarvam_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+           "solar_open": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                                              "original_max_position_embeddings": 32}}}
+GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
+
+
+def model_of(family, seed, **more):
     common = dict(vocab_size=VOCAB, hidden_size=HIDDEN, num_hidden_layers=LAYERS, num_attention_heads=4,
-                  num_key_value_heads=2, head_dim=32, num_experts_per_tok=TOPK, max_position_embeddings=SEQ,
-                  tie_word_embeddings=False, attention_dropout=0.0,
+                  num_key_value_heads=2, head_dim=32, num_experts_per_tok=TOPK, max_position_embeddings=SEQ, pad_token_id=None,
+                  intermediate_size=2 * WIDTH, moe_intermediate_size=WIDTH, tie_word_embeddings=False, attention_dropout=0.0,
                   # the coefficient that makes transformers' loss the nearest to Megatron's
                   router_aux_loss_coef=COEFFICIENT * LAYERS / TOPK)
     torch.manual_seed(seed)
-    if family == "mixtral":
-        model = transformers.MixtralForCausalLM(transformers.MixtralConfig(
-            intermediate_size=WIDTH, num_local_experts=EXPERTS, sliding_window=None, **common))
-    else:
-        model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(
-            intermediate_size=2 * WIDTH, moe_intermediate_size=WIDTH, num_experts=EXPERTS, norm_topk_prob=True,
-            decoder_sparse_step=1, mlp_only_layers=[], **common))
+    model = transformers.AutoModelForCausalLM.from_config(
+        small_config(family, **common | TRAINED.get(family, {}) | more))
     model.config._attn_implementation = "eager"
     model.config._experts_implementation = "eager"  # one expert after the other
+    for name, bias in model.named_buffers():
+        if "bias" in name:  # of the router: it moves by a rule of its own, and stays here
+            torch.nn.init.normal_(bias, std=0.05)
     return model.float().train()
 
 
@@ -218,7 +348,7 @@ class Arm:
         inputs, targets = windows[:, :-1], windows[:, 1:]
         out = self.model(input_ids=inputs, output_router_logits=self.balancing == "transformers", use_cache=False)
         loss = total = torch.nn.functional.cross_entropy(out.logits.float().reshape(-1, VOCAB), targets.reshape(-1))
-        if len(self.logits) != LAYERS:
+        if self.balancing and len(self.logits) != LAYERS:
             sys.exit(f"{len(self.logits)} routers were seen, {LAYERS} are there: transformers {transformers.__version__} "
                      "names them otherwise")
         if self.balancing == "megatron":
@@ -279,13 +409,29 @@ def first_gradients(options, folder, settings, model):
     out = train(options, folder, "first", {**settings, **one},
                 ["--weights", f"{folder}/hf", "--export", "f32", "--overwrite"])
     after = dict(type(model).from_pretrained(f"{out}/hf", dtype=torch.float32).named_parameters())
-    return {name: (p.detach().double() - after[name].detach().double()) * (epsilon / rate)
+    return {name: (p.detach().double() - cut(after[name].detach().double(), p)) * (epsilon / rate)
             for name, p in model.named_parameters()}
+
+
+def cut(value, like):
+    """A dense FFN may have been widened with zeros."""
+    return value[tuple(slice(size) for size in like.shape)]
+
+
+def folds_error(options, folder, family):
+    """Of the logits of a model with constants, which an export has in its weights."""
+    model = model_of(family, options.seed, **GRANITE)
+    model.save_pretrained(f"{folder}/hf")
+    still = {"training.train_iters": 1, "training.lr": 0, "training.min_lr": 0, "training.lr_warmup_iters": 0}
+    out = train(options, folder, "still", still, ["--weights", f"{folder}/hf", "--export", "f32", "--overwrite"])
+    tokens = torch.randint(VOCAB, (2, SEQ))
+    with torch.no_grad():
+        return error(type(model).from_pretrained(f"{out}/hf", dtype=torch.float32)(tokens).logits, model(tokens).logits)
 
 
 # ---- training: the comparison
 KINDS = {"embedding": r"embed_tokens", "head": r"lm_head", "norms": r"norm", "qkv": r"[qkv]_proj", "proj": r"o_proj",
-         "router": r"\.gate\.weight", "fc1": r"gate_up_proj", "fc2": r"down_proj"}
+         "router": r"\.(gate|router)\.weight", "fc1": r"(gate|up)_proj|input_linear", "fc2": r"down_proj|output_linear"}
 
 
 def gradient_errors(got, want):
@@ -316,6 +462,8 @@ def compare_model(options, family, balancing, folder, model, windows):
                       {n: p.grad for n, p in first.masters.items()})
     settings = {"moe.moe_router_load_balancing_type": "[aux_loss]", "moe.moe_aux_loss_coeff": f"[{COEFFICIENT}]"}
     settings = settings if balancing else {}
+    if any("bias" in name for name, _ in model.named_buffers()):
+        settings = settings | {"moe.moe_router_bias_update_rate": 0}
     arms[f"fp8flow {options.recipe}"] = (losses_of(options, folder, settings),
                                          first_gradients(options, folder, settings, model))
     (want_losses, want_gradients), rows = arms["torch fp32"], []
@@ -349,14 +497,19 @@ def training(options):
     print(f"{LAYERS} layers, hidden {HIDDEN}, {EXPERTS} experts of width {WIDTH}, top-{TOPK}; {options.steps} steps of "
           f"{BATCH} x {SEQ} tokens, seed {options.seed}")
     comparisons, problems = [], []
-    for family in (options.families or "qwen3_moe,mixtral").split(","):
+    for family in (options.families or ",".join(TRAINED)).split(","):
         with tempfile.TemporaryDirectory() as folder:
             model = model_of(family, options.seed)
             model.save_pretrained(f"{folder}/hf")
             windows = windows_of(options, folder)
-            for balancing in (None, "megatron"):
+            for balancing in (None, "megatron") if family in ("qwen3_moe", "mixtral") else (None,):
                 comparisons.append(compare_model(options, family, balancing, folder, model, windows))
                 problems += reported(comparisons[-1], options)
+            if family.startswith("granite"):
+                comparisons[-1]["folds"] = folds_error(options, folder, family)
+                print(f"  logits of an export with constants in its weights: {comparisons[-1]['folds']:.1e}")
+                if comparisons[-1]["folds"] > 1e-2:
+                    problems.append(f"{family}: folded constants")
     print("\nloss: mean relative error over the steps; d: norm-wise errors of the first step's gradients, all together and the "
           "largest tensor of a kind")
     print("\n".join(problems) or f"every figure is within {options.bound:g} x PyTorch's own BF16")
@@ -416,8 +569,8 @@ def predictions(options):
 
 def main():
     parser = jobs.command_line(__doc__)
-    of_layer, of_training, of_predictions = jobs.commands(parser, layer, training, predictions)
-    for command in (of_layer, of_training, of_predictions):
+    of_layer, of_training, of_predictions, of_fixtures = jobs.commands(parser, layer, training, predictions, fixtures)
+    for command in (of_layer, of_training, of_predictions, of_fixtures):
         command.add_argument("--fp8flow", default=f"{ROOT}/build/cpu/fp8flow", help="the program")
         command.add_argument("--families", help="default: all")
         command.add_argument("--seed", type=int, default=1)

@@ -3,7 +3,8 @@
 """Writes what documents show of results and of the program. Python's standard library only.
 
   scripts/make_documents.py                      tables of README.md and docs/ from docs/results, docs/pictures/deepseek_v3_layer.svg
-  scripts/make_documents.py --program PROGRAM    docs/configuration.md (fp8flow --help-config) and the tables of docs/scaling.md
+  scripts/make_documents.py --program PROGRAM    docs/configuration.md (fp8flow --help-config), the tables of docs/scaling.md, the families of
+                                                 docs/usage/data_and_weights.md (fp8flow families --markdown)
 
 A page marks the place of a table by `<!-- table NAME -->` and `<!-- end NAME -->`; what is between them is
 replaced. docs/scaling.md has `<!-- plan`, lines `LABEL: ARGUMENTS`, `-->`, and `<!-- plan ends -->`: one row of
@@ -439,8 +440,6 @@ def family_errors():
     name, rows = "compare_torch_families.json", {}
     for arm in load(name)["arms"]:
         row = rows.setdefault(arm["family"], {"layer": arm["family"]})
-        if arm["arm"] == "torch bf16":
-            row["torch bf16: tokens routed alike"] = f"{arm['routed alike']}/{load(name)['tokens']}"
         row.update({f"{arm['arm']}: {what}": f"{arm[what]:.1e}" for what in ("output", "d experts")})
     return table(rows.values(), name)
 
@@ -588,6 +587,7 @@ def plan_table(program, runs):
 # ---- pages
 MARK = re.compile(r"<!-- table (\w+) -->\n.*?<!-- end \1 -->", re.S)
 KEYS = re.compile(r"(<!-- keys -->\n).*", re.S)
+FAMILIES = re.compile(r"(<!-- families -->\n).*?(<!-- families end -->)", re.S)
 PLAN = re.compile(r"(<!-- plan\n(.*?)-->\n)(.*?)(<!-- plan ends -->)", re.S)
 
 
@@ -608,8 +608,11 @@ def filled(page):
 
 
 def from_program(program):
-    configuration, scaling = (ROOT / "docs" / name for name in ("configuration.md", "scaling.md"))
-    return {configuration: KEYS.sub(lambda mark: mark[1] + keys(jobs.run([program, "--help-config"])), configuration.read_text()),
+    configuration, scaling, weights = (ROOT / "docs" / name for name in (
+        "configuration.md", "scaling.md", "usage/data_and_weights.md"))
+    families = jobs.run([program, "families", "--markdown"])
+    return {weights: FAMILIES.sub(lambda mark: mark[1] + families + mark[2], weights.read_text()),
+            configuration: KEYS.sub(lambda mark: mark[1] + keys(jobs.run([program, "--help-config"])), configuration.read_text()),
             scaling: PLAN.sub(lambda mark: mark[1] + "\n" + plan_table(program, mark[2]) + "\n" + mark[4],
                               scaling.read_text())}
 
