@@ -358,7 +358,8 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     std::error_code error;
     std::vector<std::string> lines;
     ImportedModel imported{.family = config.family, .folds = config.folds};
-    if (const std::string json = folder_of_model(path) + "/config.json"; std::filesystem::exists(json, error)) {
+    if (const std::string json = folder_of_model(path) + "/config.json";
+        std::filesystem::exists(json, error)) {
         imported = read_hf_config(json);
         lines = differences(imported, config);
     }
