@@ -35,9 +35,9 @@ void add_rope(Json& json, const ModelSpec& m) {
         group["beta_fast"] = rope.beta_fast;
         group["beta_slow"] = rope.beta_slow;
         const double log = std::log(rope.rotary_scaling_factor);
-        group["attention_factor"] = (1 + 0.1 * rope.mscale * log) / (1 + 0.1 * rope.mscale_all_dim * log);
+        if (rope.mscale_all_dim == 0 && rope.mscale != 1)
+            group["attention_factor"] = 1 + 0.1 * rope.mscale * log;
         if (rope.mscale_all_dim != 0) {
-            group.erase("attention_factor");
             group["mscale"] = rope.mscale;
             group["mscale_all_dim"] = rope.mscale_all_dim;
         }
@@ -134,7 +134,8 @@ std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
                                                                  "model.init_method_std",
                                                                  "model.moe_layer_freq",
                                                                  "model.num_layers_at_start_in_bf16",
-                                                                 "model.num_layers_at_end_in_bf16"};
+                                                                 "model.num_layers_at_end_in_bf16",
+                                                                 "model.yields_to_hf_config"};
             static const std::set<std::string> kOfTheRouter = {"moe.num_experts",
                                                                "moe.moe_router_topk",
                                                                "moe.moe_ffn_hidden_size",
