@@ -11,6 +11,8 @@ calibrate.py --check PROFILE_OR_FOLDER... [--gpu KIND] prints the error of predi
 profile is predicted by `plan` at the clock that the profile states. A run is listed apart, and counts in no
 mean, if it gave the calibration, its program is older than that, or the formulas leave out a part of it. `plan`
 states the error on models of other widths than those of the calibration: they gave the formulas no number.
+Runs on hosts that parallel.hosts makes of one machine are listed with the range that `plan` prints if only runs
+on other numbers of GPUs had been measured.
 Exit status 1: a run or the mean is worse than --max-error or --max-mean-error.
 """
 import concurrent.futures
@@ -36,6 +38,8 @@ LAYERS = ("moe layer", "dense layer", "attention")
 LEAST_WORK = 0.25  # a stage that launches alone explain keeps this part of its time as work
 ERRORS = ("mean layer error", "worst layer error", "mean step error", "worst step error", "runs", "gpus")
 EARLIER = "of a program before the calibration"
+HOSTS = "on hosts that parallel.hosts makes of one machine"
+SOCKETS = "over sockets: the rate of this network is not known"
 
 # What the arms of `profile --schedules` and `--state-dtypes` change. Schedules start from a serial step.
 JOINED = "precision.moe_wgrad_micro_batches"
@@ -156,6 +160,7 @@ class Planner:
         return {"file": path.name, "name": arm["name"], "recipe": arm["recipe"],
                 "commit": profile.get("commit", ""), "date": profile.get("date", "")[:10],
                 "ranks": profile["ranks"], "clock hertz": clock,
+                "hosts": settings.get("parallel.hosts", "").strip('"'), "range": plan["step_seconds_range"],
                 "layer seconds": plan["layer_seconds"],
                 "layer seconds measured": 0 if interleaved else median(arm, "layer seconds"),
                 "step seconds": plan["step_seconds"], "step seconds measured": arm.get("step seconds", 0),
@@ -203,6 +208,22 @@ def summary(rows):
     return result
 
 
+def host_runs(rows):
+    """Measured steps over their predictions, 1 included."""
+    ratios = [1 / (1 + error_of(row, "step")) for row in rows]
+    return {"runs": len(rows), "least": min([1, *ratios]), "most": max([1, *ratios])}
+
+
+def add_ranges(rows, shipped):
+    """The range of each run on hosts, if the calibration had only those on other numbers of GPUs."""
+    for row in rows:
+        runs = host_runs([other for other in rows if other["ranks"] != row["ranks"]])
+        low, high = row["range"]
+        row["range"] = [low / shipped.get("least", 1) * runs["least"],
+                        high / shipped.get("most", 1) * runs["most"]]
+        row["inside"] = row["range"][0] <= row["step seconds measured"] <= row["range"][1]
+
+
 def check(planner, paths, gpu, sheet, calibration):
     """Every arm next to its prediction, and what those that count differ by."""
     skipped, jobs, seen = [], [], set()
@@ -227,6 +248,8 @@ def check(planner, paths, gpu, sheet, calibration):
     for row in rows:
         source, launches = (row["file"] == calibration.get(key) for key in ("source", "launches from"))
         row["apart"] = row["not covered"] or (EARLIER if row["date"] < calibration["date"] else "")
+        if row["hosts"]:
+            row["apart"] = SOCKETS if "sockets" in row["file"] else HOSTS
         if row["name"] == row["recipe"] and (source or launches and row is first[row["file"]]):
             row["apart"] = "gave the calibration"
             calibrated.append(row["widths"])
@@ -237,6 +260,10 @@ def check(planner, paths, gpu, sheet, calibration):
     others = [row for row in counted if row["other model"]]
     if calibrated and others:
         result["other models"] = summary(others)
+    hosts = [row for row in rows if row["apart"] == HOSTS]
+    if hosts:
+        result["hosts"] = host_runs(hosts)
+        add_ranges(hosts, calibration.get("check", {}).get("hosts", {}))
     return result
 
 
@@ -274,8 +301,14 @@ def check_text(result, calibration):
                  *(cell for what in ("layer", "step") for cell in (f"{1e3 * row[what + ' seconds measured']:.4g}",
                                                                    percent(error_of(row, what), "+.1f")))]
                 for row in result["rows"] if row["apart"] == apart]
+        head = ["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"]
+        if apart == HOSTS:
+            head.append("range ms, from other numbers of GPUs")
+            for cells, row in zip(rows, (row for row in result["rows"] if row["apart"] == apart)):
+                cells.append("{:.1f} to {:.1f}{}".format(*(1e3 * one for one in row["range"]),
+                                                         "" if row["inside"] else ", outside"))
         text += f"\n{'Apart: ' + apart if apart else 'Runs that count'}. Milliseconds are measured.\n\n"
-        text += table(["profile and arm", "GPUs", "layer ms", "error", "step ms", "error"], rows)
+        text += table(head, rows)
     return text + "".join(f"  not compared: {one}\n" for one in result["not compared"])
 
 
@@ -457,8 +490,7 @@ def main():
     if options.check:
         errors = check(planner, options.check, dict(sheet, calibration=result), sheet, result)
         result["check"] = {name: errors[name] for name in ERRORS}
-        if "other models" in errors:
-            result["check"]["other models"] = errors["other models"]
+        result["check"] |= {name: errors[name] for name in ("other models", "hosts") if name in errors}
     result = rounded(result)
     if options.datasheet:
         sheet.pop("clock hertz", None)  # the profile's, from now on

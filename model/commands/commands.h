@@ -74,6 +74,7 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::vector<int64_t> expert_parallel, micro_batches;
     double clock = 0;                 // Hz, under load; 0: the calibration's
     bool markdown = false;            // the table alone
+    double network = 0;               // bytes per second and GPU, between hosts; 0: the kind's
     std::optional<std::string> json;  // a file below output.out
     std::string picture;              // NAME of NAME.html; empty: none
 };

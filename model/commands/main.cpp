@@ -248,7 +248,7 @@ struct CommandLine {
     std::string backend = "auto", out, json, resume, weights, export_format, record_routing;
     std::vector<std::string> recipes, plan_recipes;
     int64_t steps = 0;
-    double start_deadline = kStartDeadline, mhz = 0;
+    double start_deadline = kStartDeadline, mhz = 0, network = 0;
     bool help_config = false, list = false, tensor_stats = false, ablate = false, schedules = false,
          state_dtypes = false;
     bool overwrite = false, take_over = false, force = false, quiet = false, verbose = false;
@@ -414,6 +414,8 @@ struct CommandLine {
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
+        plan->add_option("--network", network, "GB/s of each GPU between hosts (default: the kind's)")
+            ->transform(number_in({.min = 0.01, .max = 10000}));
     }
 
     void add_bench_options() {
@@ -525,6 +527,7 @@ OnStopSignal on_stop_signal(const CommandLine& line) {
     return (*line.train && line.options.dump_samples == 0) || *line.validate ? OnStopSignal::note
                                                                              : OnStopSignal::end;
 }
+        plan_options.network = network * 1e9;
 
 int run(const CommandLine& line) {
     if (line.help_config) {

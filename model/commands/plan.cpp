@@ -56,6 +56,8 @@ void write(const std::string& out, const std::string& name, const std::string& t
 Gpu gpu_of(const PlanOptions& options) {
     Gpu gpu = load_gpu(options.gpu);
     if (options.clock > 0) gpu.sheet.clock = options.clock;
+    gpu.sheet.network_given = options.network > 0;
+    if (options.network > 0) gpu.sheet.network_rate = options.network;
     return gpu;
 }
 
@@ -116,6 +118,15 @@ int plan_table(const PlanOptions& options) {
     const Gpu gpu = gpu_of(options);
     const std::vector<Choice> choices = choose(config, search, gpu);
     if (!options.markdown) print_warnings(config);
+    const auto why = [&](bool given, const char* option, const char* key) {
+        return given                         ? std::string(option)
+               : config.origin.contains(key) ? fmt::format("{} ({})", key, config.origin.at(key))
+                                             : fmt::format("searched, because {} is not set", key);
+    };
+    if (!options.markdown)
+        fmt::print("EP: {}; DP = GPUs / EP\nmicro-batch: {}\n\n",
+                   why(!options.expert_parallel.empty(), "--ep", "parallel.expert_model_parallel_size"),
+                   why(!options.micro_batches.empty(), "--micro-batch", "training.micro_batch_size"));
     fmt::print("{}", options.markdown ? choices_markdown(choices, gpu) : choices_text(choices, gpu));
     if (options.json)
         write(config.output.out, *options.json,

@@ -14,9 +14,10 @@ std::string size_text(double bytes) {
     return fmt::format("{:.2f} KiB", bytes / 0x1p10);
 }
 
-std::string count_text(double count) {
+// FLOPs in G, parameters in B.
+std::string count_text(double count, char billions = 'G') {
     if (count >= 1e12) return fmt::format("{:.2f} T", count / 1e12);
-    if (count >= 1e9) return fmt::format("{:.2f} G", count / 1e9);
+    if (count >= 1e9) return fmt::format("{:.2f} {}", count / 1e9, billions);
     if (count >= 1e6) return fmt::format("{:.2f} M", count / 1e6);
     return fmt::format("{:.2f} k", count / 1e3);
 }
@@ -24,14 +25,18 @@ std::string count_text(double count) {
 std::string parameter_table(const RunPlan& plan) {
     std::string out = fmt::format("{:<28}{:>18}{:>18}{:>18}\n", "Parameters", "total", "active", "per GPU");
     int64_t per_rank = 0;
+    const auto line = [&](const std::string& name, int64_t total, int64_t active, int64_t of_rank) {
+        out += fmt::format("  {:<26}", name);
+        for (const int64_t count : {total, active, of_rank})
+            out += fmt::format("{:>18}", count_text(static_cast<double>(count), 'B'));
+        out += "\n";
+    };
     for (const auto& part : plan.parameters) {
         per_rank += part.per_rank;
-        if (part.total > 0)
-            out += fmt::format("  {:<26}{:>18}{:>18}{:>18}\n", part.part, part.total, part.active,
-                               part.per_rank);
+        if (part.total > 0) line(part.part, part.total, part.active, part.per_rank);
     }
-    return out + fmt::format("  {:<26}{:>18}{:>18}{:>18}\n", "sum", plan.total_parameters(),
-                             plan.active_parameters(), per_rank);
+    line("sum", plan.total_parameters(), plan.active_parameters(), per_rank);
+    return out;
 }
 
 std::string flop_table(const RunPlan& plan) {
@@ -143,9 +148,11 @@ std::string plan_text(const Config& config, const RunPlan& plan, const std::stri
     const int64_t ep = config.parallel.expert_model_parallel_size;
     std::string out = fmt::format(
         "Plan: recipe {}, {} GPU{} (EP {} x DP {}), {} tokens per rank and micro-batch, {} per step\n"
-        "Assumed: {}\n\n",
+        "Assumed: EP of parallel.expert_model_parallel_size{}, DP = GPUs / EP;\n{}\n\n",
         recipe_name(config.precision), plan.gpus, plan.gpus == 1 ? "" : "s", ep, plan.gpus / ep, plan.tokens,
-        config.training.global_batch_size * config.model.seq_length, assumptions_text(config));
+        config.training.global_batch_size * config.model.seq_length,
+        config.origin.contains("parallel.expert_model_parallel_size") ? "" : ", by default",
+        assumptions_text(config));
     if (!answer.empty()) out += answer + "\n";
     out += fmt::format("{}\n{}\n{}\n{}", parameter_table(plan), flop_table(plan), memory_table(config, plan),
                        recompute_table(plan));

@@ -34,17 +34,40 @@ bool better(const Choice& a, const Choice& b) {
     return a.time.tokens_per_second() > b.time.tokens_per_second();
 }
 
+// parallel.hosts makes hosts of one machine, whose GPUs reach each other at the rate of its peers.
+Gpu with_hosts(const Config& config, int64_t gpus, Gpu gpu) {
+    if (config.parallel.hosts == 0) return gpu;
+    if (gpus <= gpu.sheet.gpus_per_host && !gpu.sheet.network_given)
+        gpu.sheet.network_rate = gpu.sheet.peer_rate;
+    gpu.sheet.gpus_per_host = config.parallel.ranks_per_host;
+    return gpu;
+}
+
+// Between hosts a step has a range: the network twice and half as fast, and what measured runs differed by.
+StepTime time_of(const Config& config, int64_t gpus, Gpu gpu) {
+    StepTime time = predict_step(config, gpus, gpu);
+    if (gpus <= gpu.sheet.gpus_per_host) return time;
+    const HostRuns& measured = gpu.calibration.host_runs;
+    time.network = gpu.sheet.network_rate;
+    gpu.sheet.network_rate *= 2;
+    time.least = predict_step(config, gpus, gpu).step * measured.least;
+    gpu.sheet.network_rate /= 4;
+    time.most = predict_step(config, gpus, gpu).step * measured.most;
+    return time;
+}
+
 }  // namespace
 
 Choice predicted(Config config, int64_t gpus, const Gpu& gpu) {
     Choice choice{.config = std::move(config), .gpus = gpus, .time = {}, .per_host = {}, .fit = {}};
     plan::check_countable(choice.config);
     decide_joined(choice.config, gpus, usable_bytes(gpu.sheet));
-    choice.time = predict_step(choice.config, gpus, gpu);
-    if (choice.config.parallel.expert_model_parallel_size > gpu.sheet.gpus_per_host) {
+    const Gpu own = with_hosts(choice.config, gpus, gpu);
+    choice.time = time_of(choice.config, gpus, own);
+    if (choice.config.parallel.expert_model_parallel_size > own.sheet.gpus_per_host) {
         Config per_host = choice.config;
         per_host.parallel.moe_token_dispatcher_type = TokenDispatcher::hierarchical;
-        choice.per_host = predict_step(per_host, gpus, gpu);
+        choice.per_host = time_of(per_host, gpus, own);
     }
     choice.fit = fit_of(choice.config, gpus, gpu.sheet);
     return choice;
@@ -71,7 +94,7 @@ std::optional<Joining> joining_of(const Config& config, int64_t gpus, const Gpu&
 
 const char* Choice::basis(const Gpu& gpu) const {
     if (!gpu.calibrated) return "uncalibrated";
-    if (gpus > gpu.sheet.gpus_per_host) return "extrapolation";
+    if (time.extrapolated()) return "extrapolation";
     const auto& check = gpu.calibration.check;
     return check && gpus <= check->gpus ? "checked range" : "one host";
 }

@@ -85,9 +85,13 @@ Calibration calibration_of(const json& from) {
         result.core_attention.push_back(
             {count_of(one, "kv_channels"), number(one, "forward"), number(one, "backward")});
     if (!from.contains("check")) return result;
-    result.check = check_of(from["check"]);
-    if (from["check"].contains("other models"))
-        result.check_other_models = check_of(from["check"]["other models"]);
+    const json& check = from["check"];
+    result.check = check_of(check.value("other models", check));
+    result.check->gpus = check_of(check).gpus;
+    result.check->unseen = check.contains("other models");
+    if (check.contains("hosts"))
+        result.host_runs = {number(check["hosts"], "least"), number(check["hosts"], "most"),
+                            count_of(check["hosts"], "runs")};
     return result;
 }
 

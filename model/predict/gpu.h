@@ -22,6 +22,7 @@ struct Datasheet {
     double clock = 0;                              // Hz, under load; 0: the calibration's
     double peer_rate = 0;                          // bytes per second to other GPUs of the host
     double network_rate = 0;                       // of the GPU's own network adapter
+    bool network_given = false;                    // by --network
     int64_t gpus_per_host = 8;
 
     double peak() const { return bf16_per_clock * boost_clock; }
@@ -41,7 +42,14 @@ struct CoreAttention {
 
 struct CheckSummary {
     double mean_layer = 0, worst_layer = 0, mean_step = 0, worst_step = 0;  // absolute relative errors
-    int64_t runs = 0, gpus = 1;                                             // gpus: of the largest run
+    int64_t runs = 0, gpus = 1;  // gpus: of the largest run of all models
+    bool unseen = false;         // of models that gave the calibration no number
+};
+
+// What steps took on several hosts that were made of one machine, over their prediction.
+struct HostRuns {
+    double least = 1, most = 1;
+    int64_t runs = 0;
 };
 
 struct Calibration {
@@ -51,7 +59,8 @@ struct Calibration {
     double late_share = 0;    // waiting for slower ranks in combine, as a share of the experts' time
     std::map<std::string, RecipeShares> recipes = {};
     std::vector<CoreAttention> core_attention = {};
-    std::optional<CheckSummary> check = {}, check_other_models = {};
+    std::optional<CheckSummary> check = {};
+    HostRuns host_runs = {};
 };
 
 // A file of configs/gpus, which cmake/GpuFiles.cmake makes part of the program.

@@ -52,8 +52,12 @@ std::string plan_page(const std::string& model, std::vector<Choice> choices, con
     for (const Choice& choice : choices)
         page.fact(fmt::format("{} GPUs, {}, EP {}", choice.gpus, recipe_name(choice.config.precision.recipe),
                               choice.config.parallel.expert_model_parallel_size),
-                  fmt::format("step {}, {} tokens/s in all, {:.1f} GiB per GPU{}",
-                              format_duration(choice.time.step), format_si(choice.time.tokens_per_second()),
+                  fmt::format("step {}, {:.1f} GiB per GPU{}",
+                              choice.time.extrapolated()
+                                  ? fmt::format("{} to {}, extrapolation", format_duration(choice.time.least),
+                                                format_duration(choice.time.most))
+                                  : fmt::format("{}, {} tokens/s in all", format_duration(choice.time.step),
+                                                format_si(choice.time.tokens_per_second())),
                               choice.fit.needed / 0x1p30, choice.fit.fits() ? "" : ", which does not fit"));
     page.set("plan", json::parse(choices_json(choices, gpu, provenance)));
     page.set("configuration", dump_config(config));

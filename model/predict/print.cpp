@@ -22,6 +22,31 @@ double gibibytes(double bytes) { return bytes / 0x1p30; }
 
 std::string step_text(double seconds) { return format_fixed(seconds * 1e3, seconds < 0.1 ? 1 : 0); }
 
+// "2052", and between hosts "1540-3163".
+std::string step_range(const StepTime& time) {
+    return time.extrapolated() ? step_text(time.least) + "-" + step_text(time.most) : step_text(time.step);
+}
+std::string token_range(const StepTime& time) {
+    return time.extrapolated() ? fmt::format("{} to {}", format_si(time.tokens / time.most),
+                                             format_si(time.tokens / time.least))
+                               : format_si(time.tokens_per_second());
+}
+std::string mfu_range(const StepTime& time, const Gpu& gpu) {
+    const auto mfu = [&](double step) { return 100 * time.mfu(gpu.sheet) * time.step / step; };
+    return time.extrapolated() ? fmt::format("{:.0f}-{:.0f} %", mfu(time.most), mfu(time.least))
+                               : fmt::format("{:.0f} %", mfu(time.step));
+}
+
+// Why a prediction between hosts is a range.
+std::string extrapolation_text(const StepTime& time, const Gpu& gpu, const char* indent = "") {
+    const HostRuns& runs = gpu.calibration.host_runs;
+    return fmt::format(
+        "{0}extrapolation: no run between machines is measured. The range: networks of {1:.0f} to {2:.0f}\n"
+        "{0}GB/s per GPU (--network); {3:.2f} to {4:.2f} times the prediction, as {5} on hosts made of one "
+        "machine.\n",
+        indent, time.network * 2e-9, time.network * 0.5e-9, runs.least, runs.most, counted(runs.runs, "run"));
+}
+
 enum class Wanted : uint8_t { text, markdown };
 
 // Markdown names the keys that make a run fit; on a terminal they follow below the table.
@@ -34,7 +59,7 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted
                                           {"tokens/s"},    {"MFU"},
                                           {"wire"}};
     if (several_hosts) columns.push_back({"per host ms"});
-    columns.insert(columns.end(), {{"GiB/GPU"}, {"of GPU"}, {"fits", Align::left}, {"basis", Align::left}});
+    columns.insert(columns.end(), {{"GiB/GPU"}, {"fits", Align::left}, {"basis", Align::left}});
     Table table(columns);
     int64_t gpus = 0;
     for (const Choice& c : choices) {
@@ -46,14 +71,13 @@ Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted
             std::to_string(expert_parallel(c)),
             std::to_string(c.gpus / expert_parallel(c)),
             std::to_string(c.config.training.micro_batch_size),
-            step_text(c.time.step),
-            format_si(c.time.tokens_per_second()),
-            format_percent(c.time.mfu(gpu.sheet), 0),
+            step_range(c.time),
+            token_range(c.time),
+            mfu_range(c.time, gpu),
             format_percent(c.time.exposed / c.time.step, 0)};
-        if (several_hosts) cells.push_back(c.per_host ? step_text(c.per_host->step) : "-");
+        if (several_hosts) cells.push_back(c.per_host ? step_range(*c.per_host) : "-");
         const bool short_text = wanted == Wanted::text && !c.fit.settings.empty();
         cells.insert(cells.end(), {format_fixed(gibibytes(c.fit.needed), 1),
-                                   format_percent(c.fit.needed / c.fit.usable * (1 - kOutsideShare), 0),
                                    short_text ? "with keys" : fit_text(c.fit), c.basis(gpu)});
         table.add_row(cells);
     }
@@ -102,6 +126,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"clock_hertz", c.time.clock},
                            {"layer_seconds", c.time.layer},
                            {"step_seconds", c.time.step},
+                           {"step_seconds_range", nullptr},
                            {"tokens_per_second", c.time.tokens_per_second()},
                            {"mfu", c.time.mfu(gpu.sheet)},
                            {"wire_seconds", c.time.wire},
@@ -117,6 +142,7 @@ ordered_json json_of(const Choice& c, const Gpu& gpu) {
                            {"memory", memory},
                            {"largest", largest},
                            {"stages", stages}};
+    if (c.time.extrapolated()) result["step_seconds_range"] = {c.time.least, c.time.most};
     if (c.per_host) result["step_seconds_per_host"] = c.per_host->step;
     return result;
 }
@@ -149,17 +175,11 @@ std::string statement(const Gpu& gpu) {
                                   gpu.sheet.gpu, c.date, c.source, c.commit);
     if (!c.check)
         return out + "Its error is not known: python3 scripts/calibrate.py --check RESULTS --gpu FILE.\n";
-    const auto errors = [](const CheckSummary& check) {
-        return fmt::format("layer {} (worst {}), step {} (worst {})", format_percent(check.mean_layer, 1),
-                           format_percent(check.worst_layer, 1), format_percent(check.mean_step, 1),
-                           format_percent(check.worst_step, 1));
-    };
-    out += fmt::format("Its mean error on {} measured runs of up to {} GPUs: {}.\n", c.check->runs,
-                       c.check->gpus, errors(*c.check));
-    if (c.check_other_models)
-        out += fmt::format("On the {} of other models than the calibration: {}.\n",
-                           c.check_other_models->runs, errors(*c.check_other_models));
-    return out;
+    return out + fmt::format(
+                     "Mean error on {} runs on one host{}: layer {:.1f} % (worst {:.1f} %), step {:.1f} % "
+                     "(worst {:.1f} %).\n",
+                     c.check->runs, c.check->unseen ? ", of unseen models" : "", 100 * c.check->mean_layer,
+                     100 * c.check->worst_layer, 100 * c.check->mean_step, 100 * c.check->worst_step);
 }
 
 std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
@@ -175,11 +195,13 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
     if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
         out += fmt::format(
             "Experts on several hosts: {} for each (token, {}).\n'per host ms': one row for each (token, "
-            "host), which NVLink fans out (moe_token_dispatcher_type: hierarchical).\nA network of {:.0f} "
-            "GB/s per GPU is assumed; nothing there is measured.\n",
+            "host), which NVLink fans out (moe_token_dispatcher_type: hierarchical).\n",
             one_row_per_host(first) ? "'step ms' too is with one row"
                                     : "the program sends one row through NCCL",
-            one_row_per_host(first) ? "host" : "rank", gpu.sheet.network_rate * 1e-9);
+            one_row_per_host(first) ? "host" : "rank");
+    const auto beyond =
+        std::find_if(choices.begin(), choices.end(), [](const auto& c) { return c.time.extrapolated(); });
+    if (beyond != choices.end()) out += extrapolation_text(beyond->time, gpu);
     out += fmt::format("Assumed: {}{}.\n", plan::assumptions_text(first),
                        first.model.attention ? "" : "; no attention, in time, memory and MFU");
     return out + statement(gpu);
@@ -199,8 +221,9 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 std::string prediction_text(const Choice& c, const Gpu& gpu) {
     std::string out = fmt::format(
         "Step: {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
-        step_text(c.time.step), c.time.clock * 1e-6, format_si(c.time.tokens_per_second()),
-        format_percent(c.time.mfu(gpu.sheet), 0), c.time.layer * 1e3);
+        step_range(c.time), c.time.clock * 1e-6, token_range(c.time), mfu_range(c.time, gpu),
+        c.time.layer * 1e3);
+    if (c.time.extrapolated()) out += extrapolation_text(c.time, gpu, "  ");
     std::map<std::string, double> parts;
     for (const StageTime& stage : c.time.stages) parts[stage.work.part] += stage.seconds * stage.runs;
     std::vector<std::string> list;
@@ -212,10 +235,9 @@ std::string prediction_text(const Choice& c, const Gpu& gpu) {
     if (c.time.host_bound)
         out += "  the host's launches take longer than the GPU: schedule.cuda_graph_impl=full_iteration\n";
     if (c.per_host)
-        out += fmt::format(
-            "  {} ms with one row for each (token, host), which NVLink fans out (hierarchical); network of "
-            "{:.0f} GB/s assumed\n",
-            step_text(c.per_host->step), gpu.sheet.network_rate * 1e-9);
+        out +=
+            fmt::format("  {} ms with one row for each (token, host), which NVLink fans out (hierarchical)\n",
+                        step_range(*c.per_host));
     if (const auto joined = joining_of(c.config, c.gpus, gpu))
         out += fmt::format(
             "Weight gradients of {} micro-batches in one GEMM (moe_wgrad_micro_batches{}):\n"

@@ -272,7 +272,6 @@ bool can_predict(const Config& config, const Gpu& gpu) {
 std::string not_covered(const Config& config) {
     if (config.schedule.overlap_param_gather)
         return "what a gather takes from the layer that runs meanwhile (overlap_param_gather)";
-    if (config.parallel.hosts > 1) return "hosts that parallel.hosts makes of the GPUs of one";
     return "";
 }
 

@@ -97,7 +97,8 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part :
          {"A prediction for the H200, calibrated 2026-11-27 from profile_deepseek_v3_4gpu_recipes.json",
-          "mean error", "one MoE layer and micro-batch", "Memory: fits, 51.0 GiB"})
+          "Mean error on 36 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
+          "11.32 B", "one MoE layer and micro-batch", "Memory: fits, 51.0 GiB"})
         expect_contains(plan.out, part);
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
     for (const char* key : {"recipe", "gpus", "expert_model_parallel_size", "tokens_per_rank", "parameters",
@@ -129,7 +130,12 @@ TEST(Plan, SeveralNumbersOfGpusAreATable) {
                       folder.path());
     ASSERT_EQ(plan.status, 0) << plan.err;
     expect_contains(plan.out, "extrapolation");
-    expect_contains(plan.out, "one row for each (token, host)");
+    for (const char* part : {"one row for each (token, host)", "EP: --ep; DP = GPUs / EP",
+                             "micro-batch: training.micro_batch_size (", "networks of 90 to 22\nGB/s"})
+        expect_contains(plan.out, part);
+    const CommandResult slow = fp8flow_alone(
+        {"plan", config_file("qwen3_30b_a3b"), "--gpus", "64", "--recipes", "fp8_flow", "--network", "10"});
+    expect_contains(slow.out, "networks of 20 to 5\nGB/s");
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/table.json")));
     // 16 ranks of experts are more than 8 GPUs
     ASSERT_EQ(json.at("choices").size(), 2u + 4u + 4u);
@@ -177,7 +183,9 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
                                          FP8FLOW_EXECUTABLE, "--check"};
         for (const char* name :
              {"profile_deepseek_v3_4gpu_recipes", "profile_qwen3_1gpu",
-              "profile_100m_4gpu_state_divided_overlapped", "exposed_mixtral_2gpu", "exposed_100m_4gpu"})
+              "profile_100m_4gpu_state_divided_overlapped", "exposed_mixtral_2gpu", "exposed_100m_4gpu",
+              "profile_deepseek_v3_4gpu_hosts_across", "profile_deepseek_v3_4gpu_hosts_inside",
+              "profile_deepseek_v3_8gpu_hosts_across"})
             line.push_back(fmt::format("{}/tests/data/profiles/{}.json", FP8FLOW_SOURCE_DIR, name));
         line.insert(line.end(), options.begin(), options.end());
         return RunningCommand(line, folder.path()).wait(60);
@@ -192,8 +200,13 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         {"profile_deepseek_v3_4gpu_recipes.json", "gave the calibration"},
         {"profile_qwen3_1gpu.json", "of a program before the calibration"},
         {"profile_100m_4gpu_state_divided_overlapped.json",
-         "what a gather takes from the layer that runs meanwhile (overlap_param_gather)"}};
+         "what a gather takes from the layer that runs meanwhile (overlap_param_gather)"},
+        {"profile_deepseek_v3_4gpu_hosts_across.json", "on hosts that parallel.hosts makes of one machine"},
+        {"profile_deepseek_v3_4gpu_hosts_inside.json", "on hosts that parallel.hosts makes of one machine"},
+        {"profile_deepseek_v3_8gpu_hosts_across.json", "on hosts that parallel.hosts makes of one machine"}};
+    EXPECT_EQ(json.at("hosts").at("runs"), 3);
     for (const auto& row : json.at("rows")) {
+        EXPECT_TRUE(row.at("hosts") == "" || row.at("inside") == true) << row.at("file");
         const auto found = apart.find(row.at("file"));
         EXPECT_EQ(row.at("apart"), found == apart.end() ? "" : found->second);
         EXPECT_EQ(row.at("other model"), row.at("apart") != "gave the calibration");

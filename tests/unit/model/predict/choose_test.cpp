@@ -71,6 +71,33 @@ TEST(Choose, JoinedMicroBatchesSayWhatTheyGainAndCost) {
     EXPECT_FALSE(joining_of(shipped("layer_deepseek_v3"), 4, gpu).has_value()) << "one micro-batch";
 }
 
+// Four H200s as two hosts took 39.95 ms per step, without, and 39.44 ms with one row per host.
+TEST(Choose, BetweenHostsAPredictionIsARange) {
+    Gpu gpu = load_gpu("h200");
+    const Choice inside = predicted(shipped("layer_deepseek_v3"), 4, gpu);
+    EXPECT_FALSE(inside.time.extrapolated());
+    EXPECT_EQ(prediction_text(inside, gpu).find("extrapolation"), std::string::npos);
+    for (const auto& [dispatcher, measured] : {std::pair{"flex", 39.95e-3}, {"hierarchical", 39.44e-3}}) {
+        const std::string key = fmt::format("moe_token_dispatcher_type={}", dispatcher);
+        const Choice hosts = predicted(shipped("layer_deepseek_v3", {"parallel.hosts=2x2", key}), 4, gpu);
+        EXPECT_LT(hosts.time.least, measured);
+        EXPECT_GT(hosts.time.most, measured);
+        EXPECT_LT(hosts.time.most, 2 * measured) << "a range that says something";
+        EXPECT_TRUE(hosts.per_host.has_value());
+    }
+    const Config wide = shipped("layer_deepseek_v3", {"global_batch_size=16"});
+    const Choice machines = predicted(wide, 16, gpu);
+    EXPECT_LT(machines.time.least, machines.time.step);
+    EXPECT_GT(machines.time.most, machines.time.step);
+    EXPECT_NE(prediction_text(machines, gpu).find("extrapolation"), std::string::npos);
+    EXPECT_NE(plan_page("a", {machines}, gpu, {}).find("extrapolation"), std::string::npos);
+    const auto range = nlohmann::json::parse(choices_json({machines}, gpu, {})).at("choices")[0];
+    EXPECT_DOUBLE_EQ(range.at("step_seconds_range")[1], machines.time.most);
+    gpu.sheet.network_rate /= 10;
+    EXPECT_GT(predicted(wide, 16, gpu).time.least, machines.time.most)
+        << "the reduction is most of this step";
+}
+
 TEST(Choose, NothingLegalIsRefused) {
     const Gpu gpu = load_gpu("h200");
     const Config config = shipped("qwen3_30b_a3b");
