@@ -114,6 +114,11 @@ int run_evaluate(const EvaluateOptions& options, ProcessGroup& world);
 // Prints the tokens that a trained model puts after a prompt.
 int run_generate(const GenerateOptions& options, ProcessGroup& world);
 // Sizes, memory and time without running.
+// Two results of profile, printed; where `out` is not empty, also drawn: compare.html in it.
+int run_compare(const std::string& before, const std::string& after, const std::string& command,
+                const std::string& out);
+// What runs need of this machine, and what is missing. `out`: where they would write.
+int run_doctor(const std::string& out);
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)
 // One MoE layer forward and backward on given tensors.

@@ -15,7 +15,6 @@
 #include "model/job/mpi_session.h"
 #include "model/job/stop_signals.h"
 #include "model/job/watchdog.h"
-#include "model/profile/compare.h"
 #include "model/safetensors/header.h"
 
 #include <fcntl.h>
@@ -337,7 +336,8 @@ struct CommandLine {
             ->excludes("--state-dtypes");
         profile
             ->add_option("--compare", compared,
-                         "OLD NEW: print two profile.json side by side, stage by stage, and run nothing")
+                         "OLD NEW: print two results (profile.json or run folders) side by side, the "
+                         "largest difference first, and run nothing; with --out the picture compare.html")
             ->expected(2);
         profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
             ->delimiter(',')
@@ -539,10 +539,8 @@ int run(const CommandLine& line) {
     if (*line.validate && !line.options.joined.empty())
         return on_ranks(line.options, run_join, [](int) { return kStartDeadline; });
     if (*line.validate) return on_ranks(line.options, run_validate);
-    if (*line.profile && !line.compared.empty()) {
-        fmt::print("{}", profile::compare_profiles(line.compared[0], line.compared[1]));
-        return 0;
-    }
+    if (*line.profile && !line.compared.empty())
+        return run_compare(line.compared[0], line.compared[1], line.options.command, line.out);
     if (*line.profile) return on_ranks(line.options, run_profile);
     if (*line.evaluate) return on_ranks(line.evaluate_options, run_evaluate, deadline_of(line.options, true));
     if (*line.generate) return on_ranks(line.generate_options, run_generate, deadline_of(line.options, true));

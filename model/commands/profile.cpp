@@ -4,6 +4,7 @@
 #include "model/commands/next_steps.h"
 #include "model/predict/require_fit.h"
 #include "model/profile/ceilings.h"
+#include "model/profile/compare.h"
 #include "model/profile/run.h"
 #include "model/report/page/page.h"
 #include "model/report/progress.h"
@@ -190,6 +191,17 @@ private:
 };
 
 }  // namespace
+
+int run_compare(const std::string& before, const std::string& after, const std::string& command,
+                const std::string& out) {
+    const auto [text, page] = compare_profiles(before, after, make_provenance(command, {}, 1));
+    fmt::print("{}", text);
+    if (out.empty()) return 0;
+    const OutputFolder folder(out);
+    folder.write_atomic("compare.html", page);
+    fmt::print("written: {}\n", folder.path_of("compare.html"));
+    return 0;
+}
 
 int run_profile(const RunOptions& options, ProcessGroup& world) { return ProfileRun(options, world).run(); }
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: MIT
-// What the runs differ in, then old and new milliseconds of each stage, of the layer and of the step.
+// What the runs differ in, then old and new milliseconds of the layer, of the step and of each stage.
 #include "model/profile/compare.h"
 
 #include "kernels/core/error.h"
 #include "model/config/fields.h"
 #include "model/profile/profile.h"
+#include "model/report/page/page.h"
 #include "model/report/table.h"
 #include "model/safetensors/header.h"
 
@@ -16,7 +17,6 @@
 #include <fstream>
 #include <optional>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace fp8flow::profile {
@@ -30,8 +30,9 @@ using nlohmann::json;
 constexpr std::uintmax_t kMostBytes = std::uintmax_t{64} << 20;
 constexpr double kSameClock = 0.02;  // clocks that differ by more make times hard to compare
 
-json read_profile(const std::string& path) {
+json read_profile(std::string path) {
     std::error_code error;
+    if (std::filesystem::is_directory(path, error)) path += "/profile.json";
     require(std::filesystem::is_regular_file(path, error) &&
                 std::filesystem::file_size(path, error) <= kMostBytes,
             ExitCode::data, "--compare: {} is no file of at most 64 MiB", path);
@@ -120,14 +121,17 @@ std::vector<std::string> cells_of(const Measured& before, const Measured& after)
     return cells;
 }
 
-using Stage = std::tuple<std::string, std::string, std::string>;  // part, stage, direction
-Stage stage_of_row(const json& row) { return {row.at("part"), row.at("stage"), row.at("direction")}; }
+// A row of the table: the layer, the step, or a stage.
+struct Line {
+    std::string part, stage, direction;
+    Measured before = {}, after = {};
 
-Measured of_stage(const json& recipe, const Stage& stage, int64_t steps) {
-    for (const json& row : recipe.at("rows"))
-        if (stage_of_row(row) == stage) return spread_from(row.at("seconds"), steps);
-    return std::nullopt;
-}
+    bool same_stage(const json& row) const {
+        return row.at("part") == part && row.at("stage") == stage && row.at("direction") == direction;
+    }
+    double delta() const { return (after ? after->median : 0) - (before ? before->median : 0); }
+    bool is_resolved() const { return before && after && resolved(*before, *after); }
+};
 
 // Files of earlier programs have the median alone.
 Measured of_step(const json& recipe) {
@@ -136,18 +140,36 @@ Measured of_step(const json& recipe) {
     return spread_of(recipe.at("step seconds by step").get<std::vector<double>>());
 }
 
-std::string table_of(const Pair& pair, int64_t old_steps, int64_t new_steps) {
-    std::vector<Stage> stages;
-    for (const json* recipe : {pair.before, pair.after})
-        for (const json& row : recipe->at("rows")) {
-            const Stage stage = stage_of_row(row);
-            if (std::find(stages.begin(), stages.end(), stage) == stages.end()) stages.push_back(stage);
+// Stages of both files, the largest difference first.
+std::vector<Line> stages_of(const Pair& pair, int64_t old_steps, int64_t new_steps) {
+    std::vector<Line> lines;
+    const auto add = [&](const json& recipe, int64_t steps, Measured Line::*side) {
+        for (const json& row : recipe.at("rows")) {
+            auto line = std::find_if(lines.begin(), lines.end(),
+                                     [&](const Line& known) { return known.same_stage(row); });
+            if (line == lines.end())
+                line = lines.insert(lines.end(), {row.at("part"), row.at("stage"), row.at("direction")});
+            (*line).*side = spread_from(row.at("seconds"), steps);
         }
-    // parts together, in the order of their first stage
-    std::vector<std::string> parts;
-    for (const Stage& stage : stages)
-        if (std::find(parts.begin(), parts.end(), std::get<0>(stage)) == parts.end())
-            parts.push_back(std::get<0>(stage));
+    };
+    add(*pair.before, old_steps, &Line::before);
+    add(*pair.after, new_steps, &Line::after);
+    std::stable_sort(lines.begin(), lines.end(),
+                     [](const Line& a, const Line& b) { return std::abs(a.delta()) > std::abs(b.delta()); });
+    return lines;
+}
+
+std::vector<Line> lines_of(const Pair& pair, int64_t old_steps, int64_t new_steps) {
+    std::vector<Line> lines = stages_of(pair, old_steps, new_steps);
+    for (Line& line : lines)
+        if (line.stage == line.part) line.stage = "";
+    lines.insert(lines.begin(), {{"layer", "", "", spread_from(pair.before->at("layer seconds"), old_steps),
+                                  spread_from(pair.after->at("layer seconds"), new_steps)},
+                                 {"step", "", "", of_step(*pair.before), of_step(*pair.after)}});
+    return lines;
+}
+
+std::string table_of(const std::vector<Line>& lines) {
     Table table({{"part", Align::left},
                  {"stage", Align::left},
                  {"direction", Align::left},
@@ -155,32 +177,28 @@ std::string table_of(const Pair& pair, int64_t old_steps, int64_t new_steps) {
                  {"new ms"},
                  {"delta ms"},
                  {"new/old"}});
-    const auto add = [&](std::vector<std::string> names, const Measured& before, const Measured& after) {
-        for (std::string& cell : cells_of(before, after)) names.push_back(std::move(cell));
-        table.add_row(std::move(names));
-    };
-    for (const std::string& part : parts) {
-        std::string shown = part;
-        const bool has_stages = std::any_of(stages.begin(), stages.end(), [&](const Stage& stage) {
-            return std::get<0>(stage) == part && std::get<1>(stage) != part;
-        });
-        for (const Stage& stage : stages) {
-            if (std::get<0>(stage) != part) continue;
-            const std::string& name = std::get<1>(stage);
-            add({shown,
-                 name != part ? name
-                 : has_stages ? "between stages"
-                              : "",
-                 std::get<2>(stage)},
-                of_stage(*pair.before, stage, old_steps), of_stage(*pair.after, stage, new_steps));
-            shown.clear();
-        }
-        table.add_rule();
+    for (size_t i = 0; i < lines.size(); ++i) {
+        std::vector<std::string> row = {lines[i].part, lines[i].stage, lines[i].direction};
+        for (std::string& cell : cells_of(lines[i].before, lines[i].after)) row.push_back(std::move(cell));
+        table.add_row(std::move(row));
+        if (i == 1) table.add_rule();
     }
-    add({"layer", "", ""}, spread_from(pair.before->at("layer seconds"), old_steps),
-        spread_from(pair.after->at("layer seconds"), new_steps));
-    add({"step", "", ""}, of_step(*pair.before), of_step(*pair.after));
     return table.text(2);
+}
+
+// For the card "New against old" of page.html: milliseconds.
+json picture_of(const std::string& name, const std::vector<Line>& lines) {
+    json rows = json::array();
+    for (const Line& line : lines) {
+        std::string label = line.part;
+        for (const std::string& word : {line.stage, line.direction})
+            label += (word.empty() ? "" : " ") + word;
+        rows.push_back({{"label", label},
+                        {"delta", line.delta() * 1e3},
+                        {"resolved", line.is_resolved()},
+                        {"note", cells_of(line.before, line.after).back()}});
+    }
+    return {{"name", name}, {"rows", rows}};
 }
 
 std::string clocks_of(const Pair& pair) {
@@ -197,19 +215,27 @@ std::string clocks_of(const Pair& pair) {
 
 }  // namespace
 
-std::string compare_profiles(const std::string& old_path, const std::string& new_path) {
+ComparedProfiles compare_profiles(const std::string& old_path, const std::string& new_path,
+                                  const Provenance& provenance) {
     const json before = read_profile(old_path), after = read_profile(new_path);
     try {
         const std::vector<Pair> pairs = pairs_of(before, after);
         require(!pairs.empty(), ExitCode::data,
                 "--compare: {} and {} have no recipe in common; give both runs of profile the same --recipes",
                 old_path, new_path);
-        std::string text = fmt::format("old {} | new {}\n{}", old_path, new_path, differences(before, after));
-        const int64_t old_steps = before.at("steps"), new_steps = after.at("steps");
-        for (const Pair& pair : pairs)
-            text +=
-                fmt::format("\n{}\n{}{}", pair.name, table_of(pair, old_steps, new_steps), clocks_of(pair));
-        return text + fmt::format("\n  {}: {}\n", kNotResolved, kResolvedRule);
+        const std::string head = fmt::format("old {} | new {}", old_path, new_path),
+                          differ = differences(before, after);
+        std::string text = head + "\n" + differ;
+        json pictures = json::array();
+        for (const Pair& pair : pairs) {
+            const std::vector<Line> lines = lines_of(pair, before.at("steps"), after.at("steps"));
+            text += fmt::format("\n{}\n{}{}", pair.name, table_of(lines), clocks_of(pair));
+            pictures.push_back(picture_of(pair.name, lines));
+        }
+        Page page("New against old", head, provenance);
+        page.fact("runs", differ);
+        page.set("compare", std::move(pictures));
+        return {text + fmt::format("\n  {}: {}\n", kNotResolved, kResolvedRule), page.html()};
     } catch (const json::exception& problem) {
         fail(ExitCode::data, "--compare: {} or {} is not what this version writes: {}", old_path, new_path,
              problem.what());

@@ -1,13 +1,19 @@
 // SPDX-License-Identifier: MIT
-// Two files that `profile` wrote, stage by stage: what `profile --compare OLD NEW` prints.
+// Two results of `profile`, stage by stage: what `profile --compare OLD NEW` prints and draws.
 #pragma once
+
+#include "model/base/provenance.h"
 
 #include <string>
 
 namespace fp8flow::profile {
 
-// The recipes that both files have, by name, and where each file has one alone, those two. Throws Error(data)
-// where a file is none of profile's, or where they share no recipe.
-std::string compare_profiles(const std::string& old_path, const std::string& new_path);
+struct ComparedProfiles {
+    std::string text, page;  // page: HTML
+};
+// Of two files or run folders: the recipes that both have, by name, and where each has one alone, those two.
+// Throws Error(data) where one is none of profile's, or where they share no recipe.
+ComparedProfiles compare_profiles(const std::string& old_path, const std::string& new_path,
+                            const Provenance& provenance);
 
 }  // namespace fp8flow::profile

@@ -295,6 +295,26 @@ TEST(Profile, SchedulesAndComparison) {
                              "model.seq_length: 16 | 32", "+500.000", "2.000 x", "spread not known"})
         expect_contains(differ.out, text);
     EXPECT_LT(differ.out.find("model.seq_length"), differ.out.find("delta ms"));
+    EXPECT_LT(differ.out.find("layer  "), differ.out.find("fc1")) << "the answer first";
+
+    // Of two folders, and drawn: the stage that differs most comes first.
+    auto& rows = other_run["recipes"][0]["rows"];
+    rows.back()["seconds"] = {{"median", 0.25}, {"min", 0.25}, {"max", 0.25}};
+    for (const auto& [name, run] : {std::pair{"old", both}, {"new", other_run}}) {
+        std::filesystem::create_directory(folder.path(name));
+        folder.write(std::string(name) + "/profile.json", run.dump());
+    }
+    const CommandResult drawn =
+        fp8flow_alone({"profile", "--compare", "old", "new", "--out", "."}, folder.path());
+    ASSERT_EQ(drawn.status, 0) << drawn.err;
+    const auto page = expect_report_page(read_whole(folder.path("compare.html")));
+    const auto& shown = page.at("compare")[0].at("rows");
+    EXPECT_EQ(shown[0].at("label"), "layer");
+    EXPECT_TRUE(shown[0].at("resolved"));
+    EXPECT_NE(shown[2].at("label").get<std::string>().find(rows.back().at("stage")), std::string::npos);
+    for (size_t i = 3; i < shown.size(); ++i)
+        EXPECT_LE(std::abs(shown[i].at("delta").get<double>()),
+                  std::abs(shown[i - 1].at("delta").get<double>()));
     const CommandResult missing = fp8flow_alone({"profile", "--compare", file, folder.path("none.json")});
     EXPECT_EQ(missing.status, 10);
     expect_contains(missing.err, "none.json is no file");
