@@ -33,13 +33,14 @@ public:
     }
 
 private:
-    void add(const std::string& name, const TensorView& view) {
-        if (view) tensors.push_back({name, view});
+    void add(const std::string& name, const TensorView& view, const std::string& layout = {}) {
+        if (view) tensors.push_back({name, view, layout});
     }
     void add(const std::string& name, const ScaledTensor& tensor) {
         if (!tensor) return;
         add(name, tensor.data);
-        add(name + ".scales", tensor.scales);
+        add(name + ".scales", tensor.scales,
+            fmt::format("{} {}", name_of(tensor.layout), name_of(tensor.format)));
         add(name + ".layout", tensor.layout);
         add(name + ".format", tensor.format);
     }
@@ -99,12 +100,15 @@ struct Prepared {
 template <class Args>
 Plugin::Call prepared_call(fp8flow_plugin_run run, const char* operation, const Args& args, bool gpu) {
     const auto prepared = std::make_shared<Prepared>(operation, args, gpu);
+    std::vector<std::string> numbers;
+    for (const Number& number : prepared->parts.numbers)
+        numbers.push_back(fmt::format("{} {:.12g}", number.name, number.value));
     return {[prepared, run](const Launch& launch) {
                 prepared->call.stream = launch.stream.handle;
                 const int status = run(&prepared->call);
                 require(status == 0, ExitCode::usage, "returned {}", status);
             },
-            prepared->parts.tensors};
+            prepared->parts.tensors, std::move(numbers)};
 }
 
 double value_at(const uint8_t* data, int64_t i, DType dtype) {
@@ -139,6 +143,15 @@ std::string difference(const uint8_t* ours, const uint8_t* theirs, const TensorV
                                                : count + ", not finite";
 }
 
+std::vector<std::string> known_operations() {
+    std::vector<std::string> known;
+#define FP8FLOW_NAME(name, Args) known.push_back(#name);
+    FP8FLOW_FOR_EACH_OP(FP8FLOW_NAME)
+    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_NAME)
+#undef FP8FLOW_NAME
+    return known;
+}
+
 }  // namespace
 
 #define FP8FLOW_CALL(name, Args)                                                            \
@@ -149,6 +162,10 @@ std::string difference(const uint8_t* ours, const uint8_t* theirs, const TensorV
 FP8FLOW_FOR_EACH_OP(FP8FLOW_CALL)
 FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_CALL)
 #undef FP8FLOW_CALL
+
+Plugin::Plugin(bool gpu) : gpu_(gpu) {
+    for (const std::string& name : known_operations()) runs_.emplace(name, nullptr);
+}
 
 Plugin::Plugin(const std::string& path, bool gpu) : gpu_(gpu) {
     const std::string where = "--plugin " + printable(path);
@@ -163,11 +180,7 @@ Plugin::Plugin(const std::string& path, bool gpu) : gpu_(gpu) {
                 table->operations != nullptr,
             ExitCode::usage, "{}: the table has no name or no operations", where);
     name_ = printable(table->name);
-    std::vector<std::string> known;
-#define FP8FLOW_NAME(name, Args) known.push_back(#name);
-    FP8FLOW_FOR_EACH_OP(FP8FLOW_NAME)
-    FP8FLOW_FOR_EACH_COMPOSED_OP(FP8FLOW_NAME)
-#undef FP8FLOW_NAME
+    const std::vector<std::string> known = known_operations();
     for (int32_t i = 0; i < table->num_operations; ++i) {
         const fp8flow_plugin_operation& one = table->operations[i];
         require(one.operation != nullptr && one.run != nullptr, ExitCode::usage,

@@ -18,6 +18,7 @@ namespace fp8flow::bench {
 struct NamedTensor {
     std::string name;
     TensorView view;
+    std::string layout = {};  // of scales: "vec128 pow2"
 };
 
 class Plugin {
@@ -25,6 +26,8 @@ public:
     // Throws Error(usage) for a file that cannot be loaded, another version, and operations that are not in
     // the list or occur twice. `gpu`: tensors are in the memory of a GPU.
     Plugin(const std::string& path, bool gpu);
+    // Has every operation and runs none: for the names of their arguments.
+    explicit Plugin(bool gpu);
 
     const std::string& name() const { return name_; }
     bool has(const std::string& operation) const;
@@ -35,6 +38,7 @@ public:
     struct Call {
         std::function<void(const Launch&)> run;
         std::vector<NamedTensor> tensors;  // all of the arguments
+        std::vector<std::string> numbers;  // the other arguments: "groups.num_groups 4"
     };
 #define FP8FLOW_DECLARE(name, Args) Call call(const op::Args& args) const;
     FP8FLOW_FOR_EACH_OP(FP8FLOW_DECLARE)

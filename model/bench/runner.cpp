@@ -4,6 +4,9 @@
 
 #include "kernels/core/error.h"
 #include "kernels/core/timeline.h"
+#include "model/report/table.h"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
@@ -100,6 +103,28 @@ int64_t Runner::capture(const Case& what, const Shape& shape) {
     profiler->end_range();
     profiler->end_capture();
     return launches ? launches->kernels : 0;
+}
+
+std::string Runner::describe(const Case& what, const Shape& shape) {
+    const Plugin plugin(choice_.kind == BackendKind::hopper);
+    Machine machine{*ops_, world_, choice_, &plugin};
+    Sets sets(ops_->device());
+    build(sets, machine, what, shape);
+    const Call::Baseline& call = sets.calls.front().baseline;
+    require(!call.tensors.empty(), ExitCode::usage,
+            "--describe: {} {} is several calls or an exchange, which no plugin can have", what.name,
+            shape.text());
+    report::Table table({{what.name, report::Align::left},
+                         {"dtype", report::Align::left},
+                         {"shape", report::Align::left},
+                         {"layout of scales", report::Align::left}});
+    for (const NamedTensor& tensor : call.tensors)
+        table.add_row(
+            {tensor.name, name_of(tensor.view.dtype),
+             fmt::format("[{}]", fmt::join(tensor.view.dims, tensor.view.dims + tensor.view.rank, ", ")),
+             tensor.layout});
+    return fmt::format("{}\n{}other arguments: {}\n", shape.text(), table.text(),
+                       call.numbers.empty() ? "none" : fmt::format("{}", fmt::join(call.numbers, ", ")));
 }
 
 Row Runner::timed(const Case& what, const Shape& shape, Subject::Regimes regimes) {

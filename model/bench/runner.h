@@ -42,6 +42,8 @@ public:
     // One call of the case instead of measurements, recorded by an attached profiler. One rank. Returns the
     // number of kernels, 0 where they are not counted.
     int64_t capture(const Case& what, const Shape& shape);
+    // The tensors of the case as a plugin gets them; runs nothing.
+    std::string describe(const Case& what, const Shape& shape);
     std::string device_name() const { return probe_->device_name(); }
     // Rates between the GPUs, where a row was compared with them; else empty.
     std::string wire_note() const;

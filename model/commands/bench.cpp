@@ -166,6 +166,13 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
 
     const Provenance provenance = make_provenance(options.command, choice, world.size());
     if (prints) fmt::print("{}\ndevice: {}\n", choice.note, runner.device_name());
+    if (options.describe) {
+        for (const Item& item : items) {
+            const std::string text = runner.describe(*item.what, item.shape);
+            if (prints) fmt::print("\n{}", text);
+        }
+        return 0;
+    }
     if (options.capture) {
         for (const Item& item : items)
             fmt::print("captured {} kernels of {} {}\n", runner.capture(*item.what, item.shape),

@@ -53,10 +53,11 @@ struct BenchOptions : CommonOptions {
     std::vector<std::string> operations;
     std::vector<std::string> shapes;  // "T=4096,H=7168"
     std::string suite;
-    std::string match;     // regular expression over "operation key=value ..."; empty: everything
-    std::string out;       // folder for report.html, bench.json, bench.txt; empty: only print
-    bool capture = false;  // instead of timing: one call of each row, for an attached profiler
-    int samples = 0;       // of a burst; 0: the protocol's
+    std::string match;      // regular expression over "operation key=value ..."; empty: everything
+    std::string out;        // folder for report.html, bench.json, bench.txt; empty: only print
+    bool capture = false;   // instead of timing: one call of each row, for an attached profiler
+    bool describe = false;  // instead of timing: names, shapes and layouts of the tensors
+    int samples = 0;        // of a burst; 0: the protocol's
     std::optional<double> idle_seconds, sustained_seconds;
 };
 

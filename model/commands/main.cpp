@@ -440,6 +440,12 @@ struct CommandLine {
         bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         bench->add_option(
             "--plugin", options.plugin,
+        bench
+            ->add_flag(
+                "--describe", bench_options.describe,
+                "do not time: names, dtypes, shapes and layouts of the tensors, as a --plugin gets them")
+            ->excludes("--out")
+            ->excludes("--capture");
             "shared library with kernels of your own (include/fp8flow/plugin.h): results are compared "
             "with these, and both are timed");
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")

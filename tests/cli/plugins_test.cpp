@@ -48,6 +48,19 @@ TEST(BenchPlugin, ExampleIsEqualAndTimed) {
     EXPECT_GT(row.at("peer_us").get<double>(), 0.0);
 }
 
+TEST(BenchPlugin, DescribeNamesWhatAPluginGets) {
+    const CommandResult told =
+        bench({"swiglu_quantize", "--describe", "--shape", "M=256,G=2,F=128,rows=balanced"});
+    ASSERT_EQ(told.status, 0) << told.err;
+    for (const char* line :
+         {"h +bf16 +\\[256, 256\\]", "a +e4m3 +\\[256, 128\\]", "a.scales +f32 +\\[1, 256\\] +vec128",
+          "groups.counts +i64 +\\[2\\]", "other arguments: groups.num_groups 2"})
+        EXPECT_TRUE(std::regex_search(told.out, std::regex(line))) << line << '\n' << told.out;
+    const CommandResult several = bench({"swiglu_quantize", "--describe", "--shape", "fused=no"});
+    EXPECT_EQ(several.status, 2);
+    expect_contains(several.err, "several calls or an exchange");
+}
+
 TEST(BenchPlugin, WrongResultsAreTold) {
     const json one = row_of("add", "wrong_plugin", "dtype=f32,T=8,H=128");
     expect_contains(one.at("peer_result").get<std::string>(), "y: nmse ");

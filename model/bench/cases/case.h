@@ -59,6 +59,7 @@ struct Call {
         std::string name = {};
         std::function<void(const Launch&)> run = {};
         std::vector<NamedTensor> tensors = {};  // of both, if the results can be compared
+        std::vector<std::string> numbers = {};
     } baseline = {};
     // After exactly one run: normalised mean square error against a GEMM in double, on a sample. GEMMs only.
     std::function<double()> error = {};
@@ -106,7 +107,8 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
     Call call{[&ops, operation, args](const Launch& launch) { (ops.*operation)(args, launch); }, work};
     if (machine.plugin != nullptr)
         if (Plugin::Call theirs = machine.plugin->call(args); theirs.run)
-            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors)};
+            call.baseline = {machine.plugin->name(), std::move(theirs.run), std::move(theirs.tensors),
+                             std::move(theirs.numbers)};
     return call;
 }
 
