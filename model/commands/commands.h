@@ -74,8 +74,8 @@ struct PlanOptions : RunOptions {  // config_path may be empty where there is hf
     std::vector<Recipe> recipes;   // these, the next and more than one `gpus`: a table of runs
     std::vector<int64_t> expert_parallel, micro_batches;
     double clock = 0;                 // Hz, under load; 0: the calibration's
-    bool markdown = false;            // the table alone
     double network = 0;               // bytes per second and GPU, between hosts; 0: the kind's
+    bool markdown = false;            // the table alone
     std::optional<std::string> json;  // a file below output.out
     std::string picture;              // NAME of NAME.html; empty: none
 };
@@ -114,12 +114,12 @@ int run_profile(const RunOptions& options, ProcessGroup& world);
 int run_evaluate(const EvaluateOptions& options, ProcessGroup& world);
 // Prints the tokens that a trained model puts after a prompt.
 int run_generate(const GenerateOptions& options, ProcessGroup& world);
-// Sizes, memory and time without running.
 // Two results of profile, printed; where `out` is not empty, also drawn: compare.html in it.
 int run_compare(const std::string& before, const std::string& after, const std::string& command,
                 const std::string& out);
 // What runs need of this machine, and what is missing. `out`: where they would write.
 int run_doctor(const std::string& out);
+// Sizes, memory and time without running.
 int run_plan(const PlanOptions& options);
 Recipe recipe_named(const std::string& name);  // throws Error(usage)
 // One MoE layer forward and backward on given tensors.

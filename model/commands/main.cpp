@@ -238,6 +238,8 @@ struct CommandLine {
         "generate", "continue a prompt with a trained model; a token takes a pass over the whole text");
     CLI::App* bench = app.add_subcommand(
         "bench", "time single operations and compare them with the ceilings of the machine");
+    CLI::App* doctor = app.add_subcommand(
+        "doctor", "check what runs need of this machine, and print what installs what is missing");
     RunOptions options;
     ReplayOptions replay_options;
     BenchOptions bench_options;
@@ -275,6 +277,7 @@ struct CommandLine {
                 "config.json of a Hugging Face model: fills model and moe; the configuration and "
                 "--set come after it (families: docs/usage/data_and_weights.md)");
         }
+        doctor->add_option("--out", out, "folder that runs will write to (default: runs)");
         for (CLI::App* command : {train, validate, profile, plan, replay})
             command
                 ->add_option("--plugin", options.plugins,
@@ -411,11 +414,11 @@ struct CommandLine {
             ->transform(typed(*find_leaf("micro_batch_size")));
         plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
             ->transform(number_in({.min = 100, .max = 10000}));
+        plan->add_option("--network", network, "GB/s of each GPU between hosts (default: the kind's)")
+            ->transform(number_in({.min = 0.01, .max = 10000}));
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
-        plan->add_option("--network", network, "GB/s of each GPU between hosts (default: the kind's)")
-            ->transform(number_in({.min = 0.01, .max = 10000}));
     }
 
     void add_bench_options() {
@@ -437,15 +440,15 @@ struct CommandLine {
                 "do not time: run one call of each row between cudaProfilerStart and Stop, in an NVTX range "
                 "(ncu --profile-from-start off)")
             ->excludes("--out");
-        bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
-        bench->add_option(
-            "--plugin", options.plugin,
         bench
             ->add_flag(
                 "--describe", bench_options.describe,
                 "do not time: names, dtypes, shapes and layouts of the tensors, as a --plugin gets them")
             ->excludes("--out")
             ->excludes("--capture");
+        bench->add_option("--backend", backend, "auto | reference | hopper")->take_last();
+        bench->add_option(
+            "--plugin", options.plugin,
             "shared library with kernels of your own (include/fp8flow/plugin.h): results are compared "
             "with these, and both are timed");
         bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
@@ -524,6 +527,7 @@ struct CommandLine {
         static_cast<RunOptions&>(evaluate_options) = options;
         static_cast<RunOptions&>(generate_options) = options;
         plan_options.clock = mhz * 1e6;
+        plan_options.network = network * 1e9;
         if (!json.empty()) plan_options.json = json;
     }
 };
@@ -533,7 +537,6 @@ OnStopSignal on_stop_signal(const CommandLine& line) {
     return (*line.train && line.options.dump_samples == 0) || *line.validate ? OnStopSignal::note
                                                                              : OnStopSignal::end;
 }
-        plan_options.network = network * 1e9;
 
 int run(const CommandLine& line) {
     if (line.help_config) {
@@ -557,6 +560,7 @@ int run(const CommandLine& line) {
     }
     if (*line.bench) return bench_on_ranks(line.bench_options);
     if (*line.plan) return run_plan(line.plan_options);
+    if (*line.doctor) return run_doctor(line.out.empty() ? "runs" : line.out);
     fmt::print("{}", line.app.help());
     return static_cast<int>(ExitCode::usage);
 }

@@ -9,6 +9,7 @@
 #include "kernels/hopper/runtime/device_query.h"
 #include "kernels/reference/host_device.h"
 #include "kernels/reference/reference_ops.h"
+#include "model/job/machine_checks.h"
 
 #include <unistd.h>
 
@@ -55,6 +56,43 @@ MachineFacts machine_facts(const BackendChoice& choice) {
         facts.gpu_memory_bytes = hopper::memory_bytes(choice.device);
     }
     return facts;
+}
+
+std::vector<MachineCheck> check_gpus() {
+    const int devices = hopper::device_count();
+    if (devices == 0) {
+        const std::string reason = hopper::unavailable_reason();
+        if (!hopper::gpu_visible()) return {{"GPU", reason + ": runs use the reference backend, on CPUs"}};
+        return {
+            {"GPU", reason,
+             hopper::built_with_cuda()
+                 ? "a Hopper GPU, its driver, and a program of cmake --preset cuda-release"
+                 : "cmake --preset cuda-release && cmake --build build/cuda-release (nvcc 12.9 or later)"}};
+    }
+    const std::string name = hopper::device_name(0);
+    const double clock = hopper::max_clock_hertz(0);
+    std::vector<MachineCheck> found = {
+        {"GPU",
+         fmt::format("{} x {}, {:.1f} GiB, up to {:.0f} MHz (under load: nvidia-smi -q -d CLOCK)", devices,
+                     name, static_cast<double>(hopper::memory_bytes(0)) / 0x1p30, clock * 1e-6)},
+        {"CUDA", fmt::format("built with {}, the driver supports {}", hopper::runtime_version(),
+                             hopper::driver_version())}};
+    for (int device = 1; device < devices; ++device)
+        if (hopper::device_name(device) != name || hopper::max_clock_hertz(device) != clock)
+            found.push_back({"clock",
+                             fmt::format("GPUs 0 and {} differ: all wait for the slower one", device),
+                             fmt::format("CUDA_VISIBLE_DEVICES without {}", device)});
+    const std::string peers = hopper::peer_problem(), cudnn = hopper::cudnn_problem();
+    found.push_back(peers.empty()
+                        ? MachineCheck{"peer access", "every GPU reaches the memory of all others"}
+                        : MachineCheck{"peer access", peers, "parallel.moe_token_dispatcher_type: alltoall"});
+    found.push_back(hopper::built_with_nccl()
+                        ? MachineCheck{"NCCL", "in this program"}
+                        : MachineCheck{"NCCL", "not in this program: no exchange between hosts",
+                                       "apt-get install libnccl2 libnccl-dev, and build again"});
+    found.push_back(
+        {"cuDNN", cudnn.empty() ? "attention uses it" : "attention uses this project's kernels: " + cudnn});
+    return found;
 }
 
 namespace {

@@ -10,6 +10,14 @@
 
 namespace fp8flow {
 
+std::string mpi_version() {
+    char text[MPI_MAX_LIBRARY_VERSION_STRING] = {};
+    int length = 0;
+    MPI_Get_library_version(text, &length);
+    const std::string version(text, static_cast<size_t>(length));
+    return version.substr(0, version.find_first_of(",\n"));
+}
+
 MpiSession::MpiSession() {
     note_stage(Stage::mpi_init);
     {

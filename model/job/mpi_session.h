@@ -2,7 +2,11 @@
 // MPI in this process: initialise, finalise, or abort the whole job. Keeps <mpi.h> out of other headers.
 #pragma once
 
+#include <string>
+
 namespace fp8flow {
+
+std::string mpi_version();  // of the library: "Open MPI v4.1.4"; before MPI_Init, too
 
 class MpiSession {
 public:

@@ -14,6 +14,6 @@ struct ComparedProfiles {
 // Of two files or run folders: the recipes that both have, by name, and where each has one alone, those two.
 // Throws Error(data) where one is none of profile's, or where they share no recipe.
 ComparedProfiles compare_profiles(const std::string& old_path, const std::string& new_path,
-                            const Provenance& provenance);
+                                  const Provenance& provenance);
 
 }  // namespace fp8flow::profile

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include <map>
+#include <sstream>
 
 namespace fp8flow {
 namespace {
@@ -266,6 +267,24 @@ TEST(Plan, RankCountThatDoesNotFit) {
     EXPECT_EQ(plan.status, 2);
     expect_contains(plan.err,
                     "parallel.expert_model_parallel_size: got 2, want a divisor of the world size 3");
+}
+
+TEST(Program, DoctorAnswersFirstAndFitsAScreen) {
+    TemporaryFolder folder;
+    const CommandResult doctor = fp8flow_alone({"doctor"}, folder.path());
+    EXPECT_EQ(doctor.err, "");
+    EXPECT_EQ(doctor.status, doctor.out.find("fix: ") == std::string::npos ? 0 : 1) << doctor.out;
+    for (const char* part : {"MPI", "processor", "disk", "shared memory", "GPU"})
+        expect_contains(doctor.out, part);
+    EXPECT_EQ(doctor.out.find("Runs use") == std::string::npos, doctor.status == 0);
+    std::istringstream lines(doctor.out);
+    int count = 0;
+    for (std::string line; std::getline(lines, line); ++count) EXPECT_LE(line.size(), 120u) << line;
+    EXPECT_LE(count, 40);
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << "a check leaves nothing";
+    const CommandResult nowhere = fp8flow_alone({"doctor", "--out", "/proc/none"}, folder.path());
+    EXPECT_EQ(nowhere.status, 1) << nowhere.out;
+    expect_contains(nowhere.out, "fix: --out DIR");
 }
 
 TEST(Program, VersionAndHelp) {

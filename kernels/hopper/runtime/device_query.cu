@@ -109,6 +109,17 @@ double max_clock_hertz(int device) {
     return 0;
 }
 
+std::string peer_problem() {
+    const int devices = device_count();
+    for (int from = 0; from < devices; ++from)
+        for (int to = 0; to < devices; ++to) {
+            int reaches = from == to ? 1 : 0;
+            if (from != to && cudaDeviceCanAccessPeer(&reaches, from, to) != cudaSuccess) cudaGetLastError();
+            if (reaches == 0) return fmt::format("GPU {} does not reach the memory of GPU {}", from, to);
+        }
+    return {};
+}
+
 int64_t memory_bytes(int device) {
     cudaDeviceProp properties;
     check_cuda(cudaGetDeviceProperties(&properties, device), "reading the GPU's memory size");

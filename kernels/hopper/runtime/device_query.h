@@ -29,6 +29,9 @@ std::string device_name(int device);  // "NVIDIA H200"
 double max_clock_hertz(int device);   // highest SM clock
 int64_t memory_bytes(int device);     // all of it, used or not
 
+// Two GPUs of which one does not reach the other's memory, in one line; empty: there are none.
+std::string peer_problem();
+
 // Energy that the device has used since the driver was loaded; absent if it has no counter. The counter is
 // updated about ten times per second.
 std::optional<double> energy_joules(int device);

@@ -16,6 +16,7 @@ std::string runtime_version() { return {}; }
 std::string device_name(int) { return {}; }
 double max_clock_hertz(int) { return 0; }
 int64_t memory_bytes(int) { return 0; }
+std::string peer_problem() { return {}; }
 std::optional<double> energy_joules(int) { return {}; }
 
 std::string unavailable_reason() {
