@@ -57,6 +57,12 @@ struct KeyWithoutSetting {
 };
 std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, std::string_view key,
                                                      std::string_view value);
+// What an argument of Megatron-LM's that has another name here, or none, sets: a leaf key and its value. An
+// empty key: nothing. Absent: it has the same name, or is not known.
+struct MegatronSetting {
+    std::string key, value;
+};
+std::optional<MegatronSetting> megatron_setting(std::string_view name, std::string_view value);
 // A dump of an earlier version without the keys that are gone, whatever their values.
 std::string without_old_keys(std::string_view dump);
 // The candidate nearest to `word`, or empty when none is near.

@@ -101,6 +101,25 @@ constexpr Known kForeign[] = {
     {"resume", "load"},
 };
 
+// Arguments of Megatron-LM's that are no keys here, in a file of nothing but arguments. No value: any, which
+// is the key's. No key: what every model here has.
+struct MegatronArgument {
+    std::string_view name, value, key, set;
+};
+constexpr MegatronArgument kMegatron[] = {
+    {"num_moe_experts", "", "num_experts", ""},
+    {"layernorm_epsilon", "", "norm_epsilon", ""},
+    {"apply_layernorm_1p", "", "zero_centered_gamma", ""},
+    {"bf16", "true", "recipe", "bf16"},
+    {"fp8", "e4m3", "", ""},
+    {"fp8_recipe", "blockwise", "recipe", "fp8_blockwise"},
+    {"fp8_recipe", "mxfp8", "recipe", "mxfp8"},
+    {"group_query_attention", "true", "", ""},
+    {"use_flash_attn", "true", "", ""},
+    {"attention_dropout", "0", "", ""},
+    {"hidden_dropout", "0", "", ""},
+};
+
 // Keys that hold no setting: Megatron's that have one legal value here, and those of earlier versions. With
 // a value of `ignored` they change nothing.
 struct NoSetting {
@@ -230,6 +249,17 @@ std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, s
                                  : fmt::format("{}: got {}, want {} ({})", known.name, got, known.ignored[0],
                                                known.answer)};
     }
+    return std::nullopt;
+}
+
+std::optional<MegatronSetting> megatron_setting(std::string_view name, std::string_view value) {
+    std::string text(value);
+    if (const auto truth = builders::read_truth(value)) text = *truth ? "true" : "false";
+    if (text == "0.0") text = "0";
+    for (const MegatronArgument& known : kMegatron)
+        if (known.name == name && (known.value.empty() || known.value == text))
+            return MegatronSetting{std::string(known.key),
+                                   std::string(known.set.empty() ? value : known.set)};
     return std::nullopt;
 }
 

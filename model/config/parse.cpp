@@ -54,6 +54,7 @@ public:
                           fmt::format("got no settings, want sections {}", sections()));
             return;
         }
+        if (is_arguments(*root)) return read_arguments(*root, name);
         const YAML::Node model = std::as_const(*root)["model"];
         const YAML::Node yields =
             model && model.IsMap() ? std::as_const(model)["yields_to_hf_config"] : model;
@@ -142,6 +143,42 @@ private:
         const std::string hint = explain_unknown_key(key);
         return fmt::format("{}: got an unknown key, want one of --help-config{}{}", name,
                            hint.empty() ? "" : "; ", hint);
+    }
+
+    // A file of Megatron-LM's arguments: values without sections, and a name that is known.
+    static bool is_arguments(const YAML::Node& root) {
+        bool known = false;
+        for (const auto& entry : root) {
+            if (!entry.first.IsScalar() || entry.second.IsMap() || entry.second.IsNull()) return false;
+            known = known || find_leaf(argument_name(entry.first));
+        }
+        return known;
+    }
+
+    static std::string argument_name(const YAML::Node& node) {
+        std::string name = node.Scalar();
+        std::replace(name.begin(), name.end(), '-', '_');
+        return name;
+    }
+
+    void read_arguments(const YAML::Node& root, const std::string& name) {
+        std::set<std::string> seen;
+        for (const auto& entry : root) {
+            const std::string key = argument_name(entry.first), where = place(name, entry.first.Mark()),
+                              value = entry.second.IsScalar() ? entry.second.Scalar() : "";
+            if (!seen.insert(key).second)
+                problems_.add(where,
+                              fmt::format("{}: got this argument twice, want it once", printable(key)));
+            const auto other = megatron_setting(key, value);
+            const ConfigField* field = find_leaf(other ? other->key : key);
+            // bf16 says nothing where fp8_recipe does
+            const bool weaker = key == "bf16" && config_.origin.contains("precision.recipe");
+            if (weaker || (other && other->key.empty())) continue;
+            if (field)
+                read_field(*field, other ? YAML::Node(other->value) : entry.second, where);
+            else if (!take_without_setting("", key, value, where))
+                problems_.add(where, unknown_key("", key));
+        }
     }
 
     // Whether it is a key that holds no setting.
