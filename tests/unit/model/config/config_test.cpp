@@ -269,7 +269,8 @@ TEST(Config, FieldErrorsAreExact) {
         {"modle: {num_layers: 2}",
          "t.yaml:1:1: modle: got an unknown section, want one of model, moe, precision, recompute, schedule, "
          "parallel, training, data, output, validate, profile, kernels, checkpoint; did you mean 'model'"},
-        {"num_layers: 2\nmodel: {}", "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
+        {"num_layers: 2\nmodel: {}",
+         "t.yaml:1:1: num_layers: got a key of another section, want model.num_layers"},
         {"moe: {hidden_size: 256}",
          "t.yaml:1:7: moe.hidden_size: got a key of another section, want model.hidden_size"},
         {"model: {num_layers: 2, num_layers: 3}",
