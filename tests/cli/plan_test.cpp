@@ -185,7 +185,8 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         for (const char* name :
              {"profile_deepseek_v3_4gpu_recipes", "profile_qwen3_1gpu",
               "profile_100m_4gpu_state_divided_overlapped", "exposed_mixtral_2gpu", "exposed_100m_4gpu",
-              "profile_deepseek_v3_4gpu_hosts_across", "profile_deepseek_v3_8gpu_hosts_across"})
+              "profile_deepseek_v3_4gpu_hosts_across", "profile_deepseek_v3_4gpu_hosts_inside",
+              "profile_deepseek_v3_8gpu_hosts_across"})
             line.push_back(fmt::format("{}/tests/data/profiles/{}.json", FP8FLOW_SOURCE_DIR, name));
         line.insert(line.end(), options.begin(), options.end());
         return RunningCommand(line, folder.path()).wait(60);
@@ -202,8 +203,9 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         {"profile_100m_4gpu_state_divided_overlapped.json",
          "what a gather takes from the layer that runs meanwhile (overlap_param_gather)"},
         {"profile_deepseek_v3_4gpu_hosts_across.json", "on hosts that parallel.hosts makes of one machine"},
+        {"profile_deepseek_v3_4gpu_hosts_inside.json", "on hosts that parallel.hosts makes of one machine"},
         {"profile_deepseek_v3_8gpu_hosts_across.json", "on hosts that parallel.hosts makes of one machine"}};
-    EXPECT_EQ(json.at("hosts").at("runs"), 2);
+    EXPECT_EQ(json.at("hosts").at("runs"), 3);
     for (const auto& row : json.at("rows")) {
         EXPECT_TRUE(row.at("hosts") == "" || row.at("inside") == true) << row.at("file");
         const auto found = apart.find(row.at("file"));
