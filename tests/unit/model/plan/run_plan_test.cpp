@@ -6,6 +6,7 @@
 #include "kernels/core/error.h"
 #include "tests/support/files.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -346,7 +347,9 @@ TEST(RunPlan, RecomputeModes) {
 }
 
 TEST(RunPlan, RefusesAnIllegalNumberOfGpus) {
-    expect_contains(error_of(ExitCode::usage, [] { make_plan(shipped("mixtral_8x7b.yaml"), 12); }),
+    Config config = shipped("mixtral_8x7b.yaml");
+    config.training.global_batch_size = 252;
+    expect_contains(error_of(ExitCode::usage, [&] { make_plan(config, 12); }),
                     "parallel.expert_model_parallel_size: got 8, want a divisor of the world size 12");
 }
 
@@ -367,7 +370,8 @@ TEST(RunPlan, TextAndJsonAgree) {
         EXPECT_LE(plan.saved_used, plan.saved_reserved);
         EXPECT_GT(plan.saved_used, 0.0);
         EXPECT_EQ(json["parameters"]["total"], plan.total_parameters());
-        EXPECT_NE(text.find(std::to_string(plan.total_parameters())), std::string::npos) << text;
+        if (const double total = static_cast<double>(plan.total_parameters()); total > 1e9)
+            expect_contains(text, fmt::format("{:.2f} B", total / 1e9));
         EXPECT_EQ(json["memory_bytes"]["categories"].size(), plan.memory.size());
         EXPECT_EQ(json["memory_bytes"]["total"], plan.total_bytes());
         EXPECT_EQ(json["wire_bytes_per_layer"]["total"], plan.wire_bytes());
