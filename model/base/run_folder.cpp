@@ -25,7 +25,11 @@ constexpr int kMostNumbers = 10000;
 bool is_exported(const std::string& name) {
     static const std::regex names(
         R"(config\.json|model-\d{5}-of-\d{5}\.safetensors|model\.safetensors\.index\.json)");
-    return std::regex_match(name, names) || std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
+    return std::regex_match(name, names);
+}
+
+bool is_carried(const std::string& name) {
+    return std::ranges::find(kCarriedFiles, name) != kCarriedFiles.end();
 }
 
 // What the commands write into their folder, today and in earlier versions, and into those below it.
@@ -165,6 +169,7 @@ void RunFolder::keep() {
     if (!first || !overwrites_ || !folder_) return;
     for (const OutputFolder& below : folders_below()) {
         remove_exported(below);
+        below.remove_files(is_carried);
         below.remove_files(is_written_by_runs);
     }
     folder_->remove_files(is_written_by_runs);

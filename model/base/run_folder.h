@@ -86,7 +86,7 @@ inline constexpr std::array kCarriedFiles = {"generation_config.json",
                                              "merges.txt",
                                              "chat_template.jinja",
                                              "chat_template.json"};
-// Removes the files of an export with Hugging Face names, those among them.
+// Removes the files of an export with Hugging Face names, but not those: they may be the user's.
 void remove_exported(const OutputFolder& folder);
 
 }  // namespace fp8flow

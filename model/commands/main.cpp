@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The program: reads the command line, starts the ranks, reports errors once. It and launcher.cpp are all
 // that reads the environment, apart from the libraries (MPI, CUDA, OpenMP) themselves. Read next: commands.h.
+// Long because the options of all commands are one table.
 #include "kernels/core/error.h"
 #include "kernels/host_memory.h"
 #include "layers/flows/flow.h"

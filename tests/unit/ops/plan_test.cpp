@@ -318,7 +318,7 @@ TEST(Plan, WrongArgumentsAreRefusedWithNumbers) {
     };
     op::PlanDispatch args = plan.args;
     args.groups.alignment = 0;
-    EXPECT_NE(message(args).find("alignment of expert groups is 0"), std::string::npos) << message(args);
+    EXPECT_NE(message(args).find("alignment 0 (moe_row_alignment)"), std::string::npos) << message(args);
     args = plan.args;
     args.first_expert = 1;
     EXPECT_NE(message(args).find("begins at expert 1, must begin at 2"), std::string::npos) << message(args);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// A Hugging Face config.json becomes the configuration that computes the same, for the three families as
-// their authors publish them; every other model is refused by name, and what a layer of ours does not compute
-// is listed, all of it at once.
+// A Hugging Face config.json becomes the configuration that computes the same; what a layer of ours does not
+// compute is listed, all of it at once. Long because every family has its case.
 #include "model/config/hf_config.h"
 #include "model/config/config.h"
 #include "model/config/hf_families.h"
