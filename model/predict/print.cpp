@@ -220,7 +220,7 @@ std::string choices_json(const std::vector<Choice>& choices, const Gpu& gpu, con
 
 std::string prediction_text(const Choice& c, const Gpu& gpu) {
     std::string out = fmt::format(
-        "Step: {} ms at {:.0f} MHz, {}tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
+        "Step: {} ms at {:.0f} MHz, {} tokens/s, MFU {}; one MoE layer and micro-batch {:.3f} ms\n",
         step_range(c.time), c.time.clock * 1e-6, token_range(c.time), mfu_range(c.time, gpu),
         c.time.layer * 1e3);
     if (c.time.extrapolated()) out += extrapolation_text(c.time, gpu, "  ");
