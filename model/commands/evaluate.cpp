@@ -196,6 +196,7 @@ int run_evaluate(const EvaluateOptions& options, ProcessGroup& world) {
     log.line("data: " + sources[0].data->description());
     model.load(sources[0].data, log);
     std::vector<Result> results;
+    results.reserve(sources.size());
     for (const Source& source : sources) results.push_back(evaluate(model, source, windows, world));
     folder.keep();
     if (!folder.is_first_rank()) return 0;
