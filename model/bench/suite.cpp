@@ -24,7 +24,7 @@ using CLI::detail::trim_copy;
 
 constexpr size_t kMostRows = 10000;
 
-// Every text that `text` stands for: {a | b} is a or b, {name} one of the list with this name.
+// The alternatives of `text`: {a | b} is a or b, {name} an entry of the list `name`.
 void expand(const std::string& text, const std::map<std::string, std::string>& lists,
             std::vector<std::string>& out) {
     const size_t open = text.find('{'), close = text.find('}', std::min(open, text.size()));

@@ -33,8 +33,8 @@ struct Result {
     std::optional<double> bits_per_byte;
 };
 
-// Adds up what the head computes for the first `windows` windows of a source; a window whose micro-batch is
-// done again begins at zero.
+// Adds up what the head computes for the first `windows` windows of a source. If a micro-batch is redone, its
+// windows begin at zero.
 class Tally {
 public:
     Tally(const TokenSource& data, int64_t windows, int64_t vocab_size, Device& device, int64_t padded)

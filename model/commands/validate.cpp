@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // `fp8flow validate`: the same data, seed and initial weights under every recipe, compared with BF16 and with
 // a control arm. An arm trained with one seed is a job on its own, which leaves runs/ARM-SEED/run.json
-// (model/validate/run_file.h) next to the files of a training. A job that is done is not run again. One that
-// was interrupted continues from its last checkpoint (checkpoint.save_interval), or begins again.
+// (model/validate/run_file.h) next to the files of a training. A finished job is not run
+// again. An interrupted one continues from its last checkpoint (checkpoint.save_interval), or begins again.
 #include "model/validate/validate.h"
 
 #include "model/checkpoint/agree.h"

@@ -276,7 +276,7 @@ private:
         const Json scaling = present(group) ? find(group) : Json::object();
         if (!scaling.is_object())
             return problem(group, fmt::format("got {}, want an object", shown(scaling)));
-        const auto inner = [&](const char* name) {  // of the group, of the other one, or beside them
+        const auto inner = [&](const char* name) {  // in the group, in the other one, or at the top level
             for (const Json* place : {&scaling, at("rope_parameters"), &json_})
                 if (place != nullptr && place->is_object() && place->contains(name) &&
                     !(*place)[name].is_null())

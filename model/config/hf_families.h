@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The families of models, one entry each (hf_families.cpp): what config.json says of them and what it means
-// where it is silent, how their tensors are named, and what of them is not implemented. A new family whose
-// layers compute what ours do is an entry there and a line in scripts/compare_torch.py.
+// where it is silent, how their tensors are named, and what of them is not implemented. A new family is an
+// entry there and a line in scripts/compare_torch.py, if its layers compute what ours do.
 #pragma once
 
 #include "layers/spec.h"

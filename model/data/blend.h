@@ -19,7 +19,7 @@ std::vector<WeightedPath> blend_of(const std::vector<std::string>& data_path);
 
 // Sample i comes from the source that is furthest behind its share, as in Megatron-LM's blended data sets;
 // the pattern is repeated after kPeriod samples. So every sample index has its place without a list of all,
-// and the shares hold for the whole run: a source whose windows are all read begins its next epoch.
+// and the shares hold for the whole run. When all windows of a source are read, its next epoch begins.
 class BlendedSource final : public TokenSource {
 public:
     struct Part {

@@ -34,7 +34,7 @@ bool better(const Choice& a, const Choice& b) {
     return a.time.tokens_per_second() > b.time.tokens_per_second();
 }
 
-// parallel.hosts makes hosts of one machine, whose GPUs reach each other at the rate of its peers.
+// parallel.hosts makes hosts of one machine. Its GPUs reach each other at the rate of peer memory.
 Gpu with_hosts(const Config& config, int64_t gpus, Gpu gpu) {
     if (config.parallel.hosts == 0) return gpu;
     if (gpus <= gpu.sheet.gpus_per_host && !gpu.sheet.network_given)

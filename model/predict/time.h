@@ -35,7 +35,7 @@ struct StepTime {
     double clock = 0;
     double useful_flops = 0;  // of a step and GPU, as a model's FLOPs are counted
     double tokens = 0;        // of a step, all GPUs
-    // Between hosts: the range of a step, and the network whose double and half make it. 0: within one host.
+    // Between hosts: the range of a step, for half and for twice this network. 0: within one host.
     double least = 0, most = 0, network = 0;
 
     bool extrapolated() const { return most > 0; }

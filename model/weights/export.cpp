@@ -106,7 +106,7 @@ private:
         }
     }
 
-    // A whole piece whose rows or columns are others in the file.
+    // A whole piece, if its rows or columns differ from those in the file.
     std::vector<float> as_stored(const Stored& one, const WeightPiece& piece) const {
         const int64_t ours = piece.our_cols();
         std::vector<float> from(static_cast<size_t>(piece.our_rows() * ours)),

@@ -16,7 +16,7 @@ struct ExportChoice {
     HfNames names;
     ExportFormat format = ExportFormat::bf16;
     std::string config_json;                // that goes with them; empty: no family is this model as a whole
-    std::vector<std::string> sources = {};  // folders whose tokenizer and generation_config.json go with them
+    std::vector<std::string> sources = {};  // folders with the files to carry (kCarriedFiles)
 };
 
 // Writes what this rank holds; called by every rank of one expert-parallel group, which together hold
