@@ -115,7 +115,8 @@ public:
             std::filesystem::remove(config_.output.record_routing, error);
         folder_.folder().write_atomic(kRunFile, file_.dump() + "\n");
         const std::string& base = job.arm->against.empty() ? run.arms_.front().name : job.arm->against;
-        if (const RunFile* file = run.done(base, job.seed)) base_ = run_of(file->content).curve.loss;
+        if (const RunFile* file = run.done(base, job.seed))
+            base_ = ema(run_of(file->content).curve.loss, config_.validate.ema_decay);
     }
 
     // False: stopped.
@@ -181,12 +182,10 @@ private:
         if (iteration % config_.output.log_interval != 0 && iteration != iterations) return;
         std::string error;
         if (base_.size() >= static_cast<size_t>(iteration)) {
-            const double decay = config_.validate.ema_decay;
-            const std::vector<double> base(base_.begin(), base_.begin() + iteration);
-            error = fmt::format(
-                " | relative error {}",
-                format_percent(std::abs(ema(records_.losses().y, decay).back() / ema(base, decay).back() - 1),
-                               4));
+            const double own = ema(records_.losses().y, config_.validate.ema_decay).back();
+            error =
+                fmt::format(" | relative error {}",
+                            format_percent(std::abs(own / base_[static_cast<size_t>(result.step)] - 1), 4));
         }
         log_.line(fmt::format(" {:<14} | iteration {:>{}}/{} | lm loss {:.4f}{} | ETA {}",
                               run_.label_of(job_), iteration, std::to_string(iterations).size(), iterations,
@@ -242,7 +241,7 @@ private:
     ValidateRun& run_;
     const Job& job_;
     json file_;
-    std::vector<double> base_;  // losses of the arm that it is compared with, on the first rank
+    std::vector<double> base_;  // smoothed losses of the arm that it is compared with, on the first rank
     std::optional<double> held_out_;
     bool diverged_ = false;
 };
