@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
-#include <set>
 
 namespace fp8flow::weights {
 
@@ -116,6 +115,17 @@ Json config_as(const Config& config, const HfFamily& family) {
     return json;
 }
 
+// Of this program alone, or compared apart (moe_layer_freq).
+constexpr std::string_view kNotInTheFile[] = {"model.seq_length",
+                                              "model.make_vocab_size_divisible_by",
+                                              "model.moe_layer_freq",
+                                              "model.num_layers_at_start_in_bf16",
+                                              "model.num_layers_at_end_in_bf16",
+                                              "model.yields_to_hf_config",
+                                              "moe.moe_router_force_load_balancing",
+                                              "moe.moe_router_force_biased",
+                                              "moe.moe_combine_order"};
+
 // The keys of the configuration that a family's own file does not give back.
 std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
     const std::string name = family.type;
@@ -127,28 +137,8 @@ std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
                                          parse_hf_config(config_as(config, family).dump(), name));
         for (const ConfigField& field : config_fields()) {
             const std::string key = field.section + "." + field.key;
-            static const std::set<std::string> kNotOfTheModel = {"model.seq_length",
-                                                                 "model.max_position_embeddings",
-                                                                 "model.make_vocab_size_divisible_by",
-                                                                 "model.embedding_init_method_std",
-                                                                 "model.init_method_std",
-                                                                 "model.moe_layer_freq",
-                                                                 "model.num_layers_at_start_in_bf16",
-                                                                 "model.num_layers_at_end_in_bf16",
-                                                                 "model.yields_to_hf_config"};
-            static const std::set<std::string> kOfTheRouter = {"moe.num_experts",
-                                                               "moe.moe_router_topk",
-                                                               "moe.moe_ffn_hidden_size",
-                                                               "moe.moe_shared_expert_intermediate_size",
-                                                               "moe.moe_router_score_function",
-                                                               "moe.moe_router_pre_softmax",
-                                                               "moe.moe_router_norm_topk_prob",
-                                                               "moe.moe_router_num_groups",
-                                                               "moe.moe_router_group_topk",
-                                                               "moe.moe_router_topk_scaling_factor",
-                                                               "moe.moe_router_enable_expert_bias"};
             const bool counts =
-                field.section == "model" ? !kNotOfTheModel.contains(key) : kOfTheRouter.contains(key);
+                changes_the_model(key) && std::ranges::find(kNotInTheFile, key) == std::end(kNotInTheFile);
             const bool of_dense = key == "model.ffn_hidden_size";
             if (counts && (!of_dense || has_dense) && field.get(back) != field.get(config))
                 lost.push_back(key);
