@@ -46,6 +46,7 @@ struct RunOptions : CommonOptions {
     std::string only;                 // validate: ARM:SEED; empty: all
     std::string routing_of;           // validate: the others take the routing of this arm; empty: none
     std::vector<std::string> joined;  // validate: folders of validations
+    std::vector<std::string> equal_commits;                         // validate: runs of these are comparable
     std::optional<int64_t> measured_steps;                          // profile
     predict::WhereShort where_short = predict::WhereShort::refuse;  // train, validate, profile: --force
 };

@@ -61,6 +61,12 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
         ->excludes("--arm")
         ->excludes("--seeds");
     validate
+        .add_option("--equal-commits", options.equal_commits,
+                    "A,B: runs of programs of these commits are compared as if they were one program's; what "
+                    "runs compute must be the same in all of them")
+        ->delimiter(',')
+        ->allow_extra_args(false);
+    validate
         .add_option("--resume", resume,
                     "auto: continue the validation in --out; done runs are read, an interrupted one goes "
                     "on from its checkpoint (checkpoint.save_interval) or begins again")

@@ -104,7 +104,7 @@ public:
         on_all_ranks(world_, [&] {
             std::vector<RunFile> files = run.known_;
             files.push_back({file_, "this run"});
-            check_agree(files);
+            check_agree(files, run.options_.equal_commits);
         });
         begin();
         if (!folder_.is_first_rank()) return;
@@ -214,14 +214,15 @@ private:
         double wire = 0;
         for (const char* part : {"routing", "dispatch", "combine"})
             wire += last.value(std::string("wire_bytes_") + part, 0.0);
-        file_.update({{"diverged", diverged_},
-                      {"lm_loss", losses},
-                      {"grad_norm", grad_norms},
-                      {"held out", held_out_ ? json(*held_out_) : nullptr},
-                      {"casts per step", last.value("casts", 0)},
-                      {"wire bytes per step", wire},
-                      {"equal choices", routing.equal_choices()},
-                      {"routing", routing.empty() ? json(nullptr) : routing.group(job_.arm->name)}});
+        file_.update(
+            {{"diverged", diverged_},
+             {"lm_loss", shortened(losses)},
+             {"grad_norm", shortened(grad_norms)},
+             {"held out", held_out_ ? json(*held_out_) : nullptr},
+             {"casts per step", last.value("casts", 0)},
+             {"wire bytes per step", wire},
+             {"equal choices", routing.equal_choices()},
+             {"routing", routing.empty() ? json(nullptr) : shortened(routing.group(job_.arm->name))}});
         int64_t saved_bytes = 0;
         for (const auto& [category, bytes] : trainer_->saved_bytes()) saved_bytes += bytes;
         json& measured = file_["measured"];
@@ -290,7 +291,7 @@ void ValidateRun::read_files() {
         std::erase_if(known_, [&](const RunFile& file) { return jobs_.front().is_of(file); });
     std::vector<RunFile> files = known_;
     for (const Job& job : jobs_) files.push_back({begin_file(job), "this validation"});
-    check_agree(files);
+    check_agree(files, options_.equal_commits);
     const OutputFolder folder(config_.output.out);
     folder.write_atomic("config.yaml", run_config_yaml(config_, provenance_));
     const bool resumes = options_.taken == RunFolder::Taken::enter;

@@ -17,9 +17,9 @@ using namespace validate;
 namespace {
 
 // Without two runs of the same arm and seed.
-std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
+std::vector<RunFile> joined_files(const RunOptions& options) {
     std::vector<RunFile> files;
-    for (const std::string& folder : folders) {
+    for (const std::string& folder : options.joined) {
         const size_t before = files.size();
         for (RunFile& file : read_run_files(folder))
             if (file.is_done()) files.push_back(std::move(file));
@@ -37,7 +37,7 @@ std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
     require(twice == files.end(), ExitCode::usage,
             "--join: {} and {} are the same arm and seed; leave one out",
             twice == files.end() ? "" : twice->path, twice == files.end() ? "" : (twice + 1)->path);
-    check_agree(files);
+    check_agree(files, options.equal_commits);
     return files;
 }
 
@@ -45,7 +45,7 @@ std::vector<RunFile> joined_files(const std::vector<std::string>& folders) {
 
 int write_validation(const RunOptions& options, const Config& config, const Provenance& own,
                      const std::vector<RunFile>& files, const OutputFolder& folder, RunLog& log) {
-    const Provenance provenance = with_machine(own, files.front().content);
+    const Provenance provenance = as_trained(own, files.front().content);
     const std::vector<Arm> arms = arms_of(files);
     std::vector<Run> runs;
     nlohmann::json routing = nlohmann::json::array();  // of the first seed
@@ -65,6 +65,7 @@ int write_validation(const RunOptions& options, const Config& config, const Prov
     nlohmann::json json = validate_json(outcomes, arms, config);
     json["ranks"] = provenance.ranks;
     add_provenance(json, provenance);
+    if (!options.equal_commits.empty()) json["equal_commits"] = options.equal_commits;
     folder.write_atomic("validate.json", json.dump(2) + "\n");
     const std::string name = run_name(options.config_path, options.hf_config);
     folder.write_atomic(kPageFile, validate_page({name, config, provenance}, outcomes, routing));
@@ -92,7 +93,7 @@ int write_validation(const RunOptions& options, const Config& config, const Prov
 }
 
 int run_join(const RunOptions& options, ProcessGroup& world) {
-    const std::vector<RunFile> files = joined_files(options.joined);
+    const std::vector<RunFile> files = joined_files(options);
     Config config = load_config(options.config_path, options.overrides, std::nullopt, options.hf_config);
     RunFolder run_folder(run_folder_of(options, config), world);
     config.output.out = run_folder.name();

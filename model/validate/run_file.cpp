@@ -38,10 +38,20 @@ std::vector<double> numbers(const json& values) {
     return result;
 }
 
-void check_item(const RunFile& first, const RunFile& file, const std::string& item) {
+void check_item(const RunFile& first, const RunFile& file, const std::string& item,
+                const std::vector<std::string>& equal_commits) {
     if (!first.content.contains(item) || !file.content.contains(item)) return;
     const json &there = first.content.at(item), &here = file.content.at(item);
     if (there == here) return;
+    const auto is_equal = [&](const json& commit) {
+        return std::ranges::count(equal_commits, commit.get<std::string>()) > 0;
+    };
+    std::string advice = "compare runs of one program on the same data, with the same configuration";
+    if (item == "commit") {
+        if (is_equal(there) && is_equal(here)) return;
+        advice += fmt::format("; if what runs compute is the same in both, add --equal-commits {},{}",
+                              there.get<std::string>(), here.get<std::string>());
+    }
     std::string name = item, then = there.dump(), now = here.dump();
     if (there.is_object())
         for (const auto& [key, value] : there.items())
@@ -49,11 +59,8 @@ void check_item(const RunFile& first, const RunFile& file, const std::string& it
                 name = key, then = value, now = here.value(key, "nothing");
                 break;
             }
-    fail(
-        ExitCode::usage,
-        "the runs differ in {}: {} has {}, {} has {}; compare runs of one program on the same data, with the "
-        "same configuration",
-        name, first.path, then, file.path, now);
+    fail(ExitCode::usage, "the runs differ in {}: {} has {}, {} has {}; {}", name, first.path, then,
+         file.path, now, advice);
 }
 
 }  // namespace
@@ -73,18 +80,26 @@ json compared_keys(const Config& config) {
     return keys;
 }
 
-void check_agree(const std::vector<RunFile>& files) {
+void check_agree(const std::vector<RunFile>& files, const std::vector<std::string>& equal_commits) {
     const auto check = [&](const RunFile& file, const char* same, std::initializer_list<const char*> items) {
         const auto first = std::ranges::find_if(files, [&](const RunFile& other) {
             return same == nullptr || other.content.at(same) == file.content.at(same);
         });
-        for (const char* item : items) check_item(*first, file, item);
+        for (const char* item : items) check_item(*first, file, item, equal_commits);
     };
     for (const RunFile& file : files) {
         check(file, nullptr, {"commit", "backend", "ranks", "data", "routing of", "configuration"});
         check(file, "seed", {"order", "initial weights"});
         check(file, "arm", {"keys"});
     }
+}
+
+json shortened(json values) {
+    if (values.is_structured())
+        for (json& value : values) value = shortened(std::move(value));
+    else if (values.is_number_float())
+        values = std::stod(fmt::format("{}", values.get<float>()));
+    return values;
 }
 
 std::vector<RunFile> read_run_files(const std::string& folder) {
@@ -144,12 +159,13 @@ Run run_of(const json& file) {
     return run;
 }
 
-Provenance with_machine(Provenance provenance, const json& file) {
+Provenance as_trained(Provenance provenance, const json& file) {
     const json& machine = file.at("measured").at("machine");
     const auto text = [&](const char* key) {
         return machine.at(key).is_null() ? "" : machine.at(key).get<std::string>();
     };
     const json& clock = machine.at("gpu clock hertz");
+    provenance.commit = file.at("commit");
     provenance.machine.gpu = text("gpu");
     provenance.machine.gpu_clock_hertz = clock.is_null() ? 0 : clock.get<double>();
     provenance.machine.cpu = text("cpu");

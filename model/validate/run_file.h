@@ -34,8 +34,11 @@ struct RunFile {
 };
 // Throws Error(usage) with the item in which two of them differ. All agree in "commit", "backend", "ranks",
 // "data", "routing of" and "configuration" (without the arm's keys), those with one seed in "order" and
-// "initial weights" too, and those of one arm in "keys".
-void check_agree(const std::vector<RunFile>& files);
+// "initial weights" too, and those of one arm in "keys". Commits that are both in `equal_commits` agree.
+void check_agree(const std::vector<RunFile>& files, const std::vector<std::string>& equal_commits);
+
+// With every real number as the shortest decimal that is the same in FP32, as losses are: half the bytes.
+nlohmann::json shortened(nlohmann::json values);
 
 // All below runs/ of `folder`, by arm, then by seed; none where there is no such folder. Throws Error(data).
 std::vector<RunFile> read_run_files(const std::string& folder);
@@ -46,8 +49,8 @@ std::vector<std::string> missing_jobs(const std::vector<RunFile>& files);
 
 // A curve of a run that diverged ends before that step.
 Run run_of(const nlohmann::json& file);
-// Of the process that makes a report, on the machine that trained.
-Provenance with_machine(Provenance provenance, const nlohmann::json& file);
+// Of the process that makes a report, with commit and machine of the one that trained.
+Provenance as_trained(Provenance provenance, const nlohmann::json& file);
 // The arms of sorted files; their configurations are not known.
 std::vector<Arm> arms_of(const std::vector<RunFile>& files);
 
