@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: MIT
-// Two recipes: fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE` distinguishes
-// them from fp8_flow, with how many tokens and seeds.
+// Recipes that are fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE`
+// distinguishes them from fp8_flow, with how many tokens and seeds: docs/usage/validate.md#planted-faults.
 #include <fp8flow/recipe.h>
+
+#include <algorithm>
 
 using namespace fp8flow;
 
 namespace {
 
-// One of 128 scale blocks of SwiGLU's output and of the received dY has the scale of the row before.
-class WrongScale final : public Fp8Flow {
+// One of kShare scale blocks of SwiGLU's output and of the received dY, at most the first of every row, has
+// the scale of the row before.
+template <int64_t kShare> class WrongScale final : public Fp8Flow {
 public:
     using Fp8Flow::Fp8Flow;
 
@@ -27,7 +30,7 @@ protected:
 private:
     static void plant(Context& ctx, const ScaledTensor& tensor) {
         ArenaScope scope(ctx.scratch);
-        const int64_t count = ceil_div(tensor.scales.numel(), 128);
+        const int64_t count = std::min(ceil_div(tensor.scales.numel(), kShare), tensor.scales.cols());
         const size_t bytes = static_cast<size_t>(count) * sizeof(float);
         const TensorView copy = ctx.scratch.tensor(DType::f32, {count}, "fault");
         Device& device = ctx.ops.device();
@@ -49,5 +52,6 @@ public:
 
 }  // namespace
 
-FP8FLOW_RECIPES(register_flow<WrongScale>("wrong_scale", Recipe::fp8_flow),
+FP8FLOW_RECIPES(register_flow<WrongScale<128>>("wrong_scale", Recipe::fp8_flow),
+                register_flow<WrongScale<1>>("wrong_scales", Recipe::fp8_flow),
                 register_flow<HalfRange>("half_range", Recipe::fp8_flow))
