@@ -27,8 +27,16 @@ std::vector<RunFile> joined_files(const RunOptions& options) {
                 folder, folder, kRuns);
     }
     sort_run_files(files);
+    const auto is = [&](const char* item) {
+        return [item, first = files.front().content.at("arm")](const RunFile& file) {
+            return file.content.at(item) == first;
+        };
+    };
+    const auto other = std::find_if_not(files.begin(), files.end(), is("arm"));
+    const bool is_ablation = other != files.end() && std::all_of(other, files.end(), is("against"));
+    const bool has_baseline = files.front().content.at("number") == 0 || is_ablation;
     require(
-        files.front().content.at("number") == 0, ExitCode::usage,
+        has_baseline, ExitCode::usage,
         "--join: no run of the baseline among them, which is the first arm: run it with --only, and join it");
     const auto same = [](const RunFile& a, const RunFile& b) {
         return a.content.at("arm") == b.content.at("arm") && a.content.at("seed") == b.content.at("seed");
