@@ -123,8 +123,7 @@ struct PrecisionSpec {
     bool moe_act_quantize_fusion = true;      // fused SwiGLU x prob + quantise
     // the norm emits the FP8 rows (1 cast per layer); false: 2, the paper's count
     bool moe_norm_quantize_fusion = true;
-    int64_t fp8_amax_history_len = 16;     // delayed scaling of the norm's output (fp8_tensorwise)
-    bool fault_wrong_scale_index = false;  // tests plant this bug, which `validate` must catch; no key
+    int64_t fp8_amax_history_len = 16;  // delayed scaling of the norm's output (fp8_tensorwise)
 
     // Rows cross the wire as FP8 values with their scales, not as BF16.
     bool sends_fp8_rows() const { return recipe == Recipe::fp8_flow && moe_quantize_before_dispatch; }

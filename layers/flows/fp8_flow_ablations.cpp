@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The ablations of fp8_flow: each switch of PrecisionSpec replaces one step of the flow, so that its gain can
-// be measured alone. Also the planted fault that `validate` must catch. A step whose switch is on is the
-// flow's own.
+// be measured alone. A step whose switch is on is the flow's own.
 #include "layers/flows/fp8_flow.h"
 
 namespace fp8flow {
@@ -38,18 +37,12 @@ protected:
             cast(ctx, what, plain.data, saved, dst);
             if (!ctx.recomputing) observe(ctx, cast_of(what).name, dst, saved.groups, plain.data);
         }
-        if (what == Received::dy) plant_fault(ctx, dst);
     }
 
     // ---- moe_act_quantize_fusion: false. SwiGLU, then a cast.
     bool fuses_fc1(const Context& ctx) const override {
         return precision_.moe_act_quantize_fusion && Fp8Flow::fuses_fc1(ctx);
     }
-    void fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved) const override {
-        Fp8Flow::fc1_swiglu(ctx, w1, saved);
-        plant_fault(ctx, saved.a);
-    }
-
     void swiglu(Context& ctx, ExpertsSaved& saved) const override {
         if (precision_.moe_act_quantize_fusion) {
             Fp8Flow::swiglu(ctx, saved);
@@ -61,7 +54,6 @@ protected:
             cast(ctx, Quantized::a, plain, saved, saved.a);
             if (!ctx.recomputing) observe_swiglu(ctx, saved, saved.a);
         }
-        plant_fault(ctx, saved.a);
     }
 
     void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
@@ -104,19 +96,6 @@ private:
         ctx.ops.dequantize({.src = src, .groups = saved.groups, .dst = plain}, ctx.launch);
         return {.data = plain};
     }
-
-    // fault_wrong_scale_index, test only, on SwiGLU's output and the received dY: row r of the first scale
-    // block reads the scale of row r - 1.
-    void plant_fault(Context& ctx, const ScaledTensor& tensor) const {
-        if (!precision_.fault_wrong_scale_index) return;
-        ArenaScope scope(ctx.scratch);
-        const TensorView& scales = tensor.scales;
-        const size_t bytes = static_cast<size_t>(scales.cols() - 1) * sizeof(float);
-        const TensorView copy = ctx.scratch.tensor(DType::f32, {scales.cols()}, "fault");
-        Device& device = ctx.ops.device();
-        device.copy(copy.data, scales.data, bytes, ctx.launch.stream);
-        device.copy(scales.as<float>() + 1, copy.data, bytes, ctx.launch.stream);
-    }
 };
 
 }  // namespace
@@ -124,8 +103,7 @@ private:
 bool is_ablation(const PrecisionSpec& precision) {
     return !(precision.moe_quantize_before_dispatch && precision.moe_scaling_aware_transpose &&
              precision.moe_permute_padding_for_fp8 && precision.moe_act_quantize_fusion &&
-             precision.fp8_wgrad) ||
-           precision.fault_wrong_scale_index;
+             precision.fp8_wgrad);
 }
 
 std::unique_ptr<Flow> make_fp8_flow_ablation(const PrecisionSpec& precision,

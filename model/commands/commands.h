@@ -37,8 +37,7 @@ struct RunOptions : CommonOptions {
     std::vector<std::string> plugins;  // libraries with recipes of the caller's (fp8flow/recipe.h)
     std::string weights;  // replay, evaluate, generate: safetensors with Hugging Face names; empty: others
     std::string routing;  // train, replay: experts of every token; empty: the routers choose
-    bool plants_fault = false;  // tests of validate: a wrong scale index in fp8_flow (FP8FLOW_FAULT)
-    int64_t dump_samples = 0;   // train: write so many token windows and train nothing; 0: train
+    int64_t dump_samples = 0;  // train: write so many token windows and train nothing; 0: train
     validate::Ablation ablation =
         validate::Ablation::none;     // validate, profile: also the flow with one optimisation off at a time
     std::vector<std::string> arms;    // validate: "NAME:key=value,key=value"

@@ -504,7 +504,6 @@ struct CommandLine {
         if (ablate) options.ablation = validate::Ablation::flow_switches;
         if (schedules) options.ablation = validate::Ablation::schedules;
         if (state_dtypes) options.ablation = validate::Ablation::state_dtypes;
-        options.plants_fault = plants_fault(std::getenv("FP8FLOW_FAULT"));
         if (tensor_stats) options.overrides.push_back("output.tensor_stats=true");
         if (overwrite) options.taken = RunFolder::Taken::overwrite;
         if (take_over) options.holder = FolderLock::Holder::is_replaced;

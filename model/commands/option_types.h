@@ -153,14 +153,6 @@ inline void complete_validate_options(RunOptions& options) {
             "validate: want a configuration (see configs/), --hf-config config.json, or --join FOLDER ...");
 }
 
-// The value of FP8FLOW_FAULT (tests of validate), null where it is not set: whether it plants the fault.
-inline bool plants_fault(const char* name) {
-    if (name == nullptr || *name == '\0') return false;
-    require(std::string(name) == "wrong_scale_index", ExitCode::usage,
-            "FP8FLOW_FAULT: got '{}', the only known fault is wrong_scale_index", printable(name));
-    return true;
-}
-
 // Throws Error(usage) for an argument that is empty, as an unset variable of a shell leaves it: no option
 // means anything by it, and "not given" would be another run.
 inline void require_values(int argc, const char* const* argv) {

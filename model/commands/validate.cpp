@@ -36,12 +36,6 @@ std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}
 
 double number_of(const json& value) { return value.is_number() ? value.get<double>() : NAN; }
 
-Config validated_config(const RunOptions& options, int ranks) {
-    Config config = load_config(options.config_path, options.overrides, ranks, options.hf_config);
-    config.precision.fault_wrong_scale_index = options.plants_fault;
-    return config;
-}
-
 class ValidateRun {
 public:
     ValidateRun(const RunOptions& options, ProcessGroup& world);
@@ -249,7 +243,7 @@ private:
 
 ValidateRun::ValidateRun(const RunOptions& options, ProcessGroup& world)
     : world_(world),
-      config_(validated_config(options, world.size())),
+      config_(load_config(options.config_path, options.overrides, world.size(), options.hf_config)),
       backend_(choose_backend(options.backend, options.placement, world)),
       joined_(predict::decide_joined(config_, backend_, world)),
       provenance_(make_provenance(options.command, backend_, world.size())),

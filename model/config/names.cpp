@@ -153,7 +153,7 @@ constexpr NoSetting kNoSettings[] = {
      "nccl-tests measures the bandwidth between ranks, and the profile command the exchange"},
     {"precision.fault_wrong_scale_index",
      {"false"},
-     "the environment variable FP8FLOW_FAULT=wrong_scale_index plants the fault"},
+     "the plugin examples/planted_faults.cpp has recipes with this fault and others"},
     {"training.max_skipped_iters", {"10"}, "with training.on_divergence: skip the limit is 10 in a row"},
     {"training.max_rollbacks", {"3"}, "with training.on_divergence: rollback the limit is 3"},
     {"training.zero_grad_iters", {"0"}, "training.grad_norm_limit bounds gradients; grad_norm is logged"},

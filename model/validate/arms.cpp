@@ -111,7 +111,6 @@ Arm own_arm(const Config& base, const std::string& text, int ranks) {
     try {
         Arm arm{name, parse_config(dump_config(start), "configuration", overrides, ranks)};
         if (at != colon) arm.against = text.substr(at + 1, colon - at - 1);
-        arm.config.precision.fault_wrong_scale_index = base.precision.fault_wrong_scale_index;
         return arm;
     } catch (const Error& error) {
         fail(error.code(), "--arm {}: {}", printable(name), error.what());

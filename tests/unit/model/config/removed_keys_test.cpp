@@ -26,7 +26,7 @@ TEST(RemovedKeys, AreIgnoredOrRefused) {
     const Case cases[] = {
         {"kernels", "gemm_backend", "auto", "cublaslt", "which is no longer there"},
         {"kernels", "gemm_backend", "native", "cublaslt", "docs/performance/kernels.md"},
-        {"precision", "fault_wrong_scale_index", "false", "true", "FP8FLOW_FAULT=wrong_scale_index"},
+        {"precision", "fault_wrong_scale_index", "false", "true", "examples/planted_faults.cpp"},
         {"training", "max_skipped_iters", "10", "3", "training.on_divergence"},
         {"training", "max_rollbacks", "3", "8", "training.on_divergence"},
         {"training", "zero_grad_iters", "0", "5", "training.grad_norm_limit"},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // The curves of `validate`: averages and errors against closed forms; and that real curves of the recipes
-// come out in the right order: control arm below the flow, a planted fault far above it.
+// come out in the right order, the control arm below the flow. A planted fault: tests/cli/validate_test.cpp.
 #include "model/validate/validate.h"
 
 #include "model/train/trainer.h"
@@ -71,23 +71,18 @@ Curve curve_of(const Config& config, Arithmetic arithmetic) {
     return curve;
 }
 
-TEST(Validate, ControlArmFlowAndPlantedFaultComeInThisOrder) {
+TEST(Validate, ControlArmAndFlowComeInThisOrder) {
     const std::vector<std::string> keys = {"training.train_iters=24",
                                            "parallel.expert_model_parallel_size=2"};
     const Config bf16 = test::test_config(Recipe::bf16, keys),
                  flow = test::test_config(Recipe::fp8_flow, keys);
-    Config faulty = flow;
-    faulty.precision.fault_wrong_scale_index = true;
     const Curve base = curve_of(bf16, Arithmetic::stated);
     const Comparison control = compare(curve_of(bf16, Arithmetic::alternative), base, 0.95, 5),
-                     fp8 = compare(curve_of(flow, Arithmetic::stated), base, 0.95, 5),
-                     fault = compare(curve_of(faulty, Arithmetic::stated), base, 0.95, 5);
+                     fp8 = compare(curve_of(flow, Arithmetic::stated), base, 0.95, 5);
     RecordProperty("control", fmt::format("{:.2e}", control.max));
     RecordProperty("fp8_flow", fmt::format("{:.2e}", fp8.max));
-    RecordProperty("fault", fmt::format("{:.2e}", fault.max));
     EXPECT_GT(control.max, 0) << "the control arm computes the same bits: no control";
     EXPECT_LT(control.max, fp8.max);
-    EXPECT_GT(fault.max, 3 * fp8.max);
     EXPECT_NEAR(fp8.grad_norm_ratio, 1.0, 0.05);
 }
 
