@@ -44,7 +44,7 @@ def entries(name):
 
 
 # columns without numbers
-TEXTS = {"arm", "balancing loss", "basis", "bench row", "command", "fits", "on", "recipe", "schedule", "shape"}
+TEXTS = {"arm", "balancing loss", "basis", "bench row", "command", "compared with", "fits", "on", "recipe", "schedule", "shape"}
 
 
 def markdown(lines):
@@ -435,6 +435,18 @@ def loss():
                   for name, label in RUNS.items() for arm in load(name)["arms"]], *RUNS)
 
 
+def planted_faults():
+    """What validate finds of recipes with a fault."""
+    name = "validate_planted_faults_cpu.json"
+
+    def interval(of):
+        return f"{of['mean_percent']:+.3f} ± {(of['interval_percent'][1] - of['interval_percent'][0]) / 2:.3f} %"
+    return table([{"arm": arm["name"], "compared with": arm["against"], "training loss": interval(arm["training_difference"]),
+                   "held-out loss": interval(arm["held_out_difference"]),
+                   "detects": f"{arm['training_difference']['detectable_percent']:.2f} %"}
+                  for arm in load(name)["arms"] if "against" in arm], name)
+
+
 def family_errors():
     """Norm-wise errors of one layer of every family: output and gradient of the experts."""
     name, rows = "compare_torch_families.json", {}
@@ -500,7 +512,7 @@ def commands():
 
 TABLES = {**{make.__name__: make for make in (
     headline, layers, baselines, layer_stages, whole_model, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
-    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
+    exchange, exchange_sms, slow_operations, loss, planted_faults, family_errors, training_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM}}
 
 
