@@ -50,9 +50,12 @@ def origin():
 
 
 def write_json(path, value):
+    """A line for each key, and for each object of a list."""
+    def text(item):
+        rows = isinstance(item, list) and any(isinstance(row, dict) for row in item)
+        return "[\n  " + ",\n  ".join(map(json.dumps, item)) + "]" if rows else json.dumps(item)
     with open(path, "w") as file:
-        json.dump(value, file, indent=1)
-        file.write("\n")
+        file.write("{" + ",\n ".join(f"{json.dumps(key)}: {text(item)}" for key, item in value.items()) + "}\n")
 
 
 def read_safetensors(path):

@@ -3,8 +3,6 @@
 // a control arm. An arm trained with one seed is a job on its own, which leaves runs/ARM-SEED/run.json
 // (model/validate/run_file.h) next to the files of a training. A finished job is not run
 // again. An interrupted one continues from its last checkpoint (checkpoint.save_interval), or begins again.
-#include "model/validate/validate.h"
-
 #include "model/checkpoint/agree.h"
 #include "model/checkpoint/folder.h"
 #include "model/commands/next_steps.h"
@@ -33,8 +31,6 @@ namespace {
 constexpr const char* kRouting = "routing.safetensors";
 
 std::string fingerprint_text(uint64_t fingerprint) { return fmt::format("{:016x}", fingerprint); }
-
-double number_of(const json& value) { return value.is_number() ? value.get<double>() : NAN; }
 
 class ValidateRun {
 public:
@@ -193,13 +189,14 @@ private:
         const Trainer::MemorySums saved = trainer_->saved_memory();
         saver_.reset();
         if (!folder_.is_first_rank()) return;
-        std::vector<double> losses, grad_norms, seconds;
+        json losses = json::array(), grad_norms = json::array();
+        std::vector<double> seconds;
         RoutingHistory routing;
         json last = json::object();
         for (json& step : records()) {
             if (step.at("type") != "step") continue;
-            losses.push_back(number_of(step.at("lm_loss")));
-            grad_norms.push_back(number_of(step.at("grad_norm")));
+            losses.push_back(step.at("lm_loss"));
+            grad_norms.push_back(step.at("grad_norm"));
             seconds.push_back(step.at("seconds"));
             routing.add(step);
             last = std::move(step);

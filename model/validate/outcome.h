@@ -6,7 +6,6 @@
 #include "model/config/config.h"
 #include "model/validate/arms.h"
 #include "model/validate/statistics.h"
-#include "model/validate/validate.h"
 
 #include <optional>
 #include <string>

@@ -8,7 +8,7 @@
 #include "model/base/provenance.h"
 #include "model/config/config.h"
 #include "model/validate/arms.h"
-#include "model/validate/validate.h"
+#include "model/validate/statistics.h"
 
 #include <nlohmann/json.hpp>
 

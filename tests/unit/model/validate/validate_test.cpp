@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The curves of `validate`: averages and errors against closed forms; and that real curves of the recipes
 // come out in the right order, the control arm below the flow. A planted fault: tests/cli/validate_test.cpp.
-#include "model/validate/validate.h"
+#include "model/validate/statistics.h"
 
 #include "model/train/trainer.h"
 #include "tests/support/training.h"
