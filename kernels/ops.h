@@ -89,6 +89,8 @@ public:
     void attention_backward(const op::AttentionBackward& args, const Launch& launch = {});
     void split_qkv(const op::SplitQkv& args, const Launch& launch = {});
     void merge_qkv(const op::MergeQkv& args, const Launch& launch = {});
+    void latent_heads(const op::LatentHeads& args, const Launch& launch = {});
+    void latent_heads_backward(const op::LatentHeadsBackward& args, const Launch& launch = {});
 
     // ---- both ends and element-wise
     void embedding(const op::Embedding& args, const Launch& launch = {});

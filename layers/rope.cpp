@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 namespace fp8flow {
 
@@ -60,16 +61,14 @@ double frequency_of(const ModelSpec& model, int64_t rotated, int64_t pair) {
 }  // namespace
 
 std::vector<int64_t> rope_rows(const RopeHead& head) {
-    const int64_t half = head.dim / 2, turning = head.rotated / 2;
-    std::vector<int64_t> rows(static_cast<size_t>(head.dim)), rest;
-    for (int64_t row = 0; row < head.dim; ++row)
-        if (row < head.first || row >= head.first + head.rotated) rest.push_back(row);
+    const int64_t half = (head.dim - head.first) / 2, turning = head.rotated / 2;
+    std::vector<int64_t> rows(static_cast<size_t>(head.first));
+    std::iota(rows.begin(), rows.end(), 0);
     for (int64_t side = 0; side < 2; ++side)
         for (int64_t i = 0; i < half; ++i)
-            rows[static_cast<size_t>(side * half + i)] =
-                i >= turning       ? rest[static_cast<size_t>(side * (half - turning) + i - turning)]
-                : head.interleaved ? head.first + 2 * i + side
-                                   : head.first + i + side * turning;
+            rows.push_back(head.first + (i >= turning       ? side * (half - turning) + i + turning
+                                         : head.interleaved ? 2 * i + side
+                                                            : i + side * turning));
     return rows;
 }
 
@@ -93,6 +92,14 @@ std::vector<float> rope_table(const ModelSpec& model, int64_t length, int64_t di
     return table;
 }
 
+std::vector<float> rope_table(const ModelSpec& model) {
+    return rope_table(model, model.seq_length, rope_dims(model), rotated_dims(model));
+}
+
+int64_t rope_dims(const ModelSpec& model) {
+    return model.multi_latent_attention ? model.qk_pos_emb_head_dim : model.kv_channels;
+}
+
 double rope_softmax_factor(const RopeSpec& rope) {
     if (rope.rope_type != RopeType::yarn) return 1.0;
     const double m = yarn_mscale(rope, rope.mscale_all_dim);
@@ -101,7 +108,7 @@ double rope_softmax_factor(const RopeSpec& rope) {
 
 int64_t rotated_dims(const ModelSpec& model) {
     if (model.rope.rope_type == RopeType::none) return 0;
-    return static_cast<int64_t>(static_cast<double>(model.kv_channels) * model.rope.rotary_percent);
+    return static_cast<int64_t>(static_cast<double>(rope_dims(model)) * model.rope.rotary_percent);
 }
 
 }  // namespace fp8flow

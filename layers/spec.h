@@ -51,6 +51,11 @@ struct ModelSpec {
     int64_t num_query_groups = 4;
     int64_t kv_channels = 64;  // head dimension
     bool qk_layernorm = false;
+    bool multi_latent_attention = false;
+    // Of multi_latent_attention: columns of the latents (q_lora_rank 0: none, queries from one projection),
+    // and of a head of queries and keys without and with rotation, and of values.
+    int64_t q_lora_rank = 512, kv_lora_rank = 512;
+    int64_t qk_head_dim = 128, qk_pos_emb_head_dim = 64, v_head_dim = 128;
     double rotary_base = 10000.0;
     RopeSpec rope;
     double norm_epsilon = 1e-5;
@@ -68,6 +73,13 @@ struct ModelSpec {
     std::vector<int> moe_layer_freq;      // one entry per layer: 1 MoE, 0 dense FFN
     int64_t num_layers_at_start_in_bf16 = 0;
     int64_t num_layers_at_end_in_bf16 = 0;
+
+    // Of core attention: columns of a head of queries and keys, and of values; heads of keys.
+    int64_t qk_dim() const {
+        return multi_latent_attention ? qk_head_dim + qk_pos_emb_head_dim : kv_channels;
+    }
+    int64_t v_dim() const { return multi_latent_attention ? v_head_dim : kv_channels; }
+    int64_t kv_heads() const { return multi_latent_attention ? num_attention_heads : num_query_groups; }
 };
 
 struct MoeSpec {
@@ -137,7 +149,7 @@ enum class SavedRows : uint8_t { sorted, received, none };
 struct RecomputeSpec {
     RecomputeGranularity recompute_granularity = RecomputeGranularity::none;
     bool core_attn = false, layernorm = false, moe_act = false, moe_expert = false, moe = false,
-         shared_experts = false;
+         shared_experts = false, mla_up_proj = false;
     SavedRows saved_rows = SavedRows::sorted;  // fp8_flow
 };
 

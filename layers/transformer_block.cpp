@@ -2,6 +2,8 @@
 // The block as two residual branches, forward and backward, and which precision a layer has.
 #include "layers/transformer_block.h"
 
+#include "layers/attention/latent_attention.h"
+
 #include <fmt/core.h>
 
 namespace fp8flow {
@@ -33,8 +35,11 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
         }
         attention_norm_ = std::make_unique<Norm>(store, device, model, own.precision, output, rule,
                                                  name + ".input_layernorm");
-        attention_ = std::make_unique<SelfAttention>(store, model, linear_flow_.get(), spec.plain_dtype,
-                                                     name + ".self_attention");
+        const std::string own_name = name + ".self_attention";
+        if (model.multi_latent_attention)
+            attention_ = std::make_unique<LatentAttention>(store, device, own, linear_flow_.get(), own_name);
+        else
+            attention_ = std::make_unique<SelfAttention>(store, own, linear_flow_.get(), own_name);
     }
     const bool routed = model.moe_layer_freq[static_cast<size_t>(spec.layer)] != 0;
     NormOutput output;
@@ -78,8 +83,7 @@ void TransformerBlock::forward_once(Context& ctx, const TensorView& x, BlockSave
         auto timed = ctx.part("attention");
         saved.x_mid = ctx.saved.tensor(ctx.activation, {ctx.tokens, x.cols()}, "residual");
         attention_norm_->forward(ctx, x, norms, saved.attention_norm);
-        attention_->forward(ctx, saved.attention_norm.out, x, recompute_.core_attn, saved.attention,
-                            saved.x_mid);
+        attention_->forward(ctx, saved.attention_norm.out, x, saved.attention, saved.x_mid);
     }
     auto timed = ctx.part(ffn_part());
     ffn_norm_->forward(ctx, saved.x_mid, norms, saved.ffn_norm);

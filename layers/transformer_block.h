@@ -3,7 +3,7 @@
 // backward needs; backward reads the same list upwards.
 #pragma once
 
-#include "layers/attention.h"
+#include "layers/attention/attention.h"
 #include "layers/moe_layer.h"
 #include "layers/norm.h"
 
@@ -32,7 +32,7 @@ public:
     bool is_moe() const { return moe_ != nullptr; }
     const Router* router() const { return moe_ ? &moe_->router() : nullptr; }
     Router* router() { return moe_ ? &moe_->router() : nullptr; }
-    SelfAttention* attention() { return attention_.get(); }
+    Attention* attention() { return attention_.get(); }
     void begin_step(Context& ctx) const;
     // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once
     // and calls the second part alone.
@@ -55,7 +55,7 @@ private:
     int64_t layer_;
     std::unique_ptr<Norm> attention_norm_, ffn_norm_;
     std::unique_ptr<Flow> linear_flow_;  // with FP8 projections
-    std::unique_ptr<SelfAttention> attention_;
+    std::unique_ptr<Attention> attention_;
     std::unique_ptr<MoeLayer> moe_;
     std::unique_ptr<Flow> dense_flow_;
     std::unique_ptr<Ffn> dense_;

@@ -29,8 +29,8 @@ struct Rope {
 //
 // Order, all in fp32: score = scale * (fma over ascending d); p = exp(score - max); sum = p over ascending
 // keys in 8 lanes, from the first key that the query sees; lse = max + log(sum); o = (fma of p * v over
-// ascending keys) / sum, rounded once. Other keys are never read. The Hopper backend takes Dv = D up to 128
-// and no documents.
+// ascending keys) / sum, rounded once. Other keys are never read. The Hopper backend takes no
+// documents.
 struct Attention {
     TensorView q;  // [T, heads, D] bf16 | f32
     TensorView k;  // [T, kv_heads, D]
@@ -55,7 +55,7 @@ struct AttentionBackward {
 };
 
 // qkv [T, (heads + 2*kv_heads) * D] <-> q, k, v. Columns: all query heads, then all key heads, then all value
-// heads.
+// heads. v is optional: without it the key heads are the last columns.
 struct SplitQkv {
     TensorView qkv;
     TensorView q, k, v;  // out
@@ -88,6 +88,28 @@ struct QkvHeadsBackward {
     TensorView dqkv;                // out
     ScaledTensor rows;              // out vec128, optional, of the shape of dqkv
     TensorView dq_gamma, dk_gamma;  // out, with gammas: [D] f32
+};
+
+// Multi-latent attention: from the projections of the latents to the operands of attention. A head of q and k
+// has Dn columns that do not rotate, then Dr that do, in the pairs (i, i + Dr/2) of Rope. A head of kv has Dn
+// columns of k, then Dv of v. The rotated columns of k are those of k_rope, in every head. Rotated elements
+// are rounded once, the others are copied.
+struct LatentHeads {
+    TensorView kv;      // [T, heads, Dn + Dv]
+    TensorView k_rope;  // [T, Dr]
+    TensorView table;   // [S, Dr/2, 2] f32: cos, sin
+    TensorView q;       // in/out [T, heads, Dn + Dr]
+    TensorView k;       // out [T, heads, Dn + Dr]
+    TensorView v;       // out [T, heads, Dv]
+};
+// The same upwards. dk_rope: the rotated columns of dk added over ascending heads in fp32, then rotated back,
+// then rounded once.
+struct LatentHeadsBackward {
+    TensorView dk, dv;
+    TensorView table;
+    TensorView dq;       // in/out: rotated back
+    TensorView dkv;      // out [T, heads, Dn + Dv]
+    TensorView dk_rope;  // out [T, Dr]
 };
 
 }  // namespace fp8flow::op

@@ -41,14 +41,36 @@ double causal_flops(const TensorView& rows, int64_t seq_length) {
 }
 
 void check_packed(const TensorView& qkv, const TensorView& q, const TensorView& k, const TensorView& v) {
-    check_heads(q, k, v, q.dim(2));
-    check_tensor(qkv, "qkv", q.dtype, {q.dim(0), (q.dim(1) + 2 * k.dim(1)) * q.dim(2)});
+    check_heads(q, k, v ? v : k, q.dim(2));
+    check_tensor(qkv, "qkv", q.dtype, {q.dim(0), (q.dim(1) + (v ? 2 : 1) * k.dim(1)) * q.dim(2)});
 }
 
-void check_table(const TensorView& table, int64_t depth) {
-    FP8FLOW_CHECK(depth % 2 == 0, "rotary embedding of odd head size {} (kv_channels)", depth);
+void check_table(const TensorView& table, int64_t depth, const char* key = "kv_channels") {
+    FP8FLOW_CHECK(depth % 2 == 0, "rotary embedding of odd head size {} ({})", depth, key);
     check_tensor(table, "table", DType::f32, {kAny, depth / 2, 2});
     FP8FLOW_CHECK(table.dim(0) >= 1, "table is {}", describe(table));
+}
+
+// The tensors of LatentHeads, or their gradients.
+struct LatentTensors {
+    const TensorView &q, &k, &v, &kv, &k_rope, &table;
+};
+void check_latent(const LatentTensors& t) {
+    check_plain(t.q, "q", {kAny, kAny, kAny});
+    check_plain(t.v, "v", {kAny, kAny, kAny});
+    check_plain(t.k_rope, "k_rope", {kAny, kAny});
+    const int64_t tokens = t.q.dim(0), heads = t.q.dim(1), depth = t.q.dim(2), rotated = t.k_rope.dim(1);
+    FP8FLOW_CHECK(rotated >= 2 && rotated <= depth, "k_rope is {}, q is {}", describe(t.k_rope),
+                  describe(t.q));
+    check_tensor(t.k_rope, "k_rope", t.q.dtype, {tokens, rotated});
+    check_tensor(t.k, "k", t.q.dtype, {tokens, heads, depth});
+    check_tensor(t.v, "v", t.q.dtype, {tokens, heads, t.v.dim(2)});
+    check_tensor(t.kv, "kv", t.q.dtype, {tokens, heads, depth - rotated + t.v.dim(2)});
+    check_table(t.table, rotated, "qk_pos_emb_head_dim");
+}
+// Bytes of the rotated columns of q.
+double rotated_bytes(const TensorView& k_rope, const TensorView& q) {
+    return bytes_of({k_rope}) * static_cast<double>(q.dim(1));
 }
 
 // What the norm of the heads reads or writes in addition to q and k, or to their gradients.
@@ -129,6 +151,25 @@ OpCost cost(const op::QkvHeadsBackward& args) {
                                   args.q_rstd, args.k_rstd});
     return moves(read, out + bytes_of({args.dq_gamma, args.dk_gamma}),
                  (args.q_gamma ? 13 : 3) * (count_of(args.dq) + count_of(args.dk)));
+}
+
+void check(const op::LatentHeads& args) {
+    check_latent({args.q, args.k, args.v, args.kv, args.k_rope, args.table});
+}
+OpCost cost(const op::LatentHeads& args) {
+    const double rotated = rotated_bytes(args.k_rope, args.q);
+    return moves(bytes_of({args.kv, args.k_rope, args.table}) + rotated, bytes_of({args.k, args.v}) + rotated,
+                 3 * count_of(args.k_rope) * static_cast<double>(args.q.dim(1) + 1));
+}
+
+void check(const op::LatentHeadsBackward& args) {
+    check_latent({args.dq, args.dk, args.dv, args.dkv, args.dk_rope, args.table});
+}
+OpCost cost(const op::LatentHeadsBackward& args) {
+    const double rotated = rotated_bytes(args.dk_rope, args.dq);
+    return moves(bytes_of({args.dk, args.dv, args.table}) + rotated,
+                 bytes_of({args.dkv, args.dk_rope}) + rotated,
+                 4 * count_of(args.dk_rope) * static_cast<double>(args.dq.dim(1) + 1));
 }
 
 }  // namespace fp8flow

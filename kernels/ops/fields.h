@@ -80,6 +80,8 @@ FP8FLOW_FIELDS(MergeQkv, q, k, v, qkv)
 FP8FLOW_FIELDS(QkvHeads, qkv, table, q_gamma, k_gamma, eps, q, k, v, q_raw, k_raw, q_rstd, k_rstd)
 FP8FLOW_FIELDS(QkvHeadsBackward, dq, dk, dv, table, q_raw, k_raw, q_gamma, k_gamma, q_rstd, k_rstd,
                dgamma_mode, scale_format, dqkv, rows, dq_gamma, dk_gamma)
+FP8FLOW_FIELDS(LatentHeads, kv, k_rope, table, q, k, v)
+FP8FLOW_FIELDS(LatentHeadsBackward, dk, dv, table, dq, dkv, dk_rope)
 FP8FLOW_FIELDS(Embedding, ids, table, y)
 FP8FLOW_FIELDS(EmbeddingBackward, ids, dy, mode, dtable)
 FP8FLOW_FIELDS(CrossEntropy, logits, labels, vocab_size, grad_scale, loss, dlogits)

@@ -63,6 +63,8 @@
     X(attention_backward, AttentionBackward)            \
     X(split_qkv, SplitQkv)                              \
     X(merge_qkv, MergeQkv)                              \
+    X(latent_heads, LatentHeads)                        \
+    X(latent_heads_backward, LatentHeadsBackward)       \
     /* both ends and element-wise */                    \
     X(embedding, Embedding)                             \
     X(embedding_backward, EmbeddingBackward)            \

@@ -172,6 +172,7 @@ template <class Args, class Copy> void each_part(const Args& args, Copy copy) {
     for (int64_t t = 0; t < args.qkv.dim(0); ++t) {
         uint8_t* packed = args.qkv.bytes_ptr() + t * row_bytes;
         for (const TensorView* part : {&args.q, &args.k, &args.v}) {
+            if (!*part) continue;
             const int64_t bytes = part->dim(1) * part->dim(2) * size_of(part->dtype);
             copy(packed, part->bytes_ptr() + t * bytes, static_cast<std::size_t>(bytes));
             packed += bytes;

@@ -60,7 +60,8 @@ bool has_moe_layer(const Config& c) {
 bool sigmoid(const Config& c) { return c.moe.moe_router_score_function == ScoreFunction::sigmoid; }
 bool interleaved(const Config& c) { return c.schedule.overlap_moe_expert_parallel_comm; }
 bool any_module(const RecomputeSpec& r) {
-    return r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts;
+    return r.core_attn || r.layernorm || r.moe_act || r.moe_expert || r.moe || r.shared_experts ||
+           r.mla_up_proj;
 }
 bool is(const Config& c, RecomputeGranularity granularity) {
     return c.recompute.recompute_granularity == granularity;
@@ -78,6 +79,7 @@ struct Clash {
 };
 using R = RecomputeSpec;
 using enum RecomputeGranularity;
+constexpr int64_t kMostHeadDim = 256;  // of attention (kernels/ops/attention.h)
 constexpr const char* kModules = "recompute.recompute_modules";
 constexpr const char* kGranularity = "recompute.recompute_granularity";
 constexpr const char* kScore = "moe.moe_router_score_function";
@@ -113,11 +115,28 @@ constexpr Clash kClashes[] = {
      WHEN(c.precision.fp8_attention_linears && !c.model.attention),
      "got true, want false with attention: false: there is nothing to project"},
     {{"precision.fp8_attention_linears", "model.num_attention_heads", "model.kv_channels"},
-     WHEN(c.precision.fp8_attention_linears &&
+     WHEN(c.precision.fp8_attention_linears && !c.model.multi_latent_attention &&
           (c.model.num_attention_heads * c.model.kv_channels % kBlock != 0 ||
            2 * c.model.num_query_groups * c.model.kv_channels % kBlock != 0)),
      "got true, want heads x kv_channels, and twice num_query_groups x kv_channels, multiples of 128 with "
      "it"},
+    {{"precision.fp8_attention_linears", "model.q_lora_rank", "model.kv_lora_rank"},
+     WHEN(c.precision.fp8_attention_linears&& c.model.multi_latent_attention &&
+          (c.model.q_lora_rank % kBlock != 0 || c.model.kv_lora_rank % kBlock != 0)),
+     "got true, want q_lora_rank and kv_lora_rank multiples of 128 with it"},
+    {{"precision.fp8_attention_linears", "model.num_attention_heads", "model.qk_head_dim"},
+     WHEN(c.precision.fp8_attention_linears&& c.model.multi_latent_attention &&
+          (c.model.num_attention_heads * c.model.qk_dim() % kBlock != 0 ||
+           c.model.num_attention_heads * c.model.v_head_dim % kBlock != 0 ||
+           c.model.num_attention_heads * c.model.qk_head_dim % kBlock != 0)),
+     "got true, want heads x (qk_head_dim + qk_pos_emb_head_dim), heads x qk_head_dim and heads x v_head_dim "
+     "multiples of 128 with it"},
+    {{"model.multi_latent_attention", "model.attention"},
+     WHEN(c.model.multi_latent_attention && !c.model.attention),
+     "got true, want false with attention: false"},
+    {{"model.qk_head_dim", "model.qk_pos_emb_head_dim"},
+     WHEN(c.model.multi_latent_attention&& c.model.qk_dim() > kMostHeadDim),
+     "got {}, want at most 256 together with qk_pos_emb_head_dim"},
     {{"model.rotary_percent", "model.kv_channels"},
      WHEN(rotated_dims(c.model) % 2 != 0),
      "got {}, want an even number of rotated dimensions of a head"},
@@ -164,6 +183,9 @@ constexpr Clash kClashes[] = {
     {{kModules, "model.attention"},
      WHEN(selects(c, &R::core_attn) && !c.model.attention),
      "got core_attn, want it left out with attention: false"},
+    {{kModules, "model.multi_latent_attention"},
+     WHEN(selects(c, &R::mla_up_proj) && !c.model.multi_latent_attention),
+     "got mla_up_proj, want it left out without multi_latent_attention: true"},
     {{kModules, "moe.moe_shared_expert_intermediate_size"},
      WHEN(selects(c, &R::shared_experts) && c.moe.moe_shared_expert_intermediate_size == 0),
      "got shared_experts, want it left out with moe_shared_expert_intermediate_size = 0"},
@@ -275,7 +297,7 @@ private:
         rule(static_cast<int64_t>(m.moe_layer_freq.size()) == m.num_layers,
              {"model.moe_layer_freq", "model.num_layers"},
              fmt::format("got {} entries, want num_layers = {}", m.moe_layer_freq.size(), m.num_layers));
-        if (m.attention) {
+        if (m.attention && !m.multi_latent_attention) {
             divides(m.num_query_groups, m.num_attention_heads,
                     {"model.num_query_groups", "model.num_attention_heads"});
         }

@@ -31,7 +31,8 @@ using namespace builders;
 constexpr double kLeastEpsilon = 1e-20;
 
 const Names kNamesOfRecipes(kRecipeNames.begin(), kRecipeNames.end());
-const Names kRecomputeModules = {"core_attn", "layernorm", "moe_act", "moe_expert", "moe", "shared_experts"};
+const Names kRecomputeModules = {"core_attn", "layernorm",      "moe_act",    "moe_expert",
+                                 "moe",       "shared_experts", "mla_up_proj"};
 
 ConfigField only(std::vector<Recipe> recipes, ConfigField field) {
     field.recipes = std::move(recipes);
@@ -41,7 +42,8 @@ ConfigField only(std::vector<Recipe> recipes, ConfigField field) {
 // A switch for each module in the spec, a list of names in the file (Megatron's recompute_modules).
 template <class Spec> auto recompute_flags(Spec& recompute) {
     return std::array{&recompute.core_attn,  &recompute.layernorm, &recompute.moe_act,
-                      &recompute.moe_expert, &recompute.moe,       &recompute.shared_experts};
+                      &recompute.moe_expert, &recompute.moe,       &recompute.shared_experts,
+                      &recompute.mla_up_proj};
 }
 
 ConfigField recompute_modules() {
@@ -70,6 +72,15 @@ ConfigField recompute_modules() {
     return field;
 }
 
+// Megatron's null: no latent of the queries.
+ConfigField q_lora_rank() {
+    ConfigField field = integer("model", "q_lora_rank", AT(model.q_lora_rank), {.min = 0, .max = 1 << 16},
+                                "multi_latent_attention: columns of the queries' latent; 0 or null: queries "
+                                "come from one projection");
+    field.null = "0";
+    return field;
+}
+
 // Kept as written until num_layers is known (resolve_config).
 ConfigField layer_frequency() {
     const std::string want = "N (every N-th layer is MoE), a list of 0 and 1, or ([0]*3+[1]*58)";
@@ -95,7 +106,21 @@ std::vector<ConfigField> model_fields() {
         integer(KEY(model, num_query_groups), {.min = 1, .max = 1024},
                 "key and value heads (grouped-query attention)"),
         integer(KEY(model, kv_channels), {.min = 2, .max = 1024, .multiple_of = 2}, "dimension of one head"),
-        boolean(KEY(model, qk_layernorm), "RMSNorm of queries and keys, per head"),
+        boolean(
+            KEY(model, qk_layernorm),
+            "RMSNorm of queries and keys, per head; multi_latent_attention norms its latents in any case"),
+        boolean(KEY(model, multi_latent_attention),
+                "queries, and keys with values, from latents of low rank; num_query_groups and kv_channels "
+                "have no effect then"),
+        q_lora_rank(),
+        integer(KEY(model, kv_lora_rank), {.min = 1, .max = 1 << 16},
+                "multi_latent_attention: columns of the latent of keys and values"),
+        integer(KEY(model, qk_head_dim), {.min = 0, .max = 256},
+                "multi_latent_attention: columns of a head of queries and keys that do not rotate"),
+        integer(KEY(model, qk_pos_emb_head_dim), {.min = 2, .max = 256, .multiple_of = 2},
+                "multi_latent_attention: those that rotate; of keys the same in all heads"),
+        integer(KEY(model, v_head_dim), {.min = 1, .max = 256},
+                "multi_latent_attention: columns of a head of values"),
         number(KEY(model, rotary_base), {.min = 1, .above_min = true}, "RoPE's theta"),
         choice("model", "rope_type", AT(model.rope.rope_type),
                {"rope", "none", "linear", "ntk", "yarn", "llama3"},
@@ -115,7 +140,7 @@ std::vector<ConfigField> model_fields() {
             "rope_type yarn: cos and sin are multiplied by m(mscale) / m(mscale_all_dim), m(x) = 1 + 0.1 x "
             "ln(rotary_scaling_factor)"),
         number("model", "mscale_all_dim", AT(model.rope.mscale_all_dim), {.min = 0, .max = 100},
-               "rope_type yarn: see mscale"),
+               "rope_type yarn: see mscale; multi_latent_attention multiplies scores by m(mscale_all_dim)^2"),
         number("model", "low_freq_factor", AT(model.rope.low_freq_factor), {.min = 0, .max = 1e6},
                "rope_type llama3: the frequency of pairs with fewer turns is divided by the factor"),
         number("model", "high_freq_factor", AT(model.rope.high_freq_factor), {.min = 0, .max = 1e6},

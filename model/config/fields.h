@@ -36,6 +36,7 @@ struct ConfigField {
     std::function<std::optional<Refusal>(Config&, const WrittenValue&)> set = nullptr;
     std::vector<Recipe> recipes = {};  // the recipes that have this option; empty: all
     std::string off = {};              // a value that all recipes have, as they have the default
+    std::string null = {};             // the value that null means; empty: null is refused
     bool is_text = false;              // --set and options of the command line give it literally
 
     std::string name() const { return section + "." + key; }

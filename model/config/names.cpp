@@ -19,19 +19,10 @@ struct Known {
     std::string_view answer;
 };
 
-constexpr std::string_view kNoMla =
-    "MLA is not implemented; use the one-layer configs, e.g. configs/layer_deepseek_v3.yaml";
 constexpr std::string_view kDropless =
     "routing is dropless; moe_expert_rank_capacity_factor limits memory instead";
 
 constexpr Known kRefusedKeys[] = {
-    {"q_lora_rank", kNoMla},
-    {"kv_lora_rank", kNoMla},
-    {"qk_head_dim", kNoMla},
-    {"qk_nope_head_dim", kNoMla},
-    {"qk_pos_emb_head_dim", kNoMla},
-    {"qk_rope_head_dim", kNoMla},
-    {"v_head_dim", kNoMla},
     {"mtp_num_layers", "multi-token prediction is not implemented"},
     {"moe_expert_capacity_factor", kDropless},
     {"moe_pad_expert_input_to_capacity", kDropless},
@@ -54,6 +45,8 @@ constexpr Known kForeign[] = {
     {"n_kv_heads", "num_query_groups"},
     {"num_key_value_heads", "num_query_groups"},
     {"head_dim", "kv_channels"},
+    {"qk_nope_head_dim", "qk_head_dim"},
+    {"qk_rope_head_dim", "qk_pos_emb_head_dim"},
     {"norm_eps", "norm_epsilon"},
     {"layernorm_epsilon", "norm_epsilon"},
     {"rms_norm_eps", "norm_epsilon"},
@@ -134,7 +127,6 @@ constexpr NoSetting kNoSettings[] = {
     {"model.position_embedding_type", {"rope"}, "no other position embedding is implemented", false},
     {"model.swiglu", {"true"}, "no other activation is implemented", false},
     {"model.disable_bias_linear", {"true"}, "linear layers have no bias", false},
-    {"model.multi_latent_attention", {"false"}, kNoMla, false},
     {"moe.moe_router_dtype", {"fp32"}, "scores are always FP32", false},
     {"moe.moe_grouped_gemm", {"true"}, "experts always run as one grouped GEMM", false},
     {"parallel.tensor_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},

@@ -249,7 +249,8 @@ private:
     void read_field(const ConfigField& field, const YAML::Node& node, const std::string& where) {
         std::optional<Refusal> refusal;
         std::string got = describe(node);
-        if (const auto value = written(node)) {
+        const bool null = node.IsNull() && !field.null.empty();
+        if (const auto value = null ? WrittenValue{false, {field.null}} : written(node)) {
             refusal = field.set(config_, *value);
             if (value->is_list) got = printable(value->text());
             if (!refusal) config_.origin[field.name()] = where;

@@ -20,10 +20,10 @@ LayerCounts count_layers(const ModelSpec& model) {
     return {moe, model.num_layers - moe};
 }
 
-// Weights of the four attention projections of one layer.
-int64_t attention_weights(const ModelSpec& m) {
-    const int64_t q = m.num_attention_heads * m.kv_channels, kv = m.num_query_groups * m.kv_channels;
-    return m.attention ? m.hidden_size * (2 * q + 2 * kv) : 0;
+int64_t attention_parameters(const ModelSpec& model) {
+    int64_t sum = 0;
+    for (const AttentionWeight& weight : attention_weights(model)) sum += weight.n * weight.k;
+    return sum;
 }
 
 // Gate, up and down projection.
@@ -74,7 +74,7 @@ void check_countable(const Config& config) {
     const double ffn = d(m.num_layers) * 3 * d(m.hidden_size);
     const double experts = ffn * d(moe.num_experts) * d(moe.moe_ffn_hidden_size);
     const double others = ffn * d(std::max(m.ffn_hidden_size, moe.moe_shared_expert_intermediate_size)) +
-                          d(m.num_layers) * d(attention_weights(m)) +
+                          d(m.num_layers) * d(attention_parameters(m)) +
                           2 * d(m.padded_vocab_size) * d(m.hidden_size);
     require(
         experts + others <= kMost, ExitCode::usage,
@@ -94,12 +94,38 @@ Recipe layer_recipe(const Config& config, int64_t layer) {
     return precision_of_layer(config.model, config.precision, static_cast<int>(layer)).recipe;
 }
 
+std::vector<AttentionWeight> attention_weights(const ModelSpec& m) {
+    using Input = AttentionWeight::Input;
+    if (!m.attention) return {};
+    const int64_t heads = m.num_attention_heads, hidden = m.hidden_size, rank = m.q_lora_rank;
+    std::vector<AttentionWeight> weights;
+    if (!m.multi_latent_attention) {
+        weights = {{.n = (heads + 2 * m.num_query_groups) * m.kv_channels, .k = hidden}};
+    } else {
+        if (rank > 0) weights = {{.n = rank, .k = hidden}};
+        weights.push_back({.n = heads * m.qk_dim(),
+                           .k = rank > 0 ? rank : hidden,
+                           .input = rank > 0 ? Input::latent : Input::normed,
+                           .again = true});
+        weights.push_back({.n = m.kv_lora_rank + m.qk_pos_emb_head_dim, .k = hidden, .fp8 = false});
+        weights.push_back({.n = heads * (m.qk_head_dim + m.v_head_dim),
+                           .k = m.kv_lora_rank,
+                           .input = Input::latent,
+                           .again = true});
+    }
+    weights.push_back({.n = hidden, .k = heads * m.v_dim(), .input = Input::heads});
+    return weights;
+}
+
 std::vector<ParameterPart> count_parameters(const Config& config) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
     const auto [moe_layers, dense_layers] = count_layers(m);
     const int64_t vocabulary = m.padded_vocab_size * m.hidden_size;
-    const int64_t qk_norms = m.attention && m.qk_layernorm ? 2 * m.kv_channels : 0;
+    const int64_t qk_norms = !m.attention               ? 0
+                             : m.multi_latent_attention ? m.q_lora_rank + m.kv_lora_rank
+                             : m.qk_layernorm           ? 2 * m.kv_channels
+                                                        : 0;
     const int64_t norms = m.num_layers * ((m.attention ? 2 : 1) * m.hidden_size + qk_norms) + m.hidden_size;
     const int64_t expert = ffn_weights(m.hidden_size, moe.moe_ffn_hidden_size);
     std::vector<ParameterPart> parts;
@@ -107,7 +133,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
         parts.push_back({part, count, count, count});
     };
     replicated("embedding", vocabulary);
-    replicated("attention", m.num_layers * attention_weights(m));
+    replicated("attention", m.num_layers * attention_parameters(m));
     replicated("norms", norms);
     replicated("router", moe_layers * m.hidden_size * moe.num_experts);
     parts.push_back({"experts", moe_layers * moe.num_experts * expert,
@@ -130,9 +156,9 @@ std::vector<FlopPart> count_flops(const Config& config) {
     const auto add = [&](const char* part, double multiply_adds) {
         parts.push_back({part, 2 * multiply_adds, 4 * multiply_adds});
     };
-    add("attention projections", d(m.num_layers) * d(attention_weights(m)));
+    add("attention projections", d(m.num_layers) * d(attention_parameters(m)));
     add("attention core (causal)",
-        m.attention ? d(m.num_layers) * 2 * d(m.num_attention_heads * m.kv_channels) * keys : 0);
+        m.attention ? d(m.num_layers) * d(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0);
     add("router", d(moe_layers) * d(m.hidden_size) * d(config.moe.num_experts));
     add("experts", d(moe_layers) * d(config.moe.moe_router_topk) * expert);
     add("shared expert",

@@ -2,6 +2,7 @@
 // Memory per GPU by category: what each parameter and each saved activation costs under each recipe and
 // recompute mode.
 #include "kernels/core/error.h"
+#include "layers/attention/latent_attention.h"
 #include "layers/moe_layer.h"
 #include "layers/transformer_block.h"
 #include "model/config/check.h"
@@ -62,11 +63,9 @@ std::vector<QuantisedWeight> quantised_weights(const Config& config, int64_t gpu
             add(2 * width, m.hidden_size, count, replicas);  // fc1 (gate and up), fc2
             add(m.hidden_size, width, count, replicas);
         };
-        if (precision.fp8_attention_linears) {
-            const int64_t heads = m.num_attention_heads;
-            add((heads + 2 * m.num_query_groups) * m.kv_channels, m.hidden_size);
-            add(m.hidden_size, heads * m.kv_channels);
-        }
+        if (precision.fp8_attention_linears)
+            for (const AttentionWeight& weight : attention_weights(m))
+                if (weight.fp8) add(weight.n, weight.k);
         if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
             ffn(moe.moe_ffn_hidden_size, moe.num_experts / ep, gpus / ep);
             ffn(moe.moe_shared_expert_intermediate_size);
@@ -207,6 +206,41 @@ double expected_received_rows(const Config& config) {
            expected_distinct_ranks(config.moe, config.parallel.expert_model_parallel_size);
 }
 
+namespace {
+
+// Per token, from the norm's output on: what the projections keep, q, k, v, and core attention's output.
+double saved_attention_bytes(const ModelSpec& m, const PrecisionSpec& precision, const Flow& flow,
+                             const RecomputeSpec& recompute) {
+    using Input = AttentionWeight::Input;
+    const double plain = 2, word = 4, heads = f64(m.num_attention_heads), groups = f64(m.kv_heads()),
+                 dim = f64(m.qk_dim()), v_dim = f64(m.v_dim());
+    const bool linears = precision.fp8_attention_linears, drops_up = recompute.mla_up_proj;
+    const NormOutput output = latent_norm_output(linears ? &flow : nullptr);
+    double bytes = 0;
+    for (const AttentionWeight& weight : attention_weights(m)) {
+        const bool dropped =
+            (weight.again && drops_up) || (weight.input == Input::heads && recompute.core_attn);
+        const bool normed = weight.input == Input::normed ||
+                            (weight.input == Input::latent && output == NormOutput::gemm_rows);
+        if (linears && weight.fp8 && !dropped)
+            bytes += flow.saved_bytes_linear(weight.k, normed ? Flow::Input::normed : Flow::Input::plain);
+    }
+    if (!drops_up) bytes += plain * (heads * dim + groups * (dim + v_dim));  // q, k, v
+    if (m.multi_latent_attention) {
+        bytes += plain * f64(m.qk_pos_emb_head_dim);
+        for (const int64_t rank : {m.q_lora_rank, m.kv_lora_rank})  // latents, 1/rms, output of the norm
+            if (rank > 0)
+                bytes += plain * f64(rank) + word +
+                         (drops_up ? 0 : norm_output_bytes(precision, output, f64(rank), false));
+    } else if (m.qk_layernorm) {
+        bytes += (heads + groups) * (plain * dim + word);  // q, k before their norm
+    }
+    if (!recompute.core_attn) bytes += heads * (plain * v_dim + word);  // output, log-sum-exp
+    return bytes;
+}
+
+}  // namespace
+
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
@@ -219,21 +253,12 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     saved.per_token = plain * hidden;  // the layer's input, in every mode
     if (recompute.recompute_granularity == RecomputeGranularity::full) return saved;
     if (m.attention) {
-        const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
-                     dim = f64(m.kv_channels);
         const bool linears = precision.fp8_attention_linears;
         NormOutput output = linears ? flow->norm_output() : NormOutput::plain;
         if (output == NormOutput::wire_rows) output = NormOutput::gemm_rows;
         const double normed = norm_output_bytes(precision, output, hidden, false);
         saved.per_token += word + (recompute.layernorm ? 0 : normed);  // norm: 1/rms, output
-        if (linears) saved.per_token += flow->saved_bytes_linear(m.hidden_size, Flow::Input::normed);
-        if (linears && !recompute.core_attn)
-            saved.per_token +=
-                flow->saved_bytes_linear(m.num_attention_heads * m.kv_channels, Flow::Input::plain);
-        saved.per_token += plain * (heads + 2 * groups) * dim;  // q, k, v
-        if (m.qk_layernorm)
-            saved.per_token += (heads + groups) * (plain * dim + word);             // q, k before their norm
-        if (!recompute.core_attn) saved.per_token += heads * (plain * dim + word);  // output, log-sum-exp
+        saved.per_token += saved_attention_bytes(m, precision, *flow, recompute);
         saved.per_token += plain * hidden;  // input of the second norm
     }
     saved.per_token += word + (recompute.layernorm ? 0
@@ -389,6 +414,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
     const std::pair<const char*, RecomputeSpec> modes[] = {
         {"none", {}},
         {"core_attn", {.recompute_granularity = selective, .core_attn = true}},
+        {"mla_up_proj", {.recompute_granularity = selective, .mla_up_proj = true}},
         {"layernorm", {.recompute_granularity = selective, .layernorm = true}},
         {"moe_act", {.recompute_granularity = selective, .moe_act = true}},
         {"shared_experts", {.recompute_granularity = selective, .shared_experts = true}},
@@ -422,6 +448,9 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
         const bool whole = r.recompute_granularity == full;
         double& again = choice.extra_flops_per_token;
         if (whole) again += forward({"attention projections", "dense FFN"});
+        if (r.mla_up_proj)
+            for (const AttentionWeight& weight : attention_weights(config.model))
+                again += weight.again ? 2 * f64(config.model.num_layers) * f64(weight.n * weight.k) : 0;
         if (whole || r.core_attn) again += forward({"attention core (causal)"});
         if (whole || r.moe) again += forward({"router", "experts", "shared expert"});
         // The backward pass needs fc1's output again, two thirds of an expert's FLOPs, and never fc2's.

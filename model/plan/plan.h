@@ -90,6 +90,14 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
 bool legal(const Config& config, std::optional<int64_t> gpus);
 // Throws Error(usage) if parameters or rows exceed what 63 bits count: the functions below rely on it.
 void check_countable(const Config& config);
+// The projections [n, k] of attention in one layer, none without attention. Those of mla_up_proj run again.
+struct AttentionWeight {
+    int64_t n = 0, k = 0;
+    bool fp8 = true;  // with precision.fp8_attention_linears
+    enum class Input { normed, latent, heads } input = Input::normed;
+    bool again = false;
+};
+std::vector<AttentionWeight> attention_weights(const ModelSpec& model);
 std::vector<ParameterPart> count_parameters(const Config& config);
 std::vector<FlopPart> count_flops(const Config& config);
 // Expected number of distinct ranks that hold at least one of a token's experts.

@@ -356,26 +356,79 @@ private:
     double n_, k_;
 };
 
+// From the norm's output to q, k and v, and back.
+class HeadWork {
+public:
+    enum class Part { all, again };  // again: what mla_up_proj runs again
+
+    HeadWork(const Config& config, Stages& stages, bool linears)
+        : m_(config.model), out_(stages), s_(stages.sizes()), fp8_rows_(linears && s_.flow) {
+        for (const plan::AttentionWeight& weight : plan::attention_weights(m_))
+            if (weight.input != plan::AttentionWeight::Input::heads)
+                weights_.push_back(
+                    {ProjectionWork(stages, linears && weight.fp8, "qkv", f64(weight.n), f64(weight.k)),
+                     weight.again});
+    }
+
+    void forward(const char* direction, Part part) const {
+        for (Projected one : weights_)
+            if (part == Part::all || one.again) one.work.forward(direction, !s_.flow);
+        if (!m_.multi_latent_attention)
+            return void(out_.add("qkv", direction, 1, s_.tokens * (2 * kPlain * columns() + normed())));
+        out_.add("norm", direction, 2, s_.tokens * latents() * (2 * kPlain + (fp8_rows_ ? s_.operand : 0)));
+        out_.add("qkv", direction, 2, s_.tokens * 2 * kPlain * (latent_columns() + f64(m_.kv_lora_rank)));
+    }
+    void backward() const {
+        if (m_.multi_latent_attention) {
+            out_.add("qkv", "backward", 3,
+                     s_.tokens * kPlain * (2 * latent_columns() + 2 * f64(m_.kv_lora_rank) + 3 * s_.hidden));
+            out_.add("norm", "backward", 4, s_.tokens * latents() * 3 * kPlain);
+        } else {
+            const double written = fp8_rows_ ? s_.operand : kPlain;
+            out_.add("qkv", "backward", 2, s_.tokens * ((kPlain + written) * columns() + normed()));
+        }
+        for (Projected one : weights_) one.work.backward(!s_.flow || m_.multi_latent_attention);
+    }
+
+private:
+    struct Projected {
+        ProjectionWork work;
+        bool again;
+    };
+    double heads() const { return f64(m_.num_attention_heads); }
+    double columns() const { return (heads() + 2 * f64(m_.num_query_groups)) * f64(m_.kv_channels); }
+    // Bytes that the norm of the heads reads or writes in addition.
+    double normed() const {
+        const double rows = heads() + f64(m_.num_query_groups);
+        return m_.qk_layernorm ? rows * (kPlain * f64(m_.kv_channels) + kWord) : 0;
+    }
+    double latents() const { return f64(m_.q_lora_rank + m_.kv_lora_rank); }
+    // Of k and v, and those of q that rotate.
+    double latent_columns() const { return heads() * f64(m_.qk_dim() + m_.v_dim() + m_.qk_pos_emb_head_dim); }
+
+    const ModelSpec& m_;
+    Stages& out_;
+    const Sizes& s_;
+    bool fp8_rows_;
+    std::vector<Projected> weights_;
+};
+
 std::vector<Work> attention_work(const Config& config, const PrecisionSpec& precision, const Sizes& s) {
     const ModelSpec& m = config.model;
     if (!m.attention) return {};
-    const double heads = f64(m.num_attention_heads), groups = f64(m.num_query_groups),
-                 dim = f64(m.kv_channels), t = s.tokens, h = s.hidden;
-    const double q = heads * dim, qkv = (heads + 2 * groups) * dim;
-    const double normed = m.qk_layernorm ? t * (heads + groups) * (kPlain * dim + kWord) : 0;
-    const double core = 2 * t * q * (f64(m.seq_length) + 1) / 2;  // FLOPs of one causal GEMM
-    const double above = core * diagonal_share(f64(m.seq_length));
+    const double heads = f64(m.num_attention_heads), groups = f64(m.kv_heads()), dim = f64(m.qk_dim()),
+                 v_dim = f64(m.v_dim()), t = s.tokens, h = s.hidden;
+    const double q = heads * dim, v = heads * v_dim, qkv = q + groups * (dim + v_dim);
+    const double keys = t * (f64(m.seq_length) + 1);  // FLOPs of one causal GEMM per column
+    const double above = diagonal_share(f64(m.seq_length));
     Stages out("attention", s);
     const bool linears = s.fp8 && precision.fp8_attention_linears, wire_rows = linears && s.flow;
-    ProjectionWork qkv_work(out, linears, "qkv", qkv, h), proj_work(out, linears, "proj", h, q);
+    const HeadWork heads_work(config, out, linears);
+    ProjectionWork proj_work(out, linears, "proj", h, v);
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
-    const auto forward = [&](const char* direction) {
-        qkv_work.forward(direction, !s.flow);
-        out.add("qkv", direction, 1, 2 * kPlain * t * qkv + normed);
-    };
     const auto core_forward = [&](const char* direction) {
-        out.gemm("core attention", direction, kPlain * t * (q + qkv) + kWord * t * heads, 2 * core, false,
-                 2 * above);
+        out.gemm("core attention", direction, kPlain * t * (v + qkv) + kWord * t * heads, keys * (q + v),
+                 false, keys * (q + v) * above);
         out.add("core attention", direction, 2, 0);
     };
     const auto project = [&](const char* direction) {
@@ -383,19 +436,19 @@ std::vector<Work> attention_work(const Config& config, const PrecisionSpec& prec
         out.add("proj", direction, 1, 3 * kPlain * t * h);
     };
     out.norm_forward(wire_rows);
-    forward("forward");
+    heads_work.forward("forward", HeadWork::Part::all);
     core_forward("forward");
     project("forward");
     if (full || config.recompute.layernorm) out.norm_forward(wire_rows, "backward");
-    if (full) forward("backward");
+    if (full) heads_work.forward("backward", HeadWork::Part::all);
+    if (config.recompute.mla_up_proj) heads_work.forward("backward", HeadWork::Part::again);
     if (full || config.recompute.core_attn) core_forward("backward");
     if (full) project("backward");
     proj_work.backward(true);
-    out.gemm("core attention", "backward", kPlain * t * (2 * q + 2 * qkv) + kWord * t * heads, 5 * core,
-             false, 5 * above);
+    out.gemm("core attention", "backward", kPlain * t * (2 * v + 2 * qkv) + kWord * t * heads,
+             keys * (3 * q + 2 * v), false, keys * (3 * q + 2 * v) * above);
     out.add("core attention", "backward", 6, 0);
-    out.add("qkv", "backward", 2, (kPlain + (wire_rows ? s.operand : kPlain)) * t * qkv + normed);
-    qkv_work.backward(!s.flow);
+    heads_work.backward();
     out.norm_backward();
     return out.take();
 }

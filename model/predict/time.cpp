@@ -153,7 +153,7 @@ private:
         if (is_core_attention(work)) {
             const auto& all = gpu_.calibration.core_attention;
             const auto distance = [&](const CoreAttention& one) {
-                return std::abs(std::log(f64(one.kv_channels) / f64(config_.model.kv_channels)));
+                return std::abs(std::log(f64(one.kv_channels) / f64(config_.model.qk_dim())));
             };
             const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
                 return distance(a) < distance(b);

@@ -3,6 +3,7 @@
 #include "model/train/transformer.h"
 
 #include "layers/projection.h"
+#include "layers/rope.h"
 #include "layers/schedule/wire_stream.h"
 
 #include <algorithm>
@@ -48,9 +49,9 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     store_.allocate_gradients();
     place_router_statistics();
     if (!model.attention) return;
-    const std::vector<float> rope = SelfAttention::rope_table(model);
+    const std::vector<float> rope = rope_table(model);
     const TensorView rope_view =
-        constants_.tensor(DType::f32, {model.seq_length, model.kv_channels / 2, 2}, "rope");
+        constants_.tensor(DType::f32, {model.seq_length, rope_dims(model) / 2, 2}, "rope");
     ops.device().copy_in(rope_view.data, rope.data(), rope.size() * sizeof(float));
     for (auto& block : blocks_) block->attention()->set_rope_table(rope_view);
 }

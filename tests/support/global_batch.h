@@ -3,6 +3,7 @@
 // output, input gradient and every weight gradient of the whole, to compare between layouts.
 #pragma once
 
+#include "layers/rope.h"
 #include "model/job/backend.h"
 #include "tests/support/layers/layer_fixture.h"
 #include "tests/support/training.h"
@@ -66,9 +67,9 @@ inline GlobalResult run_global_batch(ProcessGroup& world, const LayerCase& c, in
     TransformerBlock block(store, rank.poison, c.block_spec(groups.expert_parallel->rank(), expert_ranks));
     store.allocate_gradients();
     if (block.attention() != nullptr) {
-        const std::vector<float> table = SelfAttention::rope_table(c.model);
+        const std::vector<float> table = rope_table(c.model);
         const TensorView view =
-            rank.state.tensor(DType::f32, {c.model.seq_length, c.model.kv_channels / 2, 2}, "rope");
+            rank.state.tensor(DType::f32, {c.model.seq_length, rope_dims(c.model) / 2, 2}, "rope");
         rank.ops.device().copy_in(view.data, table.data(), table.size() * sizeof(float));
         block.attention()->set_rope_table(view);
     }

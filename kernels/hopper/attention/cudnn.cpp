@@ -28,6 +28,18 @@ namespace fe = cudnn_frontend;
 constexpr std::size_t kOldestCudnn = 90500;
 constexpr int64_t kTile = 128;  // rows and columns of cuDNN's tiles
 
+// Heads that run on cuDNN: columns of q and k, and of v, from a version on that the deterministic backward
+// was tried with.
+struct HeadSizes {
+    int64_t depth, value_depth;
+    std::size_t oldest;
+};
+constexpr HeadSizes kHeads[] = {{64, 64, kOldestCudnn},
+                                {128, 128, kOldestCudnn},
+                                {192, 128, 91900},
+                                {192, 192, 91900},
+                                {256, 256, 91900}};
+
 // The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in its
 // workspace, so it runs in parts: of at most kPartBytes where one group of heads of one sequence is smaller
 // than that, and never of more than kMostBytes.
@@ -51,7 +63,7 @@ enum class Pass { forward, backward };
 // all_heads and all_kv_heads.
 struct Key {
     Pass pass;
-    int64_t sequences, length, heads, kv_heads, all_heads, all_kv_heads, depth;
+    int64_t sequences, length, heads, kv_heads, all_heads, all_kv_heads, depth, value_depth;
     float scale;
     auto operator<=>(const Key&) const = default;
 
@@ -78,10 +90,10 @@ std::string version_text(std::size_t version) {
 void check(fe::error_t status, ExitCode code, const char* what, const Key& key) {
     if (status.is_good()) return;
     fail(code,
-         "cuDNN {}: {} of attention ({} sequences of {}, heads {}/{}, kv_channels {}): {}; "
+         "cuDNN {}: {} of attention ({} sequences of {}, heads {}/{}, columns {} and {}): {}; "
          "kernels.attention_backend=native avoids it",
          version_text(cudnnGetVersion()), what, key.sequences, key.length, key.heads, key.kv_heads, key.depth,
-         status.get_message());
+         key.value_depth, status.get_message());
 }
 void check(cudnnStatus_t status, const char* what) {
     require(status == CUDNN_STATUS_SUCCESS, ExitCode::internal,
@@ -89,12 +101,16 @@ void check(cudnnStatus_t status, const char* what) {
             what, cudnnGetErrorString(status));
 }
 
-// [sequences, heads, length, D] in rows of `all_heads` heads.
-std::vector<int64_t> sizes(const Key& key, int64_t heads) {
-    return {key.sequences, heads, key.length, key.depth};
+// A tensor's heads of `depth` columns: those of the call, and those of its rows.
+struct HeadsOf {
+    int64_t heads, all_heads, depth;
+};
+// [sequences, heads, length, depth] in rows of all_heads.
+std::vector<int64_t> sizes(const Key& key, const HeadsOf& of) {
+    return {key.sequences, of.heads, key.length, of.depth};
 }
-std::vector<int64_t> strides(const Key& key, int64_t all_heads) {
-    return {key.length * all_heads * key.depth, key.depth, all_heads * key.depth, 1};
+std::vector<int64_t> strides(const Key& key, const HeadsOf& of) {
+    return {key.length * of.all_heads * of.depth, of.depth, of.all_heads * of.depth, 1};
 }
 
 class GraphBuilder {
@@ -106,13 +122,13 @@ public:
     }
 
     std::unique_ptr<fe::graph::Graph> forward() {
-        const Tensor q = query_side("q", kQ), k = key_side("k", kK), v = key_side("v", kV);
+        const Tensor q = input("q", kQ, queries()), k = input("k", kK, keys()), v = input("v", kV, values());
         auto options = fe::graph::SDPA_attributes().set_name("attention").set_generate_stats(true);
         options.set_attn_scale(key_.scale)
             .set_diagonal_alignment(fe::DiagonalAlignment_t::TOP_LEFT)
             .set_diagonal_band_right_bound(0);
         auto [o, lse] = graph_->sdpa(q, k, v, options);
-        output(o, kO, key_.heads, key_.all_heads);
+        output(o, kO, outputs());
         lse->set_output(true)
             .set_uid(kLse)
             .set_data_type(fe::DataType_t::FLOAT)
@@ -122,8 +138,8 @@ public:
     }
 
     std::unique_ptr<fe::graph::Graph> backward() {
-        const Tensor q = query_side("q", kQ), k = key_side("k", kK), v = key_side("v", kV),
-                     o = query_side("o", kO), dout = query_side("dout", kDout);
+        const Tensor q = input("q", kQ, queries()), k = input("k", kK, keys()), v = input("v", kV, values()),
+                     o = input("o", kO, outputs()), dout = input("dout", kDout, outputs());
         const Tensor lse = graph_->tensor(fe::graph::Tensor_attributes()
                                               .set_name("lse")
                                               .set_uid(kLse)
@@ -140,22 +156,25 @@ public:
                 .set_seq_len_q(lengths("query lengths", kQueryLengths))
                 .set_seq_len_kv(lengths("key lengths", kKeyLengths));
         auto [dq, dk, dv] = graph_->sdpa_backward(q, k, v, o, dout, lse, options);
-        output(dq, kDq, key_.heads, key_.all_heads);
-        output(dk, kDk, key_.kv_heads, key_.all_kv_heads);
-        output(dv, kDv, key_.kv_heads, key_.all_kv_heads);
+        output(dq, kDq, queries());
+        output(dk, kDk, keys());
+        output(dv, kDv, values());
         return std::move(graph_);
     }
 
 private:
-    Tensor input(const char* name, Uid uid, int64_t heads, int64_t all_heads) {
+    HeadsOf queries() const { return {key_.heads, key_.all_heads, key_.depth}; }
+    HeadsOf keys() const { return {key_.kv_heads, key_.all_kv_heads, key_.depth}; }
+    HeadsOf values() const { return {key_.kv_heads, key_.all_kv_heads, key_.value_depth}; }
+    HeadsOf outputs() const { return {key_.heads, key_.all_heads, key_.value_depth}; }
+
+    Tensor input(const char* name, Uid uid, const HeadsOf& of) {
         return graph_->tensor(fe::graph::Tensor_attributes()
                                   .set_name(name)
                                   .set_uid(uid)
-                                  .set_dim(sizes(key_, heads))
-                                  .set_stride(strides(key_, all_heads)));
+                                  .set_dim(sizes(key_, of))
+                                  .set_stride(strides(key_, of)));
     }
-    Tensor query_side(const char* name, Uid uid) { return input(name, uid, key_.heads, key_.all_heads); }
-    Tensor key_side(const char* name, Uid uid) { return input(name, uid, key_.kv_heads, key_.all_kv_heads); }
     Tensor lengths(const char* name, Uid uid) {
         return graph_->tensor(fe::graph::Tensor_attributes()
                                   .set_name(name)
@@ -164,11 +183,8 @@ private:
                                   .set_dim({key_.sequences, 1, 1, 1})
                                   .set_stride({1, 1, 1, 1}));
     }
-    void output(const Tensor& tensor, Uid uid, int64_t heads, int64_t all_heads) {
-        tensor->set_output(true)
-            .set_uid(uid)
-            .set_dim(sizes(key_, heads))
-            .set_stride(strides(key_, all_heads));
+    void output(const Tensor& tensor, Uid uid, const HeadsOf& of) {
+        tensor->set_output(true).set_uid(uid).set_dim(sizes(key_, of)).set_stride(strides(key_, of));
     }
     std::vector<int64_t> lse_sizes() const { return {key_.sequences, key_.heads, key_.length, 1}; }
     std::vector<int64_t> lse_strides() const { return {key_.heads * key_.length, key_.length, 1, 1}; }
@@ -255,12 +271,17 @@ private:
 CudnnAttention::CudnnAttention(Device& device) : state_(std::make_unique<State>(device)) {}
 CudnnAttention::~CudnnAttention() = default;
 
-bool CudnnAttention::takes(const TensorView& q, const TensorView& k, int64_t seq_length) {
+bool CudnnAttention::takes(const TensorView& q, const TensorView& k, const TensorView& v,
+                           int64_t seq_length) {
     const int64_t group = q.dim(1) / k.dim(1);
     // cudnn-frontend places cuDNN's workspace after a table of 4 bytes per row and head; the workspace must
     // stay aligned to 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
-    return q.dtype == DType::bf16 && (q.dim(2) == 64 || q.dim(2) == 128) && seq_length > 1 && aligned &&
+    const std::size_t version = cudnnGetVersion();
+    const bool known = std::ranges::any_of(kHeads, [&](const HeadSizes& sizes) {
+        return q.dim(2) == sizes.depth && v.dim(2) == sizes.value_depth && version >= sizes.oldest;
+    });
+    return q.dtype == DType::bf16 && known && seq_length > 1 && aligned &&
            score_bytes(group, seq_length) <= kMostBytes;
 }
 
@@ -274,6 +295,7 @@ void CudnnAttention::forward(const op::Attention& args, const Launch& launch) {
                   .all_heads = args.q.dim(1),
                   .all_kv_heads = args.k.dim(1),
                   .depth = args.q.dim(2),
+                  .value_depth = args.v.dim(2),
                   .scale = args.scale};
     const Plan& plan = state_->plan_of(key);
     state_->run(key, plan, {{kQ, args.q.data}, {kK, args.k.data}, {kV, args.v.data}, {kO, args.o.data}},
@@ -302,6 +324,7 @@ void CudnnAttention::backward(const op::AttentionBackward& args, const Launch& l
                   .all_heads = all_heads,
                   .all_kv_heads = all_kv_heads,
                   .depth = args.q.dim(2),
+                  .value_depth = args.v.dim(2),
                   .scale = args.scale};
     const Plan& plan = state_->plan_of(key);
     for (int64_t sequence = 0; sequence < all_sequences; sequence += sequences) {

@@ -23,9 +23,9 @@ public:
     CudnnAttention& operator=(const CudnnAttention&) = delete;
 
     // Whether cuDNN computes attention of this shape, forward and backward. The native kernels take the
-    // others: f32, heads of other than 64 or 128 elements, sequences of one token, and shapes that would
-    // misalign cuDNN's workspace or need more than 4 GiB of it.
-    static bool takes(const TensorView& q, const TensorView& k, int64_t seq_length);
+    // others: f32, heads of other sizes than kHeads of cudnn.cpp, sequences of one token, and shapes that
+    // would misalign cuDNN's workspace or need more than 4 GiB of it.
+    static bool takes(const TensorView& q, const TensorView& k, const TensorView& v, int64_t seq_length);
 
     // The contracts of op::Attention and op::AttentionBackward except the order of summation: probabilities
     // and score gradients are rounded to bf16 before the second GEMM. The backward uses the deterministic

@@ -14,7 +14,7 @@ std::string cudnn_problem() { return FP8FLOW_NO_CUDNN_REASON; }
 CudnnAttention::CudnnAttention(Device&) {}
 CudnnAttention::~CudnnAttention() = default;
 
-bool CudnnAttention::takes(const TensorView&, const TensorView&, int64_t) { return false; }
+bool CudnnAttention::takes(const TensorView&, const TensorView&, const TensorView&, int64_t) { return false; }
 
 void CudnnAttention::forward(const op::Attention&, const Launch&) {
     fail(ExitCode::usage, "attention on cuDNN is not in this program: {}", cudnn_problem());

@@ -15,6 +15,8 @@ const Keys kHeads = {{"T", "4096", "32", "tokens"},
                      {"dtype", "bf16", "bf16", "bf16 | f32"}};
 const Key kSequence = {"S", "4096", "16", "tokens of a sequence"};
 
+const Key kValueWidth = {"Dv", "0", "0", "columns of a head of v; 0: D"};
+
 struct Heads {
     int64_t tokens, heads, kv_heads, width;
     DType dtype;
@@ -37,15 +39,20 @@ Call rotate(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::rope, args);
 }
 
+int64_t value_width(const Shape& shape) {
+    const int64_t own = shape.number("Dv");
+    return own > 0 ? own : shape.positive("D");
+}
+
 Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
-    const int64_t sequence = shape.positive("S");
+    const int64_t sequence = shape.positive("S"), value = value_width(shape);
     const op::Attention args{.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
                              .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
-                             .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+                             .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, value}),
                              .seq_length = sequence,
                              .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
-                             .o = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
+                             .o = buffers.output(in.dtype, {in.tokens, in.heads, value}),
                              .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
     return call_of(machine, &Ops::attention, args);
 }
@@ -53,18 +60,20 @@ Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const int64_t sequence = shape.positive("S");
-    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
-    op::AttentionBackward args{.dout = buffers.normal(in.dtype, queries),
+    const int64_t value = value_width(shape);
+    const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width},
+                        outputs = {in.tokens, in.heads, value}, values = {in.tokens, in.kv_heads, value};
+    op::AttentionBackward args{.dout = buffers.normal(in.dtype, outputs),
                                .q = buffers.normal(in.dtype, queries),
                                .k = buffers.normal(in.dtype, keys),
-                               .v = buffers.normal(in.dtype, keys),
-                               .o = buffers.output(in.dtype, queries),
+                               .v = buffers.normal(in.dtype, values),
+                               .o = buffers.output(in.dtype, outputs),
                                .lse = buffers.output(DType::f32, {in.tokens, in.heads}),
                                .seq_length = sequence,
                                .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
                                .dq = buffers.output(in.dtype, queries),
                                .dk = buffers.output(in.dtype, keys),
-                               .dv = buffers.output(in.dtype, keys)};
+                               .dv = buffers.output(in.dtype, values)};
     check(args);
     // what the forward pass saves, so that the probabilities are some
     machine.ops.attention({.q = args.q,
@@ -154,6 +163,49 @@ Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     }
     return call_of(machine, &Ops::qkv_heads_backward, args);
 }
+
+struct Latent {
+    int64_t tokens, heads, nope, rope, value, sequence;
+    DType dtype;
+    explicit Latent(const Shape& shape)
+        : tokens(shape.number("T")),
+          heads(shape.positive("heads")),
+          nope(shape.number("D")),
+          rope(2 * shape.positive("pairs")),
+          value(shape.positive("Dv")),
+          sequence(shape.positive("S")),
+          dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
+};
+const Keys kLatentKeys = {{"T", "4096", "32", "tokens"},
+                          {"heads", "128", "4", "heads"},
+                          {"D", "128", "32", "columns of a head of q and k that do not rotate"},
+                          {"pairs", "32", "8", "pairs of columns that rotate"},
+                          {"Dv", "128", "32", "columns of a head of v"},
+                          kSequence,
+                          {"dtype", "bf16", "bf16", "bf16 | f32"}};
+
+Call latent_forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Latent in(shape);
+    const op::LatentHeads args{.kv = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
+                               .k_rope = buffers.normal(in.dtype, {in.tokens, in.rope}),
+                               .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
+                               .q = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+                               .k = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+                               .v = buffers.output(in.dtype, {in.tokens, in.heads, in.value})};
+    return call_of(machine, &Ops::latent_heads, args);
+}
+
+Call latent_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+    const Latent in(shape);
+    const op::LatentHeadsBackward args{
+        .dk = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+        .dv = buffers.normal(in.dtype, {in.tokens, in.heads, in.value}),
+        .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
+        .dq = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+        .dkv = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
+        .dk_rope = buffers.output(in.dtype, {in.tokens, in.rope})};
+    return call_of(machine, &Ops::latent_heads_backward, args);
+}
 const Keys kHeadKeys = kHeads + Keys{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
 
 }  // namespace
@@ -172,8 +224,12 @@ std::vector<Case> attention_cases() {
           {"dtype", "bf16", "bf16", "bf16 | f32"},
           {"direction", "forward", "forward", "forward | backward"}},
          rotate},
-        {"attention", "causal attention with grouped queries", kHeads + Keys{kSequence}, forward},
-        {"attention_backward", "gradients of queries, keys and values", kHeads + Keys{kSequence}, backward},
+        {"attention", "causal attention with grouped queries", kHeads + Keys{kSequence, kValueWidth},
+         forward},
+        {"attention_backward", "gradients of queries, keys and values", kHeads + Keys{kSequence, kValueWidth},
+         backward},
+        {"latent_heads", "projections of the latents to queries, keys, values", kLatentKeys, latent_forward},
+        {"latent_heads_backward", "and back", kLatentKeys, latent_backward},
         {"split_qkv", "one matrix to queries, keys, values", kHeads, split},
         {"merge_qkv", "queries, keys, values to one matrix", kHeads, merge}};
 }

@@ -34,7 +34,7 @@ void compare(const Shape& s) {
     fill_uniform(k, 2, -3.0, 3.0);
     fill_uniform(v, 3, -2.0, 2.0);
     fill_uniform(dout, 4, -2.0, 2.0);
-    ASSERT_TRUE(hopper::CudnnAttention::takes(q, k, s.length));
+    ASSERT_TRUE(hopper::CudnnAttention::takes(q, k, v, s.length));
     const float scale = static_cast<float>(1.0 / std::sqrt(static_cast<double>(s.depth)));
 
     struct Outputs {

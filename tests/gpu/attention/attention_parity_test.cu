@@ -18,7 +18,8 @@ namespace fp8flow::test {
 namespace {
 
 struct Shape {
-    int64_t sequences, length, heads, kv_heads, depth;
+    int64_t sequences, length, heads, kv_heads, depth, value_depth = 0;  // value_depth 0: depth
+    int64_t values() const { return value_depth > 0 ? value_depth : depth; }
     int64_t tokens() const { return sequences * length; }
     float scale() const { return static_cast<float>(1.0 / std::sqrt(static_cast<double>(depth))); }
 };
@@ -27,19 +28,23 @@ struct Shape {
 const std::vector<Shape> kShapes = {{0, 16, 2, 1, 32},   {1, 1, 1, 1, 2},    {3, 7, 4, 2, 12},
                                     {2, 63, 2, 2, 64},   {2, 64, 4, 1, 64},  {2, 65, 3, 3, 33},
                                     {1, 127, 8, 2, 128}, {1, 129, 2, 1, 96}, {1, 300, 4, 2, 128}};
+// values narrower and wider than keys; heads of more than 128 columns, lengths around their tiles of 32
+const std::vector<Shape> kUnequalShapes = {{2, 65, 4, 2, 64, 32},    {1, 33, 2, 1, 13, 100},
+                                           {1, 130, 4, 4, 192, 128}, {3, 31, 3, 3, 160, 256},
+                                           {1, 97, 2, 1, 256, 256},  {2, 32, 2, 2, 129, 7}};
 
 std::string describe(const Shape& s, DType dtype) {
-    return fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}", name_of(dtype), s.sequences, s.length,
-                       s.heads, s.kv_heads, s.depth);
+    return fmt::format("{}: {} sequences of {}, heads {}/{}, depth {}, {}", name_of(dtype), s.sequences,
+                       s.length, s.heads, s.kv_heads, s.depth, s.values());
 }
 
 void run_attention(const Shape& s, DType dtype, AttentionBackend backend = AttentionBackend::native) {
     SCOPED_TRACE(describe(s, dtype));
     HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
-        v(dtype, {s.tokens(), s.kv_heads, s.depth}), dout(dtype, {s.tokens(), s.heads, s.depth});
-    HostTensor o(dtype, {s.tokens(), s.heads, s.depth}), lse(DType::f32, {s.tokens(), s.heads});
+        v(dtype, {s.tokens(), s.kv_heads, s.values()}), dout(dtype, {s.tokens(), s.heads, s.values()});
+    HostTensor o(dtype, {s.tokens(), s.heads, s.values()}), lse(DType::f32, {s.tokens(), s.heads});
     HostTensor dq(dtype, {s.tokens(), s.heads, s.depth}), dk(dtype, {s.tokens(), s.kv_heads, s.depth}),
-        dv(dtype, {s.tokens(), s.kv_heads, s.depth});
+        dv(dtype, {s.tokens(), s.kv_heads, s.values()});
     fill_normal(q, 1, 2.0);
     fill_normal(k, 2, 2.0);
     fill_normal(v, 3);
@@ -87,22 +92,23 @@ void run_attention(const Shape& s, DType dtype, AttentionBackend backend = Atten
 }
 
 TEST(AttentionParity, ForwardAndBackward) {
-    for (const Shape& s : kShapes)
-        for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
+    for (const auto& shapes : {kShapes, kUnequalShapes})
+        for (const Shape& s : shapes)
+            for (DType dtype : {DType::bf16, DType::f32}) run_attention(s, dtype);
 }
 
 // Neither the native kernels nor cuDNN's calls take them yet.
-TEST(AttentionParity, RefusesOtherHeadSizesOfValuesAndDocuments) {
-    HostTensor q(DType::bf16, {128, 2, 64}), narrow(DType::bf16, {128, 2, 32}), lse(DType::f32, {128, 2});
+TEST(AttentionParity, RefusesWiderHeadsAndDocuments) {
+    HostTensor q(DType::bf16, {128, 2, 64}), wide(DType::bf16, {128, 2, 257}), lse(DType::f32, {128, 2});
     const HostTensor documents = HostTensor::of<int64_t>({0, 40, 128});
     for (const AttentionBackend backend : {AttentionBackend::native, AttentionBackend::cudnn}) {
         Parity parity;
         parity.gpu.choose_kernels({.attention = backend});
         op::Attention args{.q = parity.to_gpu(q),
                            .k = parity.to_gpu(q),
-                           .v = parity.to_gpu(narrow),
+                           .v = parity.to_gpu(wide),
                            .seq_length = 128,
-                           .o = parity.to_gpu(narrow.view()),
+                           .o = parity.to_gpu(wide.view()),
                            .lse = parity.to_gpu(lse.view())};
         EXPECT_THROW(parity.gpu.attention(args), Error);
         args.v = args.q;
@@ -120,8 +126,8 @@ struct Inputs {
     explicit Inputs(const Shape& s)
         : q(DType::bf16, {s.tokens(), s.heads, s.depth}),
           k(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
-          v(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
-          dout(DType::bf16, {s.tokens(), s.heads, s.depth}) {
+          v(DType::bf16, {s.tokens(), s.kv_heads, s.values()}),
+          dout(DType::bf16, {s.tokens(), s.heads, s.values()}) {
         fill_normal(q, 1, 2.0);
         fill_normal(k, 2, 2.0);
         fill_normal(v, 3);
@@ -130,11 +136,11 @@ struct Inputs {
     HostTensor q, k, v, dout;
 };
 Outputs poisoned(const Shape& s) {
-    return {.o = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
+    return {.o = HostTensor(DType::bf16, {s.tokens(), s.heads, s.values()}),
             .lse = HostTensor(DType::f32, {s.tokens(), s.heads}),
             .dq = HostTensor(DType::bf16, {s.tokens(), s.heads, s.depth}),
             .dk = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth}),
-            .dv = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.depth})};
+            .dv = HostTensor(DType::bf16, {s.tokens(), s.kv_heads, s.values()})};
 }
 // Forward, then backward from what the forward wrote; `place` is where the backend sees a tensor.
 template <class Place> void run_both(Ops& ops, Place place, const Shape& s, Inputs& in, Outputs& out) {
@@ -177,14 +183,22 @@ void expect_near(const HostTensor& got, const HostTensor& want, double bound, co
 const std::vector<Shape> kCudnnShapes = {{2, 17, 8, 2, 64},   {3, 17, 4, 1, 128},  {2, 128, 4, 4, 128},
                                          {3, 128, 8, 4, 64},  {2, 129, 8, 2, 128}, {1, 129, 8, 1, 64},
                                          {1, 1024, 4, 2, 64}, {2, 1024, 8, 1, 128}};
+// of multi-latent attention: a head has keys and values of its own; what older versions of cuDNN do not take
+const std::vector<Shape> kLatentCudnnShapes = {
+    {2, 128, 4, 4, 192, 128}, {1, 132, 3, 3, 192, 128}, {1, 256, 2, 2, 192, 192}, {2, 64, 2, 2, 256, 256}};
 
 TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
     if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
     if (const std::string problem = hopper::cudnn_problem(); !problem.empty()) GTEST_SKIP() << problem;
-    for (const Shape& s : kCudnnShapes) {
+    std::vector<Shape> shapes = kCudnnShapes;
+    for (const Shape& s : kLatentCudnnShapes) {
+        const Inputs in(s);
+        if (hopper::CudnnAttention::takes(in.q, in.k, in.v, s.length)) shapes.push_back(s);
+    }
+    for (const Shape& s : shapes) {
         SCOPED_TRACE(describe(s, DType::bf16));
         Inputs in(s);
-        ASSERT_TRUE(hopper::CudnnAttention::takes(in.q, in.k, s.length));
+        ASSERT_TRUE(hopper::CudnnAttention::takes(in.q, in.k, in.v, s.length));
         Outputs first = poisoned(s), second = poisoned(s), want = poisoned(s);
         Parity parity;
         parity.gpu.choose_kernels({.attention = AttentionBackend::cudnn});
@@ -214,9 +228,11 @@ TEST(AttentionOnCudnn, WithinBoundsOfTheReferenceAndTheSameBitsTwice) {
 // One token, f32, other head sizes, an odd row: the native kernel takes them, with the reference's bits.
 TEST(AttentionOnCudnn, OtherShapesRunOnTheNativeKernel) {
     if (own_kernels_only()) GTEST_SKIP() << "a library's kernels";
-    const Shape one{4, 1, 8, 2, 128}, depth{1, 65, 4, 2, 96}, odd{1, 129, 3, 3, 64};
-    for (const Shape& s : {one, depth, odd}) {
-        EXPECT_FALSE(hopper::CudnnAttention::takes(Inputs(s).q, Inputs(s).k, s.length));
+    const Shape one{4, 1, 8, 2, 128}, depth{1, 65, 4, 2, 96}, odd{1, 129, 3, 3, 64},
+        unequal{1, 64, 2, 2, 128, 64};
+    for (const Shape& s : {one, depth, odd, unequal}) {
+        const Inputs in(s);
+        EXPECT_FALSE(hopper::CudnnAttention::takes(in.q, in.k, in.v, s.length));
         run_attention(s, DType::bf16, AttentionBackend::cudnn);
     }
     run_attention({1, 128, 4, 2, 64}, DType::f32, AttentionBackend::cudnn);
@@ -295,6 +311,55 @@ TEST(PackedProjectionParity, SplitAndMerge) {
             parity.cpu.merge_qkv({.q = q, .k = k, .v = v, .qkv = merged});
             parity.expect_same_bytes(merged.view(), "qkv");
         }
+    }
+}
+
+// Heads of multi-latent attention: whole units and single columns, values narrower and wider than keys; a
+// latent and the columns that rotate, out of one projection and back.
+TEST(LatentHeadsParity, ForwardAndBackward) {
+    struct {
+        int64_t tokens, heads, nope, rope, value, length;
+    } const sizes[] = {{0, 2, 8, 16, 8, 4},       {1, 1, 0, 2, 1, 1},         {37, 3, 5, 6, 3, 8},
+                       {70, 4, 128, 64, 128, 33}, {33, 16, 192, 64, 256, 64}, {9, 5, 64, 48, 24, 4},
+                       {600, 2, 16, 240, 8, 100}, {21, 3, 32, 8, 32, 7}};
+    for (const auto& s : sizes)
+        for (const DType dtype : {DType::bf16, DType::f32})
+            for (const int sms : {0, 1}) {
+                SCOPED_TRACE(fmt::format("{}: {} tokens, {} heads, {} + {}, {}", name_of(dtype), s.tokens,
+                                         s.heads, s.nope, s.rope, s.value));
+                HostTensor kv(dtype, {s.tokens, s.heads, s.nope + s.value}),
+                    k_rope(dtype, {s.tokens, s.rope}), table(DType::f32, {s.length, s.rope / 2, 2}),
+                    q(dtype, {s.tokens, s.heads, s.nope + s.rope}),
+                    k(dtype, {s.tokens, s.heads, s.nope + s.rope}), v(dtype, {s.tokens, s.heads, s.value});
+                fill_normal(kv, 1);
+                fill_normal(k_rope, 2);
+                fill_uniform(table, 3, -1.0, 1.0);
+                fill_normal(q, 4);
+                Parity p;
+                p.run(op::LatentHeads{.kv = kv, .k_rope = k_rope, .table = table, .q = q, .k = k, .v = v},
+                      {.sm_limit = sms});
+                for (const HostTensor* out : {&q, &k, &v}) p.expect_same_bytes(out->view(), "q, k, v");
+                Parity back;
+                back.run(
+                    op::LatentHeadsBackward{
+                        .dk = k, .dv = v, .table = table, .dq = q, .dkv = kv, .dk_rope = k_rope},
+                    {.sm_limit = sms});
+                for (const HostTensor* out : {&q, &kv, &k_rope})
+                    back.expect_same_bytes(out->view(), "dq, dkv, dk_rope");
+            }
+}
+
+TEST(PackedProjectionParity, SplitAndMergeWithoutValues) {
+    for (const DType dtype : {DType::bf16, DType::f32}) {
+        HostTensor both(dtype, {37, 512 + 64}), latent(dtype, {37, 8, 64}), rope(dtype, {37, 1, 64}),
+            merged(dtype, {37, 512 + 64});
+        fill_normal(both, 1);
+        Parity split, merge;
+        split.run(op::SplitQkv{.qkv = both, .q = latent, .k = rope});
+        split.expect_same_bytes(latent.view(), "latent");
+        split.expect_same_bytes(rope.view(), "columns that rotate");
+        merge.run(op::MergeQkv{.q = latent, .k = rope, .qkv = merged});
+        merge.expect_same_bytes(merged.view(), "both");
     }
 }
 

@@ -2,6 +2,7 @@
 // What layer_fixture.h declares: compiled once for the tests of layers and models.
 #include "tests/support/layers/layer_fixture.h"
 
+#include "layers/rope.h"
 #include "layers/tensor_stats.h"
 
 #include <cstring>
@@ -126,9 +127,9 @@ LayerResult run_block(ProcessGroup& group, const LayerCase& c, TensorStats* stat
     ParameterStore store(rank.ops, c.seed);
     TransformerBlock block(store, rank.poison, c.block_spec(group.rank(), group.size()));
     store.allocate_gradients();
-    const std::vector<float> angles = SelfAttention::rope_table(c.model);
+    const std::vector<float> angles = rope_table(c.model);
     const TensorView table =
-        rank.state.tensor(DType::f32, {c.model.seq_length, c.model.kv_channels / 2, 2}, "rope");
+        rank.state.tensor(DType::f32, {c.model.seq_length, rope_dims(c.model) / 2, 2}, "rope");
     rank.ops.device().copy_in(table.data, angles.data(), angles.size() * sizeof(float), {});
     if (block.attention() != nullptr) block.attention()->set_rope_table(table);
     Context ctx = rank.context();

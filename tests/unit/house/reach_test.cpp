@@ -37,8 +37,6 @@ const std::map<std::string, std::string> kUnreached = {
      "operands; recipes cast both orientations in one call"},
     {"rope", "a step of qkv_heads and its backward, which compose it where a backend has no fused kernel"},
     {"clip_fp8", "a step of a flow with a rule that clips, which plugins have (rules_test)"},
-    {"split_qkv", "as rope"},
-    {"merge_qkv", "as rope"},
     {"unpermute_probs_backward",
      "kept for comparison with the published kernel; with moe_apply_probs_in: combine SwiGLU's backward "
      "gives "
@@ -144,6 +142,7 @@ const std::vector<Texts> kSwitches = {
     {"moe.moe_z_loss_coeff=0.001"},
     {"moe.moe_shared_expert_intermediate_size=0"},
     {"model.qk_layernorm=true"},
+    {"model.multi_latent_attention=true", "model.q_lora_rank=0"},
     {"model.untie_embeddings_and_output_weights=false"},
 };
 

@@ -82,17 +82,20 @@ TEST(Rope, PermutedRowsGiveTheScoresOfTheCheckpoint) {
         std::vector<int64_t> sorted = rows;
         std::sort(sorted.begin(), sorted.end());
         for (int64_t d = 0; d < head.dim; ++d) ASSERT_EQ(sorted[static_cast<size_t>(d)], d);
-        const auto dim = static_cast<size_t>(head.dim), half = dim / 2;
-        const std::vector<float> table = rope_table(ModelSpec{}, 8, head.dim, head.rotated);
+        const auto dim = static_cast<size_t>(head.dim), first = static_cast<size_t>(head.first),
+                   half = (dim - first) / 2;
+        const std::vector<float> table = rope_table(ModelSpec{}, 8, head.dim - head.first, head.rotated);
         std::vector<double> q(dim), k(dim);
         for (size_t d = 0; d < dim; ++d) q[d] = normal(random), k[d] = normal(random);
         const auto ours = [&](const std::vector<double>& x, size_t position) {
             std::vector<double> y(dim);
+            for (size_t i = 0; i < first; ++i) y[i] = x[static_cast<size_t>(rows[i])];
             for (size_t i = 0; i < half; ++i) {
                 const double c = table[(position * half + i) * 2], s = table[(position * half + i) * 2 + 1];
-                const double u = x[static_cast<size_t>(rows[i])], v = x[static_cast<size_t>(rows[i + half])];
-                y[i] = u * c - v * s;
-                y[i + half] = v * c + u * s;
+                const size_t low = first + i, high = low + half;
+                const double u = x[static_cast<size_t>(rows[low])], v = x[static_cast<size_t>(rows[high])];
+                y[low] = u * c - v * s;
+                y[high] = v * c + u * s;
             }
             return y;
         };

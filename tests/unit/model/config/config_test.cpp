@@ -277,14 +277,9 @@ TEST(Config, FieldErrorsAreExact) {
          "t.yaml:1:24: model.num_layers: got this key twice, want it once"},
         {"model: {}\nmodel: {}", "t.yaml:2:1: model: got this section twice, want it once"},
         {"model: 5", "t.yaml:1:1: model: got 5, want key: value lines below it"},
-        {"model: {multi_latent_attention: true}",
-         "t.yaml:1:33: model.multi_latent_attention: got true, want false (MLA is not implemented; use the "
-         "one-layer "
-         "configs, e.g. configs/layer_deepseek_v3.yaml)"},
-        {"model: {q_lora_rank: 1536}",
-         "t.yaml:1:9: model.q_lora_rank: got an unknown key, want one of --help-config; MLA is not "
-         "implemented; use the "
-         "one-layer configs, e.g. configs/layer_deepseek_v3.yaml"},
+        {"model: {qk_nope_head_dim: 128}",
+         "t.yaml:1:9: model.qk_nope_head_dim: got an unknown key, want one of --help-config; did you mean "
+         "'model.qk_head_dim'"},
         {"parallel: {tensor_model_parallel_size: 2}",
          "t.yaml:1:40: parallel.tensor_model_parallel_size: got 2, want 1 (only data and expert parallelism "
          "are "
@@ -299,7 +294,7 @@ TEST(Config, FieldErrorsAreExact) {
         {"recompute: {recompute_modules: [moe_exprt]}",
          "t.yaml:1:32: recompute.recompute_modules: got [moe_exprt], want a list of core_attn | layernorm | "
          "moe_act | "
-         "moe_expert | moe | shared_experts; did you mean 'moe_expert'"},
+         "moe_expert | moe | shared_experts | mla_up_proj; did you mean 'moe_expert'"},
         {"model: {moe_layer_freq: \"([0]*3+[2])\"}",
          "t.yaml:1:25: model.moe_layer_freq: got ([0]*3+[2]), want N (every N-th layer is MoE), a list of 0 "
          "and 1, or "
@@ -532,6 +527,8 @@ TEST(Config, ShippedFilesAreLegalAndRoundTrip) {
         {"small_4gpu.yaml", {1, 2, 4}, {"expert_model_parallel_size=1"}},
         {"qwen3_30b_a3b.yaml", {8, 16}, {}},
         {"mixtral_8x7b.yaml", {8, 16}, {}},
+        {"deepseek_small.yaml", {1, 2, 4}, {}},
+        {"deepseek_small.yaml", {1}, {"model.q_lora_rank=null"}},
         {"layer_deepseek_v3.yaml", {4}, {}},
         {"layer_deepseek_v2_lite.yaml", {4}, {}},
         {"layer_qwen3_235b_a22b.yaml", {4}, {}},

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // `plan` says what a layer saves before anything runs; here one block runs under every recipe and recompute
 // mode, and its arenas are compared with the plan.
+#include "layers/rope.h"
 #include "layers/transformer_block.h"
 #include "model/job/backend.h"
 #include "model/plan/plan.h"
@@ -63,9 +64,9 @@ Measured run_forward(const Config& config) {
                             .recompute = config.recompute});
 
     Arena inputs(device, "inputs"), saved(device, "saved", true), scratch(device, "scratch", true);
-    const std::vector<float> table = SelfAttention::rope_table(config.model);
+    const std::vector<float> table = rope_table(config.model);
     const TensorView rope =
-        inputs.tensor(DType::f32, {config.model.seq_length, config.model.kv_channels / 2, 2}, "rope");
+        inputs.tensor(DType::f32, {config.model.seq_length, rope_dims(config.model) / 2, 2}, "rope");
     device.copy_in(rope.data, table.data(), table.size() * sizeof(float));
     block.attention()->set_rope_table(rope);
 
@@ -166,6 +167,33 @@ TEST_P(MeasuredPlan, BytesWithFp8Projections) {
         if (bits > 0) recompute.recompute_granularity = RecomputeGranularity::selective;
         const Config config = small_config(GetParam(), true, recompute, 128, ProbsIn::swiglu, true);
         SCOPED_TRACE(fmt::format("core_attn {}, layernorm {}", recompute.core_attn, recompute.layernorm));
+        check_config(config);
+        const Measured measured = run_forward(config);
+        EXPECT_NEAR(saved_activation_bytes(config, 0, recompute).per_token * kTokens, measured.saved,
+                    0.01 * measured.saved + 4096);
+        double copies = 0;
+        for (const MemoryItem& item : make_plan(config, 1).memory)
+            if (item.category == "weights (BF16)" || item.category == "weights (FP8 copies)")
+                copies += item.bytes;
+        const double outside = 2.0 * static_cast<double>(2 * 384 + 1) * 128;  // embedding, head, last norm
+        EXPECT_NEAR(copies - outside, measured.copies, 0.01 * copies);
+    }
+}
+
+// Multi-latent attention, with and without a latent of the queries and FP8 projections.
+TEST_P(MeasuredPlan, BytesWithLatentAttention) {
+    for (int bits = 0; bits < 16; ++bits) {
+        const bool linears = (bits & 8) != 0;
+        if (linears && GetParam() == Recipe::bf16) continue;
+        RecomputeSpec recompute{.core_attn = (bits & 1) != 0, .mla_up_proj = (bits & 2) != 0};
+        if ((bits & 3) != 0) recompute.recompute_granularity = RecomputeGranularity::selective;
+        Config config = small_config(GetParam(), true, recompute, 128, ProbsIn::swiglu, linears);
+        config.model.multi_latent_attention = true;
+        config.model.q_lora_rank = (bits & 4) != 0 ? 256 : 0;
+        config.model.kv_lora_rank = 128;
+        config.model.qk_head_dim = 128;
+        config.model.v_head_dim = 192;
+        SCOPED_TRACE(fmt::format("{} {}", recipe_name(GetParam()), bits));
         check_config(config);
         const Measured measured = run_forward(config);
         EXPECT_NEAR(saved_activation_bytes(config, 0, recompute).per_token * kTokens, measured.saved,
