@@ -143,13 +143,6 @@ TEST(UsageError, ValuesThatDoNotFit) {
                   usage, {"validate.warmup_iters is 20", "train_iters 20"});
 }
 
-TEST(UsageError, WholeDeepSeekModelIsRefusedByName) {
-    for (const char* setting : {"model.multi_latent_attention=true", "model.q_lora_rank=1536"})
-        for (const char* command : {"train", "plan"})
-            expect_report(fp8flow_alone({command, config_file("test"), "--set", setting}), ExitCode::usage,
-                          {"MLA is not implemented", "layer_deepseek_v3.yaml"});
-}
-
 TEST(UsageError, HopperBackendWithoutADevice) {
     if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "a GPU is visible";
     expect_report(fp8flow_alone({"train", config_file("test"), "--backend", "hopper"}), ExitCode::usage,
