@@ -51,21 +51,28 @@ void Ops::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& a
 
 namespace {
 
-// [T, heads, D] as rows of D columns.
-TensorView head_rows(const TensorView& heads) {
-    return heads.reshape({heads.dim(0) * heads.dim(1), heads.dim(2)});
+// [T, heads, D] as the rows that a gamma normalises: heads, or tokens.
+TensorView rows_of(const TensorView& heads, const TensorView& gamma) {
+    return heads.reshape({heads.numel() / gamma.numel(), gamma.numel()});
 }
 
 }  // namespace
 
 void Ops::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
     const bool normed = static_cast<bool>(args.q_gamma);
-    do_split_qkv(
-        {.qkv = args.qkv, .q = normed ? args.q_raw : args.q, .k = normed ? args.k_raw : args.k, .v = args.v},
-        launch);
+    do_split_qkv({.qkv = args.qkv,
+                  .bias = args.bias,
+                  .q = normed ? args.q_raw : args.q,
+                  .k = normed ? args.k_raw : args.k,
+                  .v = args.v},
+                 launch);
     const auto norm = [&](const TensorView& raw, const TensorView& gamma, const TensorView& out,
                           const TensorView& rstd) {
-        do_rms_norm({.x = head_rows(raw), .gamma = gamma, .eps = args.eps, .y = head_rows(out), .rstd = rstd},
+        do_rms_norm({.x = rows_of(raw, gamma),
+                     .gamma = gamma,
+                     .eps = args.eps,
+                     .y = rows_of(out, gamma),
+                     .rstd = rstd},
                     launch);
     };
     if (normed) {
@@ -81,12 +88,12 @@ void Ops::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& 
         do_rope({.table = args.table, .direction = op::RopeDirection::backward, .x = gradient}, launch);
     const auto norm = [&](const TensorView& gradient, const TensorView& raw, const TensorView& gamma,
                           const TensorView& rstd, const TensorView& dgamma) {
-        do_rms_norm_backward({.dy = head_rows(gradient),
-                              .x = head_rows(raw),
+        do_rms_norm_backward({.dy = rows_of(gradient, gamma),
+                              .x = rows_of(raw, gamma),
                               .gamma = gamma,
                               .rstd = rstd,
                               .dgamma_mode = args.dgamma_mode,
-                              .dx = head_rows(gradient),
+                              .dx = rows_of(gradient, gamma),
                               .dgamma = dgamma},
                              launch);
     };
@@ -94,7 +101,13 @@ void Ops::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& 
         norm(args.dq, args.q_raw, args.q_gamma, args.q_rstd, args.dq_gamma);
         norm(args.dk, args.k_raw, args.k_gamma, args.k_rstd, args.dk_gamma);
     }
-    do_merge_qkv({.q = args.dq, .k = args.dk, .v = args.dv, .qkv = args.dqkv}, launch);
+    do_merge_qkv({.q = args.dq,
+                  .k = args.dk,
+                  .v = args.dv,
+                  .dbias_mode = args.dgamma_mode,
+                  .qkv = args.dqkv,
+                  .dbias = args.dbias},
+                 launch);
     if (args.rows)
         do_quantize_rows({.src = args.dqkv, .scale_format = args.scale_format, .dst = args.rows}, launch);
 }

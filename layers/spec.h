@@ -28,6 +28,8 @@ enum class GlobalLossGradient : uint8_t { mean, sum };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 // Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
 enum class ProbsIn : uint8_t { swiglu, combine };
+// What one RMS of qk_layernorm is over, with a gamma of so many values: a head, or all heads of a token.
+enum class QkLayernormType : uint8_t { per_head, per_layer };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
 // How the frequencies of the rotary embedding are scaled (layers/rope.h). none: nothing rotates.
@@ -50,7 +52,9 @@ struct ModelSpec {
     int64_t num_attention_heads = 4;
     int64_t num_query_groups = 4;
     int64_t kv_channels = 64;  // head dimension
+    bool add_qkv_bias = false;
     bool qk_layernorm = false;
+    QkLayernormType qk_layernorm_type = QkLayernormType::per_head;
     bool multi_latent_attention = false;
     // Of multi_latent_attention: columns of the latents (q_lora_rank 0: none, queries from one projection),
     // and of a head of queries and keys without and with rotation, and of values.
@@ -80,6 +84,12 @@ struct ModelSpec {
     }
     int64_t v_dim() const { return multi_latent_attention ? v_head_dim : kv_channels; }
     int64_t kv_heads() const { return multi_latent_attention ? num_attention_heads : num_query_groups; }
+
+    // Heads of q or k that share an RMS of qk_layernorm, of `heads`.
+    int64_t heads_per_norm(int64_t heads) const {
+        return qk_layernorm_type == QkLayernormType::per_layer ? heads : 1;
+    }
+    int64_t qkv_rows() const { return (num_attention_heads + 2 * num_query_groups) * kv_channels; }
 };
 
 struct MoeSpec {

@@ -8,7 +8,7 @@ layer: `fp8flow replay` with the MoE block of every family that `fp8flow familie
   PyTorch itself loses.
 training: `fp8flow train` with a small model of every whole family trained in PyTorch on the same tokens
   (--dump-samples): the loss of every step, and the gradients of the first. AdamW, schedule, weight decay (none on
-  norms) and clipping follow the same rules, with FP32 masters in both. What PyTorch's BF16 differs from its FP32 is
+  norms and biases) and clipping follow the same rules, with FP32 masters in both. What PyTorch's BF16 differs from its FP32 is
   the noise floor. Qwen3-MoE and Mixtral also train with Megatron's balancing loss, which PyTorch computes here as
   fp8flow does; transformers' own loss with the nearest coefficient is one more arm, another function.
 predictions: the same models after --steps of `fp8flow train`, exported, in transformers and in `fp8flow evaluate` and
@@ -280,6 +280,10 @@ TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_
            "granitemoe": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
            "granitemoeshared": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
            "hy_v3": {},
+           "glm4_moe": {"attention_bias": True, "use_qk_norm": True},
+           "olmoe": {"intermediate_size": WIDTH},
+           "minimax_m2": {"intermediate_size": WIDTH,
+                          "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
            "dots1": {"norm_topk_prob": True, "intermediate_size": 200},  # is widened to 256
            "sarvam_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
            "solar_open": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
@@ -300,6 +304,9 @@ def model_of(family, seed, **more):
     model.config._experts_implementation = "eager"  # one expert after the other
     for name, bias in model.named_buffers():
         if "bias" in name:  # of the router: it moves by a rule of its own, and stays here
+            torch.nn.init.normal_(bias, std=0.05)
+    for name, bias in model.named_parameters():
+        if name.endswith("_proj.bias"):
             torch.nn.init.normal_(bias, std=0.05)
     return model.float().train()
 
@@ -332,8 +339,8 @@ class Arm:
         self.masters = {n: p.detach().clone().requires_grad_() for n, p in self.model.named_parameters()}
         for p in self.model.parameters():  # buffers (rotary frequencies) stay FP32
             p.data = p.data.to(dtype)
-        groups = [{"params": [p for n, p in self.masters.items() if ("norm" in n) == norm],
-                   "weight_decay": 0.0 if norm else TRAINING["weight_decay"]} for norm in (False, True)]
+        groups = [{"params": [p for n, p in self.masters.items() if (p.dim() == 1) == vector],
+                   "weight_decay": 0.0 if vector else TRAINING["weight_decay"]} for vector in (False, True)]
         self.optimizer = torch.optim.AdamW(groups, betas=(TRAINING["adam_beta1"], TRAINING["adam_beta2"]),
                                            eps=TRAINING["adam_eps"])
         for module in self.model.modules():

@@ -55,39 +55,49 @@ struct AttentionBackward {
 };
 
 // qkv [T, (heads + 2*kv_heads) * D] <-> q, k, v. Columns: all query heads, then all key heads, then all value
-// heads. v is optional: without it the key heads are the last columns.
+// heads. v is optional: without it the key heads are the last columns. bias: added to every row in fp32, one
+// rounding to the dtype.
 struct SplitQkv {
     TensorView qkv;
+    TensorView bias;     // [(heads + 2*kv_heads) * D] f32, optional
     TensorView q, k, v;  // out
 };
+// dbias, the gradient of the bias: the sum over the rows of qkv, in kBiasChunks chunks. Chunk c has rows c, c
+// + kBiasChunks, .., added in fp32, ascending; then the chunks are added, ascending.
+constexpr int64_t kBiasChunks = 128;
 struct MergeQkv {
     TensorView q, k, v;
-    TensorView qkv;  // out
+    Gradient dbias_mode = Gradient::overwrite;
+    TensorView qkv;    // out
+    TensorView dbias;  // out [(heads + 2*kv_heads) * D] f32, optional
 };
 
-// From the projection to the operands of attention: SplitQkv; with gammas, RmsNorm of each head of q and k as
-// a row of D columns; Rope of q and k. Each of these steps rounds once.
+// From the projection to the operands of attention: SplitQkv with the bias; with gammas, RmsNorm of q and k;
+// Rope of q and k. Each of these steps rounds once. A row of the norm is a head, or all heads of a token: W,
+// the columns of the gamma, is D or the heads times D, the same choice for q and k.
 struct QkvHeads {
     TensorView qkv;               // [T, (heads + 2*kv_heads) * D]
+    TensorView bias;              // [(heads + 2*kv_heads) * D] f32, optional
     TensorView table;             // [S, D/2, 2] f32: cos, sin
-    TensorView q_gamma, k_gamma;  // [D] f32, optional, both or none
+    TensorView q_gamma, k_gamma;  // [W] f32, optional, both or none
     float eps = 1e-5f;
     TensorView q, k, v;         // out [T, heads, D], [T, kv_heads, D] twice
     TensorView q_raw, k_raw;    // out, with gammas: q and k before the norm
-    TensorView q_rstd, k_rstd;  // out, with gammas: [T * heads], [T * kv_heads] f32
+    TensorView q_rstd, k_rstd;  // out, with gammas: [rows of the norm] f32
 };
-// The same upwards: Rope backward of dq and dk; with gammas, RmsNormBackward of each head; MergeQkv. What dq
+// The same upwards: Rope backward of dq and dk; with gammas, RmsNormBackward of their rows; MergeQkv. What dq
 // and dk hold afterwards is not said. rows: dqkv quantised from its values (QuantizeRows); then what dqkv
-// holds afterwards is not said either.
+// holds afterwards is not said either. dbias is summed from dqkv before it is quantised.
 struct QkvHeadsBackward {
     TensorView dq, dk, dv;  // dq, dk in/out
     TensorView table;
     TensorView q_raw, k_raw, q_gamma, k_gamma, q_rstd, k_rstd;  // as the forward left them
-    Gradient dgamma_mode = Gradient::overwrite;
+    Gradient dgamma_mode = Gradient::overwrite;                 // of dbias too
     ScaleFormat scale_format = ScaleFormat::pow2;
     TensorView dqkv;                // out
     ScaledTensor rows;              // out vec128, optional, of the shape of dqkv
-    TensorView dq_gamma, dk_gamma;  // out, with gammas: [D] f32
+    TensorView dq_gamma, dk_gamma;  // out, with gammas: [W] f32
+    TensorView dbias;               // out [(heads + 2*kv_heads) * D] f32, optional
 };
 
 // Multi-latent attention: from the projections of the latents to the operands of attention. A head of q and k

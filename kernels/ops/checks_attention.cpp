@@ -73,15 +73,20 @@ double rotated_bytes(const TensorView& k_rope, const TensorView& q) {
     return bytes_of({k_rope}) * static_cast<double>(q.dim(1));
 }
 
+void check_bias(const TensorView& bias, const char* name, const TensorView& qkv) {
+    check_optional(bias, name, DType::f32, {qkv.cols()});
+}
+
 // What the norm of the heads reads or writes in addition to q and k, or to their gradients.
 template <class Args> void check_head_norms(const Args& args, const TensorView& q, const TensorView& k) {
     FP8FLOW_CHECK(static_cast<bool>(args.q_gamma) == static_cast<bool>(args.k_gamma), "one gamma of two");
     if (!args.q_gamma) return;
-    const auto check_norm = [](const TensorView& heads, const TensorView& raw, const TensorView& rstd,
-                               const TensorView& gamma) {
+    const bool of_heads = args.q_gamma.numel() == q.dim(2) && args.k_gamma.numel() == q.dim(2);
+    const auto check_norm = [&](const TensorView& heads, const TensorView& raw, const TensorView& rstd,
+                                const TensorView& gamma) {
         check_tensor(raw, "raw", heads.dtype, {heads.dim(0), heads.dim(1), heads.dim(2)});
-        check_tensor(rstd, "rstd", DType::f32, {heads.dim(0) * heads.dim(1)});
-        check_tensor(gamma, "gamma", DType::f32, {heads.dim(2)});
+        check_tensor(rstd, "rstd", DType::f32, {heads.dim(0) * (of_heads ? heads.dim(1) : 1)});
+        check_tensor(gamma, "gamma", DType::f32, {heads.dim(2) * (of_heads ? 1 : heads.dim(1))});
     };
     check_norm(q, args.q_raw, args.q_rstd, args.q_gamma);
     check_norm(k, args.k_raw, args.k_rstd, args.k_gamma);
@@ -116,21 +121,33 @@ OpCost cost(const op::AttentionBackward& args) {
                  Unit::bf16_mma);
 }
 
-void check(const op::SplitQkv& args) { check_packed(args.qkv, args.q, args.k, args.v); }
-OpCost cost(const op::SplitQkv& args) { return moves({args.qkv}, {args.qkv}); }
+void check(const op::SplitQkv& args) {
+    check_packed(args.qkv, args.q, args.k, args.v);
+    check_bias(args.bias, "bias", args.qkv);
+}
+OpCost cost(const op::SplitQkv& args) {
+    return moves({args.qkv, args.bias}, {args.qkv}, args.bias ? count_of(args.qkv) : 0);
+}
 
-void check(const op::MergeQkv& args) { check_packed(args.qkv, args.q, args.k, args.v); }
-OpCost cost(const op::MergeQkv& args) { return moves({args.qkv}, {args.qkv}); }
+void check(const op::MergeQkv& args) {
+    check_packed(args.qkv, args.q, args.k, args.v);
+    check_bias(args.dbias, "dbias", args.qkv);
+}
+OpCost cost(const op::MergeQkv& args) {
+    return moves({args.qkv}, {args.qkv, args.dbias}, args.dbias ? count_of(args.qkv) : 0);
+}
 
 void check(const op::QkvHeads& args) {
     check_packed(args.qkv, args.q, args.k, args.v);
+    check_bias(args.bias, "bias", args.qkv);
     check_table(args.table, args.q.dim(2));
     check_head_norms(args, args.q, args.k);
 }
 OpCost cost(const op::QkvHeads& args) {
-    return moves({args.qkv, args.table, args.q_gamma, args.k_gamma},
+    return moves({args.qkv, args.bias, args.table, args.q_gamma, args.k_gamma},
                  {args.qkv, args.q_raw, args.k_raw, args.q_rstd, args.k_rstd},
-                 (args.q_gamma ? 7 : 3) * (count_of(args.q) + count_of(args.k)));
+                 (args.q_gamma ? 7 : 3) * (count_of(args.q) + count_of(args.k)) +
+                     (args.bias ? count_of(args.qkv) : 0));
 }
 
 void check(const op::QkvHeadsBackward& args) {
@@ -140,17 +157,19 @@ void check(const op::QkvHeadsBackward& args) {
         check_quantized(args.rows, "rows", args.scale_format, {ScaleLayout::vec128});
         check_tensor(args.rows.data, "rows", args.rows.data.dtype, {args.dqkv.rows(), args.dqkv.cols()});
     }
+    check_bias(args.dbias, "dbias", args.dqkv);
     check_head_norms(args, args.dq, args.dk);
     if (!args.q_gamma) return;
-    check_tensor(args.dq_gamma, "dq_gamma", DType::f32, {args.dq.dim(2)});
-    check_tensor(args.dk_gamma, "dk_gamma", DType::f32, {args.dk.dim(2)});
+    check_tensor(args.dq_gamma, "dq_gamma", DType::f32, {args.q_gamma.numel()});
+    check_tensor(args.dk_gamma, "dk_gamma", DType::f32, {args.k_gamma.numel()});
 }
 OpCost cost(const op::QkvHeadsBackward& args) {
     const double out = args.rows ? bytes_of_scaled(args.rows) : bytes_of({args.dqkv});
     const double read = bytes_of({args.dqkv, args.table, args.q_gamma, args.k_gamma, args.q_raw, args.k_raw,
                                   args.q_rstd, args.k_rstd});
-    return moves(read, out + bytes_of({args.dq_gamma, args.dk_gamma}),
-                 (args.q_gamma ? 13 : 3) * (count_of(args.dq) + count_of(args.dk)));
+    return moves(read, out + bytes_of({args.dq_gamma, args.dk_gamma, args.dbias}),
+                 (args.q_gamma ? 13 : 3) * (count_of(args.dq) + count_of(args.dk)) +
+                     (args.dbias ? count_of(args.dqkv) : 0));
 }
 
 void check(const op::LatentHeads& args) {

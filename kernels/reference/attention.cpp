@@ -318,11 +318,39 @@ void ReferenceOps::do_attention_backward(const op::AttentionBackward& args, cons
 void ReferenceOps::do_split_qkv(const op::SplitQkv& args, const Launch&) {
     each_part(args,
               [](uint8_t* packed, uint8_t* part, std::size_t bytes) { std::memcpy(part, packed, bytes); });
+    if (!args.bias) return;
+    const float* bias = args.bias.as<float>();
+    for (const TensorView* part : {&args.q, &args.k, &args.v}) {
+        if (!*part) break;
+        const int64_t width = part->dim(1) * part->dim(2);
+        std::vector<float> row(static_cast<std::size_t>(width));
+        for (int64_t t = 0; t < part->dim(0); ++t) {
+            load_floats(*part, t * width, width, row.data());
+            for (int64_t i = 0; i < width; ++i) row[static_cast<std::size_t>(i)] += bias[i];
+            store_floats(*part, t * width, width, row.data());
+        }
+        bias += width;
+    }
 }
 
 void ReferenceOps::do_merge_qkv(const op::MergeQkv& args, const Launch&) {
     each_part(args,
               [](uint8_t* packed, uint8_t* part, std::size_t bytes) { std::memcpy(packed, part, bytes); });
+    if (!args.dbias) return;
+    const int64_t rows = args.qkv.dim(0), width = args.qkv.cols();
+    const auto w = static_cast<std::size_t>(width);
+    std::vector<float> row(w), chunk(w), sums(w, 0.0f);
+    for (int64_t first = 0; first < op::kBiasChunks; ++first) {
+        std::fill(chunk.begin(), chunk.end(), 0.0f);
+        for (int64_t t = first; t < rows; t += op::kBiasChunks) {
+            load_floats(args.qkv, t * width, width, row.data());
+            for (std::size_t i = 0; i < w; ++i) chunk[i] += row[i];
+        }
+        for (std::size_t i = 0; i < w; ++i) sums[i] += chunk[i];
+    }
+    float* dbias = args.dbias.as<float>();
+    for (std::size_t i = 0; i < w; ++i)
+        dbias[i] = args.dbias_mode == Gradient::accumulate ? dbias[i] + sums[i] : sums[i];
 }
 
 }  // namespace fp8flow

@@ -10,31 +10,35 @@ namespace fp8flow {
 SelfAttention::SelfAttention(ParameterStore& store, const BlockSpec& spec, const Flow* linears,
                              const std::string& name)
     : model_(spec.model),
-      qkv_(add_projection(
-          store, spec, linears,
-          {.name = name + ".linear_qkv.weight",
-           .n = (model_.num_attention_heads + 2 * model_.num_query_groups) * model_.kv_channels,
-           .k = model_.hidden_size,
-           .init_std = model_.init_method_std,
-           .stages = {"qkv", "qkv input", "qkv gradient"}})),
+      qkv_(add_projection(store, spec, linears,
+                          {.name = name + ".linear_qkv.weight",
+                           .n = model_.qkv_rows(),
+                           .k = model_.hidden_size,
+                           .init_std = model_.init_method_std,
+                           .stages = {"qkv", "qkv input", "qkv gradient"}})),
       core_(store, spec, linears, name, model_.kv_channels,
             1.0f / std::sqrt(static_cast<float>(model_.kv_channels))) {
-    if (!model_.qk_layernorm) return;
-    auto norm = [&](const char* which) {
-        return &store.add({.name = name + "." + which + ".weight",
-                           .shape = {model_.kv_channels, 0, 0},
+    auto vector = [&](const char* which, int64_t size, Init init) {
+        return &store.add({.name = name + "." + which,
+                           .shape = {size, 0, 0},
                            .rank = 1,
-                           .init = Init::ones,
+                           .init = init,
                            .weight_decay = false,
                            .plain_dtype = DType::f32});
     };
-    q_norm_ = norm("q_layernorm");
-    k_norm_ = norm("k_layernorm");
+    if (model_.add_qkv_bias) qkv_bias_ = vector("linear_qkv.bias", model_.qkv_rows(), Init::zeros);
+    if (!model_.qk_layernorm) return;
+    auto norm = [&](const char* which, int64_t heads) {
+        return vector(which, model_.heads_per_norm(heads) * model_.kv_channels, Init::ones);
+    };
+    q_norm_ = norm("q_layernorm.weight", model_.num_attention_heads);
+    k_norm_ = norm("k_layernorm.weight", model_.num_query_groups);
 }
 
 namespace {
 
-TensorView gamma_of(const Parameter* norm) { return norm != nullptr ? norm->plain : TensorView{}; }
+TensorView plain_of(const Parameter* p) { return p != nullptr ? p->plain : TensorView{}; }
+TensorView gradient_of(const Parameter* p) { return p != nullptr ? p->main_grad : TensorView{}; }
 
 }  // namespace
 
@@ -51,8 +55,9 @@ void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView&
     if (q_norm_ != nullptr) {
         saved.q_raw = keep(heads);
         saved.k_raw = keep(kv);
-        saved.q_rstd = ctx.saved.tensor(DType::f32, {tokens * heads}, "attention");
-        saved.k_rstd = ctx.saved.tensor(DType::f32, {tokens * kv}, "attention");
+        saved.q_rstd =
+            ctx.saved.tensor(DType::f32, {tokens * heads / model_.heads_per_norm(heads)}, "attention");
+        saved.k_rstd = ctx.saved.tensor(DType::f32, {tokens * kv / model_.heads_per_norm(kv)}, "attention");
     }
     ArenaScope scope(ctx.scratch);
     {
@@ -61,9 +66,10 @@ void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView&
             ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
         qkv_.forward(ctx, xn, saved.qkv, qkv);
         ctx.ops.qkv_heads({.qkv = qkv,
+                           .bias = plain_of(qkv_bias_),
                            .table = rope_table_,
-                           .q_gamma = gamma_of(q_norm_),
-                           .k_gamma = gamma_of(k_norm_),
+                           .q_gamma = plain_of(q_norm_),
+                           .k_gamma = plain_of(k_norm_),
                            .eps = static_cast<float>(model_.norm_epsilon),
                            .q = saved.q,
                            .k = saved.k,
@@ -93,16 +99,17 @@ void SelfAttention::backward(Context& ctx, const TensorView& dy, const TokenRows
                                 .table = rope_table_,
                                 .q_raw = saved.q_raw,
                                 .k_raw = saved.k_raw,
-                                .q_gamma = gamma_of(q_norm_),
-                                .k_gamma = gamma_of(k_norm_),
+                                .q_gamma = plain_of(q_norm_),
+                                .k_gamma = plain_of(k_norm_),
                                 .q_rstd = saved.q_rstd,
                                 .k_rstd = saved.k_rstd,
                                 .dgamma_mode = ctx.grad_mode,
                                 .scale_format = format_of(dqkv.quantized),
                                 .dqkv = dqkv.plain,
                                 .rows = dqkv.quantized,
-                                .dq_gamma = q_norm_ != nullptr ? q_norm_->main_grad : TensorView{},
-                                .dk_gamma = k_norm_ != nullptr ? k_norm_->main_grad : TensorView{}},
+                                .dq_gamma = gradient_of(q_norm_),
+                                .dk_gamma = gradient_of(k_norm_),
+                                .dbias = gradient_of(qkv_bias_)},
                                ctx.launch);
     qkv_.backward(ctx, dqkv, xn, saved.qkv, dxn);
 }

@@ -41,7 +41,7 @@ private:
     ModelSpec model_;
     Projection qkv_;
     AttentionCore core_;
-    Parameter *q_norm_ = nullptr, *k_norm_ = nullptr;
+    Parameter *qkv_bias_ = nullptr, *q_norm_ = nullptr, *k_norm_ = nullptr;
 };
 
 }  // namespace fp8flow

@@ -106,9 +106,11 @@ std::vector<ConfigField> model_fields() {
         integer(KEY(model, num_query_groups), {.min = 1, .max = 1024},
                 "key and value heads (grouped-query attention)"),
         integer(KEY(model, kv_channels), {.min = 2, .max = 1024, .multiple_of = 2}, "dimension of one head"),
-        boolean(
-            KEY(model, qk_layernorm),
-            "RMSNorm of queries and keys, per head; multi_latent_attention norms its latents in any case"),
+        boolean(KEY(model, add_qkv_bias), "biases of the QKV projection"),
+        boolean(KEY(model, qk_layernorm),
+                "RMSNorm of queries and keys; multi_latent_attention norms its latents in any case"),
+        choice(KEY(model, qk_layernorm_type), {"per_head", "per_layer"},
+               "what qk_layernorm takes an RMS over: a head, or all heads of a token"),
         boolean(KEY(model, multi_latent_attention),
                 "queries, and keys with values, from latents of low rank; num_query_groups and kv_channels "
                 "have no effect then"),

@@ -213,8 +213,9 @@ private:
             if (boolean("attention_bias", false)) model_.foreign += " and has biases";
             return;
         }
-        set("model.qk_layernorm",
-            family_.query_key_norm && (!family_.reads_qk_norm || boolean("use_qk_norm", true)), "model_type");
+        const bool norm = family_.query_key_norm;
+        set("model.qk_layernorm", family_.reads_qk_norm ? boolean("use_qk_norm", norm) : norm, "model_type");
+        if (family_.all_heads_norm) set("model.qk_layernorm_type", std::string("per_layer"), "model_type");
         copy("num_attention_heads", "model.num_attention_heads");
         copy("num_key_value_heads", "model.num_query_groups");
         const int64_t heads = integer("num_attention_heads", 0);
@@ -224,7 +225,9 @@ private:
             set("model.kv_channels", integer("hidden_size", 0) / heads, "num_attention_heads");
         rope();
         windows();
-        if (family_.reads_attention_bias)
+        if (family_.qkv_bias)
+            set("model.add_qkv_bias", boolean("attention_bias", false), "attention_bias");
+        else if (family_.reads_attention_bias)
             want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
                  "linear layers have no bias here");
         if (family_.granite) granite();
@@ -288,8 +291,12 @@ private:
             set("model.rotary_base", fmt::format("{}", theta.get<double>()), "rope_theta");
         else
             problem("rope_theta", fmt::format("got {}, want a number", shown(theta)));
-        if (partial.is_number())
-            set("model.rotary_percent", fmt::format("{}", partial.get<double>()), "partial_rotary_factor");
+        const auto head = static_cast<double>(std::max<int64_t>(1, integer("head_dim", 1)));
+        const double share = partial.is_number()     ? partial.get<double>()
+                             : present("rotary_dim") ? real("rotary_dim", head) / head  // MiniMax
+                                                     : family_.rotary_percent;
+        if (partial.is_number() || share != 1)
+            set("model.rotary_percent", fmt::format("{}", share), "partial_rotary_factor");
         const Json type =
             scaling.contains("rope_type") ? scaling["rope_type"] : scaling.value("type", Json("default"));
         if (type != "default") scaled_rope(group, scaling, type);

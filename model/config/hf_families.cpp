@@ -69,7 +69,9 @@ constexpr std::array kOfDeepSeekV3 = {
     as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 1.0);
-              f.foreign = "its attention rotates a part of each head";
+              whole(f, "Glm4MoeForCausalLM", false);
+              f.reads_qk_norm = f.qkv_bias = true;
+              f.rotary_percent = 0.5;
           }),
     as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { f.foreign = kSparseLatent; }),
     as_v3("glm_moe_dsa", "GLM-5",
@@ -233,6 +235,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 8, HfFamily::kNone, 1.0);
               whole(f, "SolarOpenForCausalLM", false);
+              f.qkv_bias = true;
           }),
 };
 
@@ -297,8 +300,11 @@ constexpr std::array kOthers = {
              .scaling = 1.0},
     HfFamily{.type = "olmoe",
              .models = "OLMoE",
-             .foreign = "its attention normalises queries and keys over all heads together",
-             .experts = "num_experts"},
+             .architecture = "OlmoeForCausalLM",
+             .query_key_norm = true,
+             .all_heads_norm = true,
+             .experts = "num_experts",
+             .only = {{{"clip_qkv", "null", "queries, keys and values are not clipped here"}}}},
     HfFamily{.type = "flex_olmo",
              .models = "FlexOlmo",
              .foreign = "its attention normalises queries and keys over all heads together, its norms follow "
@@ -308,11 +314,16 @@ constexpr std::array kOthers = {
              .topk = 5},
     HfFamily{.type = "minimax_m2",
              .models = "MiniMax-M2",
-             .foreign = "its attention rotates a part of each head and normalises over all heads together",
+             .architecture = "MiniMaxM2ForCausalLM",
+             .query_key_norm = true,
+             .reads_attention_bias = false,
+             .all_heads_norm = true,
              .scores = kSigmoid,
              .normalised = true,
              .reads_norm = false,
              .bias = "use_routing_bias",
+             .only = {{{"use_qk_norm", "true", "queries and keys are normalised"},
+                       {"qk_norm_type", "\"per_layer\"", "queries and keys are normalised over all heads"}}},
              .storage = {.block = "block_sparse_moe.",
                          .bias = "e_score_correction_bias",
                          .experts = ExpertNames::numbered}},

@@ -49,8 +49,11 @@ struct HfFamily {
     const char* foreign = nullptr;
     const char* architecture = nullptr;
     bool query_key_norm = false, reads_attention_bias = true;
-    bool reads_qk_norm = false;  // use_qk_norm may turn it off
-    bool granite = false;        // embedding_, residual_ and attention_multiplier, logits_scaling
+    bool reads_qk_norm = false;   // use_qk_norm may say otherwise
+    bool all_heads_norm = false;  // that norm is over all heads of a token
+    bool qkv_bias = false;        // attention_bias is of queries, keys and values alone
+    double rotary_percent = 1.0;  // partial_rotary_factor, where it is left out
+    bool granite = false;         // embedding_, residual_ and attention_multiplier, logits_scaling
 
     const char *experts = "num_local_experts", *expert_width = "intermediate_size";
     const char* epsilon = "rms_norm_eps";  // null: none

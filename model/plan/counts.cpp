@@ -122,10 +122,13 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
     const MoeSpec& moe = config.moe;
     const auto [moe_layers, dense_layers] = count_layers(m);
     const int64_t vocabulary = m.padded_vocab_size * m.hidden_size;
-    const int64_t qk_norms = !m.attention               ? 0
-                             : m.multi_latent_attention ? m.q_lora_rank + m.kv_lora_rank
-                             : m.qk_layernorm           ? 2 * m.kv_channels
-                                                        : 0;
+    const int64_t qk_norms =
+        !m.attention               ? 0
+        : m.multi_latent_attention ? m.q_lora_rank + m.kv_lora_rank
+        : m.qk_layernorm
+            ? (m.heads_per_norm(m.num_attention_heads) + m.heads_per_norm(m.num_query_groups)) * m.kv_channels
+            : 0;
+    const int64_t biases = m.attention && m.add_qkv_bias ? m.num_layers * m.qkv_rows() : 0;
     const int64_t norms = m.num_layers * ((m.attention ? 2 : 1) * m.hidden_size + qk_norms) + m.hidden_size;
     const int64_t expert = ffn_weights(m.hidden_size, moe.moe_ffn_hidden_size);
     std::vector<ParameterPart> parts;
@@ -135,6 +138,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
     replicated("embedding", vocabulary);
     replicated("attention", m.num_layers * attention_parameters(m));
     replicated("norms", norms);
+    if (biases > 0) replicated("biases", biases);
     replicated("router", moe_layers * m.hidden_size * moe.num_experts);
     parts.push_back({"experts", moe_layers * moe.num_experts * expert,
                      moe_layers * moe.moe_router_topk * expert,

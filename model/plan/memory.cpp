@@ -233,7 +233,8 @@ double saved_attention_bytes(const ModelSpec& m, const PrecisionSpec& precision,
                 bytes += plain * f64(rank) + word +
                          (drops_up ? 0 : norm_output_bytes(precision, output, f64(rank), false));
     } else if (m.qk_layernorm) {
-        bytes += (heads + groups) * (plain * dim + word);  // q, k before their norm
+        const double rows = m.qk_layernorm_type == QkLayernormType::per_layer ? 2 : heads + groups;
+        bytes += (heads + groups) * plain * dim + rows * word;  // q, k before their norm, and 1/rms
     }
     if (!recompute.core_attn) bytes += heads * (plain * v_dim + word);  // output, log-sum-exp
     return bytes;

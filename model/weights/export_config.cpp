@@ -17,11 +17,12 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-void add_rope(Json& json, const ModelSpec& m) {
+void add_rope(Json& json, const ModelSpec& m, const HfFamily& family) {
     const RopeSpec& rope = m.rope;
-    if (rope.rope_type == RopeType::rope && rope.rotary_percent == 1) return;
+    const bool partial = rope.rotary_percent != family.rotary_percent || rope.rotary_percent != 1;
+    if (rope.rope_type == RopeType::rope && !partial) return;
     Json group = {{"rope_type", "default"}, {"rope_theta", m.rotary_base}};
-    if (rope.rotary_percent != 1) group["partial_rotary_factor"] = rope.rotary_percent;
+    if (partial) group["partial_rotary_factor"] = rope.rotary_percent;
     const auto scaled = [&](const char* type, const char* factor) {
         group["rope_type"] = type;
         group[factor] = rope.rotary_scaling_factor;
@@ -103,11 +104,11 @@ Json config_as(const Config& config, const HfFamily& family) {
                  {"vocab_size", m.vocab_size},
                  {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
                  {"initializer_range", m.init_method_std},
-                 {"attention_bias", false},
+                 {"attention_bias", m.add_qkv_bias},
                  {"num_experts_per_tok", config.moe.moe_router_topk}};
     add_experts(json, config, family);
     add_layers(json, m, family);
-    add_rope(json, m);
+    add_rope(json, m, family);
     if (!family.sparse_step) json["sliding_window"] = nullptr;
     if (family.reads_qk_norm) json["use_qk_norm"] = m.qk_layernorm;
     if (family.granite)  // the multipliers are in the weights

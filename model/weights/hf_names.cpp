@@ -41,7 +41,8 @@ private:
         const WeightFolds& folds = names_.folds;
         if (name == "input_layernorm.weight") return whole(prefix + store_.input_norm);
         if (name == "pre_mlp_layernorm.weight") return whole(prefix + store_.mlp_norm);
-        if (name == "self_attention.linear_qkv.weight") return query_key_value(attention);
+        if (name == "self_attention.linear_qkv.weight") return query_key_value(attention, "weight");
+        if (name == "self_attention.linear_qkv.bias") return query_key_value(attention, "bias");
         if (name == "self_attention.q_layernorm.weight") return head_norm(attention + store_.q_norm);
         if (name == "self_attention.k_layernorm.weight") return head_norm(attention + store_.k_norm);
         if (name == "moe.router.weight") return whole(ffn + store_.router);
@@ -111,16 +112,19 @@ private:
         whole(tensor);
         pieces_.back().order = head_order();
     }
-    void query_key_value(const std::string& prefix) {
+    void query_key_value(const std::string& prefix, const char* what) {
         const int64_t query = model_.num_attention_heads * model_.kv_channels,
-                      key = model_.num_query_groups * model_.kv_channels, cols = model_.hidden_size;
+                      key = model_.num_query_groups * model_.kv_channels;
+        const auto shape = [&](int64_t rows) {
+            return spec_.rank == 1 ? std::vector{rows} : std::vector{rows, model_.hidden_size};
+        };
         const std::pair<const char*, int64_t> parts[] = {
-            {"q_proj.weight", query}, {"k_proj.weight", key}, {"v_proj.weight", key}};
+            {"q_proj.", query}, {"k_proj.", key}, {"v_proj.", key}};
         for (const auto& [name, rows] : parts) {
             if (store_.qkv != nullptr)
-                add(prefix + store_.qkv, {query + 2 * key, cols}, row_, rows);
+                add(prefix + store_.qkv, shape(query + 2 * key), row_, rows);
             else
-                add(prefix + name, {rows, cols}, 0, rows);
+                add(prefix + name + what, shape(rows), 0, rows);
             if (name[0] != 'v') pieces_.back().order = head_order();
         }
         pieces_[0].scale = names_.folds.query;

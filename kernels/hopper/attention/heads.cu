@@ -28,7 +28,8 @@ struct Heads {
     int count;
 };
 struct HeadsArgs {
-    uint16_t* qkv;  // forward: in; backward: out
+    uint16_t* qkv;      // forward: in; backward: out
+    const float* bias;  // forward with kBias: [all heads * D]
     Heads q, k, v;
     const float* table;  // [S, D/2, 2]
     int64_t tokens, length;
@@ -106,6 +107,16 @@ __device__ __forceinline__ void load_gamma(const float* gamma, int unit, bool ac
     g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
 }
 
+// unit + the bias of its columns, rounded to BF16; lanes without columns keep theirs.
+__device__ __forceinline__ uint4 with_bias(const uint4& unit, const float* bias, int at, bool active) {
+    float v[kUnit], b[kUnit] = {};
+    unpack_unit(unit, DType::bf16, v);
+    load_gamma(bias, at, active, b);
+#pragma unroll
+    for (int j = 0; j < kUnit; ++j) v[j] += b[j];
+    return pack_unit_bf16(v);
+}
+
 // Head `n` of a token's packed row: its tensor, and its row there.
 struct Head {
     bool is_q, is_v;
@@ -139,7 +150,8 @@ __device__ __forceinline__ uint4* unit_at(uint16_t* data, int64_t row, int depth
 // A warp takes a token at a time, so that the angles and gammas of its lanes stay in registers; a group of
 // lanes takes a head, a lane eight columns, kBatch heads in flight. No barriers. Deterministic: one writer a
 // byte, sums in the order of the contract.
-template <int kLanes> __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadsArgs args) {
+template <int kLanes, bool kBias>
+__global__ void __launch_bounds__(kThreads) heads_kernel(const HeadsArgs args) {
     constexpr int kGroups = Group<kLanes>::kGroups;
     const int group = static_cast<int>(threadIdx.x) % 32 / kLanes,
               heads = args.q.count + args.k.count + args.v.count;
@@ -166,6 +178,8 @@ template <int kLanes> __global__ void __launch_bounds__(kThreads) heads_kernel(c
                 const bool mine = n < heads && place.active;
                 const Head to = head_of(args, token, n);
                 uint4 unit = units[i];
+                if constexpr (kBias)
+                    unit = with_bias(unit, args.bias, n * args.depth / kUnit + place.unit, mine);
                 if (args.q.gamma != nullptr) {
                     float v[kUnit], strand = 0.0f;
                     unpack_unit(unit, DType::bf16, v);
@@ -406,7 +420,7 @@ template <int kLanes> void run(const HeadsArgs& args, Pass pass, float* chunk_su
                    chain_ctas = grid_for(kChunks / Chains<kLanes>::kOwn, launch, 2);
     const bool rows = static_cast<bool>(args.fp8.data);
     if (pass == Pass::forward)
-        start(heads_kernel<kLanes>, ctas);
+        start(args.bias != nullptr ? heads_kernel<kLanes, true> : heads_kernel<kLanes, false>, ctas);
     else if (args.q.gamma != nullptr)
         start(rows ? heads_norm_backward_kernel<kLanes, true> : heads_norm_backward_kernel<kLanes, false>,
               chain_ctas, chunk_sums);
@@ -424,9 +438,11 @@ void run(const HeadsArgs& args, Pass pass, float* chunk_sums, const Launch& laun
     of_lanes(args, pass, chunk_sums, launch);
 }
 
-// Whole units in half a head, at most a warp of them; aligned.
-bool takes(const TensorView& qkv, const TensorView& q, std::initializer_list<TensorView> views) {
+// Whole units in half a head, at most a warp of them; a norm of heads; aligned.
+bool takes(const TensorView& qkv, const TensorView& q, const TensorView& gamma,
+           std::initializer_list<TensorView> views) {
     const int64_t depth = q.dim(2);
+    if (gamma && gamma.numel() != depth) return false;
     if (q.dtype != DType::bf16 || depth % (2 * kUnit) != 0 || depth > 32 * kUnit || qkv.numel() == 0)
         return false;
     for (const TensorView& view : views)
@@ -444,9 +460,11 @@ Heads heads_of(const TensorView& data, const TensorView& raw, const TensorView& 
 }  // namespace
 
 bool launch_heads(const op::QkvHeads& a, const Launch& launch) {
-    if (!takes(a.qkv, a.q, {a.qkv, a.q, a.k, a.v, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma}))
+    if (!takes(a.qkv, a.q, a.q_gamma,
+               {a.qkv, a.q, a.k, a.v, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma, a.bias}))
         return false;
     run({.qkv = halves(a.qkv),
+         .bias = floats(a.bias),
          .q = heads_of(a.q, a.q_raw, a.q_rstd, a.q_gamma),
          .k = heads_of(a.k, a.k_raw, a.k_rstd, a.k_gamma),
          .v = heads_of(a.v, {}, {}, {}),
@@ -463,7 +481,8 @@ bool launch_heads_backward(const op::QkvHeadsBackward& a, float* partials, uint3
                            const Launch& launch) {
     const int64_t depth = a.dq.dim(2), tokens = a.dq.dim(0), heads = a.dq.dim(1), kv_heads = a.dk.dim(1);
     if (a.rows && (depth & (depth - 1)) != 0) return false;  // lanes without columns would part a block
-    if (!takes(a.dqkv, a.dq, {a.dqkv, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma}))
+    if (!takes(a.dqkv, a.dq, a.q_gamma,
+               {a.dqkv, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma}))
         return false;
     float* const chunk_sums = partials + norm::gamma_partials(depth, 2);
     const auto gamma = [&](const TensorView& d, const TensorView& raw, const TensorView& rstd,
@@ -480,6 +499,7 @@ bool launch_heads_backward(const op::QkvHeadsBackward& a, float* partials, uint3
             return false;
     }
     run({.qkv = halves(a.dqkv),
+         .bias = nullptr,
          .q = heads_of(a.dq, a.q_raw, a.q_rstd, a.q_gamma),
          .k = heads_of(a.dk, a.k_raw, a.k_rstd, a.k_gamma),
          .v = heads_of(a.dv, {}, {}, {}),

@@ -105,6 +105,67 @@ struct Packed {
 };
 enum class Copy { split, merge };
 
+// Adds the bias to q, k and v in place: any dtype, depth and alignment. Grid-stride over the packed elements.
+__global__ void add_bias_kernel(DeviceView q, DeviceView k, DeviceView v, const float* bias, int64_t first_k,
+                                int64_t first_v, int64_t stride, int64_t elements) {
+    const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+    for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < elements; i += step) {
+        const int64_t token = i / stride, column = i % stride;
+        // selected, because an index would put the views into local memory
+        const DeviceView part = column >= first_v ? v : column >= first_k ? k : q;
+        const int64_t first = column >= first_v ? first_v : column >= first_k ? first_k : 0;
+        const int64_t width = column >= first_v   ? stride - first_v
+                              : column >= first_k ? first_v - first_k
+                                                  : first_k;
+        const int64_t at = token * width + column - first;
+        store_float(part.data, part.dtype, at, load_float(part.data, part.dtype, at) + bias[column]);
+    }
+}
+
+// The gradient of the bias, a sum over rows: chunks [kBiasChunks, width] of the rows of x, then their sum.
+// Lower bound: x read once: T=8192, 96 + 2 x 8 heads of 128: 235 MB, 55 us; the chunks are in L2.
+// A thread takes a column of a chunk, with kBiasAhead loads in flight; then a column. No barriers.
+// Deterministic: sums in the order of the contract, one writer per value.
+constexpr int kBiasAhead = 8;
+__global__ void __launch_bounds__(kThreads)
+    bias_chunks_kernel(DeviceView x, int64_t rows, int64_t width, float* chunks) {
+    const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (column >= width) return;
+    float sum = 0.0f;
+    for (int64_t first = blockIdx.y; first < rows; first += kBiasAhead * op::kBiasChunks) {
+        float values[kBiasAhead];
+#pragma unroll
+        for (int n = 0; n < kBiasAhead; ++n) {
+            const int64_t row = first + n * op::kBiasChunks;
+            values[n] = row < rows ? load_float(x.data, x.dtype, row * width + column) : 0.0f;
+        }
+#pragma unroll
+        for (int n = 0; n < kBiasAhead; ++n)
+            if (first + n * op::kBiasChunks < rows) sum += values[n];
+    }
+    chunks[blockIdx.y * width + column] = sum;
+}
+__global__ void __launch_bounds__(kThreads)
+    bias_sum_kernel(const float* chunks, int64_t width, Gradient mode, float* dbias) {
+    const int64_t column = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+    if (column >= width) return;
+    float sum = 0.0f;
+#pragma unroll 16
+    for (int64_t chunk = 0; chunk < op::kBiasChunks; ++chunk) sum += chunks[chunk * width + column];
+    dbias[column] = mode == Gradient::accumulate ? dbias[column] + sum : sum;
+}
+
+// chunks: kBiasChunks words per column.
+void sum_bias(const TensorView& dqkv, Gradient mode, const TensorView& dbias, float* chunks,
+              const Launch& launch) {
+    const int64_t width = dqkv.cols();
+    const auto columns = static_cast<unsigned>(ceil_div(width, kThreads));
+    bias_chunks_kernel<<<dim3(columns, static_cast<unsigned>(op::kBiasChunks)), kThreads, 0,
+                         stream_of(launch)>>>(device_view(dqkv), dqkv.dim(0), width, chunks);
+    bias_sum_kernel<<<columns, kThreads, 0, stream_of(launch)>>>(chunks, width, mode, dbias.as<float>());
+    check_launch("gradient of the bias");
+}
+
 // Bytes: everything read and written once. Grid-stride over the words of the packed rows. No barriers.
 // Deterministic: one writer a word.
 template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
@@ -196,15 +257,33 @@ void HopperOps::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
 void HopperOps::do_qkv_heads_backward(const op::QkvHeadsBackward& args, const Launch& launch) {
     float* const partials = workspace(launch).partials_for<float>(heads_backward_partials(args.dq.dim(2)));
     uint32_t* const tickets = workspace(launch).zeros_for<uint32_t>(norm::gamma_tickets(args.dq.dim(2), 2));
-    if (!launch_heads_backward(args, partials, tickets, launch)) Ops::do_qkv_heads_backward(args, launch);
+    op::QkvHeadsBackward heads = args;
+    if (args.dbias) heads.rows = {};  // the bias needs the rows in BF16
+    if (!launch_heads_backward(heads, partials, tickets, launch))
+        return Ops::do_qkv_heads_backward(args, launch);
+    if (!args.dbias) return;
+    sum_bias(args.dqkv, args.dgamma_mode, args.dbias,
+             workspace(launch).partials_for<float>(op::kBiasChunks * args.dqkv.cols()), launch);
+    if (args.rows)
+        do_quantize_rows({.src = args.dqkv, .scale_format = args.scale_format, .dst = args.rows}, launch);
 }
 
 void HopperOps::do_split_qkv(const op::SplitQkv& args, const Launch& launch) {
     copy_packed(args.qkv, args.q, args.k, args.v, Copy::split, launch);
+    if (!args.bias || args.qkv.numel() == 0) return;
+    const int64_t query = args.q.dim(1) * args.q.dim(2), key = args.k.dim(1) * args.k.dim(2);
+    add_bias_kernel<<<grid_for(ceil_div(args.qkv.numel(), kThreads), launch), kThreads, 0,
+                      stream_of(launch)>>>(device_view(args.q), device_view(args.k), device_view(args.v),
+                                           args.bias.as<float>(), query, query + key, args.qkv.cols(),
+                                           args.qkv.numel());
+    check_launch("split_qkv: bias");
 }
 
 void HopperOps::do_merge_qkv(const op::MergeQkv& args, const Launch& launch) {
     copy_packed(args.qkv, args.q, args.k, args.v, Copy::merge, launch);
+    if (args.dbias)
+        sum_bias(args.qkv, args.dbias_mode, args.dbias,
+                 workspace(launch).partials_for<float>(op::kBiasChunks * args.qkv.cols()), launch);
 }
 
 }  // namespace fp8flow

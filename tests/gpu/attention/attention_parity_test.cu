@@ -294,7 +294,10 @@ TEST(PackedProjectionParity, SplitAndMerge) {
             HostTensor qkv(dtype, {s.tokens(), columns}), merged(dtype, {s.tokens(), columns});
             HostTensor q(dtype, {s.tokens(), s.heads, s.depth}), k(dtype, {s.tokens(), s.kv_heads, s.depth}),
                 v(dtype, {s.tokens(), s.kv_heads, s.depth});
+            HostTensor bias(DType::f32, {columns}), dbias(DType::f32, {columns});
             fill_normal(qkv, 5);
+            fill_normal(bias, 6);
+            fill_normal(dbias, 7);
             Parity parity;
             parity.gpu.split_qkv({.qkv = parity.to_gpu(qkv.view()),
                                   .q = parity.to_gpu(q.view()),
@@ -310,6 +313,13 @@ TEST(PackedProjectionParity, SplitAndMerge) {
                                   .qkv = parity.to_gpu(merged.view())});
             parity.cpu.merge_qkv({.q = q, .k = k, .v = v, .qkv = merged});
             parity.expect_same_bytes(merged.view(), "qkv");
+            Parity biased;
+            biased.run(op::SplitQkv{.qkv = qkv, .bias = bias, .q = q, .k = k, .v = v});
+            for (const HostTensor* out : {&q, &k, &v}) biased.expect_same_bytes(out->view(), "with a bias");
+            Parity summed;
+            summed.run(op::MergeQkv{
+                .q = q, .k = k, .v = v, .dbias_mode = Gradient::accumulate, .qkv = merged, .dbias = dbias});
+            summed.expect_same_bytes(dbias.view(), "dbias");
         }
     }
 }
@@ -370,22 +380,31 @@ const std::vector<Shape> kHeadShapes = {
     {2, 65, 3, 3, 80},     {1, 129, 5, 1, 96}, {1, 70, 13, 2, 128}, {3, 33, 9, 3, 256}, {2, 9, 3, 1, 48},
     {1, 40, 2, 1, 33 * 2}, {1, 300, 6, 2, 40}, {2, 37, 8, 4, 32},   {1, 29, 16, 8, 16}, {1, 600, 8, 2, 128}};
 
+enum class Norm { none, per_head, per_layer };
 struct HeadTensors {
-    HostTensor qkv, table, q_gamma, k_gamma, q, k, v, q_raw, k_raw, q_rstd, k_rstd, dq_gamma, dk_gamma;
-    HeadTensors(const Shape& s, DType dtype)
+    HostTensor qkv, bias, dbias, table, q_gamma, k_gamma, q, k, v, q_raw, k_raw, q_rstd, k_rstd, dq_gamma,
+        dk_gamma;
+    HeadTensors(const Shape& s, DType dtype, Norm norm)
+        : HeadTensors(s, dtype, norm == Norm::per_layer ? s.heads : 1,
+                      norm == Norm::per_layer ? s.kv_heads : 1) {}
+    // Heads of q and of k in a row of the norm.
+    HeadTensors(const Shape& s, DType dtype, int64_t of_q, int64_t of_k)
         : qkv(dtype, {s.tokens(), (s.heads + 2 * s.kv_heads) * s.depth}),
+          bias(DType::f32, {(s.heads + 2 * s.kv_heads) * s.depth}),
+          dbias(DType::f32, {(s.heads + 2 * s.kv_heads) * s.depth}),
           table(DType::f32, {s.length, s.depth / 2, 2}),
-          q_gamma(DType::f32, {s.depth}),
-          k_gamma(DType::f32, {s.depth}),
+          q_gamma(DType::f32, {of_q * s.depth}),
+          k_gamma(DType::f32, {of_k * s.depth}),
           q(dtype, {s.tokens(), s.heads, s.depth}),
           k(dtype, {s.tokens(), s.kv_heads, s.depth}),
           v(dtype, {s.tokens(), s.kv_heads, s.depth}),
           q_raw(dtype, {s.tokens(), s.heads, s.depth}),
           k_raw(dtype, {s.tokens(), s.kv_heads, s.depth}),
-          q_rstd(DType::f32, {s.tokens() * s.heads}),
-          k_rstd(DType::f32, {s.tokens() * s.kv_heads}),
-          dq_gamma(DType::f32, {s.depth}),
-          dk_gamma(DType::f32, {s.depth}) {
+          q_rstd(DType::f32, {s.tokens() * s.heads / of_q}),
+          k_rstd(DType::f32, {s.tokens() * s.kv_heads / of_k}),
+          dq_gamma(DType::f32, {of_q * s.depth}),
+          dk_gamma(DType::f32, {of_k * s.depth}) {
+        fill_normal(bias, 10);
         fill_uniform(table, 1, -1.0, 1.0);
         fill_uniform(q_gamma, 2, 0.5, 1.5);
         fill_uniform(k_gamma, 3, 0.5, 1.5);
@@ -395,15 +414,23 @@ struct HeadTensors {
 TEST(QkvHeadsParity, ForwardAndBackward) {
     for (const Shape& s : kHeadShapes)
         for (const DType dtype : {DType::bf16, DType::f32})
-            for (const bool normed : {false, true}) {
-                SCOPED_TRACE(describe(s, dtype) + (normed ? ", normed" : ""));
-                HeadTensors t(s, dtype);
+            for (const auto& [norm, biased] :
+                 {std::pair(Norm::none, false), std::pair(Norm::per_head, false), std::pair(Norm::none, true),
+                  std::pair(Norm::per_head, true), std::pair(Norm::per_layer, false),
+                  std::pair(Norm::per_layer, true)}) {
+                const bool normed = norm != Norm::none;
+                SCOPED_TRACE(describe(s, dtype) + ", norm " + std::to_string(static_cast<int>(norm)) +
+                             (biased ? ", biased" : ""));
+                HeadTensors t(s, dtype, norm);
+                const TensorView bias = biased ? t.bias.view() : TensorView{},
+                                 dbias = biased ? t.dbias.view() : TensorView{};
                 fill_normal(t.qkv, 4);
                 const auto with = [&](const HostTensor& tensor) {
                     return normed ? tensor.view() : TensorView{};
                 };
                 Parity p;
                 const op::QkvHeads forward{.qkv = t.qkv,
+                                           .bias = bias,
                                            .table = t.table,
                                            .q_gamma = with(t.q_gamma),
                                            .k_gamma = with(t.k_gamma),
@@ -434,6 +461,7 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                     fill_normal(dv, 7);
                     fill_normal(t.dq_gamma, 8);
                     fill_normal(t.dk_gamma, 9);
+                    fill_normal(t.dbias, 11);
                     Parity back;
                     back.run(op::QkvHeadsBackward{.dq = dq,
                                                   .dk = dk,
@@ -450,7 +478,8 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                                                   .dqkv = dqkv,
                                                   .rows = quantised ? ScaledTensor(rows) : ScaledTensor{},
                                                   .dq_gamma = with(t.dq_gamma),
-                                                  .dk_gamma = with(t.dk_gamma)},
+                                                  .dk_gamma = with(t.dk_gamma),
+                                                  .dbias = dbias},
                              {.sm_limit = s.depth == 96 ? 1 : 0});
                     if (quantised) {
                         back.expect_same_bytes(rows.data.view(), "FP8 rows");
@@ -458,6 +487,7 @@ TEST(QkvHeadsParity, ForwardAndBackward) {
                     } else {
                         back.expect_same_bytes(dqkv.view(), "dqkv");
                     }
+                    if (biased) back.expect_same_bytes(t.dbias.view(), "dbias");
                     if (!normed) continue;
                     back.expect_same_bytes(t.dq_gamma.view(), "dq_gamma");
                     back.expect_same_bytes(t.dk_gamma.view(), "dk_gamma");

@@ -143,6 +143,7 @@ const std::vector<Texts> kSwitches = {
     {"moe.moe_shared_expert_intermediate_size=0"},
     {"model.qk_layernorm=true"},
     {"model.multi_latent_attention=true", "model.q_lora_rank=0"},
+    {"model.add_qkv_bias=true", "model.qk_layernorm=true", "model.qk_layernorm_type=per_layer"},
     {"model.untie_embeddings_and_output_weights=false"},
 };
 

@@ -243,25 +243,22 @@ struct Family {
     double scaling;
 };
 
-// Families of which the MoE layers are known: what each says of them, and which part is foreign.
-TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
+// What each family says of its MoE layers, and which part is foreign; none: the model is whole.
+TEST(HfConfig, MoeLayersOfFamilies) {
     const ScoreFunction sigmoid = ScoreFunction::sigmoid, softmax = ScoreFunction::softmax;
     const Family families[] = {
         {"Kimi-K2", kimi_k2(), "multi-latent", 384, 8, 2048, 2048, 1, sigmoid, false, true, 2.827},
         {"Moonlight", moonlight(), "multi-latent", 64, 6, 1408, 2816, 1, sigmoid, false, true, 2.446},
-        {"GLM-4.5", glm4(), "rotates a part of each head and has biases", 160, 8, 1536, 1536, 3, sigmoid,
-         false, true, 2.5},
-        {"OLMoE", olmoe(), "normalises queries and keys over all heads", 64, 8, 1024, 0, 0, softmax, true,
-         false, 1.0},
-        {"MiniMax-M2", minimax_m2(), "rotates a part of each head and normalises", 256, 8, 1536, 0, 0,
-         sigmoid, false, true, 1.0},
+        {"GLM-4.5", glm4(), nullptr, 160, 8, 1536, 1536, 3, sigmoid, false, true, 2.5},
+        {"OLMoE", olmoe(), nullptr, 64, 8, 1024, 0, 0, softmax, true, false, 1.0},
+        {"MiniMax-M2", minimax_m2(), nullptr, 256, 8, 1536, 0, 0, sigmoid, false, true, 1.0},
         {"DeepSeek-V2-Lite", deepseek_v2_lite(), "multi-latent", 64, 6, 1408, 2816, 1, softmax, true, false,
          1.0},
     };
     for (const Family& family : families) {
         SCOPED_TRACE(family.name);
         const Config c = config_of(family.json);
-        EXPECT_FALSE(c.model.attention);
+        EXPECT_EQ(c.model.attention, family.foreign == nullptr);
         EXPECT_EQ(c.moe.num_experts, family.experts);
         EXPECT_EQ(c.moe.moe_router_topk, family.topk);
         EXPECT_EQ(c.moe.moe_ffn_hidden_size, family.width);
@@ -273,6 +270,10 @@ TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
         EXPECT_EQ(c.moe.moe_router_enable_expert_bias, family.bias);
         EXPECT_EQ(c.moe.moe_router_num_groups, 0);
         EXPECT_EQ(c.moe.moe_router_topk_scaling_factor, family.scaling);
+        if (family.foreign == nullptr) {
+            EXPECT_NO_THROW(require_own_layers(c));
+            continue;
+        }
         ASSERT_FALSE(c.warnings.empty());
         expect_contains(c.warnings[0], family.foreign);
         expect_contains(c.warnings[0], ", which is not implemented and left out");
@@ -286,11 +287,32 @@ TEST(HfConfig, FamiliesKnownByTheirMoeLayers) {
     EXPECT_NO_THROW(require_own_layers(config_of(mixtral())));
 }
 
+TEST(HfConfig, AttentionOfGlmOlmoeAndMiniMax) {
+    const auto attention = [](const Json& json) {
+        const ModelSpec m = config_of(json).model;
+        return fmt::format("bias {}, norm {}, {}, rotated {} of {}", m.add_qkv_bias, m.qk_layernorm,
+                           m.qk_layernorm_type == QkLayernormType::per_layer ? "per_layer" : "per_head",
+                           m.rope.rotary_percent, m.kv_channels);
+    };
+    EXPECT_EQ(attention(glm4()), "bias true, norm true, per_head, rotated 0.5 of 128");
+    // what is left out
+    const Json silent = without(glm4(), {"attention_bias", "use_qk_norm", "partial_rotary_factor"});
+    EXPECT_EQ(attention(silent), "bias false, norm false, per_head, rotated 0.5 of 128");
+    EXPECT_EQ(attention(with(silent, "partial_rotary_factor", 1.0)),
+              "bias false, norm false, per_head, rotated 1 of 128");
+    EXPECT_EQ(attention(olmoe()), "bias false, norm true, per_layer, rotated 1 of 128");
+    EXPECT_EQ(attention(minimax_m2()), "bias false, norm true, per_layer, rotated 0.5 of 128");
+    EXPECT_EQ(attention(without(minimax_m2(), {"rotary_dim"})),
+              "bias false, norm true, per_layer, rotated 1 of 128");
+    expect_contains(refused(with(olmoe(), "attention_bias", true)), "attention_bias: got true, want false");
+    expect_contains(refused(with(olmoe(), "clip_qkv", 8.0)), "clip_qkv: got 8.0, want null");
+    expect_contains(refused(with(minimax_m2(), "qk_norm_type", "per_head")),
+                    "qk_norm_type: got \"per_head\", want \"per_layer\"");
+}
+
 TEST(HfConfig, OptionsOfTheFamilies) {
     EXPECT_FALSE(config_of(with(glm4(), "norm_topk_prob", false)).moe.moe_router_norm_topk_prob);
     EXPECT_EQ(config_of(without(deepseek_v2_lite(), {"n_routed_experts"})).moe.num_experts, 64);
-    expect_contains(config_of(without(glm4(), {"attention_bias"})).foreign, "a part of each head");
-    EXPECT_EQ(config_of(without(glm4(), {"attention_bias"})).foreign.find("biases"), std::string::npos);
     EXPECT_FALSE(config_of(with(olmoe(), "norm_topk_prob", true)).moe.moe_router_pre_softmax);
     EXPECT_EQ(config_of(without(with(olmoe(), "num_local_experts", 32), {"num_experts"})).moe.num_experts,
               32);
