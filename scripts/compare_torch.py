@@ -447,7 +447,8 @@ def gradient_errors(got, want):
     """Norm-wise error of all together, of every tensor (an expert's apart), and the largest by kind."""
     both = [torch.cat([side[name].double().flatten() for name in want]) for side in (got, want)]
     tensors = {f"{name} {i}": error(one, other) for name in want for i, (one, other) in
-               enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])}
+               enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])
+               if one.any() or other.any()}  # an expert may have had no token
     return {"all": error(*both), "tensors": tensors,
             "kinds": {kind: max(e for n, e in tensors.items() if re.search(pattern, n)) for kind, pattern in KINDS.items()}}
 

@@ -160,17 +160,6 @@ TEST(ModelGradient, EverythingOnOneRank) { check_gradients(everything({32})); }
 TEST(ModelGradient, EverythingOnTwoRanks) { check_gradients(everything({16, 32})); }
 TEST(ModelGradient, RankWithoutTokens) { check_gradients(everything({0, 32})); }
 
-// A norm with a gamma of all heads of a token, next to biases, and biases alone.
-TEST(ModelGradient, BiasesAndANormOverAllHeads) {
-    LayerCase c = everything({16, 32});
-    c.model.num_query_groups = c.model.num_attention_heads / 2;
-    c.model.add_qkv_bias = true;
-    c.model.qk_layernorm_type = QkLayernormType::per_layer;
-    check_gradients(c);
-    c.model.qk_layernorm = false;
-    check_gradients(c);
-}
-
 TEST(ModelGradient, TwoMoeLayersInvariantOrderTiedEmbeddings) {
     LayerCase c = moe_case({16, 16});
     c.model.num_layers = 2;
