@@ -160,6 +160,17 @@ TEST(ModelGradient, EverythingOnOneRank) { check_gradients(everything({32})); }
 TEST(ModelGradient, EverythingOnTwoRanks) { check_gradients(everything({16, 32})); }
 TEST(ModelGradient, RankWithoutTokens) { check_gradients(everything({0, 32})); }
 
+// With a norm over all heads of a token. Dense layers, because a router's choice jumps.
+TEST(ModelGradient, BiasesAndANormOverAllHeads) {
+    LayerCase c = moe_case({32});
+    c.model.attention = c.model.qk_layernorm = true;
+    c.model.num_layers = 2;
+    c.model.moe_layer_freq = {0, 0};
+    c.model.add_qkv_bias = true;
+    c.model.qk_layernorm_type = QkLayernormType::per_layer;
+    check_gradients(c);
+}
+
 TEST(ModelGradient, TwoMoeLayersInvariantOrderTiedEmbeddings) {
     LayerCase c = moe_case({16, 16});
     c.model.num_layers = 2;
