@@ -33,6 +33,8 @@ namespace hopper {
 std::unique_ptr<Ops> make_ops(int device, const KernelChoice& kernels = {});
 // Why attention cannot run on cuDNN in this program; empty where it can.
 std::string cudnn_problem();
+// The same for heads of `depth` columns of queries and keys and `value_depth` columns of values.
+std::string cudnn_problem(int64_t depth, int64_t value_depth);
 // Probe of the GPU that `ops` run on; must not outlive them.
 std::unique_ptr<Probe> make_probe(Ops& ops);
 // Collective over `world`, as is its destruction; null on every rank, with the same `reason`, where GPUs

@@ -107,6 +107,20 @@ AttentionBackend attention_of(AttentionBackendKey key) {
 
 }  // namespace
 
+std::string attention_note(const BackendChoice& choice, const Config& config) {
+    const ModelSpec& model = config.model;
+    if (choice.kind != BackendKind::hopper || !model.attention ||
+        config.kernels.attention_backend == AttentionBackendKey::native)
+        return {};
+    const int64_t values = model.multi_latent_attention ? model.v_head_dim : model.kv_channels;
+    const std::string problem = hopper::cudnn_problem(model.qk_dim(), values);
+    if (problem.empty()) return {};
+    return "note: attention runs on this project's kernels, which take hundreds of times as long as cuDNN's "
+           "in "
+           "long sequences: " +
+           problem;
+}
+
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {
     const bool alternative = arithmetic == Arithmetic::alternative;
     if (choice.kind == BackendKind::hopper) {

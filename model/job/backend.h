@@ -49,6 +49,10 @@ MachineFacts machine_facts(const BackendChoice& choice);
 // What this rank's device has used so far; nothing on the host, or where the device does not count.
 std::optional<double> energy_joules(const BackendChoice& choice);
 
+// Says that attention of this model runs on the native GPU kernels though kernels.attention_backend allows
+// cuDNN, and why; empty otherwise.
+std::string attention_note(const BackendChoice& choice, const Config& config);
+
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic,
                               const KernelSpec& kernels = {});
 // Of the device that `ops`, made by the same choice, run on; must not outlive them.

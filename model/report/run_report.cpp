@@ -106,6 +106,7 @@ void report_start(RunLog& log, const Config& config, const BackendChoice& backen
     const ParallelSpec& parallel = config.parallel;
     const RunPlan plan = make_plan(config, world_size);
     log.line(backend.note);
+    if (const std::string note = attention_note(backend, config); !note.empty()) log.line(note);
     const int64_t threads = omp_get_max_threads();
     log.line(fmt::format("ranks: {} = expert parallel {} x data parallel {}; {} of {} experts and {} on each",
                          world_size, parallel.expert_model_parallel_size,

@@ -207,6 +207,19 @@ std::string cudnn_problem() {
                        CUDNN_MAJOR, version_text(kOldestCudnn));
 }
 
+std::string cudnn_problem(int64_t depth, int64_t value_depth) {
+    if (std::string problem = cudnn_problem(); !problem.empty()) return problem;
+    const auto sizes = std::ranges::find_if(kHeads, [&](const HeadSizes& heads) {
+        return heads.depth == depth && heads.value_depth == value_depth;
+    });
+    const std::size_t version = cudnnGetVersion();
+    const std::string heads = fmt::format("heads of {} columns, {} of values", depth, value_depth);
+    if (sizes == std::end(kHeads)) return "cuDNN has no deterministic backward for " + heads;
+    if (version >= sizes->oldest) return {};
+    return fmt::format("{} need cuDNN {} or later, and {} is loaded", heads, version_text(sizes->oldest),
+                       version_text(version));
+}
+
 struct CudnnAttention::State {
     explicit State(Device& owner) : device(owner) {}
     ~State() {
@@ -277,11 +290,7 @@ bool CudnnAttention::takes(const TensorView& q, const TensorView& k, const Tenso
     // cudnn-frontend places cuDNN's workspace after a table of 4 bytes per row and head; the workspace must
     // stay aligned to 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
-    const std::size_t version = cudnnGetVersion();
-    const bool known = std::ranges::any_of(kHeads, [&](const HeadSizes& sizes) {
-        return q.dim(2) == sizes.depth && v.dim(2) == sizes.value_depth && version >= sizes.oldest;
-    });
-    return q.dtype == DType::bf16 && known && seq_length > 1 && aligned &&
+    return q.dtype == DType::bf16 && cudnn_problem(q.dim(2), v.dim(2)).empty() && seq_length > 1 && aligned &&
            score_bytes(group, seq_length) <= kMostBytes;
 }
 

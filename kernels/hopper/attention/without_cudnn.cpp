@@ -10,6 +10,7 @@ namespace fp8flow::hopper {
 struct CudnnAttention::State {};
 
 std::string cudnn_problem() { return FP8FLOW_NO_CUDNN_REASON; }
+std::string cudnn_problem(int64_t, int64_t) { return cudnn_problem(); }
 
 CudnnAttention::CudnnAttention(Device&) {}
 CudnnAttention::~CudnnAttention() = default;
