@@ -24,27 +24,39 @@ ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
             .w2 = add("linear_fc2.weight", model.hidden_size, spec.width, output_std)};
 }
 
-Ffn::Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, DType plain_dtype, int64_t width,
-         const std::string& name)
+Ffn::Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, const FfnSpec& spec)
     : flow_(flow),
-      weights_(add_expert_weights(
-          store, model,
-          {.name = name, .width = width, .format = flow.weight_format(), .plain_dtype = plain_dtype})) {}
+      weights_(add_expert_weights(store, model,
+                                  {.name = spec.name,
+                                   .width = spec.width,
+                                   .format = flow.weight_format(),
+                                   .plain_dtype = spec.plain_dtype})) {
+    if (spec.gated)
+        gate_ = &store.add({.name = spec.name + ".gate_weight",
+                            .shape = {1, model.hidden_size, 0},
+                            .init_std = model.init_method_std,
+                            .plain_dtype = spec.plain_dtype});
+}
 
 void Ffn::forward(Context& ctx, const TokenRows& x, const TensorView& residual, bool recompute,
-                  ExpertsSaved& saved, const TensorView& y) const {
+                  FfnSaved& saved, const TensorView& y) const {
     const Arena::Mark mark = ctx.saved.mark();
     ArenaScope scope(ctx.scratch);
     const TensorView out =
         residual ? ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert") : y;
-    flow_.dense_forward(ctx, x, weights_, saved, out);
+    forward_once(ctx, x, saved, out);
     if (residual) ctx.ops.add({.a = residual, .b = out, .y = y}, ctx.launch);
     if (!recompute) return;
     ctx.saved.rewind(mark);
     saved = {};
 }
 
-void Ffn::backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool recompute, ExpertsSaved& saved,
+void Ffn::forward_once(Context& ctx, const TokenRows& x, FfnSaved& saved, const TensorView& y) const {
+    if (gate_ != nullptr) gate(ctx, x.plain, saved);
+    flow_.dense_forward(ctx, x, weights_, saved.experts, y);
+}
+
+void Ffn::backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool recompute, FfnSaved& saved,
                    const TensorView& dx) const {
     const Arena::Mark mark = ctx.saved.mark();
     ArenaScope scope(ctx.scratch);
@@ -52,10 +64,55 @@ void Ffn::backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool r
         const RecomputeScope again(ctx);
         const TensorView out =
             ctx.scratch.tensor(ctx.activation, {ctx.tokens, x.plain.cols()}, "shared expert");
-        flow_.dense_forward(ctx, x, weights_, saved, out);
+        forward_once(ctx, x, saved, out);
     }
-    flow_.dense_backward(ctx, x, dy, weights_, saved, dx);
+    if (gate_ != nullptr) saved.experts.dprob = ctx.scratch.tensor(DType::f32, {ctx.tokens}, "shared expert");
+    flow_.dense_backward(ctx, x, dy, weights_, saved.experts, dx);
+    if (gate_ != nullptr) gate_backward(ctx, x.plain, saved, dx);
     ctx.saved.rewind(mark);
+}
+
+namespace {
+
+// The gate is a router with one expert, which every token chooses: its probability is sigmoid(logit).
+constexpr op::RouterOptions kGate = {.score = op::Score::sigmoid};
+
+}  // namespace
+
+void Ffn::gate(Context& ctx, const TensorView& x, FfnSaved& saved) const {
+    ArenaScope scope(ctx.scratch);
+    saved.gate_logits = ctx.saved.tensor(DType::f32, {ctx.tokens, 1}, "shared expert");
+    saved.gate_ids = ctx.saved.tensor(DType::i32, {ctx.tokens, 1}, "shared expert");
+    saved.experts.prob = ctx.saved.tensor(DType::f32, {ctx.tokens}, "shared expert");
+    const TensorView counts = ctx.scratch.tensor(DType::i64, {1}, "shared expert");
+    ctx.ops.zero({.y = counts}, ctx.launch);
+    ctx.ops.router_logits({.x = x, .weight = gate_->plain, .logits = saved.gate_logits}, ctx.launch);
+    ctx.ops.router_top_k({.logits = saved.gate_logits,
+                          .options = kGate,
+                          .ids = saved.gate_ids,
+                          .probs = saved.experts.prob.reshape({ctx.tokens, 1}),
+                          .counts = counts},
+                         ctx.launch);
+}
+
+// dx += the gate's part.
+void Ffn::gate_backward(Context& ctx, const TensorView& x, const FfnSaved& saved,
+                        const TensorView& dx) const {
+    const TensorView dlogits = ctx.scratch.tensor(DType::f32, {ctx.tokens, 1}, "shared expert");
+    ctx.ops.router_top_k_backward({.logits = saved.gate_logits,
+                                   .ids = saved.gate_ids,
+                                   .dprobs = saved.experts.dprob.reshape({ctx.tokens, 1}),
+                                   .options = kGate,
+                                   .dlogits = dlogits},
+                                  ctx.launch);
+    ctx.ops.router_logits_backward({.dlogits = dlogits,
+                                    .x = x,
+                                    .weight = gate_->plain,
+                                    .dx_in = dx,
+                                    .dweight_mode = ctx.grad_mode,
+                                    .dx = dx,
+                                    .dweight = gate_->main_grad},
+                                   ctx.launch);
 }
 
 }  // namespace fp8flow

@@ -7,22 +7,38 @@
 
 namespace fp8flow {
 
+struct FfnSpec {
+    std::string name;
+    int64_t width = 0;   // F
+    bool gated = false;  // rows times sigmoid(x w^T), w [1, H]: Qwen2-MoE's shared expert
+    DType plain_dtype = DType::bf16;
+};
+
+struct FfnSaved {
+    ExpertsSaved experts;
+    TensorView gate_logits, gate_ids;  // [T, 1] f32, i32
+};
+
 class Ffn {
 public:
-    // `width` F; the flow outlives the layer.
-    Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, DType plain_dtype, int64_t width,
-        const std::string& name);
+    // The flow outlives the layer.
+    Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, const FfnSpec& spec);
 
     // y [T, H] = residual (optional) + ffn(x). recompute: keep nothing but x (shared_experts).
     void forward(Context& ctx, const TokenRows& x, const TensorView& residual, bool recompute,
-                 ExpertsSaved& saved, const TensorView& y) const;
+                 FfnSaved& saved, const TensorView& y) const;
     // dx = the gradient with respect to x (overwrites).
-    void backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool recompute, ExpertsSaved& saved,
+    void backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool recompute, FfnSaved& saved,
                   const TensorView& dx) const;
 
 private:
+    void forward_once(Context& ctx, const TokenRows& x, FfnSaved& saved, const TensorView& y) const;
+    void gate(Context& ctx, const TensorView& x, FfnSaved& saved) const;
+    void gate_backward(Context& ctx, const TensorView& x, const FfnSaved& saved, const TensorView& dx) const;
+
     const Flow& flow_;
     ExpertWeights weights_;
+    Parameter* gate_ = nullptr;  // absent: not gated
 };
 
 struct ExpertWeightsSpec {

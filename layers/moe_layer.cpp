@@ -33,8 +33,11 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
                                    .format = flow_->weight_format(),
                                    .plain_dtype = spec.plain_dtype});
     if (moe_.moe_shared_expert_intermediate_size > 0)
-        shared_ = std::make_unique<Ffn>(store, spec.model, *shared_flow_, spec.plain_dtype,
-                                        moe_.moe_shared_expert_intermediate_size, name + ".shared_experts");
+        shared_ = std::make_unique<Ffn>(store, spec.model, *shared_flow_,
+                                        FfnSpec{.name = name + ".shared_experts",
+                                                .width = moe_.moe_shared_expert_intermediate_size,
+                                                .gated = moe_.moe_shared_expert_gate,
+                                                .plain_dtype = spec.plain_dtype});
 }
 
 int64_t MoeLayer::row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size) {

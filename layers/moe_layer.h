@@ -16,7 +16,7 @@ struct MoeSaved {
     RouterSaved route;
     FlowPlan plan;
     ExpertsSaved experts;
-    ExpertsSaved shared;
+    FfnSaved shared;
     int64_t depth = 0;  // of the row arena before this layer
 };
 

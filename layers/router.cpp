@@ -23,10 +23,11 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     FP8FLOW_CHECK(moe.moe_router_load_balancing_type.size() <= op::kBalanceTerms,
                   "{} entries in moe_router_load_balancing_type, at most {} are supported",
                   moe.moe_router_load_balancing_type.size(), op::kBalanceTerms);
+    const bool fp32 = moe.moe_router_dtype == RouterDtype::fp32;
     weight_ = &store.add({.name = name_ + ".weight",
                           .shape = {moe.num_experts, model.hidden_size, 0},
                           .init_std = model.init_method_std,
-                          .plain_dtype = plain_dtype});
+                          .plain_dtype = fp32 ? DType::f32 : plain_dtype});
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");
     losses_ = state_->tensor(DType::f32, {op::kRouterLosses}, "router");

@@ -22,6 +22,7 @@ inline constexpr std::array kRecipeNames = {"bf16",     "fp8_tensorwise", "fp8_b
 inline constexpr std::array kRecipes = {Recipe::bf16,     Recipe::fp8_tensorwise, Recipe::fp8_blockwise,
                                         Recipe::fp8_flow, Recipe::fp8_rowwise,    Recipe::mxfp8};
 enum class ScoreFunction : uint8_t { softmax, sigmoid };
+enum class RouterDtype : uint8_t { bf16, fp32 };  // of the router's weight in its GEMMs
 enum class BalancingLoss : uint8_t { aux_loss, seq_aux_loss, global_aux_loss };
 // Over ranks, of the gradients of their parts of global_aux_loss.
 enum class GlobalLossGradient : uint8_t { mean, sum };
@@ -97,6 +98,8 @@ struct MoeSpec {
     int64_t moe_router_topk = 2;
     int64_t moe_ffn_hidden_size = 256;
     int64_t moe_shared_expert_intermediate_size = 0;  // 0: none
+    bool moe_shared_expert_gate = false;              // its rows times sigmoid(w x), w [1, H]
+    RouterDtype moe_router_dtype = RouterDtype::bf16;
     ScoreFunction moe_router_score_function = ScoreFunction::softmax;
     bool moe_router_pre_softmax = false;
     bool moe_router_norm_topk_prob = true;  // sigmoid: the chosen scores are divided by their sum

@@ -53,8 +53,9 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
             output = NormOutput::plain;
     } else {
         dense_flow_ = make_flow(own.precision, {});
-        dense_ = std::make_unique<Ffn>(store, model, *dense_flow_, spec.plain_dtype, model.ffn_hidden_size,
-                                       name + ".mlp");
+        dense_ = std::make_unique<Ffn>(
+            store, model, *dense_flow_,
+            FfnSpec{.name = name + ".mlp", .width = model.ffn_hidden_size, .plain_dtype = spec.plain_dtype});
         output = dense_flow_->norm_output();
         rule = dense_flow_->rule_of(Quantized::x);
     }

@@ -17,7 +17,7 @@ struct BlockSaved {
     NormSaved attention_norm, ffn_norm;
     AttentionSaved attention;
     MoeSaved moe;
-    ExpertsSaved dense;
+    FfnSaved dense;
 };
 
 class TransformerBlock {

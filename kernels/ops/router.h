@@ -34,7 +34,7 @@ struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32
     TensorView x;
     TensorView weight;
-    TensorView dx_in;  // [T, H], optional
+    TensorView dx_in;  // [T, H], optional; may be dx
     Gradient dweight_mode = Gradient::overwrite;
     TensorView dx;       // out [T, H]
     TensorView dweight;  // out [E, H] f32

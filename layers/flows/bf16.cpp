@@ -61,7 +61,7 @@ public:
                         ExpertsSaved& saved, const TensorView& dx) const override {
         ArenaScope scope(ctx.scratch);
         saved.x.data = x.plain;
-        experts_backward(ctx, weights, saved, {.data = dy.plain}, {}, dx);
+        experts_backward(ctx, weights, saved, {.data = dy.plain}, saved.dprob, dx);
     }
 
 private:

@@ -115,7 +115,7 @@ void CastFlow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows&
     ArenaScope scope(ctx.scratch);
     saved.plain = x.plain;
     if (x.transposed) saved.x_t = x.transposed;
-    experts_backward(ctx, dy.plain, weights, saved, {}, dx);
+    experts_backward(ctx, dy.plain, weights, saved, saved.dprob, dx);
 }
 
 // ---- a linear layer on this rank's own rows

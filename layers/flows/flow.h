@@ -59,7 +59,8 @@ struct FlowPlan {
 struct ExpertsSaved {
     bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
     RowGroups groups;
-    TensorView prob;  // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward)
+    TensorView prob;   // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward, Ffn)
+    TensorView dprob;  // [M] f32, of local rows: where dense_backward writes its gradient; optional
     // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them
     TensorView plain;
     ScaledTensor received;  // [G*S, H] rows once per rank, as they came over the wire (saved_rows: received)
@@ -133,7 +134,8 @@ public:
     virtual void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const = 0;
 
     // The same experts on rows that stay where they are (shared expert, dense FFN): one group of all T rows,
-    // prob 1. The backward takes x again, since its buffer may have been rebuilt (recompute layernorm).
+    // saved.prob as the caller sets it. The backward takes x again, since its buffer may have been rebuilt
+    // (recompute layernorm).
     virtual void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
                                ExpertsSaved& saved, const TensorView& y) const = 0;
     virtual void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,

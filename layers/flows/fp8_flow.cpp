@@ -149,7 +149,7 @@ void Fp8Flow::dense_backward(Context& ctx, const TokenRows& x, const TokenRows& 
     {
         const HalfScope fc2_alone(ctx, saved);
         const ScaledTensor dye = local_rows(ctx, Received::dy, dy, saved);
-        fc2_backward(ctx, weights, saved, dye, dh, {});
+        fc2_backward(ctx, weights, saved, dye, dh, saved.dprob);
     }
     fc1_backward(ctx, weights, saved, dh, dx);
 }

@@ -74,7 +74,6 @@ void begin_backward(ExpertsSaved& saved, const FlowPlan& plan) { saved.prob = pl
 void begin_dense(Context& ctx, ExpertsSaved& saved) {
     saved.routed = false;
     saved.groups = ctx.all_tokens;
-    saved.prob = {};
 }
 
 void await(Context& ctx, Event ready) {

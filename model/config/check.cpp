@@ -192,6 +192,9 @@ constexpr Clash kClashes[] = {
     {{kModules, "moe.moe_shared_expert_intermediate_size"},
      WHEN(selects(c, &R::shared_experts) && c.moe.moe_shared_expert_intermediate_size == 0),
      "got shared_experts, want it left out with moe_shared_expert_intermediate_size = 0"},
+    {{"moe.moe_shared_expert_gate", "moe.moe_shared_expert_intermediate_size"},
+     WHEN(c.moe.moe_shared_expert_gate&& c.moe.moe_shared_expert_intermediate_size == 0),
+     "got true, want false with moe_shared_expert_intermediate_size = 0: there is no shared expert"},
     {{kModules, "model.moe_layer_freq"},
      WHEN(!has_moe_layer(c) && (selects(c, &R::moe_act) || selects(c, &R::moe_expert) ||
                                 selects(c, &R::moe) || selects(c, &R::shared_experts))),

@@ -359,6 +359,7 @@ private:
             problem("n_shared_experts", fmt::format("got {}, want 0 to 64", shared));
         else if (width >= 0 && width <= kWidest)
             set("moe.moe_shared_expert_intermediate_size", shared * width, "n_shared_experts");
+        if (family_.shared_gate) set("moe.moe_shared_expert_gate", shared * width > 0, "model_type");
         const std::string sum = text("shared_expert_combination_strategy", "sum");
         if (sum == "average" && shared > 0)
             model_.folds.mlp_output = 0.5;

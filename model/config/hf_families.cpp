@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kLatent = "its attention is multi-latent (MLA)";
 constexpr const char* kSparseLatent = "its attention is multi-latent (MLA) with an index of keys (DSA)";
-constexpr const char* kSharedGate = "its shared expert is weighted by a gate of its own";
+constexpr const char* kDeltaNet = "most of its layers are linear attention (gated delta net)";
 constexpr const char* kWindows = "its attention has windows";
 constexpr const char* kNoExperts = "it has no experts";
 constexpr auto kSigmoid = ScoreFunction::sigmoid;
@@ -269,6 +269,46 @@ constexpr HfFamily granite_swa() {
     return f;
 }
 
+// ---- Qwen, with a gate of the shared expert
+constexpr HfFamily gated_qwen(const char* type, const char* models, const char* foreign) {
+    HfFamily f = {.type = type, .models = models, .foreign = foreign};
+    f.experts = "num_experts";
+    f.expert_width = "moe_intermediate_size";
+    f.shared = 1;
+    f.shared_width = "shared_expert_intermediate_size";
+    f.shared_gate = true;
+    f.storage.shared = "shared_expert.";
+    return f;
+}
+constexpr HfFamily qwen2_moe() {
+    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", "its attention has biases");
+    f.num_experts = 60;
+    f.topk = 4;
+    f.shared_width_default = 5632;
+    f.sparse_step = true;
+    return f;
+}
+constexpr HfFamily qwen3_next() {
+    HfFamily f = gated_qwen("qwen3_next", "Qwen3-Next", kDeltaNet);
+    f.num_experts = 512;
+    f.topk = 10;
+    f.shared_width_default = 512;
+    f.normalised = true;
+    f.sparse_step = true;
+    return f;
+}
+constexpr HfFamily qwen3_5_moe() {
+    HfFamily f = gated_qwen("qwen3_5_moe", "Qwen3.5-MoE", kDeltaNet);
+    f.num_experts = 256;
+    f.topk = 8;
+    f.shared_width_default = 512;
+    f.normalised = true;
+    f.reads_norm = false;
+    f.storage.root = "model.language_model.";
+    f.storage.experts = ExpertNames::fused;
+    return f;
+}
+
 // ---- families of their own
 constexpr std::array kOthers = {
     HfFamily{.type = "qwen3_moe",
@@ -278,6 +318,9 @@ constexpr std::array kOthers = {
              .experts = "num_experts",
              .expert_width = "moe_intermediate_size",
              .sparse_step = true},
+    qwen2_moe(),
+    qwen3_next(),
+    qwen3_5_moe(),
     HfFamily{.type = "mixtral",
              .models = "Mixtral",
              .architecture = "MixtralForCausalLM",
@@ -417,9 +460,6 @@ constexpr std::array kRefused = {
     refused(
         "gpt_oss", "gpt-oss",
         "its experts have biases and a clamped activation, its attention has sinks, its weights are MXFP4"),
-    refused("qwen2_moe", "Qwen2-MoE", kSharedGate),
-    refused("qwen3_next", "Qwen3-Next", kSharedGate),
-    refused("qwen3_5_moe", "Qwen3.5-MoE", kSharedGate),
     refused("llama4", "Llama 4", "its experts weight their input, not their output"),
     refused("deepseek_v4", "DeepSeek-V4", "its activation is clamped, some of its layers route by a hash"),
     refused("ernie4_5_moe", "ERNIE 4.5", "it chooses by softmax scores and a bias"),

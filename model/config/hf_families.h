@@ -32,6 +32,7 @@ struct HfStorage {
     const char *q_norm = "q_norm.weight", *k_norm = "k_norm.weight";
     const char *block = "mlp.", *router = "gate.weight", *bias = "gate.e_score_correction_bias";
     const char* shared = "shared_experts.";  // in the block; with a slash in front, next to it
+    const char* shared_gate = "shared_expert_gate.weight";
     ExpertNames experts = ExpertNames::projections;
 };
 
@@ -78,6 +79,7 @@ struct HfFamily {
     int64_t shared = kNone;              // n_shared_experts
     const char* shared_width = nullptr;  // the key of a shared expert's width; null: that of an expert
     int64_t shared_width_default = 0;    // with the key; 0: none
+    bool shared_gate = false;            // the shared expert has a gate
     int64_t groups = kNone, chosen_groups = kNone;
     int64_t dense = kNone;  // first_k_dense_replace, or what mlp_layer_types begins with
     double scaling = kNone;

@@ -127,7 +127,6 @@ constexpr NoSetting kNoSettings[] = {
     {"model.position_embedding_type", {"rope"}, "no other position embedding is implemented", false},
     {"model.swiglu", {"true"}, "no other activation is implemented", false},
     {"model.disable_bias_linear", {"true"}, "linear layers have no bias", false},
-    {"moe.moe_router_dtype", {"fp32"}, "scores are always FP32", false},
     {"moe.moe_grouped_gemm", {"true"}, "experts always run as one grouped GEMM", false},
     {"parallel.tensor_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},
     {"parallel.pipeline_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},

@@ -28,6 +28,10 @@ int64_t attention_parameters(const ModelSpec& model) {
 
 // Gate, up and down projection.
 int64_t ffn_weights(int64_t hidden, int64_t width) { return 3 * hidden * width; }
+int64_t shared_expert_weights(const Config& config) {
+    return ffn_weights(config.model.hidden_size, config.moe.moe_shared_expert_intermediate_size) +
+           (config.moe.moe_shared_expert_gate ? config.model.hidden_size : 0);
+}
 
 // log of the binomial coefficient.
 double log_choose(double n, double k) {
@@ -143,8 +147,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
     parts.push_back({"experts", moe_layers * moe.num_experts * expert,
                      moe_layers * moe.moe_router_topk * expert,
                      moe_layers * (moe.num_experts / config.parallel.expert_model_parallel_size) * expert});
-    replicated("shared expert",
-               moe_layers * ffn_weights(m.hidden_size, moe.moe_shared_expert_intermediate_size));
+    replicated("shared expert", moe_layers * shared_expert_weights(config));
     replicated("dense FFN", dense_layers * ffn_weights(m.hidden_size, m.ffn_hidden_size));
     replicated("head", m.untie_embeddings_and_output_weights ? vocabulary : 0);
     return parts;
@@ -165,8 +168,7 @@ std::vector<FlopPart> count_flops(const Config& config) {
         m.attention ? d(m.num_layers) * d(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0);
     add("router", d(moe_layers) * d(m.hidden_size) * d(config.moe.num_experts));
     add("experts", d(moe_layers) * d(config.moe.moe_router_topk) * expert);
-    add("shared expert",
-        d(moe_layers) * d(ffn_weights(m.hidden_size, config.moe.moe_shared_expert_intermediate_size)));
+    add("shared expert", d(moe_layers) * d(shared_expert_weights(config)));
     add("dense FFN", d(dense_layers) * d(ffn_weights(m.hidden_size, m.ffn_hidden_size)));
     add("head", d(m.padded_vocab_size) * d(m.hidden_size));
     return parts;

@@ -275,8 +275,9 @@ SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const Rec
     if (ranks > 1) saved.per_token += ranks * 2 * word * topk;    // plan: all ranks' routing,
     saved.per_token += ranks * word * (topk + 2);                 // received and sent rows
     if (shared > 0 && !recompute.shared_experts)
-        saved.per_token += flow->saved_bytes_local(m.hidden_size, moe.moe_shared_expert_intermediate_size);
-    saved.per_row = 2 * word +  // source and prob of a row
+        saved.per_token += flow->saved_bytes_local(m.hidden_size, moe.moe_shared_expert_intermediate_size) +
+                           (moe.moe_shared_expert_gate ? 3 * word : 0);  // logit, id, factor
+    saved.per_row = 2 * word +                                           // source and prob of a row
                     flow->saved_bytes_routed(m.hidden_size, moe.moe_ffn_hidden_size);
     saved.per_received = flow->saved_bytes_received(m.hidden_size);
     return saved;

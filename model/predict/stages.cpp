@@ -42,6 +42,7 @@ struct Sizes {
           received(plan::expected_received_rows(config)),
           local(experts / ranks),
           shared(f64(config.moe.moe_shared_expert_intermediate_size)),
+          gated(config.moe.moe_shared_expert_gate),
           fp8(precision.recipe != Recipe::bf16),
           flow(precision.recipe == Recipe::fp8_flow),
           merges(precision.moe_apply_probs_in == ProbsIn::combine),
@@ -60,7 +61,7 @@ struct Sizes {
     }
 
     double tokens, hidden, ffn, experts, topk, ranks, rows, received, local, shared;
-    bool fp8, flow, merges;
+    bool gated, fp8, flow, merges;
     double first;     // of a step's micro-batches, the share that writes gradients and reads none
     double gradient;  // bytes of an element
     double wgrads;    // GEMMs of a weight gradient per micro-batch: one, or one for several
@@ -216,6 +217,19 @@ void own_ffn_backward(Stages& out, const char* stage, double width) {
     Experts(out, s.tokens, 1, width, stage).backward();
 }
 
+// The shared expert, and its gate: logits, their choice and its counter; gradients of both.
+void shared_forward(Stages& out, const char* direction) {
+    const Sizes& s = out.sizes();
+    if (s.gated) out.add("shared expert", direction, 3, s.tokens * (s.hidden * kPlain + 5 * kWord));
+    own_ffn_forward(out, "shared expert", s.shared, direction);
+}
+void shared_backward(Stages& out, const RecomputeSpec& recompute) {
+    const Sizes& s = out.sizes();
+    if (recompute.shared_experts) shared_forward(out, "backward");
+    own_ffn_backward(out, "shared expert", s.shared);
+    if (s.gated) out.add("shared expert", "backward", 4, s.tokens * (3 * s.hidden * kPlain + 8 * kWord));
+}
+
 // dY of a block in FP8: the one cast of the flow.
 void gradient_cast(Stages& out) {
     const Sizes& s = out.sizes();
@@ -245,7 +259,7 @@ bool keeps(const Sizes& s, const RecomputeSpec& recompute, SavedRows rows) {
 void moe_forward(Stages& out, const Legs& legs, const char* direction) {
     const Sizes& s = out.sizes();
     route_and_plan(out, legs, direction);
-    if (s.shared > 0) own_ffn_forward(out, "shared expert", s.shared, direction);
+    if (s.shared > 0) shared_forward(out, direction);
     dispatch(out, direction, legs);
     Experts(out, s.rows, s.local, s.ffn, nullptr).forward(direction);
     const double token_reads = 2 + (s.shared > 0 ? 1 : 0);
@@ -259,10 +273,7 @@ void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute)
     if (recompute.moe || recompute.recompute_granularity == RecomputeGranularity::full)
         moe_forward(out, legs, "backward");
     gradient_cast(out);
-    if (s.shared > 0) {
-        if (recompute.shared_experts) own_ffn_forward(out, "shared expert", s.shared, "backward");
-        own_ffn_backward(out, "shared expert", s.shared);
-    }
+    if (s.shared > 0) shared_backward(out, recompute);
     dispatch(out, "backward", legs);
     if (keeps(s, recompute, SavedRows::none)) dispatch(out, "backward", legs);
     if (keeps(s, recompute, SavedRows::received)) {

@@ -125,6 +125,7 @@ constexpr std::string_view kNotInTheFile[] = {"model.seq_length",
                                               "model.yields_to_hf_config",
                                               "moe.moe_router_force_load_balancing",
                                               "moe.moe_router_force_biased",
+                                              "moe.moe_router_dtype",
                                               "moe.moe_combine_order"};
 
 // The keys of the configuration that a family's own file does not give back.

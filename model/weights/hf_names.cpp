@@ -48,6 +48,7 @@ private:
         if (name == "moe.router.weight") return whole(ffn + store_.router);
         if (name == "moe.router.expert_bias") return whole(ffn + store_.bias);
         if (name == "moe.shared_experts.linear_fc1.weight") return gate_up(shared, names_.shared);
+        if (name == "moe.shared_experts.gate_weight") return whole(ffn + store_.shared_gate);
         if (name == "mlp.linear_fc1.weight")
             return gate_up(ffn, ExpertNames::projections, names_.dense_width);
         if (name == "moe.experts.linear_fc1.weight") return experts(ffn, true);

@@ -25,6 +25,7 @@ struct Projection {
 const std::vector<Projection> kProjections = {
     {0, 128, 8, DType::bf16},
     {1, 1, 1, DType::bf16},
+    {515, 1288, 1, DType::bf16},  // the gate of a shared expert
     {127, 200, 8, DType::bf16},
     {128, 256, 64, DType::f32},
     {129, 1024, 65, DType::bf16},
@@ -155,6 +156,31 @@ TEST(RouterParity, LogitsBackward) {
                 parity.expect_close(args.dweight, kSumBound, "dweight");
             else
                 parity.expect_same_bytes(args.dweight, "dweight");
+        }
+    }
+}
+
+// dx_in may be dx: the gate of a shared expert adds its part to the experts'.
+TEST(RouterParity, InputGradientInPlace) {
+    constexpr int64_t kTokens = 515, kHidden = 1288;
+    for (const int64_t experts : {1, 72}) {
+        for (const DType dtype : {DType::bf16, DType::f32}) {  // of the weight: tensor cores, CUDA cores
+            SCOPED_TRACE(std::to_string(experts) + " " + name_of(dtype));
+            Parity parity;
+            HostTensor x(DType::bf16, {kTokens, kHidden}), weight(dtype, {experts, kHidden}),
+                dlogits(DType::f32, {kTokens, experts}), dx(DType::bf16, {kTokens, kHidden}),
+                dweight(DType::f32, {experts, kHidden});
+            fill_normal(x, 1);
+            fill_normal(weight, 2, 0.02);
+            fill_normal(dlogits, 3, 1e-3);
+            fill_normal(dx, 4, 1e-3);
+            const op::RouterLogitsBackward args{
+                .dlogits = dlogits, .x = x, .weight = weight, .dx_in = dx, .dx = dx, .dweight = dweight};
+            parity.run(args);
+            if (dtype == DType::bf16)
+                parity.expect_close(args.dx, kInputBound, "dx");
+            else
+                parity.expect_same_bytes(args.dx, "dx");
         }
     }
 }

@@ -141,6 +141,8 @@ const std::vector<Texts> kSwitches = {
     {"moe.moe_router_force_load_balancing=true"},
     {"moe.moe_z_loss_coeff=0.001"},
     {"moe.moe_shared_expert_intermediate_size=0"},
+    {"moe.moe_shared_expert_gate=true"},
+    {"moe.moe_router_dtype=fp32"},
     {"model.qk_layernorm=true"},
     {"model.multi_latent_attention=true", "model.q_lora_rank=0"},
     {"model.add_qkv_bias=true", "model.qk_layernorm=true", "model.qk_layernorm_type=per_layer"},

@@ -106,6 +106,8 @@ TEST(Flows, SharedExpertAgainstFp32) {
         c.tokens = {40};
         c.moe.moe_shared_expert_intermediate_size = 256;
         expect_close(c, std::string(recipe_name(recipe)));
+        c.moe.moe_shared_expert_gate = true;
+        expect_close(c, std::string(recipe_name(recipe)) + ", gated");
     }
 }
 

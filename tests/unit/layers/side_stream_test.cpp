@@ -32,6 +32,7 @@ std::vector<RecomputeSpec> recompute_modes() {
 LayerCase case_of(Recipe recipe) {
     LayerCase c = LayerCase::of(recipe);
     c.moe.moe_shared_expert_intermediate_size = 128;
+    c.moe.moe_shared_expert_gate = true;
     c.forced_routing = false;
     return c;
 }

@@ -404,6 +404,9 @@ TEST(Config, RuleErrorsAreExact) {
         {"recompute: {recompute_granularity: selective, recompute_modules: [shared_experts]}",
          "t.yaml:1:66: recompute.recompute_modules: got shared_experts, want it left out with "
          "moe_shared_expert_intermediate_size = 0"},
+        {"moe: {moe_shared_expert_gate: true}",
+         "t.yaml:1:31: moe.moe_shared_expert_gate: got true, want false with "
+         "moe_shared_expert_intermediate_size = 0: there is no shared expert"},
         {"model: {num_layers: 3, moe_layer_freq: [0, 1]}",
          "t.yaml:1:40: model.moe_layer_freq: got 2 entries, want num_layers = 3"},
         {"training: {lr: 1.0e-4, min_lr: 1.0e-3}",

@@ -432,7 +432,7 @@ TEST(HfConfig, TheYamlFileAndTheCommandLineComeAfterIt) {
 TEST(HfConfig, OtherModelsAreRefusedByNameWithTheReason) {
     expect_contains(refused({{"model_type", "gpt_oss"}}),
                     "config.json: model_type gpt_oss is not supported: its experts have biases");
-    expect_contains(refused({{"model_type", "qwen2_moe"}}), "its shared expert is weighted by a gate");
+    expect_contains(refused({{"model_type", "llama4"}}), "its experts weight their input");
     expect_contains(refused({{"model_type", "llama"}}),
                     "it has no experts; fp8flow families lists those that are");
     expect_contains(refused({{"model_type", "qwen3moe"}}),
@@ -534,6 +534,7 @@ TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
                           std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0),
                           c.moe.moe_router_topk_scaling_factor};
         EXPECT_EQ(got, made["want"]);
+        EXPECT_EQ(c.moe.moe_shared_expert_gate, family.shared_gate);
     }
 }
 

@@ -35,6 +35,7 @@ Config small_config(Recipe recipe, bool routed, const RecomputeSpec& recompute, 
     config.moe.num_experts = 4;
     config.moe.moe_ffn_hidden_size = 128;
     config.moe.moe_shared_expert_intermediate_size = shared;
+    config.moe.moe_shared_expert_gate = shared > 0;
     config.precision.recipe = recipe;
     config.precision.moe_apply_probs_in = probs;
     config.precision.fp8_attention_linears = linears;

@@ -191,6 +191,12 @@ TEST(ModelGradient, MergingWeights) {
     }
 }
 
+TEST(ModelGradient, GatedSharedExpert) {
+    LayerCase c = everything({16, 32});
+    c.moe.moe_shared_expert_gate = true;
+    check_gradients(c);
+}
+
 TEST(ModelGradient, GlobalAuxLoss) {
     LayerCase c = moe_case({16, 32});
     c.moe.moe_router_load_balancing_type = {BalancingLoss::global_aux_loss};

@@ -29,6 +29,7 @@ LayerCase model_case(Recipe recipe, std::vector<int64_t> tokens = {kTokens}) {
     c.model.moe_layer_freq = {1, 1};
     c.moe.moe_router_topk = 3;
     c.moe.moe_shared_expert_intermediate_size = 128;
+    c.moe.moe_shared_expert_gate = true;
     c.moe.moe_router_load_balancing_type = {BalancingLoss::aux_loss};
     c.moe.moe_aux_loss_coeff = {0.01};
     c.moe.moe_z_loss_coeff = 0.001;

@@ -345,7 +345,7 @@ TEST(HfWeights, UnknownLayoutsAreRefusedWithAReason) {
                     "MXFP4");
     expect_contains(reason({"model.layers.0.mlp.router.weight"}), "gpt-oss");
     expect_contains(reason({"model.layers.0.feed_forward.shared_expert.up_proj.weight"}), "feed_forward");
-    expect_contains(reason({"model.language_model.layers.0.mlp.gate.weight"}), "other inputs");
+    expect_contains(reason({"model.language_model.layers.0.ffn.gate.weight"}), "other inputs");
     expect_contains(reason({"model.layers.0.mlp.gate_proj.weight"}), "dense or in another file");
     expect_contains(
         reason({"wte.weight"}),
