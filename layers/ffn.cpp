@@ -35,6 +35,7 @@ Ffn::Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, const 
         gate_ = &store.add({.name = spec.name + ".gate_weight",
                             .shape = {1, model.hidden_size, 0},
                             .init_std = model.init_method_std,
+                            .gradient_with_dx = true,
                             .plain_dtype = spec.plain_dtype});
 }
 

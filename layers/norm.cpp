@@ -16,6 +16,7 @@ Norm::Norm(ParameterStore& store, Device& device, const ModelSpec& model, const 
                          .rank = 1,
                          .init = model.zero_centered_gamma ? Init::zeros : Init::ones,
                          .weight_decay = false,
+                         .gradient_with_dx = true,
                          .plain_dtype = DType::f32});
     if (output_ != NormOutput::tensor_scaled) return;
     state_ = std::make_shared<Arena>(device, name + " delayed scale");

@@ -70,6 +70,11 @@ void write_initial_shard(const Parameter& parameter, uint64_t seed, Ops& ops, Wr
 
 }  // namespace
 
+bool is_frozen(const Freeze& freeze, const std::string& name) {
+    return std::any_of(freeze.names.begin(), freeze.names.end(),
+                       [&](const std::string& part) { return is_part(part, name); });
+}
+
 Arena& ParameterStore::arena_of_plain_copy(const Parameter& p) {
     if (!p.is_sharded()) return arena_;
     return plain_copies_.try_emplace(kind_of_copy(p.spec), ops_.device(), "plain copies").first->second;
@@ -79,14 +84,13 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     Parameter& p = parameters_.emplace_back();
     p.spec = spec;
     p.stream = fnv1a64(spec.name);
-    p.frozen = std::any_of(freeze_.names.begin(), freeze_.names.end(),
-                           [&](const std::string& part) { return is_part(part, spec.name); });
+    p.frozen = is_frozen(freeze_, spec.name);
     p.has_moments = !p.frozen || freeze_.keeps_moments;
     p.shard = spec.expert ? shards_.expert : shards_.dense;
     StateCut& cut = spec.expert ? expert_cut_ : dense_cut_;
     p.first_gradient = cut.first;
     p.shares = state_shares(p.numel(), p.shard.size, cut);
-    cut = next_cut(cut, p.numel(), p.shard.size, gradient_alignment(spec.expert));
+    if (!p.frozen) cut = next_cut(cut, p.numel(), p.shard.size, gradient_alignment(spec.expert));
     p.slice = p.shares[static_cast<size_t>(p.shard.rank)].front();
     const bool here = masters_ == Masters::own;
     if (here && p.is_sharded())
@@ -164,11 +168,12 @@ void ParameterStore::allocate_gradients() {
         all = of_sources.slice(0, total);
         if (expert) source_stride_ = total;
         for (Parameter& p : parameters_) {
-            if (p.spec.expert != expert) continue;
+            if (p.spec.expert != expert || p.frozen) continue;
             p.main_grad = shaped_as(p.spec, all.slice(p.first_gradient, p.numel()));
             p.source_stride = total;
         }
     }
+    allocate_unread_gradients();
     if (expert_gradients_) allocate_squares();
     std::vector<int64_t> dense, experts;
     for (const Parameter& p : parameters_)
@@ -178,6 +183,18 @@ void ParameterStore::allocate_gradients() {
     if (gathered > 0) gathered_ = arena_.tensor(DType::f32, {gathered}, "gathered master");
 }
 
+void ParameterStore::allocate_unread_gradients() {
+    const auto is_unread = [](const Parameter& p) { return p.frozen && p.spec.gradient_with_dx; };
+    int64_t largest = 0;
+    for (const Parameter& p : parameters_)
+        if (is_unread(p)) largest = std::max(largest, p.numel());
+    if (largest == 0) return;
+    const TensorView unread = arena_.tensor(DType::f32, {largest}, "main_grad");
+    ops_.device().fill(unread.data, 0, static_cast<size_t>(unread.bytes()));
+    for (Parameter& p : parameters_)
+        if (is_unread(p)) p.main_grad = shaped_as(p.spec, unread.slice(0, p.numel()));
+}
+
 void ParameterStore::allocate_squares() {
     const auto shape = [](const ParameterSpec& of) {
         return op::squares_shape(of.shape[0], of.shape[1], of.shape[2]);
@@ -185,12 +202,12 @@ void ParameterStore::allocate_squares() {
     const auto entries = [](const std::array<int64_t, 4>& s) { return s[0] * s[1] * s[2] * s[3]; };
     int64_t total = 0;
     for (const Parameter& p : parameters_)
-        if (p.spec.expert) total += entries(shape(p.spec));
+        if (p.spec.expert && !p.frozen) total += entries(shape(p.spec));
     expert_squares_ = arena_.tensor(DType::f64, {total}, "squares");
     ops_.device().fill(expert_squares_.data, 0, static_cast<size_t>(expert_squares_.bytes()));
     int64_t next = 0;
     for (Parameter& p : parameters_) {
-        if (!p.spec.expert) continue;
+        if (!p.spec.expert || p.frozen) continue;
         const std::array<int64_t, 4> s = shape(p.spec);
         p.squares = expert_squares_.slice(next, entries(s)).reshape({s[0], s[1], s[2], s[3]});
         next += entries(s);
@@ -207,6 +224,7 @@ TensorView Parameter::gradient_of(int64_t source) const {
 ParameterStore::Gradients ParameterStore::gradients_of(size_t first, size_t last) const {
     Gradients found;
     for (size_t i = first; i < last; ++i) {
+        if (parameters_[i].frozen) continue;
         const TensorView& gradient = parameters_[i].main_grad;
         TensorView& all = parameters_[i].spec.expert ? found.expert : found.dense;
         uint8_t* const begin = all ? all.bytes_ptr() : gradient.bytes_ptr();

@@ -74,6 +74,7 @@ struct ParameterSpec {
     int64_t first_expert = 0;  // global id of local expert 0
     int64_t sources = 1;       // source ranks with a gradient sum of their own (expert weights)
     bool weight_decay = true;
+    bool gradient_with_dx = false;  // one operation writes both gradients, also if the parameter is frozen
     WeightFormat format;
     DType plain_dtype = DType::bf16;  // dtype of the plain copy; f32: the master itself serves
 
@@ -94,7 +95,7 @@ struct Parameter {
     Shares shares;               // of those ranks, each with one slice
     Slice slice;                 // what of them is here; all of it where shard.size is 1
     TensorView master, m, v;     // spec.shape, or [slice.count] of a shard; f32, or as StateDtypes says
-    TensorView main_grad;        // spec.shape; f32, or as StateDtypes says
+    TensorView main_grad;        // spec.shape; f32, or as StateDtypes says; of a frozen one: below
     int64_t first_gradient = 0;  // of it, among the main gradients of its kind
     int64_t source_stride = 0;   // elements from the gradient of one source to that of the next
     TensorView squares;          // of main_grad, expert parameters: kernels/ops/squares.h; f64
@@ -121,6 +122,8 @@ struct Parameter {
 // which write_copies makes from masters at hand; whoever runs a backward puts main_grad in place first.
 enum class Masters : uint8_t { own, callers };
 
+bool is_frozen(const Freeze& freeze, const std::string& name);
+
 // All parameters of a model in a fixed order: the order of the optimizer, the gradient reduction and the hash
 // of weights.
 class ParameterStore {
@@ -143,7 +146,7 @@ public:
     // gradients, contiguous for the dense parameters and for the expert parameters, so that each kind is one
     // reduction over ranks. Starts are aligned to 256 bytes; the gap between two gradients is 0. Those of
     // experts once a source, all of source 0 first. The sums of squares of expert gradients likewise, without
-    // gaps.
+    // gaps. Frozen parameters have none. Those with gradient_with_dx share a tensor that nobody reads.
     void allocate_gradients();
     // [N], dense f32, expert as StateDtypes says; absent where there are none.
     TensorView dense_gradients() const { return dense_gradients_; }
@@ -178,10 +181,11 @@ public:
     void write_copies(const Parameter& parameter, const TensorView& master, const Launch& launch);
     // The same of all parameters, by all ranks together: shards of a master are gathered.
     void write_all_copies(Exchange& exchange);
-    // Each rank has updated its slices. Makes the working copies of the sharded parameters among those added
-    // first to last, last excluded; called by all ranks that share their state. BF16 copies are gathered
-    // directly, contiguous ones in one call. FP8 copies are rebuilt from the gathered masters, as many per
-    // call as the buffer holds, because a scale may span slices and the second orientation crosses them.
+    // Each rank has updated its slices. Makes the working copies of the sharded trained ones among those
+    // added first to last, last excluded; called by all ranks that share their state. BF16 copies are
+    // gathered directly, contiguous ones in one call. FP8 copies are rebuilt from the gathered masters, as
+    // many per call as the buffer holds, because a scale may span slices and the second orientation crosses
+    // them.
     void gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch = {});
     // The whole FP32 master of a sharded parameter, in `whole`, f32 of its size.
     void gather_master(Exchange& exchange, const Parameter& parameter, const TensorView& whole,
@@ -194,11 +198,15 @@ private:
     void allocate_whole(Parameter& parameter);
     void allocate_shard(Parameter& parameter);
     void allocate_squares();
+    void allocate_unread_gradients();
     // Of a sharded parameter's plain copy: expert or dense, and dtype.
     using CopyKind = std::pair<bool, DType>;
     static CopyKind kind_of_copy(const ParameterSpec& spec) { return {spec.expert, spec.plain_dtype}; }
     Arena& arena_of_plain_copy(const Parameter& parameter);
-    void gather_masters(Exchange& exchange, bool expert, size_t first, size_t last, const Launch& launch);
+    void gather_copies(Exchange& exchange, const std::vector<const Parameter*>& parameters,
+                       const Launch& launch);
+    void gather_masters(Exchange& exchange, bool expert, const std::vector<const Parameter*>& parameters,
+                        const Launch& launch);
     // This rank's slice of a sharded master, at its place in `whole`.
     void place_slice(const Parameter& parameter, const TensorView& whole, const Launch& launch);
     Shares gradient_shares(size_t first, size_t last, bool expert) const;

@@ -27,6 +27,7 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     weight_ = &store.add({.name = name_ + ".weight",
                           .shape = {moe.num_experts, model.hidden_size, 0},
                           .init_std = model.init_method_std,
+                          .gradient_with_dx = true,
                           .plain_dtype = fp32 ? DType::f32 : plain_dtype});
     state_ = std::make_unique<Arena>(device, "router state");
     counts_ = state_->tensor(DType::i64, {moe.num_experts}, "router");

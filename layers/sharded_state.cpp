@@ -71,7 +71,7 @@ Shares ParameterStore::gradient_shares(size_t first, size_t last, bool expert) c
     int64_t begin = -1;
     for (size_t i = first; i < last; ++i) {
         const Parameter& p = parameters_[i];
-        if (p.spec.expert != expert) continue;
+        if (p.spec.expert != expert || p.frozen) continue;
         if (begin < 0) begin = p.first_gradient;
         for (size_t r = 0; r < shares.size(); ++r) {
             const Slice& slice = p.shares[r].front();
@@ -142,19 +142,25 @@ struct Run {
 }  // namespace
 
 void ParameterStore::gather_copies(Exchange& exchange, size_t first, size_t last, const Launch& launch) {
-    for (const bool expert : {false, true}) gather_masters(exchange, expert, first, last, launch);
+    std::vector<const Parameter*> trained;
+    for (size_t i = first; i < last; ++i)
+        if (!parameters_[i].frozen) trained.push_back(&parameters_[i]);
+    gather_copies(exchange, trained, launch);
+}
+
+void ParameterStore::gather_copies(Exchange& exchange, const std::vector<const Parameter*>& parameters,
+                                   const Launch& launch) {
+    for (const bool expert : {false, true}) gather_masters(exchange, expert, parameters, launch);
     std::map<std::pair<CopyKind, size_t>, Run> runs;
-    for (size_t i = first; i < last; ++i) {
-        const Parameter& p = parameters_[i];
-        if (p.is_sharded() && p.plain && !p.fprop)
-            runs[{kind_of_copy(p.spec), p.plain_chunk}].add(p, p.plain);
-    }
+    for (const Parameter* p : parameters)
+        if (p->is_sharded() && p->plain && !p->fprop)
+            runs[{kind_of_copy(p->spec), p->plain_chunk}].add(*p, p->plain);
     for (const auto& [place, run] : runs) exchange.all_gather(run.ranks, run.values, run.shares, launch);
 }
 
 // One call for as many masters as the buffer holds, then their copies.
-void ParameterStore::gather_masters(Exchange& exchange, bool expert, size_t first, size_t last,
-                                    const Launch& launch) {
+void ParameterStore::gather_masters(Exchange& exchange, bool expert,
+                                    const std::vector<const Parameter*>& parameters, const Launch& launch) {
     std::vector<std::pair<const Parameter*, TensorView>> masters;
     Run run;
     int64_t end = 0;
@@ -166,8 +172,8 @@ void ParameterStore::gather_masters(Exchange& exchange, bool expert, size_t firs
         run = {};
         end = 0;
     };
-    for (size_t i = first; i < last; ++i) {
-        const Parameter& p = parameters_[i];
+    for (const Parameter* parameter : parameters) {
+        const Parameter& p = *parameter;
         if (!p.is_sharded() || !p.fprop || p.spec.expert != expert) continue;
         if (end + p.numel() > gathered_.numel()) finish();
         const auto [e, n, k] = p.spec.matrices();
@@ -181,13 +187,15 @@ void ParameterStore::gather_masters(Exchange& exchange, bool expert, size_t firs
 }
 
 void ParameterStore::write_all_copies(Exchange& exchange) {
+    std::vector<const Parameter*> all;
     for (Parameter& p : parameters_) {
+        all.push_back(&p);
         if (!p.is_sharded())
             write_copies(p);
         else if (p.plain && !p.fprop && p.slice.count > 0)
             ops_.cast({.x = p.master, .y = p.part_here(p.plain)});
     }
-    gather_copies(exchange, 0, parameters_.size());
+    gather_copies(exchange, all, {});
 }
 
 }  // namespace fp8flow

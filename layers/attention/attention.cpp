@@ -24,6 +24,7 @@ SelfAttention::SelfAttention(ParameterStore& store, const BlockSpec& spec, const
                            .rank = 1,
                            .init = init,
                            .weight_decay = false,
+                           .gradient_with_dx = true,
                            .plain_dtype = DType::f32});
     };
     if (model_.add_qkv_bias) qkv_bias_ = vector("linear_qkv.bias", model_.qkv_rows(), Init::zeros);

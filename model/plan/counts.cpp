@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: MIT
 // Parameters, FLOPs and wire bytes of a configuration.
 #include "kernels/core/error.h"
+#include "layers/parameter.h"
 #include "layers/transformer_block.h"
 #include "model/plan/plan.h"
+
+#include <fmt/core.h>
 
 #include <algorithm>
 #include <cmath>
@@ -104,52 +107,87 @@ std::vector<AttentionWeight> attention_weights(const ModelSpec& m) {
     const int64_t heads = m.num_attention_heads, hidden = m.hidden_size, rank = m.q_lora_rank;
     std::vector<AttentionWeight> weights;
     if (!m.multi_latent_attention) {
-        weights = {{.n = (heads + 2 * m.num_query_groups) * m.kv_channels, .k = hidden}};
+        weights = {
+            {.name = "linear_qkv", .n = (heads + 2 * m.num_query_groups) * m.kv_channels, .k = hidden}};
     } else {
-        if (rank > 0) weights = {{.n = rank, .k = hidden}};
-        weights.push_back({.n = heads * m.qk_dim(),
+        if (rank > 0) weights = {{.name = "linear_q_down_proj", .n = rank, .k = hidden}};
+        weights.push_back({.name = rank > 0 ? "linear_q_up_proj" : "linear_q_proj",
+                           .n = heads * m.qk_dim(),
                            .k = rank > 0 ? rank : hidden,
                            .input = rank > 0 ? Input::latent : Input::normed,
                            .again = true});
-        weights.push_back({.n = m.kv_lora_rank + m.qk_pos_emb_head_dim, .k = hidden, .fp8 = false});
-        weights.push_back({.n = heads * (m.qk_head_dim + m.v_head_dim),
+        weights.push_back({.name = "linear_kv_down_proj",
+                           .n = m.kv_lora_rank + m.qk_pos_emb_head_dim,
+                           .k = hidden,
+                           .fp8 = false});
+        weights.push_back({.name = "linear_kv_up_proj",
+                           .n = heads * (m.qk_head_dim + m.v_head_dim),
                            .k = m.kv_lora_rank,
                            .input = Input::latent,
                            .again = true});
     }
-    weights.push_back({.n = hidden, .k = heads * m.v_dim(), .input = Input::heads});
+    weights.push_back({.name = "linear_proj", .n = hidden, .k = heads * m.v_dim(), .input = Input::heads});
     return weights;
 }
 
 std::vector<ParameterPart> count_parameters(const Config& config) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
-    const auto [moe_layers, dense_layers] = count_layers(m);
-    const int64_t vocabulary = m.padded_vocab_size * m.hidden_size;
-    const int64_t qk_norms =
-        !m.attention               ? 0
-        : m.multi_latent_attention ? m.q_lora_rank + m.kv_lora_rank
-        : m.qk_layernorm
-            ? (m.heads_per_norm(m.num_attention_heads) + m.heads_per_norm(m.num_query_groups)) * m.kv_channels
-            : 0;
-    const int64_t biases = m.attention && m.add_qkv_bias ? m.num_layers * m.qkv_rows() : 0;
-    const int64_t norms = m.num_layers * ((m.attention ? 2 : 1) * m.hidden_size + qk_norms) + m.hidden_size;
-    const int64_t expert = ffn_weights(m.hidden_size, moe.moe_ffn_hidden_size);
+    const Freeze& freeze = config.training.freeze;
     std::vector<ParameterPart> parts;
-    const auto replicated = [&](const char* part, int64_t count) {
-        parts.push_back({part, count, count, count});
+    for (const char* part : {"embedding", "attention", "norms", "biases", "router", "experts",
+                             "shared expert", "dense FFN", "head"})
+        parts.push_back({.part = part});
+    struct Matrices {
+        int64_t all = 1, active = 1, per_rank = 1;
     };
-    replicated("embedding", vocabulary);
-    replicated("attention", m.num_layers * attention_parameters(m));
-    replicated("norms", norms);
-    if (biases > 0) replicated("biases", biases);
-    replicated("router", moe_layers * m.hidden_size * moe.num_experts);
-    parts.push_back({"experts", moe_layers * moe.num_experts * expert,
-                     moe_layers * moe.moe_router_topk * expert,
-                     moe_layers * (moe.num_experts / config.parallel.expert_model_parallel_size) * expert});
-    replicated("shared expert", moe_layers * shared_expert_weights(config));
-    replicated("dense FFN", dense_layers * ffn_weights(m.hidden_size, m.ffn_hidden_size));
-    replicated("head", m.untie_embeddings_and_output_weights ? vocabulary : 0);
+    const auto add = [&](const char* part, const std::string& name, int64_t count, const Matrices& of = {}) {
+        const auto found =
+            std::find_if(parts.begin(), parts.end(), [&](const ParameterPart& p) { return p.part == part; });
+        found->total += of.all * count;
+        found->active += of.active * count;
+        found->per_rank += of.per_rank * count;
+        if (!is_frozen(freeze, name)) found->trained += of.per_rank * count;
+    };
+    const int64_t h = m.hidden_size;
+    const bool latent = m.multi_latent_attention, normed = !latent && m.qk_layernorm;
+    const std::pair<const char*, int64_t> head_norms[] = {
+        {"q_layernorm", latent   ? m.q_lora_rank
+                        : normed ? m.heads_per_norm(m.num_attention_heads) * m.kv_channels
+                                 : 0},
+        {"k_layernorm", normed ? m.heads_per_norm(m.num_query_groups) * m.kv_channels : 0},
+        {"kv_layernorm", latent ? m.kv_lora_rank : 0}};
+    const Matrices experts = {moe.num_experts, moe.moe_router_topk,
+                              moe.num_experts / config.parallel.expert_model_parallel_size};
+    const auto add_ffn = [&](const char* part, const std::string& name, int64_t width, const Matrices& of) {
+        add(part, name + ".linear_fc1.weight", 2 * width * h, of);
+        add(part, name + ".linear_fc2.weight", width * h, of);
+    };
+    add("embedding", "embedding.word_embeddings.weight", m.padded_vocab_size * h);
+    for (int64_t i = 0; i < m.num_layers; ++i) {
+        const std::string layer = fmt::format("layers.{}.", i), attention = layer + "self_attention.";
+        if (m.attention) {
+            add("norms", layer + "input_layernorm.weight", h);
+            for (const AttentionWeight& weight : attention_weights(m))
+                add("attention", fmt::format("{}{}.weight", attention, weight.name), weight.n * weight.k);
+            for (const auto& [norm, width] : head_norms)
+                add("norms", fmt::format("{}{}.weight", attention, norm), width);
+            if (m.add_qkv_bias) add("biases", attention + "linear_qkv.bias", m.qkv_rows());
+        }
+        add("norms", layer + "pre_mlp_layernorm.weight", h);
+        if (m.moe_layer_freq[static_cast<size_t>(i)] == 1) {
+            add("router", layer + "moe.router.weight", h * moe.num_experts);
+            add_ffn("experts", layer + "moe.experts", moe.moe_ffn_hidden_size, experts);
+            add_ffn("shared expert", layer + "moe.shared_experts", moe.moe_shared_expert_intermediate_size,
+                    {});
+            if (moe.moe_shared_expert_gate) add("shared expert", layer + "moe.shared_experts.gate_weight", h);
+        } else {
+            add_ffn("dense FFN", layer + "mlp", m.ffn_hidden_size, {});
+        }
+    }
+    add("norms", "final_layernorm.weight", h);
+    if (m.untie_embeddings_and_output_weights) add("head", "output_layer.weight", m.padded_vocab_size * h);
+    std::erase_if(parts, [](const ParameterPart& p) { return p.total == 0 && p.part == "biases"; });
     return parts;
 }
 

@@ -311,22 +311,35 @@ double gathered_masters(const Config& config, int64_t gpus) {
     return f64(std::max(gathered_elements(dense), gathered_elements(experts)));
 }
 
+struct Held {
+    double dense = 0, experts = 0;  // parameters of a rank
+};
+
+// The routed experts' workspace, with the width of the shared expert.
+MemoryItem side_stream(Config config) {
+    config.moe.moe_ffn_hidden_size = config.moe.moe_shared_expert_intermediate_size;
+    const double tokens = f64(tokens_of(config)), token = workspace_row_bytes(config);
+    return {"side stream", tokens * token,
+            fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward pass", tokens, token)};
+}
+
 }  // namespace
 
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const ModelSpec& m = config.model;
     const double tokens = f64(tokens_of(config)), capacity = rank_row_capacity(config);
-    double parameters = 0, experts = 0;
+    Held all, trained;
     for (const auto& part : count_parameters(config)) {
-        parameters += f64(part.per_rank);
-        if (part.part == "experts") experts += f64(part.per_rank);
+        const bool routed = part.part == "experts";
+        (routed ? all.experts : all.dense) += f64(part.per_rank);
+        (routed ? trained.experts : trained.dense) += f64(part.trained);
     }
     const StateDtypes& state = config.training.state;
     const double moments =
         f64(size_of(state_dtype(state.exp_avg_dtype)) + size_of(state_dtype(state.exp_avg_sq_dtype)));
     const bool bf16_gradients = state.main_grads_dtype == StateDtype::bf16;
     const int64_t sources = gradient_sources(config.moe, config.parallel.expert_model_parallel_size);
-    const double main_grads = 4 * (parameters - experts) + (bf16_gradients ? 2 : 4) * f64(sources) * experts;
+    const double main_grads = 4 * trained.dense + (bf16_gradients ? 2 : 4) * f64(sources) * trained.experts;
     const std::string by_source = sources > 1 ? fmt::format(", {} x (order invariant)", sources) : "";
     const WeightBytes weights = weight_bytes(config, gpus);
     const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
@@ -338,26 +351,33 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const double in_flight = config.schedule.overlap_moe_expert_parallel_comm && micro_batches > 1 ? 2 : 1;
     const bool divided = training.use_distributed_optimizer;
     const double replicas = f64(gpus / config.parallel.expert_model_parallel_size);
-    // parameters with their optimizer state on this rank
-    const double owned = divided ? (parameters - experts) / f64(gpus) + experts / replicas : parameters;
-    const std::string of = fmt::format("{:.4g} B parameters here", parameters / 1e9),
-                      of_owned =
-                          divided ? fmt::format("{:.4g} B parameters, this rank's slices", owned / 1e9) : of;
+    // parameters with their master or moments on this rank
+    const auto owned = [&](const Held& held) {
+        return divided ? held.dense / f64(gpus) + held.experts / replicas : held.dense + held.experts;
+    };
+    const Held& with_moments = training.freeze.keeps_moments ? all : trained;
+    const auto of = [&](const Held& held) {
+        return fmt::format("{:.4g} B {}parameters here", (held.dense + held.experts) / 1e9,
+                           &held == &all || training.freeze.names.empty() ? "" : "trained ");
+    };
+    const auto of_owned = [&](const Held& held) {
+        return divided ? fmt::format("{:.4g} B parameters, this rank's slices", owned(held) / 1e9) : of(held);
+    };
     std::vector<MemoryItem> items = {
         {"weights (BF16)", weights.bf16, "2 bytes for each parameter without FP8 copies"},
         {"weights (FP8 copies)", weights.fp8_copies,
          "fprop and dgrad copy with scales: experts, shared expert, dense FFN, FP8 projections"},
-        {"master weights (FP32)", 4 * owned, "4 bytes x " + of_owned},
+        {"master weights (FP32)", 4 * owned(all), "4 bytes x " + of_owned(all)},
         {moments == 8   ? "Adam moments (FP32)"
          : moments == 4 ? "Adam moments (BF16)"
                         : "Adam moments",
-         moments * owned, fmt::format("{:.0f} bytes x {}", moments, of_owned)},
+         moments * owned(with_moments), fmt::format("{:.0f} bytes x {}", moments, of_owned(with_moments))},
         bf16_gradients
             ? MemoryItem{"main gradients (BF16)", main_grads,
-                         fmt::format("2 bytes x {:.4g} B of routed experts{}, 4 x others", experts / 1e9,
-                                     by_source)}
+                         fmt::format("2 bytes x {:.4g} B of routed experts{}, 4 x others",
+                                     trained.experts / 1e9, by_source)}
             : MemoryItem{"main gradients (FP32)", main_grads,
-                         "4 bytes x " + of + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
+                         "4 bytes x " + of(trained) + (sources > 1 ? ", experts" + by_source.substr(1) : "")},
         {"saved activations", in_flight * reserved_bytes(config),
          fmt::format("reserved: {:.0f} tokens and {:.0f} rows, {} layers{}", tokens, capacity, m.num_layers,
                      in_flight > 1 ? ", two micro-batches" : "")},
@@ -372,16 +392,9 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
         items.push_back(
             {"gathered master", 4 * gathered,
              fmt::format("4 bytes x {:.4g} M, weights with FP8 copies at a time", gathered / 1e6)});
-    const double shared_width = f64(config.moe.moe_shared_expert_intermediate_size);
-    if (config.schedule.moe_shared_expert_overlap && has_moe && shared_width > 0) {
-        // the routed experts' workspace, with the width of the shared expert
-        Config shared = config;
-        shared.moe.moe_ffn_hidden_size = config.moe.moe_shared_expert_intermediate_size;
-        const double token = workspace_row_bytes(shared);
-        items.push_back(
-            {"side stream", tokens * token,
-             fmt::format("{:.0f} tokens x {:.0f} bytes, the shared expert's backward pass", tokens, token)});
-    }
+    if (config.schedule.moe_shared_expert_overlap && has_moe &&
+        config.moe.moe_shared_expert_intermediate_size > 0)
+        items.push_back(side_stream(config));
     const double delayed = delayed_row_bytes(config);
     const int64_t waiting = std::min(config.precision.moe_wgrad_micro_batches, micro_batches) - 1;
     if (delayed > 0 && waiting > 0)

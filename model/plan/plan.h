@@ -19,6 +19,7 @@ struct ParameterPart {
     int64_t active = 0;  // that one token uses
     int64_t per_rank =
         0;  // of one GPU: experts are divided by expert_model_parallel_size, all else replicated
+    int64_t trained = 0;  // of these, without what training.freeze names
 };
 
 // Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys per query
@@ -92,6 +93,7 @@ bool legal(const Config& config, std::optional<int64_t> gpus);
 void check_countable(const Config& config);
 // The projections [n, k] of attention in one layer, none without attention. Those of mla_up_proj run again.
 struct AttentionWeight {
+    std::string_view name;  // linear_qkv
     int64_t n = 0, k = 0;
     bool fp8 = true;  // with precision.fp8_attention_linears
     enum class Input { normed, latent, heads } input = Input::normed;

@@ -16,15 +16,15 @@ struct Held {
     double dense = 0, experts = 0;  // by one rank
 };
 
-// Of every parameter of a rank `each`, of weights with FP8 copies `ffn`.
+// Of every parameter that a rank trains `each`, of weights with FP8 copies `ffn`.
 Held held_of(const Config& config, double each, double ffn) {
     Held result;
     for (const plan::ParameterPart& part : plan::count_parameters(config)) {
         const bool own_ffn = part.part == "shared expert" || part.part == "dense FFN";
         if (part.part == "experts")
-            result.experts += ffn * f64(part.per_rank);
+            result.experts += ffn * f64(part.trained);
         else
-            result.dense += (own_ffn ? ffn : each) * f64(part.per_rank);
+            result.dense += (own_ffn ? ffn : each) * f64(part.trained);
     }
     return result;
 }

@@ -114,7 +114,7 @@ void Optimizer::squares_of_shares(Context& ctx, ParameterStore& store, Ranks ran
 // In the order of parameters and global expert ids, so that the sum does not depend on who holds an expert.
 void Optimizer::sum_squares_by_expert(Context& ctx, ParameterStore& store) {
     const auto experts_of = [&](const Parameter& p) {
-        return p.spec.expert ? p.spec.shape[0] * ctx.exchange.size() : 0;
+        return p.spec.expert && !p.frozen ? p.spec.shape[0] * ctx.exchange.size() : 0;
     };
     if (!squares_of_experts_) {
         int64_t total = 0;
@@ -125,7 +125,7 @@ void Optimizer::sum_squares_by_expert(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = squares_of_experts_}, ctx.launch);
     int64_t first = 0;
     for (const Parameter& p : store.all()) {
-        if (p.spec.expert && ctx.exchange.holds_first_replica())
+        if (p.spec.expert && !p.frozen && ctx.exchange.holds_first_replica())
             for (int64_t e = 0; e < p.spec.shape[0]; ++e)
                 ctx.ops.norm_squared({.x = p.main_grad[e],
                                       .sum = squares_of_experts_.slice(first + p.spec.first_expert + e, 1)},
@@ -158,8 +158,6 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
     // whatever they are. Both are the same on every rank, so one that is not finite needs no second
     // reduction.
     agree_on_status(ctx, inputs);
-    for (const Parameter& p : store.all())  // they have no part in the norm
-        if (p.frozen) ctx.ops.zero({.y = p.main_grad}, ctx.launch);
     global_norm(ctx, store);
     auto judge = [&](const TensorView& value, double clip, const TensorView& limit) {
         ctx.ops.clip_factor({.norm_squared = value,

@@ -27,7 +27,7 @@ void Trainer::report_non_finite(int64_t step) {
             const Parameter& p = parameters[i];
             const int64_t zero = 0, none = -1;
             const TensorView& searched = kind == 0 ? p.master : p.main_grad;
-            if (searched.numel() == 0) continue;
+            if (searched.numel() == 0 || (kind == 1 && p.frozen)) continue;
             ops_->device().copy_in(count.data, &zero, sizeof zero);
             ops_->device().copy_in(first.data, &none, sizeof none);
             ops_->count_non_finite({.x = searched, .count = count, .first = first});
@@ -68,7 +68,7 @@ std::string Trainer::largest_gradient() {
     std::vector<float> squares;
     for (const Parameter& p : parameters) {
         ops_->zero({.y = sum});
-        ops_->norm_squared({.x = p.main_grad, .sum = sum});
+        if (!p.frozen) ops_->norm_squared({.x = p.main_grad, .sum = sum});
         squares.push_back(read_word<float>(sum));
     }
     world_.all_reduce_max(squares);

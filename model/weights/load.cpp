@@ -194,8 +194,9 @@ std::vector<WeightTarget> whole_targets_of(Transformer& model, Exchange& exchang
     for (WeightTarget& target : targets) {
         const Parameter* p = target.parameter;
         if (p == nullptr || !p->is_sharded()) continue;
-        target.values = p->main_grad.dtype == DType::f32 ? p->main_grad
-                                                         : scratch.tensor(DType::f32, {p->numel()}, "export");
+        target.values = !p->frozen && p->main_grad.dtype == DType::f32
+                            ? p->main_grad
+                            : scratch.tensor(DType::f32, {p->numel()}, "export");
         target.first = 0;
         model.parameters().gather_master(exchange, *p, target.values);
     }

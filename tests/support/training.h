@@ -85,7 +85,7 @@ inline Values collect(Trainer& trainer, ProcessGroup& world, int expert_ranks) {
     for (const Parameter& p : trainer.transformer().parameters().all()) {
         const Parameter* divided = p.is_sharded() ? &p : nullptr;
         gather("weight " + p.spec.name, p.master, p.spec.expert, divided);
-        gather("gradient " + p.spec.name, p.main_grad, p.spec.expert);
+        if (!p.frozen) gather("gradient " + p.spec.name, p.main_grad, p.spec.expert);
         if (!p.has_moments) continue;
         gather("m " + p.spec.name, p.m, p.spec.expert, divided);
         gather("v " + p.spec.name, p.v, p.spec.expert, divided);
