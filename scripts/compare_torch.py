@@ -85,13 +85,14 @@ def small_config(family, **more):
     base = AutoConfig.for_model(CLASS_OF.get(family, family)).get_text_config()
     base.allow_global_per_layer_attribute_access = True
     fields = {name: value for name, value in SMALL.items() if hasattr(type(base), name) or hasattr(base, name)}
-    if getattr(base, "kv_lora_rank", None):
-        fields.pop("head_dim", None)
-        fields["num_key_value_heads"] = 4
     for groups in ("n_group", "num_expert_group"):
         if (getattr(base, groups, None) or 1) > 1:
             fields |= {groups: 4, "topk_group": 1}
-    return type(base)(**fields | OWN.get(family, {}) | more)
+    fields |= OWN.get(family, {}) | more
+    if getattr(base, "kv_lora_rank", None):
+        fields.pop("head_dim", None)
+        fields["num_key_value_heads"] = 4
+    return type(base)(**fields)
 
 
 def class_of(config):
@@ -121,6 +122,13 @@ def small_model(family, dtype, **more):
             center = 1.0 if value.dim() == 1 and name.endswith("norm.weight") else 0.0
             value.copy_((center + std * torch.randn(value.shape)).bfloat16())
     return model.to(dtype).train()
+
+
+def save(model, family, folder):
+    model.save_pretrained(folder)
+    with open(f"{folder}/config.json") as file:
+        config = json.load(file)
+    write_json(f"{folder}/config.json", config | ({"model_type": family} if family in CLASS_OF else {}))
 
 
 def moe_of(model):
@@ -158,12 +166,9 @@ def compare_block(options, family, folder):
     """Rows of the report, and whether those of fp8flow are within their bounds."""
     torch.manual_seed(options.seed)
     model = small_model(family, torch.float64)
-    copy.deepcopy(model).bfloat16().save_pretrained(folder)
+    save(copy.deepcopy(model).bfloat16(), family, folder)
     state = load_file(f"{folder}/model.safetensors")
     save_file({n: t.float() if "bias" in n else t for n, t in state.items()}, f"{folder}/model.safetensors")
-    with open(f"{folder}/config.json") as file:
-        config = json.load(file)
-    write_json(f"{folder}/config.json", config | ({"model_type": family} if family in CLASS_OF else {}))
     x, dy = torch.randn(T, H).bfloat16(), torch.randn(T, H).bfloat16()
     save_file({"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
     want, want_gradients = run_block(model, x, dy)
@@ -274,6 +279,7 @@ TRAINING = {"lr": 2e-3, "min_lr": 2e-4, "lr_warmup_iters": 10, "lr_warmup_style"
 COEFFICIENT = 0.01  # of Megatron's balancing loss, in the setting that has one
 
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32}
 # What families are trained with besides small sizes: dense layers and their width, rotary embeddings, constants.
 TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
            "mixtral": {"intermediate_size": WIDTH, "sliding_window": None},
@@ -286,8 +292,13 @@ TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_
                           "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
            "dots1": {"norm_topk_prob": True, "intermediate_size": 200},  # is widened to 256
            "sarvam_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-           "solar_open": {"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
-                                              "original_max_position_embeddings": 32}}}
+           "solar_open": {"rope_parameters": YARN},
+           "deepseek_v3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}},
+           "kimi_k2": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+           "glm4_moe_lite": {"v_head_dim": 48, "mlp_layer_types": ["dense", "sparse"]},
+           "sarvam_mla": {"q_lora_rank": None, "rope_parameters": YARN | {"mscale_all_dim": 1.0}},
+           "deepseek_v2": {"q_lora_rank": None, "n_shared_experts": 2, "intermediate_size": 200,
+                           "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}}}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
 
 
@@ -439,7 +450,7 @@ def folds_error(options, folder, family):
 
 
 # ---- training: the comparison
-KINDS = {"embedding": r"embed_tokens", "head": r"lm_head", "norms": r"norm", "qkv": r"[qkv]_proj", "proj": r"o_proj",
+KINDS = {"embedding": r"embed_tokens", "head": r"lm_head", "norms": r"norm", "qkv": r"([qkv]|q_[ab]|kv_b)_proj|kv_a_proj", "proj": r"o_proj",
          "router": r"\.(gate|router)\.weight", "fc1": r"(gate|up)_proj|input_linear", "fc2": r"down_proj|output_linear"}
 
 
@@ -510,7 +521,7 @@ def training(options):
     for family in (options.families or ",".join(TRAINED)).split(","):
         with tempfile.TemporaryDirectory() as folder:
             model = model_of(family, options.seed)
-            model.save_pretrained(f"{folder}/hf")
+            save(model, family, f"{folder}/hf")
             windows = windows_of(options, folder)
             for balancing in (None, "megatron") if family in ("qwen3_moe", "mixtral") else (None,):
                 comparisons.append(compare_model(options, family, balancing, folder, model, windows))

@@ -131,9 +131,6 @@ constexpr Clash kClashes[] = {
            c.model.num_attention_heads * c.model.qk_head_dim % kBlock != 0)),
      "got true, want heads x (qk_head_dim + qk_pos_emb_head_dim), heads x qk_head_dim and heads x v_head_dim "
      "multiples of 128 with it"},
-    {{"model.multi_latent_attention", "model.attention"},
-     WHEN(c.model.multi_latent_attention && !c.model.attention),
-     "got true, want false with attention: false"},
     {{"model.add_qkv_bias", "model.multi_latent_attention"},
      WHEN(c.model.add_qkv_bias&& c.model.multi_latent_attention),
      "got true, want false with multi_latent_attention: its projections have no biases"},

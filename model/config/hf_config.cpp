@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // config.json of a family as settings. Everything that is read is checked for its type; everything wrong is
-// listed at once.
+// listed at once. Long because each part of a layer reads its keys together with their checks.
 #include "model/config/hf_config.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -213,16 +213,9 @@ private:
             if (boolean("attention_bias", false)) model_.foreign += " and has biases";
             return;
         }
-        const bool norm = family_.query_key_norm;
-        set("model.qk_layernorm", family_.reads_qk_norm ? boolean("use_qk_norm", norm) : norm, "model_type");
-        if (family_.all_heads_norm) set("model.qk_layernorm_type", std::string("per_layer"), "model_type");
+        set("model.multi_latent_attention", family_.latent.has_value(), "model_type");
         copy("num_attention_heads", "model.num_attention_heads");
-        copy("num_key_value_heads", "model.num_query_groups");
-        const int64_t heads = integer("num_attention_heads", 0);
-        if (present("head_dim"))
-            copy("head_dim", "model.kv_channels");
-        else if (heads > 0)
-            set("model.kv_channels", integer("hidden_size", 0) / heads, "num_attention_heads");
+        family_.latent ? latents(*family_.latent) : heads();
         rope();
         windows();
         if (family_.qkv_bias)
@@ -231,6 +224,28 @@ private:
             want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
                  "linear layers have no bias here");
         if (family_.granite) granite();
+    }
+
+    void heads() {
+        const bool norm = family_.query_key_norm;
+        set("model.qk_layernorm", family_.reads_qk_norm ? boolean("use_qk_norm", norm) : norm, "model_type");
+        if (family_.all_heads_norm) set("model.qk_layernorm_type", std::string("per_layer"), "model_type");
+        copy("num_key_value_heads", "model.num_query_groups");
+        const int64_t heads = integer("num_attention_heads", 0);
+        if (present("head_dim"))
+            copy("head_dim", "model.kv_channels");
+        else if (heads > 0)
+            set("model.kv_channels", integer("hidden_size", 0) / heads, "num_attention_heads");
+    }
+
+    void latents(const HfLatent& absent) {
+        set("model.q_lora_rank", absent_or_null("q_lora_rank", absent.q, 0), "q_lora_rank");
+        copy("kv_lora_rank", "model.kv_lora_rank", absent.kv);
+        copy("qk_nope_head_dim", "model.qk_head_dim", absent.nope);
+        copy("qk_rope_head_dim", "model.qk_pos_emb_head_dim", absent.rope);
+        copy("v_head_dim", "model.v_head_dim", absent.v);
+        want("rope_interleave", boolean("rope_interleave", true) ? "true" : "false", "true",
+             "pairs that rotate are neighbours in files of this family");
     }
 
     void windows() {
@@ -295,7 +310,10 @@ private:
         const double share = partial.is_number()     ? partial.get<double>()
                              : present("rotary_dim") ? real("rotary_dim", head) / head  // MiniMax
                                                      : family_.rotary_percent;
-        if (partial.is_number() || share != 1)
+        if (partial.is_number() && family_.latent)
+            want("partial_rotary_factor", shown(partial.get<double>()), "1.0",
+                 "qk_rope_head_dim says how much of a head rotates");
+        else if (partial.is_number() || share != 1)
             set("model.rotary_percent", fmt::format("{}", share), "partial_rotary_factor");
         const Json type =
             scaling.contains("rope_type") ? scaling["rope_type"] : scaling.value("type", Json("default"));
@@ -313,7 +331,10 @@ private:
             return note("model.rope_type", fmt::format("{}: frequencies are those of sequences up to "
                                                        "max_position_embeddings, longer ones are not scaled",
                                                        group));
-        const std::string name = type == "dynamic" ? "ntk" : type.is_string() ? type.get<std::string>() : "";
+        const std::string name = type == "dynamic"         ? "ntk"
+                                 : type == "deepseek_yarn" ? "yarn"
+                                 : type.is_string()        ? type.get<std::string>()
+                                                           : "";
         if (name != "linear" && name != "ntk" && name != "yarn" && name != "llama3")
             return problem(group,
                            fmt::format("got rope_type {}, want default, linear, dynamic, yarn or llama3: "
@@ -331,15 +352,25 @@ private:
             take(key, (std::string("model.") + key).c_str());
         if (scaling.value("truncate", Json(true)) != true)
             problem(group, "got truncate false, want true: bounds of the ramp are whole numbers here");
-        const double log = std::log(scaling[factor].get<double>());
-        if (given("attention_factor") && log > 0) {  // m(mscale) with mscale_all_dim 0
-            const double mscale = (scaling["attention_factor"].get<double>() - 1) / (0.1 * log);
-            set("model.mscale", fmt::format("{}", mscale), group);
-        } else if (given("mscale") && given("mscale_all_dim") && scaling["mscale"] != 0 &&
-                   scaling["mscale_all_dim"] != 0) {
-            take("mscale", "model.mscale");
-            take("mscale_all_dim", "model.mscale_all_dim");
+        if (name == "yarn") mscale(group, scaling);
+    }
+
+    // cos and sin are multiplied by attention_factor, or m(mscale) / m(mscale_all_dim) if both are given, or
+    // m(1); scores of multi-latent attention by m(mscale_all_dim)^2 in any case. Here the two numbers say
+    // all.
+    void mscale(const char* group, const Json& scaling) {
+        const auto given = [&](const char* name) {
+            return scaling.contains(name) && scaling[name].is_number() ? scaling[name].get<double>() : 0.0;
+        };
+        const double log = std::log(given("factor")), factor = given("attention_factor");
+        double mscale = given("mscale"), all = given("mscale_all_dim");
+        if (log <= 0 || factor != 0 || mscale == 0 || all == 0) {
+            if (!family_.latent) all = 0;
+            if (log <= 0 || (factor == 0 && all == 0)) return;
+            mscale = ((factor != 0 ? factor : 1 + 0.1 * log) * (1 + 0.1 * all * log) - 1) / (0.1 * log);
         }
+        set("model.mscale", fmt::format("{}", mscale), group);
+        if (all != 0) set("model.mscale_all_dim", fmt::format("{}", all), group);
     }
 
     void experts() {

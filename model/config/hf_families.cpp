@@ -13,7 +13,6 @@ namespace fp8flow {
 
 namespace {
 
-constexpr const char* kLatent = "its attention is multi-latent (MLA)";
 constexpr const char* kSparseLatent = "its attention is multi-latent (MLA) with an index of keys (DSA)";
 constexpr const char* kDeltaNet = "most of its layers are linear attention (gated delta net)";
 constexpr const char* kWindows = "its attention has windows";
@@ -23,7 +22,8 @@ constexpr auto kSigmoid = ScoreFunction::sigmoid;
 // ---- DeepSeek-V3 and the families that took its MoE layers over
 constexpr HfFamily kDeepSeekV3 = {.type = "deepseek_v3",
                                   .models = "DeepSeek-V3, Moonlight",
-                                  .foreign = kLatent,
+                                  .architecture = "DeepseekV3ForCausalLM",
+                                  .latent = HfLatent{},
                                   .experts = "n_routed_experts",
                                   .expert_width = "moe_intermediate_size",
                                   .scores = kSigmoid,
@@ -53,7 +53,7 @@ constexpr void without_groups(HfFamily& f, int64_t experts, int64_t topk, int64_
     f.groups = f.chosen_groups = 1;
 }
 constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm) {
-    f.foreign = nullptr;
+    f.latent.reset();
     f.architecture = architecture;
     f.query_key_norm = query_key_norm;
 }
@@ -65,7 +65,7 @@ constexpr void softmax(HfFamily& f) {
 
 constexpr std::array kOfDeepSeekV3 = {
     kDeepSeekV3,
-    as_v3("kimi_k2", "Kimi-K2", [](HfFamily&) {}),
+    as_v3("kimi_k2", "Kimi-K2", [](HfFamily& f) { f.architecture = nullptr; }),
     as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 1.0);
@@ -79,12 +79,24 @@ constexpr std::array kOfDeepSeekV3 = {
               without_groups(f, 256, 8, 3, 2.5);
               f.foreign = kSparseLatent;
           }),
-    as_v3("glm4_moe_lite", "GLM-4.7-Flash", [](HfFamily& f) { without_groups(f, 64, 4, 1, 1.8); }),
-    as_v3("sarvam_mla", "Sarvam-105B", [](HfFamily& f) { without_groups(f, 128, 8, 1, 2.5); }),
+    as_v3("glm4_moe_lite", "GLM-4.7-Flash",
+          [](HfFamily& f) {
+              without_groups(f, 64, 4, 1, 1.8);
+              f.architecture = "Glm4MoeLiteForCausalLM";
+              f.latent = {.q = 768, .nope = 192, .v = 256};
+              f.listed = true;
+          }),
+    as_v3("sarvam_mla", "Sarvam-105B",
+          [](HfFamily& f) {
+              without_groups(f, 128, 8, 1, 2.5);
+              f.architecture = "SarvamMLAForCausalLM";
+              f.latent->q = 0;
+          }),
     as_v3("mistral4", "Mistral Small 4",
           [](HfFamily& f) {
               without_groups(f, 128, 4, 0, 1.0);
               softmax(f);
+              f.foreign = "its multi-latent attention scales queries by their position";
           }),
     as_v3("mistral_large4", "Mistral Large 4",
           [](HfFamily& f) {
@@ -331,7 +343,8 @@ constexpr std::array kOthers = {
     // DeepSeek-V2-Lite. The larger V2 scores a group by its best expert alone.
     HfFamily{.type = "deepseek_v2",
              .models = "DeepSeek-V2-Lite (`topk_method: greedy`)",
-             .foreign = kLatent,
+             .architecture = "DeepseekV2ForCausalLM",
+             .latent = HfLatent{},
              .experts = "n_routed_experts",
              .expert_width = "moe_intermediate_size",
              .norm_reason = "its implementations differ in what they do then",
@@ -339,6 +352,8 @@ constexpr std::array kOthers = {
              .choice_reason = "a group is scored by its best expert alone there, by several here",
              .num_experts = 64,
              .shared = 2,
+             .groups = 1,
+             .chosen_groups = 1,
              .dense = 0,
              .scaling = 1.0},
     HfFamily{.type = "olmoe",

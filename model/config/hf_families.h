@@ -7,6 +7,7 @@
 #include "layers/spec.h"
 
 #include <array>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -41,14 +42,20 @@ struct HfOnly {
     const char *key = nullptr, *value = nullptr, *reason = nullptr;
 };
 
+// Multi-latent attention: values for what is left out; q 0: no latent of the queries.
+struct HfLatent {
+    int64_t q = 1536, kv = 512, nope = 128, rope = 64, v = 128;
+};
+
 struct HfFamily {
     const char* type;               // model_type
     const char* models = "";        // for the table of documents
     const char* refused = nullptr;  // why it is not supported
     // What of it is not implemented and left out, so that its MoE layers are known alone. Null: the model is
-    // whole, and `architecture` is its class.
+    // whole, and `architecture` is its class; without one it is exported as another family.
     const char* foreign = nullptr;
     const char* architecture = nullptr;
+    std::optional<HfLatent> latent = {};
     bool query_key_norm = false, reads_attention_bias = true;
     bool reads_qk_norm = false;   // use_qk_norm may say otherwise
     bool all_heads_norm = false;  // that norm is over all heads of a token

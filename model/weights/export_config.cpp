@@ -82,10 +82,30 @@ void add_experts(Json& json, const Config& config, const HfFamily& family) {
         json[family.shared_key] = shared / width;
     if (family.shared_width != nullptr) json[family.shared_width] = shared;
     if (family.scaling != HfFamily::kNone) json[family.scaling_key] = moe.moe_router_topk_scaling_factor;
+    if (family.latent) {  // what other programs read
+        json["scoring_func"] =
+            moe.moe_router_score_function == ScoreFunction::sigmoid ? "sigmoid" : "softmax";
+        if (family.choice != nullptr) json["topk_method"] = family.choice;
+        json["num_nextn_predict_layers"] = 0;
+    }
     if (family.groups != HfFamily::kNone) {
         json["n_group"] = std::max<int64_t>(1, moe.moe_router_num_groups);
         json["topk_group"] = std::max<int64_t>(1, moe.moe_router_group_topk);
     }
+}
+
+void add_heads(Json& json, const ModelSpec& m) {
+    json["num_attention_heads"] = m.num_attention_heads;
+    json["num_key_value_heads"] = m.kv_heads();
+    if (!m.multi_latent_attention) {
+        json["head_dim"] = m.kv_channels;
+        return;
+    }
+    json["q_lora_rank"] = m.q_lora_rank > 0 ? Json(m.q_lora_rank) : Json(nullptr);
+    json["kv_lora_rank"] = m.kv_lora_rank;
+    json["qk_nope_head_dim"] = m.qk_head_dim;
+    json["qk_rope_head_dim"] = m.qk_pos_emb_head_dim;
+    json["v_head_dim"] = m.v_head_dim;
 }
 
 Json config_as(const Config& config, const HfFamily& family) {
@@ -95,9 +115,6 @@ Json config_as(const Config& config, const HfFamily& family) {
                  {"hidden_act", "silu"},
                  {"hidden_size", m.hidden_size},
                  {"num_hidden_layers", m.num_layers},
-                 {"num_attention_heads", m.num_attention_heads},
-                 {"num_key_value_heads", m.num_query_groups},
-                 {"head_dim", m.kv_channels},
                  {"max_position_embeddings", std::max(m.seq_length, m.max_position_embeddings)},
                  {"rms_norm_eps", m.norm_epsilon},
                  {"rope_theta", m.rotary_base},
@@ -106,6 +123,7 @@ Json config_as(const Config& config, const HfFamily& family) {
                  {"initializer_range", m.init_method_std},
                  {"attention_bias", m.add_qkv_bias},
                  {"num_experts_per_tok", config.moe.moe_router_topk}};
+    add_heads(json, m);
     add_experts(json, config, family);
     add_layers(json, m, family);
     add_rope(json, m, family);
@@ -128,6 +146,16 @@ constexpr std::string_view kNotInTheFile[] = {"model.seq_length",
                                               "moe.moe_router_dtype",
                                               "moe.moe_combine_order"};
 
+// Of the other kind of attention.
+bool is_unread(const ModelSpec& m, std::string_view key) {
+    constexpr std::string_view kHeads[] = {"model.num_query_groups", "model.kv_channels",
+                                           "model.qk_layernorm"},
+                               kLatents[] = {"model.q_lora_rank", "model.kv_lora_rank", "model.qk_head_dim",
+                                             "model.qk_pos_emb_head_dim", "model.v_head_dim"};
+    return m.multi_latent_attention ? std::ranges::find(kHeads, key) != std::end(kHeads)
+                                    : std::ranges::find(kLatents, key) != std::end(kLatents);
+}
+
 // The keys of the configuration that a family's own file does not give back.
 std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
     const std::string name = family.type;
@@ -139,8 +167,8 @@ std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
                                          parse_hf_config(config_as(config, family).dump(), name));
         for (const ConfigField& field : config_fields()) {
             const std::string key = field.section + "." + field.key;
-            const bool counts =
-                changes_the_model(key) && std::ranges::find(kNotInTheFile, key) == std::end(kNotInTheFile);
+            const bool counts = changes_the_model(key) && !is_unread(config.model, key) &&
+                                std::ranges::find(kNotInTheFile, key) == std::end(kNotInTheFile);
             const bool of_dense = key == "model.ffn_hidden_size";
             if (counts && (!of_dense || has_dense) && field.get(back) != field.get(config))
                 lost.push_back(key);
@@ -157,10 +185,10 @@ std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
 
 const HfFamily& export_family(const Config& config) {
     std::vector<const HfFamily*> candidates;
-    if (const HfFamily* own = hf_family(config.family); own != nullptr && own->whole())
+    if (const HfFamily* own = hf_family(config.family); own != nullptr && own->architecture != nullptr)
         candidates.push_back(own);
     for (const HfFamily& family : hf_families())
-        if (family.whole()) candidates.push_back(&family);
+        if (family.architecture != nullptr) candidates.push_back(&family);
     std::vector<std::string> nearest;
     const HfFamily* near = nullptr;
     for (const HfFamily* family : candidates) {
@@ -188,9 +216,12 @@ std::string hf_config_of(const Config& config, ExportFormat format) {
         };
         const auto attention = [&](const char* name) { return std::string(names.attention) + name; };
         for (size_t i = 0; i < layers.size(); ++i) {
-            if (names.qkv != nullptr) module(i, attention(names.qkv));
-            for (const char* name : {"q_proj.weight", "k_proj.weight", "v_proj.weight"})
-                if (names.qkv == nullptr) module(i, attention(name));
+            std::vector<const char*> inputs = {"q_proj.weight", "k_proj.weight", "v_proj.weight"};
+            if (names.qkv != nullptr) inputs = {names.qkv};
+            if (config.model.multi_latent_attention)
+                inputs = {"q_proj.weight", "q_a_proj.weight", "q_b_proj.weight", "kv_a_proj_with_mqa.weight",
+                          "kv_b_proj.weight"};
+            for (const char* name : inputs) module(i, attention(name));
             module(i, attention(names.proj));
         }
         for (size_t i = 0; i < layers.size(); ++i)

@@ -4,6 +4,7 @@
 
 #include "layers/rope.h"
 
+#include <algorithm>
 #include <charconv>
 
 namespace fp8flow::weights {
@@ -41,6 +42,7 @@ private:
         const WeightFolds& folds = names_.folds;
         if (name == "input_layernorm.weight") return whole(prefix + store_.input_norm);
         if (name == "pre_mlp_layernorm.weight") return whole(prefix + store_.mlp_norm);
+        if (model_.multi_latent_attention && latent(attention, name)) return;
         if (name == "self_attention.linear_qkv.weight") return query_key_value(attention, "weight");
         if (name == "self_attention.linear_qkv.bias") return query_key_value(attention, "bias");
         if (name == "self_attention.q_layernorm.weight") return head_norm(attention + store_.q_norm);
@@ -112,6 +114,30 @@ private:
     void head_norm(const std::string& tensor) {
         whole(tensor);
         pieces_.back().order = head_order();
+    }
+    // Multi-latent attention but its output; in the files the pairs that rotate are neighbours.
+    bool latent(const std::string& prefix, const std::string& name) {
+        constexpr std::pair<std::string_view, const char*> kNames[] = {
+            {"self_attention.linear_q_down_proj.weight", "q_a_proj.weight"},
+            {"self_attention.q_layernorm.weight", "q_a_layernorm.weight"},
+            {"self_attention.linear_q_up_proj.weight", "q_b_proj.weight"},
+            {"self_attention.linear_q_proj.weight", "q_proj.weight"},
+            {"self_attention.linear_kv_down_proj.weight", "kv_a_proj_with_mqa.weight"},
+            {"self_attention.kv_layernorm.weight", "kv_a_layernorm.weight"},
+            {"self_attention.linear_kv_up_proj.weight", "kv_b_proj.weight"}};
+        const auto* const found =
+            std::ranges::find(kNames, std::string_view(name), [](auto& of) { return of.first; });
+        if (found == std::end(kNames)) return false;
+        whole(prefix + found->second);
+        const int64_t rotated = model_.qk_pos_emb_head_dim;
+        const auto order = [&](int64_t first) {
+            pieces_.back().order =
+                rope_rows({.dim = first + rotated, .rotated = rotated, .first = first, .interleaved = true});
+        };
+        if (name.ends_with("q_up_proj.weight") || name.ends_with("linear_q_proj.weight"))
+            order(model_.qk_head_dim);
+        if (name.ends_with("kv_down_proj.weight")) order(model_.kv_lora_rank);
+        return true;
     }
     void query_key_value(const std::string& prefix, const char* what) {
         const int64_t query = model_.num_attention_heads * model_.kv_channels,

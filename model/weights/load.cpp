@@ -349,11 +349,10 @@ std::string folder_of_model(const std::string& path) {
 
 std::vector<std::string> load_model(const std::string& path, const Config& config, Transformer& model,
                                     Device& device) {
-    require(
-        config.model.attention, ExitCode::usage,
-        "--weights {}: a whole model is loaded with model.attention: true only (multi-latent attention is "
-        "not implemented); one MoE layer: fp8flow replay",
-        path);
+    require(config.model.attention, ExitCode::usage,
+            "--weights {}: a whole model is loaded with model.attention: true only; one MoE layer: fp8flow "
+            "replay",
+            path);
     require(!config.model.zero_centered_gamma, ExitCode::usage,
             "model.zero_centered_gamma: got true, want false with --weights: their norm weights are plain");
     std::error_code error;

@@ -312,8 +312,6 @@ Config config_of(Recipe recipe, Keys keys) {
 
 TEST(LatentAttention, ConfigurationErrorsAreExact) {
     const std::pair<std::string, std::string> cases[] = {
-        {"model: {multi_latent_attention: true, attention: false}",
-         "t.yaml:1:33: model.multi_latent_attention: got true, want false with attention: false"},
         {"model: {multi_latent_attention: true, q_lora_rank: none}",
          "t.yaml:1:52: model.q_lora_rank: got none, want an integer in [0, 65536]"},
         {"model: {multi_latent_attention: true, qk_head_dim: 200}",

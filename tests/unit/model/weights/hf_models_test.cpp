@@ -369,7 +369,7 @@ TEST(HfModels, AModelOfAnotherFamilyBesideTheWeightsIsRefused) {
         expect_contains(load(test::config_of(c)), "model_type gpt_oss is not supported");
         Config other = test::config_of(c);
         other.model.attention = false;
-        expect_contains(load(other), "multi-latent attention is not implemented");
+        expect_contains(load(other), "with model.attention: true only");
         other = test::config_of(c);
         other.model.zero_centered_gamma = true;
         expect_contains(load(other), "zero_centered_gamma: got true");
