@@ -49,7 +49,7 @@ double frequency_of(const ModelSpec& model, int64_t rotated, int64_t pair) {
     if (rope.rope_type == RopeType::ntk)
         base *= std::pow(rope.rotary_scaling_factor,
                          static_cast<double>(rotated) / static_cast<double>(rotated - 2));
-    const double frequency = std::pow(base, -static_cast<double>(pair) / static_cast<double>(rotated / 2));
+    const double frequency = std::pow(base, -2.0 * static_cast<double>(pair) / static_cast<double>(rotated));
     switch (rope.rope_type) {
         case RopeType::linear: return frequency / rope.rotary_scaling_factor;
         case RopeType::yarn: return yarn(model, rotated, pair, frequency);
