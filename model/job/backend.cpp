@@ -112,13 +112,12 @@ std::string attention_note(const BackendChoice& choice, const Config& config) {
     if (choice.kind != BackendKind::hopper || !model.attention ||
         config.kernels.attention_backend == AttentionBackendKey::native)
         return {};
-    const int64_t values = model.multi_latent_attention ? model.v_head_dim : model.kv_channels;
-    const std::string problem = hopper::cudnn_problem(model.qk_dim(), values);
+    const std::string problem = hopper::cudnn_problem(model.qk_dim(), model.v_dim());
     if (problem.empty()) return {};
-    return "note: attention runs on this project's kernels, which take hundreds of times as long as cuDNN's "
-           "in "
-           "long sequences: " +
-           problem;
+    return fmt::format(
+        "note: attention runs on this project's kernels, which take hundreds of times as long as cuDNN's in "
+        "long sequences: {}",
+        problem);
 }
 
 std::unique_ptr<Ops> make_ops(const BackendChoice& choice, Arithmetic arithmetic, const KernelSpec& kernels) {

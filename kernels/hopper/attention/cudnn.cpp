@@ -39,6 +39,13 @@ constexpr HeadSizes kHeads[] = {{64, 64, kOldestCudnn},
                                 {192, 128, 91900},
                                 {192, 192, 91900},
                                 {256, 256, 91900}};
+// Null: cuDNN does not run heads of these widths.
+const HeadSizes* sizes_of(int64_t depth, int64_t value_depth) {
+    const auto* const found = std::ranges::find_if(kHeads, [&](const HeadSizes& heads) {
+        return heads.depth == depth && heads.value_depth == value_depth;
+    });
+    return found != std::end(kHeads) ? found : nullptr;
+}
 
 // The deterministic backward keeps a score gradient of 2 bytes for every query, key and head in its
 // workspace, so it runs in parts: of at most kPartBytes where one group of heads of one sequence is smaller
@@ -209,12 +216,10 @@ std::string cudnn_problem() {
 
 std::string cudnn_problem(int64_t depth, int64_t value_depth) {
     if (std::string problem = cudnn_problem(); !problem.empty()) return problem;
-    const auto sizes = std::ranges::find_if(kHeads, [&](const HeadSizes& heads) {
-        return heads.depth == depth && heads.value_depth == value_depth;
-    });
+    const HeadSizes* const sizes = sizes_of(depth, value_depth);
     const std::size_t version = cudnnGetVersion();
     const std::string heads = fmt::format("heads of {} columns, {} of values", depth, value_depth);
-    if (sizes == std::end(kHeads)) return "cuDNN has no deterministic backward for " + heads;
+    if (sizes == nullptr) return "cuDNN has no deterministic backward for " + heads;
     if (version >= sizes->oldest) return {};
     return fmt::format("{} need cuDNN {} or later, and {} is loaded", heads, version_text(sizes->oldest),
                        version_text(version));
@@ -290,7 +295,9 @@ bool CudnnAttention::takes(const TensorView& q, const TensorView& k, const Tenso
     // cudnn-frontend places cuDNN's workspace after a table of 4 bytes per row and head; the workspace must
     // stay aligned to 16 bytes
     const bool aligned = group * seq_length % 4 == 0;
-    return q.dtype == DType::bf16 && cudnn_problem(q.dim(2), v.dim(2)).empty() && seq_length > 1 && aligned &&
+    const HeadSizes* const sizes = sizes_of(q.dim(2), v.dim(2));
+    const bool known = sizes != nullptr && cudnnGetVersion() >= sizes->oldest;
+    return q.dtype == DType::bf16 && known && seq_length > 1 && aligned &&
            score_bytes(group, seq_length) <= kMostBytes;
 }
 
