@@ -85,7 +85,7 @@ void add_experts(Json& json, const Config& config, const HfFamily& family) {
     if (family.latent) {  // what other programs read
         json["scoring_func"] =
             moe.moe_router_score_function == ScoreFunction::sigmoid ? "sigmoid" : "softmax";
-        if (family.choice != nullptr) json["topk_method"] = family.choice;
+        json["topk_method"] = family.choice;
         json["num_nextn_predict_layers"] = 0;
     }
     if (family.groups != HfFamily::kNone) {
@@ -185,10 +185,13 @@ std::vector<std::string> lost_as(const Config& config, const HfFamily& family) {
 
 const HfFamily& export_family(const Config& config) {
     std::vector<const HfFamily*> candidates;
-    if (const HfFamily* own = hf_family(config.family); own != nullptr && own->architecture != nullptr)
+    const auto is_candidate = [](const HfFamily& family) {
+        return family.whole() && family.architecture != nullptr;
+    };
+    if (const HfFamily* own = hf_family(config.family); own != nullptr && is_candidate(*own))
         candidates.push_back(own);
     for (const HfFamily& family : hf_families())
-        if (family.architecture != nullptr) candidates.push_back(&family);
+        if (is_candidate(family)) candidates.push_back(&family);
     std::vector<std::string> nearest;
     const HfFamily* near = nullptr;
     for (const HfFamily* family : candidates) {
