@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Writes what documents show of results and of the program. Python's standard library only.
+"""Writes what documents show of results and of the program. Python's standard library only. Long because each table has its function.
 
   scripts/make_documents.py                      tables of README.md and docs/ from docs/results, docs/pictures/deepseek_v3_layer.svg
   scripts/make_documents.py --program PROGRAM    docs/configuration.md (fp8flow --help-config), the tables of docs/scaling.md, the families of
@@ -435,10 +435,8 @@ def loss():
                   for name, label in RUNS.items() for arm in load(name)["arms"]], *RUNS)
 
 
-def planted_faults():
-    """What validate finds of recipes with a fault."""
-    name = "validate_planted_faults_cpu.json"
-
+def differences(name):
+    """What validate finds of each arm."""
     def interval(of):
         return f"{of['mean_percent']:+.3f} ± {(of['interval_percent'][1] - of['interval_percent'][0]) / 2:.3f} %"
     return table([{"arm": arm["name"], "compared with": arm["against"], "training loss": interval(arm["training_difference"]),
@@ -512,8 +510,10 @@ def commands():
 
 TABLES = {**{make.__name__: make for make in (
     headline, layers, baselines, layer_stages, whole_model, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
-    exchange, exchange_sms, slow_operations, loss, planted_faults, family_errors, training_with_transformers, transposed, commands)},
-    **{name: functools.partial(by_arm, name) for name in BY_ARM}}
+    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
+    **{name: functools.partial(by_arm, name) for name in BY_ARM},
+    "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
+    "evidence": functools.partial(differences, "validate_fp8_attention_h200.json")}
 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg

@@ -4,7 +4,6 @@
 
   scripts/results.py check                                               docs/results says where its files come from, and stays small
   scripts/results.py compact runs/a/profile.json docs/results/profile_a.json [--keep stages|arms|times]
-  scripts/results.py compact runs/validate docs/results/validate_a       its runs/*/run.json, for `fp8flow validate --join`
   scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
   scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
 
@@ -19,8 +18,7 @@ floor: null, never 0. Exit status 1 if a file breaks a rule.
 
 compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
 everything of an arm but the times of layer and step, which is what `calibrate.py --check` compares. Medians, spread, conditions, commit and command
-stay, and so does the form: whatever reads profile.json reads the compact file. Runs of validate keep the loss of every step, and its gradient norm to
-three digits, but no statistics of the routing.
+stay, and so does the form: whatever reads profile.json, bench.json or validate.json reads the compact file.
 
 screenshots: reports as wide as a phone (390 pixels) and a desktop (1280), in light and dark colours, into OUT (default: FOLDER/screenshots).
 Needs Chromium; exit status 77 where there is none.
@@ -40,14 +38,9 @@ RESULTS = ROOT / "docs" / "results"
 
 
 # ---- check
-MOST_FILES, MOST_BYTES = 70, 2_000_000
+MOST_FILES, MOST_BYTES = 70, 1_500_000
 COMMIT = re.compile(r"[0-9a-f]{7,40}$")
 DATE = re.compile(r"20\d\d-[01]\d-[0-3]\d")
-
-
-def files_of(path):
-    """The results at `path`: a file, or the runs of a folder of validate."""
-    return sorted(path.glob("runs/*/run.json")) if path.is_dir() else [path]
 
 
 def machine_of(item):
@@ -67,8 +60,6 @@ def problems_of_item(item):
 def items_of(data):
     if isinstance(data, list):
         return data
-    if "measured" in data:  # run.json of validate
-        return [data["measured"]]
     if "runs" in data:
         return [{**{key: value for key, value in data.items() if key != "runs"}, **run} for run in data["runs"]]
     return [data]
@@ -100,10 +91,9 @@ def problems_of(path):
 def check(_):
     files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
     pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != RESULTS)  # it lists all
-    problems = [f"/{path.name}: {problem}" for path in files for file in files_of(path) for problem in problems_of(file)[:5]]
-    problems += [f"/{path.name}: no runs/*/run.json" for path in files if not files_of(path)]
+    problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
     problems += [f"/{path.name}: no page cites it" for path in files if path.name not in pages]
-    size = sum(file.stat().st_size for path in files for file in files_of(path))
+    size = sum(path.stat().st_size for path in files)
     if len(files) > MOST_FILES or size > MOST_BYTES:
         problems.append(f": {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/results.py compact")
     for problem in problems:
@@ -117,13 +107,13 @@ TIMES = ["name", "recipe", "layer seconds", "layer clock hertz", "step seconds"]
 DROPPED = ["share", "bytes per second", "flops per second", "ceiling share", "flops", "casts", "memory in use"]  # of a stage row
 
 
-def rounded(value, digits=6):
+def rounded(value):
     if isinstance(value, dict):
-        return {key: rounded(item, 3 if key == "grad_norm" else digits) for key, item in value.items() if not key.endswith("by step")}
+        return {key: rounded(item) for key, item in value.items() if not key.endswith("by step")}
     if isinstance(value, list):
-        return [rounded(item, digits) for item in value]
+        return [rounded(item) for item in value]
     if isinstance(value, float):
-        short = float(f"{value:.{digits}g}")
+        short = float(f"{value:.6g}")
         return int(short) if short.is_integer() and abs(short) < 2**53 else short
     return value
 
@@ -145,21 +135,12 @@ def compacted(result, keep):
     return line(profile)[:-1] + ',\n"recipes":[\n ' + ",\n ".join(arms) + "]}\n"
 
 
-def compact_runs(folder, out):
-    out.mkdir(parents=True)
-    shutil.copyfile(folder / "config.yaml", out / "config.yaml")
-    for file in files_of(folder):
-        copy = out / file.relative_to(folder)
-        copy.parent.mkdir(parents=True)
-        run = {**rounded(json.loads(file.read_text())), "routing": None}
-        copy.write_text(json.dumps(run, separators=(",", ":")) + "\n")
-
-
 def compact(options):
-    if options.source.is_dir():
-        compact_runs(options.source, options.result)
-        return
-    options.result.write_text(compacted(json.loads(options.source.read_text()), options.keep))
+    result = json.loads(options.source.read_text())
+    if "arms" in result:  # of validate
+        jobs.write_json(options.result, rounded(result))
+    else:
+        options.result.write_text(compacted(result, options.keep))
 
 
 # ---- page

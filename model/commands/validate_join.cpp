@@ -27,13 +27,12 @@ std::vector<RunFile> joined_files(const RunOptions& options) {
                 folder, folder, kRuns);
     }
     sort_run_files(files);
-    const auto is = [&](const char* item) {
-        return [item, first = files.front().content.at("arm")](const RunFile& file) {
-            return file.content.at(item) == first;
-        };
-    };
-    const auto other = std::find_if_not(files.begin(), files.end(), is("arm"));
-    const bool is_ablation = other != files.end() && std::all_of(other, files.end(), is("against"));
+    // the runs of an ablation need no bf16: all others are compared with the first arm
+    const nlohmann::json first = files.front().content.at("arm");
+    const bool is_ablation =
+        files.back().content.at("arm") != first && std::ranges::all_of(files, [&](const RunFile& file) {
+            return file.content.at("arm") == first || file.content.at("against") == first;
+        });
     const bool has_baseline = files.front().content.at("number") == 0 || is_ablation;
     require(
         has_baseline, ExitCode::usage,
