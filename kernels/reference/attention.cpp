@@ -18,6 +18,7 @@ namespace {
 using reference::lane_dot;
 using reference::lane_sum;
 using reference::load_floats;
+using reference::rotate_pairs;
 using reference::store_floats;
 
 constexpr int64_t kWidth = 16;       // rows of the fp32 copies are padded to this: inner loops have no tail
@@ -183,7 +184,7 @@ template <class Args, class Copy> void each_part(const Args& args, Copy copy) {
 }  // namespace
 
 void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
-    const int64_t tokens = args.x.dim(0), heads = args.x.dim(1), depth = args.x.dim(2), half = depth / 2;
+    const int64_t tokens = args.x.dim(0), heads = args.x.dim(1), depth = args.x.dim(2);
     const int64_t length = args.table.dim(0);
     const float* table = args.table.as<float>();
     const float sign = args.direction == op::RopeDirection::forward ? 1.0f : -1.0f;
@@ -194,16 +195,8 @@ void ReferenceOps::do_rope(const op::Rope& args, const Launch&) {
         for (int64_t t = 0; t < tokens; ++t) {
             const float* angles = table + t % length * depth;
             load_floats(args.x, t * heads * depth, heads * depth, row.data());
-            for (int64_t head = 0; head < heads; ++head) {
-                float* low = row.data() + head * depth;
-                float* high = low + half;
-                for (int64_t i = 0; i < half; ++i) {
-                    const float cosine = angles[2 * i], sine = sign * angles[2 * i + 1];
-                    const float x = low[i], y = high[i];
-                    low[i] = fma_float(x, cosine, -(y * sine));
-                    high[i] = fma_float(y, cosine, x * sine);
-                }
-            }
+            for (int64_t head = 0; head < heads; ++head)
+                rotate_pairs(row.data() + head * depth, depth, angles, sign);
             store_floats(args.x, t * heads * depth, heads * depth, row.data());
         }
     }

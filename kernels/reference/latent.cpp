@@ -12,6 +12,7 @@ namespace fp8flow {
 namespace {
 
 using reference::load_floats;
+using reference::rotate_pairs;
 using reference::store_floats;
 
 // Sizes of one head; q and k have nope + rope columns, kv has nope + value.
@@ -29,16 +30,6 @@ struct LatentShape {
     int64_t in_v(int64_t row) const { return row * value; }
 };
 
-// x [Dr], pairs (i, i + Dr/2), as op::Rope.
-void rotate(float* x, int64_t rope, const float* angles, float sign) {
-    const int64_t half = rope / 2;
-    for (int64_t i = 0; i < half; ++i) {
-        const float cosine = angles[2 * i], sine = sign * angles[2 * i + 1];
-        const float low = x[i], high = x[i + half];
-        x[i] = fma_float(low, cosine, -(high * sine));
-        x[i + half] = fma_float(high, cosine, low * sine);
-    }
-}
 const float* angles_of(const TensorView& table, int64_t token) {
     return table.as<float>() + token % table.dim(0) * table.dim(1) * 2;
 }
@@ -54,7 +45,7 @@ void rotate_heads(const LatentShape& shape, const TensorView& q, const TensorVie
                   float sign, float* buffer) {
     for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
         load_floats(q, shape.in_qk(row) + shape.nope, shape.rope, buffer);
-        rotate(buffer, shape.rope, angles_of(table, t), sign);
+        rotate_pairs(buffer, shape.rope, angles_of(table, t), sign);
         store_floats(q, shape.in_qk(row) + shape.nope, shape.rope, buffer);
     }
 }
@@ -70,7 +61,7 @@ void ReferenceOps::do_latent_heads(const op::LatentHeads& args, const Launch&) {
         for (int64_t t = 0; t < shape.tokens; ++t) {
             rotate_heads(shape, args.q, args.table, t, 1.0f, buffer.data());
             load_floats(args.k_rope, t * shape.rope, shape.rope, buffer.data());
-            rotate(buffer.data(), shape.rope, angles_of(args.table, t), 1.0f);
+            rotate_pairs(buffer.data(), shape.rope, angles_of(args.table, t), 1.0f);
             for (int64_t row = t * shape.heads; row < (t + 1) * shape.heads; ++row) {
                 copy(args.kv, shape.in_kv(row), shape.nope, args.k, shape.in_qk(row));
                 store_floats(args.k, shape.in_qk(row) + shape.nope, shape.rope, buffer.data());
@@ -95,7 +86,7 @@ void ReferenceOps::do_latent_heads_backward(const op::LatentHeadsBackward& args,
                 load_floats(args.dk, shape.in_qk(row) + shape.nope, shape.rope, buffer.data());
                 for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += buffer[i];
             }
-            rotate(sum.data(), shape.rope, angles_of(args.table, t), -1.0f);
+            rotate_pairs(sum.data(), shape.rope, angles_of(args.table, t), -1.0f);
             store_floats(args.dk_rope, t * shape.rope, shape.rope, sum.data());
         }
     }

@@ -27,6 +27,17 @@ inline void store_row(const TensorView& view, int64_t row, const float* values) 
     store_floats(view, row * view.cols(), view.cols(), values);
 }
 
+// Rotates the pairs (x[i], x[i + dim/2]) by angles [dim/2, 2] of cos and sin; sign -1: back.
+inline void rotate_pairs(float* x, int64_t dim, const float* angles, float sign) {
+    const int64_t half = dim / 2;
+    for (int64_t i = 0; i < half; ++i) {
+        const float cosine = angles[2 * i], sine = sign * angles[2 * i + 1];
+        const float low = x[i], high = x[i + half];
+        x[i] = fma_float(low, cosine, -(high * sine));
+        x[i + half] = fma_float(high, cosine, low * sine);
+    }
+}
+
 // One group of routed rows: rows [first, first + count) are valid, [first + count, end) are pads; relative to
 // base_of(tensor).
 struct GroupRange {
