@@ -63,8 +63,7 @@ void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView&
     ArenaScope scope(ctx.scratch);
     {
         auto timed = ctx.stage("qkv");
-        const TensorView qkv =
-            ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention");
+        const TensorView qkv = ctx.scratch.tensor(ctx.activation, {tokens, model_.qkv_rows()}, "attention");
         qkv_.forward(ctx, xn, saved.qkv, qkv);
         ctx.ops.qkv_heads({.qkv = qkv,
                            .bias = plain_of(qkv_bias_),
@@ -87,11 +86,9 @@ void SelfAttention::forward(Context& ctx, const TokenRows& xn, const TensorView&
 void SelfAttention::backward(Context& ctx, const TensorView& dy, const TokenRows& xn, AttentionSaved& saved,
                              const TensorView& dxn) const {
     ArenaScope scope(ctx.scratch);
-    const int64_t tokens = dy.rows(), heads = model_.num_attention_heads, kv = model_.num_query_groups,
-                  dim = model_.kv_channels;
     const HeadGradients d = core_.backward(ctx, dy, saved);
     const TokenRows dqkv{
-        .plain = ctx.scratch.tensor(ctx.activation, {tokens, (heads + 2 * kv) * dim}, "attention"),
+        .plain = ctx.scratch.tensor(ctx.activation, {dy.rows(), model_.qkv_rows()}, "attention"),
         .quantized = qkv_.gradient_rows(ctx)};
     auto timed = ctx.stage("qkv");
     ctx.ops.qkv_heads_backward({.dq = d.q,

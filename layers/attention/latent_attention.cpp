@@ -24,10 +24,16 @@ std::unique_ptr<Norm> latent_norm(ParameterStore& store, Device& device, const B
     return std::make_unique<Norm>(store, device, model, spec.precision, output, rule, name);
 }
 
-// [T, columns] as heads of `dim` columns.
-TensorView in_heads(const TensorView& rows, int64_t dim) {
-    return rows.reshape({rows.dim(0), rows.dim(1) / dim, dim});
-}
+// The latent's columns [T, kv_lora_rank] and those that rotate [T, qk_pos_emb_head_dim] as the q and k of
+// split_qkv and merge_qkv, which cut rows between heads of one width.
+struct DownColumns {
+    TensorView q, k;
+    DownColumns(const TensorView& latent, const TensorView& rope) {
+        const int64_t dim = std::gcd(latent.dim(1), rope.dim(1));
+        q = latent.reshape({latent.dim(0), latent.dim(1) / dim, dim});
+        k = rope.reshape({rope.dim(0), rope.dim(1) / dim, dim});
+    }
+};
 
 }  // namespace
 
@@ -106,9 +112,8 @@ void LatentAttention::down(Context& ctx, const TokenRows& xn, LatentSaved& saved
         ArenaScope scope(ctx.scratch);
         const TensorView both = ctx.scratch.tensor(ctx.activation, {tokens, rank + rope}, "attention");
         kv_down_.forward(ctx, xn.plain, both);
-        const int64_t dim = std::gcd(rank, rope);
-        ctx.ops.split_qkv({.qkv = both, .q = in_heads(kv, dim), .k = in_heads(saved.k_rope, dim)},
-                          ctx.launch);
+        const DownColumns columns(kv, saved.k_rope);
+        ctx.ops.split_qkv({.qkv = both, .q = columns.q, .k = columns.k}, ctx.launch);
     }
     kv_norm_->forward(ctx, kv, arena, saved.kv_norm);
 }
@@ -180,8 +185,7 @@ void LatentAttention::q_backward(Context& ctx, const TensorView& dq, const Token
 void LatentAttention::kv_backward(Context& ctx, const TensorView& dkv, const TensorView& dk_rope,
                                   const TokenRows& xn, LatentSaved& saved, const TensorView& dxn) const {
     ArenaScope scope(ctx.scratch);
-    const int64_t tokens = dkv.rows(), rank = model_.kv_lora_rank, rope = model_.qk_pos_emb_head_dim,
-                  dim = std::gcd(rank, rope);
+    const int64_t tokens = dkv.rows(), rank = model_.kv_lora_rank, rope = model_.qk_pos_emb_head_dim;
     const auto tensor = [&](int64_t columns) {
         return ctx.scratch.tensor(ctx.activation, {tokens, columns}, "attention");
     };
@@ -189,7 +193,8 @@ void LatentAttention::kv_backward(Context& ctx, const TensorView& dkv, const Ten
                      dx = tensor(dxn.cols());
     kv_up_.backward(ctx, {.plain = dkv}, saved.kv_norm.out, saved.kv_up, dnormed);
     kv_norm_->backward(ctx, dnormed, {}, saved.kv_norm, dlatent);
-    ctx.ops.merge_qkv({.q = in_heads(dlatent, dim), .k = in_heads(dk_rope, dim), .qkv = both}, ctx.launch);
+    const DownColumns columns(dlatent, dk_rope);
+    ctx.ops.merge_qkv({.q = columns.q, .k = columns.k, .qkv = both}, ctx.launch);
     kv_down_.backward(ctx, both, xn.plain, ctx.grad_mode, dx);
     ctx.ops.add({.a = dxn, .b = dx, .y = dxn}, ctx.launch);
 }

@@ -107,8 +107,7 @@ std::vector<AttentionWeight> attention_weights(const ModelSpec& m) {
     const int64_t heads = m.num_attention_heads, hidden = m.hidden_size, rank = m.q_lora_rank;
     std::vector<AttentionWeight> weights;
     if (!m.multi_latent_attention) {
-        weights = {
-            {.name = "linear_qkv", .n = (heads + 2 * m.num_query_groups) * m.kv_channels, .k = hidden}};
+        weights = {{.name = "linear_qkv", .n = m.qkv_rows(), .k = hidden}};
     } else {
         if (rank > 0) weights = {{.name = "linear_q_down_proj", .n = rank, .k = hidden}};
         weights.push_back({.name = rank > 0 ? "linear_q_up_proj" : "linear_q_proj",
@@ -135,9 +134,9 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
     const MoeSpec& moe = config.moe;
     const Freeze& freeze = config.training.freeze;
     std::vector<ParameterPart> parts;
-    for (const char* part : {"embedding", "attention", "norms", "biases", "router", "experts",
-                             "shared expert", "dense FFN", "head"})
-        parts.push_back({.part = part});
+    for (const std::string_view part : {"embedding", "attention", "norms", "biases", "router", "experts",
+                                        "shared expert", "dense FFN", "head"})
+        if ((m.attention && m.add_qkv_bias) || part != "biases") parts.push_back({.part = std::string(part)});
     struct Matrices {
         int64_t all = 1, active = 1, per_rank = 1;
     };
@@ -150,13 +149,12 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
         if (!is_frozen(freeze, name)) found->trained += of.per_rank * count;
     };
     const int64_t h = m.hidden_size;
-    const bool latent = m.multi_latent_attention, normed = !latent && m.qk_layernorm;
-    const std::pair<const char*, int64_t> head_norms[] = {
-        {"q_layernorm", latent   ? m.q_lora_rank
-                        : normed ? m.heads_per_norm(m.num_attention_heads) * m.kv_channels
-                                 : 0},
-        {"k_layernorm", normed ? m.heads_per_norm(m.num_query_groups) * m.kv_channels : 0},
-        {"kv_layernorm", latent ? m.kv_lora_rank : 0}};
+    std::vector<std::pair<const char*, int64_t>> head_norms;
+    if (m.multi_latent_attention)
+        head_norms = {{"q_layernorm", m.q_lora_rank}, {"kv_layernorm", m.kv_lora_rank}};
+    else if (m.qk_layernorm)
+        head_norms = {{"q_layernorm", m.heads_per_norm(m.num_attention_heads) * m.kv_channels},
+                      {"k_layernorm", m.heads_per_norm(m.num_query_groups) * m.kv_channels}};
     const Matrices experts = {moe.num_experts, moe.moe_router_topk,
                               moe.num_experts / config.parallel.expert_model_parallel_size};
     const auto add_ffn = [&](const char* part, const std::string& name, int64_t width, const Matrices& of) {
@@ -187,7 +185,6 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
     }
     add("norms", "final_layernorm.weight", h);
     if (m.untie_embeddings_and_output_weights) add("head", "output_layer.weight", m.padded_vocab_size * h);
-    std::erase_if(parts, [](const ParameterPart& p) { return p.total == 0 && p.part == "biases"; });
     return parts;
 }
 
