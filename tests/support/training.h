@@ -11,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <map>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -155,6 +156,20 @@ inline TrainingRun train(const Config& config, int ranks, const RunOptions& opti
         EXPECT_EQ(run.held_out, runs[0].held_out);
     }
     return runs[0];
+}
+
+// One step on the reference backend, its stages timed by parts; then `look` at one rank after the other.
+inline void after_timed_step(const Config& config, int ranks,
+                             const std::function<void(Trainer&, ProcessGroup&)>& look) {
+    std::mutex mutex;
+    run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
+        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
+                        open_data(config));
+        trainer.time_stages(TimerDetail::parts);
+        trainer.run_step();
+        const std::lock_guard lock(mutex);
+        look(trainer, world);
+    });
 }
 
 // ||a - b|| / ||b||; NaN if anything is NaN.

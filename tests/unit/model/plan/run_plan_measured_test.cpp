@@ -160,7 +160,21 @@ TEST_P(MeasuredPlan, SavedBytesWithMergingWeights) {
     EXPECT_LT(planned.per_row, saved_activation_bytes(swiglu, 0, {}).per_row);
 }
 
-// With FP8 projections: what they save, and the copies of all weights.
+// What a forward pass saves, and the copies of all weights.
+void expect_bytes(const Config& config) {
+    check_config(config);
+    const Measured measured = run_forward(config);
+    EXPECT_NEAR(saved_activation_bytes(config, 0, config.recompute).per_token * kTokens, measured.saved,
+                0.01 * measured.saved + 4096);
+    double copies = 0;
+    for (const MemoryItem& item : make_plan(config, 1).memory)
+        if (item.category == "weights (BF16)" || item.category == "weights (FP8 copies)")
+            copies += item.bytes;
+    const double outside = 2.0 * static_cast<double>(2 * 384 + 1) * 128;  // embedding, head, last norm
+    EXPECT_NEAR(copies - outside, measured.copies, 0.01 * copies);
+}
+
+// With FP8 projections.
 TEST_P(MeasuredPlan, BytesWithFp8Projections) {
     if (GetParam() == Recipe::bf16) return;
     for (int bits = 0; bits < 4; ++bits) {
@@ -168,16 +182,7 @@ TEST_P(MeasuredPlan, BytesWithFp8Projections) {
         if (bits > 0) recompute.recompute_granularity = RecomputeGranularity::selective;
         const Config config = small_config(GetParam(), true, recompute, 128, ProbsIn::swiglu, true);
         SCOPED_TRACE(fmt::format("core_attn {}, layernorm {}", recompute.core_attn, recompute.layernorm));
-        check_config(config);
-        const Measured measured = run_forward(config);
-        EXPECT_NEAR(saved_activation_bytes(config, 0, recompute).per_token * kTokens, measured.saved,
-                    0.01 * measured.saved + 4096);
-        double copies = 0;
-        for (const MemoryItem& item : make_plan(config, 1).memory)
-            if (item.category == "weights (BF16)" || item.category == "weights (FP8 copies)")
-                copies += item.bytes;
-        const double outside = 2.0 * static_cast<double>(2 * 384 + 1) * 128;  // embedding, head, last norm
-        EXPECT_NEAR(copies - outside, measured.copies, 0.01 * copies);
+        expect_bytes(config);
     }
 }
 
@@ -195,16 +200,7 @@ TEST_P(MeasuredPlan, BytesWithLatentAttention) {
         config.model.qk_head_dim = 128;
         config.model.v_head_dim = 192;
         SCOPED_TRACE(fmt::format("{} {}", recipe_name(GetParam()), bits));
-        check_config(config);
-        const Measured measured = run_forward(config);
-        EXPECT_NEAR(saved_activation_bytes(config, 0, recompute).per_token * kTokens, measured.saved,
-                    0.01 * measured.saved + 4096);
-        double copies = 0;
-        for (const MemoryItem& item : make_plan(config, 1).memory)
-            if (item.category == "weights (BF16)" || item.category == "weights (FP8 copies)")
-                copies += item.bytes;
-        const double outside = 2.0 * static_cast<double>(2 * 384 + 1) * 128;  // embedding, head, last norm
-        EXPECT_NEAR(copies - outside, measured.copies, 0.01 * copies);
+        expect_bytes(config);
     }
 }
 

@@ -9,8 +9,6 @@
 
 #include <fmt/format.h>
 
-#include <mutex>
-
 namespace fp8flow::test {
 namespace {
 
@@ -240,13 +238,7 @@ TEST(DistributedOptimizer, GradientsAndCopiesCrossTheWireOnce) {
             Keys keys = {"parallel.expert_model_parallel_size=1"};
             if (divided) keys.emplace_back(kSharded);
             const Config config = test_config(recipe, keys);
-            std::mutex mutex;
-            run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                                open_data(config));
-                trainer.time_stages(TimerDetail::parts);
-                trainer.run_step();
-                const std::lock_guard lock(mutex);
+            after_timed_step(config, 2, [&](Trainer& trainer, ProcessGroup& world) {
                 for (const StageSpan& span : trainer.timer().spans())
                     sent[divided][span.name] += span.wire_bytes;
                 if (!divided || world.rank() != 0) return;

@@ -101,13 +101,7 @@ TEST(Freeze, PlanAndRunLeaveThemOut) {
         for (const plan::ParameterPart& part : plan::count_parameters(config))
             trained += static_cast<double>(part.trained);
         double sent = 0, held = 0, moments = 0;
-        std::mutex mutex;
-        run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                            open_data(config));
-            trainer.time_stages(TimerDetail::parts);
-            trainer.run_step();
-            const std::lock_guard lock(mutex);
+        after_timed_step(config, 2, [&](Trainer& trainer, ProcessGroup& world) {
             for (const StageSpan& span : trainer.timer().spans())
                 if (std::string_view(span.name) == "gradient reduction")
                     sent += static_cast<double>(span.wire_bytes);
