@@ -21,6 +21,7 @@ fixtures: writes tests/data/families, which tests/cli/families_test.cpp compares
   scripts/compare_torch.py layer --families olmoe --ranks 2
   scripts/compare_torch.py training --steps 20 --families mixtral
   scripts/compare_torch.py predictions --steps 40
+Long because the four commands share small models of every family.
 Exit status: 0 if every error is below its bound (training: --bound times that of PyTorch's BF16; predictions: a loss
 within 7e-4 nats, and the same tokens until two logits are at most twice BF16's error apart), 1 if not, 77 without a
 package.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The ablations of fp8_flow: each switch of PrecisionSpec replaces one step of the flow, so that its gain can
-// be measured alone. A step whose switch is on is the flow's own.
+// The ablations of fp8_flow. Each switch of PrecisionSpec that is off replaces one step of the flow, and the
+// time and loss then show what that step gains.
 #include "layers/flows/fp8_flow.h"
 
 namespace fp8flow {

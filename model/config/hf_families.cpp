@@ -293,7 +293,7 @@ constexpr HfFamily gated_qwen(const char* type, const char* models, const char* 
     return f;
 }
 constexpr HfFamily qwen2_moe() {
-    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", "its attention has biases");
+    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", "its attention is not imported");
     f.num_experts = 60;
     f.topk = 4;
     f.shared_width_default = 5632;
