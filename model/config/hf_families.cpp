@@ -20,10 +20,8 @@ constexpr const char* kNoExperts = "it has no experts";
 constexpr auto kSigmoid = ScoreFunction::sigmoid;
 
 // ---- DeepSeek-V3 and the families that took its MoE layers over
-constexpr HfFamily kDeepSeekV3 = {.type = "deepseek_v3",
-                                  .models = "DeepSeek-V3, Moonlight",
+constexpr HfFamily kDeepSeekV3 = {.type = "",
                                   .architecture = "DeepseekV3ForCausalLM",
-                                  .latent = HfLatent{},
                                   .experts = "n_routed_experts",
                                   .expert_width = "moe_intermediate_size",
                                   .scores = kSigmoid,
@@ -53,7 +51,6 @@ constexpr void without_groups(HfFamily& f, int64_t experts, int64_t topk, int64_
     f.groups = f.chosen_groups = 1;
 }
 constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm) {
-    f.latent.reset();
     f.architecture = architecture;
     f.query_key_norm = query_key_norm;
 }
@@ -64,8 +61,12 @@ constexpr void softmax(HfFamily& f) {
 }
 
 constexpr std::array kOfDeepSeekV3 = {
-    kDeepSeekV3,
-    as_v3("kimi_k2", "Kimi-K2", [](HfFamily& f) { f.architecture = nullptr; }),
+    as_v3("deepseek_v3", "DeepSeek-V3, Moonlight", [](HfFamily& f) { f.latent = HfLatent{}; }),
+    as_v3("kimi_k2", "Kimi-K2",
+          [](HfFamily& f) {
+              f.architecture = nullptr;
+              f.latent = HfLatent{};
+          }),
     as_v3("glm4_moe", "GLM-4.5, GLM-4.5-Air",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 1.0);
@@ -83,14 +84,14 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 64, 4, 1, 1.8);
               f.architecture = "Glm4MoeLiteForCausalLM";
-              f.latent = {.q = 768, .nope = 192, .v = 256};
+              f.latent = HfLatent{.q = 768, .nope = 192, .v = 256};
               f.listed = true;
           }),
     as_v3("sarvam_mla", "Sarvam-105B",
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 2.5);
               f.architecture = "SarvamMLAForCausalLM";
-              f.latent->q = 0;
+              f.latent = HfLatent{.q = 0};
           }),
     as_v3("mistral4", "Mistral Small 4",
           [](HfFamily& f) {
