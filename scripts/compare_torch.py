@@ -286,6 +286,7 @@ TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_
            "mixtral": {"intermediate_size": WIDTH, "sliding_window": None},
            "granitemoe": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
            "granitemoeshared": {"intermediate_size": WIDTH, "attention_multiplier": 32**-0.5},
+           "qwen2_moe": {"qkv_bias": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "shared_expert_intermediate_size": 256},
            "hy_v3": {},
            "glm4_moe": {"attention_bias": True, "use_qk_norm": True},
            "olmoe": {"intermediate_size": WIDTH},

@@ -219,7 +219,7 @@ private:
         rope();
         windows();
         if (family_.qkv_bias)
-            set("model.add_qkv_bias", boolean("attention_bias", false), "attention_bias");
+            set("model.add_qkv_bias", boolean(family_.bias_of_qkv, *family_.qkv_bias), family_.bias_of_qkv);
         else if (family_.reads_attention_bias)
             want("attention_bias", boolean("attention_bias", false) ? "true" : "false", "false",
                  "linear layers have no bias here");
@@ -258,7 +258,7 @@ private:
                                                shown(type)));
             return;
         }
-        if (!family_.query_key_norm) return no_window(nullptr);
+        if (!family_.query_key_norm && !family_.sparse_step) return no_window(nullptr);
         // a key that Mixtral's class does not have
         if (boolean("use_sliding_window", false)) no_window(4096);
     }

@@ -71,7 +71,8 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 8, 1, 1.0);
               whole(f, "Glm4MoeForCausalLM", false);
-              f.reads_qk_norm = f.qkv_bias = true;
+              f.reads_qk_norm = true;
+              f.qkv_bias = false;
               f.rotary_percent = 0.5;
           }),
     as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { f.foreign = kSparseLatent; }),
@@ -248,7 +249,7 @@ constexpr std::array kOfDeepSeekV3 = {
           [](HfFamily& f) {
               without_groups(f, 128, 8, HfFamily::kNone, 1.0);
               whole(f, "SolarOpenForCausalLM", false);
-              f.qkv_bias = true;
+              f.qkv_bias = false;
           }),
 };
 
@@ -294,7 +295,10 @@ constexpr HfFamily gated_qwen(const char* type, const char* models, const char* 
     return f;
 }
 constexpr HfFamily qwen2_moe() {
-    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", "its attention is not imported");
+    HfFamily f = gated_qwen("qwen2_moe", "Qwen2-MoE", nullptr);
+    f.architecture = "Qwen2MoeForCausalLM";
+    f.bias_of_qkv = "qkv_bias";
+    f.qkv_bias = true;
     f.num_experts = 60;
     f.topk = 4;
     f.shared_width_default = 5632;
@@ -331,7 +335,6 @@ constexpr std::array kOthers = {
              .experts = "num_experts",
              .expert_width = "moe_intermediate_size",
              .sparse_step = true},
-    qwen2_moe(),
     qwen3_next(),
     qwen3_5_moe(),
     HfFamily{.type = "mixtral",
@@ -425,6 +428,7 @@ constexpr std::array kOthers = {
     with(granite("granitemoe", "Granite 3 MoE", nullptr, HfFamily::kNone), "GraniteMoeForCausalLM"),
     with(granite("granitemoeshared", "Granite MoE with a shared expert", nullptr, 0),
          "GraniteMoeSharedForCausalLM"),
+    qwen2_moe(),
     granite("granitemoehybrid", "Granite 4", "most of its layers are state-space models", 1024),
     granite_swa(),
     HfFamily{.type = "cohere2_moe",

@@ -59,7 +59,10 @@ struct HfFamily {
     bool query_key_norm = false, reads_attention_bias = true;
     bool reads_qk_norm = false;   // use_qk_norm may say otherwise
     bool all_heads_norm = false;  // that norm is over all heads of a token
-    bool qkv_bias = false;        // attention_bias is of queries, keys and values alone
+    // attention_bias, or the key of another name, is of queries, keys and values alone; its value where it is
+    // left out.
+    std::optional<bool> qkv_bias = {};
+    const char* bias_of_qkv = "attention_bias";
     double rotary_percent = 1.0;  // partial_rotary_factor, where it is left out
     bool granite = false;         // embedding_, residual_ and attention_multiplier, logits_scaling
 

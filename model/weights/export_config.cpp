@@ -121,7 +121,7 @@ Json config_as(const Config& config, const HfFamily& family) {
                  {"vocab_size", m.vocab_size},
                  {"tie_word_embeddings", !m.untie_embeddings_and_output_weights},
                  {"initializer_range", m.init_method_std},
-                 {"attention_bias", m.add_qkv_bias},
+                 {family.bias_of_qkv, m.add_qkv_bias},
                  {"num_experts_per_tok", config.moe.moe_router_topk}};
     add_heads(json, m);
     add_experts(json, config, family);

@@ -94,6 +94,16 @@ Json olmoe() {
         "rope_scaling": null, "vocab_size": 50304, "tie_word_embeddings": false,
         "output_router_logits": false})");
 }
+Json qwen2() {
+    return Json::parse(R"({
+        "model_type": "qwen2_moe", "hidden_act": "silu", "hidden_size": 3584, "num_hidden_layers": 28,
+        "num_attention_heads": 28, "num_key_value_heads": 4, "intermediate_size": 18944,
+        "moe_intermediate_size": 2560, "shared_expert_intermediate_size": 20480, "num_experts": 64,
+        "num_experts_per_tok": 8, "norm_topk_prob": false, "decoder_sparse_step": 1,
+        "attention_dropout": 0.0, "max_window_layers": 28, "sliding_window": 65536,
+        "use_sliding_window": false, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "vocab_size": 151936,
+        "tie_word_embeddings": false})");
+}
 Json minimax_m2() {
     return Json::parse(R"({
         "model_type": "minimax_m2", "hidden_act": "silu", "hidden_size": 3072, "num_hidden_layers": 62,
@@ -251,6 +261,7 @@ TEST(HfConfig, MoeLayersOfFamilies) {
         {"Kimi-K2", kimi_k2(), nullptr, 384, 8, 2048, 2048, 1, sigmoid, false, true, 2.827},
         {"Moonlight", moonlight(), nullptr, 64, 6, 1408, 2816, 1, sigmoid, false, true, 2.446},
         {"GLM-4.5", glm4(), nullptr, 160, 8, 1536, 1536, 3, sigmoid, false, true, 2.5},
+        {"Qwen2-MoE", qwen2(), nullptr, 64, 8, 2560, 20480, 0, softmax, true, false, 1.0},
         {"OLMoE", olmoe(), nullptr, 64, 8, 1024, 0, 0, softmax, true, false, 1.0},
         {"MiniMax-M2", minimax_m2(), nullptr, 256, 8, 1536, 0, 0, sigmoid, false, true, 1.0},
         {"DeepSeek-V2-Lite", deepseek_v2_lite(), nullptr, 64, 6, 1408, 2816, 1, softmax, true, false, 1.0},
@@ -304,6 +315,10 @@ TEST(HfConfig, AttentionOfGlmOlmoeAndMiniMax) {
     EXPECT_EQ(attention(minimax_m2()), "bias false, norm true, per_layer, rotated 0.5 of 128");
     EXPECT_EQ(attention(without(minimax_m2(), {"rotary_dim"})),
               "bias false, norm true, per_layer, rotated 1 of 128");
+    EXPECT_EQ(attention(qwen2()), "bias true, norm false, per_head, rotated 1 of 128");  // as its class
+    EXPECT_EQ(attention(with(qwen2(), "qkv_bias", false)),
+              "bias false, norm false, per_head, rotated 1 of 128");
+    expect_contains(refused(with(qwen2(), "use_sliding_window", true)), "sliding_window: got 65536");
     expect_contains(refused(with(olmoe(), "attention_bias", true)), "attention_bias: got true, want false");
     expect_contains(refused(with(olmoe(), "clip_qkv", 8.0)), "clip_qkv: got 8.0, want null");
     expect_contains(refused(with(minimax_m2(), "qk_norm_type", "per_head")),
@@ -381,6 +396,16 @@ TEST(HfConfig, OptionsOfTheFamilies) {
     EXPECT_FALSE(config_of(with(glm4(), "norm_topk_prob", false)).moe.moe_router_norm_topk_prob);
     EXPECT_EQ(config_of(without(deepseek_v2_lite(), {"n_routed_experts"})).moe.num_experts, 64);
     EXPECT_FALSE(config_of(with(olmoe(), "norm_topk_prob", true)).moe.moe_router_pre_softmax);
+    EXPECT_FALSE(config_of(with(qwen2(), "norm_topk_prob", true)).moe.moe_router_pre_softmax);
+    const Config gated = config_of(
+        without(qwen2(), {"num_experts", "num_experts_per_tok", "shared_expert_intermediate_size"}));
+    EXPECT_EQ(gated.moe.num_experts, 60);
+    EXPECT_EQ(gated.moe.moe_router_topk, 4);
+    EXPECT_EQ(gated.moe.moe_shared_expert_intermediate_size, 5632);
+    EXPECT_TRUE(gated.moe.moe_shared_expert_gate);
+    EXPECT_EQ(config_of(with(with(qwen2(), "decoder_sparse_step", 2), "mlp_only_layers", {3}))
+                  .model.moe_layer_freq[3],
+              0);
     EXPECT_EQ(config_of(without(with(olmoe(), "num_local_experts", 32), {"num_experts"})).moe.num_experts,
               32);
     EXPECT_FALSE(config_of(with(minimax_m2(), "use_routing_bias", false)).moe.moe_router_enable_expert_bias);
@@ -580,9 +605,9 @@ TEST(HfConfig, LongestSequenceIsKept) {
 }
 
 // Every family as its class writes it: number of experts, top-k, widths of an expert and of the shared
-// one, dense layers, scaling factor. tests/data/hf_families.json is made from the classes of
-// Transformers 5.24; glm4_moe has the head_dim of its published files, without which half a head is no
-// even number.
+// one, dense layers, scaling factor.
+// tests/data/hf_families.json is made from the classes of Transformers 5.24; glm4_moe has the head_dim of its
+// published files, without which half a head is no even number.
 TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
     const Json families = Json::parse(
         read_text_file(FP8FLOW_SOURCE_DIR "/tests/data/hf_families.json", ExitCode::usage, "", 1 << 20));
