@@ -412,6 +412,7 @@ private:
         if (family_.norm_reason != nullptr)
             want("norm_topk_prob", normalised ? "true" : "false", "false", family_.norm_reason);
         set("moe.moe_router_score_function", std::string(scores), "model_type");
+        if (family_.fp32_router) set("moe.moe_router_dtype", std::string("fp32"), "model_type");
         // Cohere's softmax is always over the chosen ones
         set("moe.moe_router_pre_softmax", !sigmoid && !normalised && !family_.any_scores, "norm_topk_prob");
         if (sigmoid) {

@@ -26,6 +26,7 @@ constexpr HfFamily kDeepSeekV3 = {.type = "",
                                   .expert_width = "moe_intermediate_size",
                                   .scores = kSigmoid,
                                   .normalised = true,
+                                  .fp32_router = true,
                                   .choice = "noaux_tc",
                                   .choice_reason = "this family chooses with a bias and groups",
                                   .num_experts = 256,
@@ -97,6 +98,7 @@ constexpr std::array kOfDeepSeekV3 = {
     as_v3("mistral4", "Mistral Small 4",
           [](HfFamily& f) {
               without_groups(f, 128, 4, 0, 1.0);
+              f.fp32_router = false;
               softmax(f);
               f.foreign = "its multi-latent attention scales queries by their position";
           }),
@@ -159,6 +161,7 @@ constexpr std::array kOfDeepSeekV3 = {
     as_v3("laguna", "Laguna",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 1, 1.0);
+              f.fp32_router = false;
               f.foreign = "its attention has windows and a gate";
               f.experts = "num_experts";
               f.reads_norm = false;
@@ -172,6 +175,7 @@ constexpr std::array kOfDeepSeekV3 = {
     as_v3("afmoe", "Trinity",
           [](HfFamily& f) {
               without_groups(f, 64, 6, 1, 1.0);
+              f.fp32_router = false;
               f.foreign = "its attention has windows and a gate, norms follow its layers";
               f.experts = "num_experts";
               f.reads_norm = false;
@@ -201,6 +205,7 @@ constexpr std::array kOfDeepSeekV3 = {
     as_v3("lfm2_moe", "LFM2-8B-A1B",
           [](HfFamily& f) {
               without_groups(f, 32, 4, 2, 1.0);
+              f.fp32_router = false;
               f.foreign = "most of its layers are convolutions";
               f.experts = "num_experts";
               f.epsilon = "norm_eps";
@@ -352,6 +357,7 @@ constexpr std::array kOthers = {
              .experts = "n_routed_experts",
              .expert_width = "moe_intermediate_size",
              .norm_reason = "its implementations differ in what they do then",
+             .fp32_router = true,
              .choice = "greedy",
              .choice_reason = "a group is scored by its best expert alone there, by several here",
              .num_experts = 64,

@@ -75,6 +75,7 @@ struct HfFamily {
     // it may have no other value. `reads_norm`: false where the class has no such key.
     bool normalised = false, reads_norm = true;
     const char* norm_reason = nullptr;
+    bool fp32_router = false;  // the class keeps the router's weight in FP32
     // topk_method, how experts are chosen, and why it may have no other value; null: the class has no such
     // key.
     const char *choice = nullptr, *choice_reason = nullptr;

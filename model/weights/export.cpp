@@ -35,8 +35,10 @@ bool is_quantised(const ParameterSpec& spec, ExportFormat format) {
     return format == ExportFormat::fp8 && spec.rank == 3;
 }
 
-FileDType stored_type(const WeightTarget& target, ExportFormat format) {
-    if (target.parameter == nullptr || format == ExportFormat::f32)
+FileDType stored_type(const WeightTarget& target, ExportFormat format, const MoeSpec& moe) {
+    const bool fp32_router =
+        moe.moe_router_dtype == RouterDtype::fp32 && target.spec.name.ends_with(".router.weight");
+    if (target.parameter == nullptr || format == ExportFormat::f32 || fp32_router)
         return FileDType::f32;  // the expert bias too
     return is_quantised(target.spec, format) ? FileDType::e4m3 : FileDType::bf16;
 }
@@ -56,9 +58,10 @@ public:
             if (!spec.expert && rank != 0) continue;
             for (const WeightPiece& piece : pieces_of(spec, shapes_.model, shapes_.moe, choice_.names)) {
                 if (all.empty() || all.back().tensor.name != piece.tensor)
-                    all.push_back({{piece.tensor, stored_type(target, choice_.format), piece.shape},
-                                   {},
-                                   target.values});
+                    all.push_back(
+                        {{piece.tensor, stored_type(target, choice_.format, shapes_.moe), piece.shape},
+                         {},
+                         target.values});
                 all.back().pieces.push_back(piece);
             }
         }

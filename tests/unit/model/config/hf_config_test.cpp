@@ -605,7 +605,7 @@ TEST(HfConfig, LongestSequenceIsKept) {
 }
 
 // Every family as its class writes it: number of experts, top-k, widths of an expert and of the shared
-// one, dense layers, scaling factor.
+// one, dense layers, scaling factor, whether the class keeps the router's weight in FP32.
 // tests/data/hf_families.json is made from the classes of Transformers 5.24; glm4_moe has the head_dim of its
 // published files, without which half a head is no even number.
 TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
@@ -624,7 +624,8 @@ TEST(HfConfig, EveryFamilyIsReadAsItsClassWritesIt) {
                           c.moe.moe_ffn_hidden_size,
                           c.moe.moe_shared_expert_intermediate_size,
                           std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0),
-                          c.moe.moe_router_topk_scaling_factor};
+                          c.moe.moe_router_topk_scaling_factor,
+                          c.moe.moe_router_dtype == RouterDtype::fp32};
         EXPECT_EQ(got, made["want"]);
         EXPECT_EQ(c.moe.moe_shared_expert_gate, family.shared_gate);
     }
