@@ -223,7 +223,14 @@ ERRORS = ["weights", "output", "d hidden", "d experts", "d router"]
 
 
 def error(got, want):
-    return float(np.linalg.norm(got - want) / np.linalg.norm(want))
+    """Norm-wise; 0 where both are zero, as gradients of an expert without tokens are."""
+    with np.errstate(divide="ignore"):
+        return float(np.linalg.norm(got - want) / np.linalg.norm(want)) if np.any(got) or np.any(want) else 0.0
+
+
+def largest(errors):
+    """NaN where one is NaN: max() would keep a number in front of it."""
+    return float(np.max(list(errors)))
 
 
 def bounds_of(options, recipe):
@@ -245,7 +252,7 @@ def layer_errors(got, grads, want, want_grads):
     of_experts = [error(*pair) for one in pairs for pair in (zip(*one) if one[0].ndim == 3 else [one])]
     return int((ids == want_ids).all(1).sum()), dict(zip(ERRORS, [
         float(np.abs(weights - want_weights).max()), error(got["output"], want["output"]),
-        error(got["grad_hidden_states"], want["grad_hidden_states"]), max(of_experts), error(grads[router], want_grads[router])]))
+        error(got["grad_hidden_states"], want["grad_hidden_states"]), largest(of_experts), error(grads[router], want_grads[router])]))
 
 
 def print_head(options):

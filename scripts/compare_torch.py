@@ -54,7 +54,7 @@ except ImportError as problem:
 
 
 def error(got, want):
-    return ((got.double() - want.double()).norm() / want.double().norm()).item()
+    return compare_layer.error(got.double().numpy(), want.double().numpy())
 
 
 # ---- layer
@@ -196,13 +196,13 @@ def block_errors(got, gradients, want, want_gradients):
     """Norm-wise; that the names of the gradients are those of the file is the round trip of the names."""
     if set(gradients) != set(want_gradients):
         sys.exit(f"gradients differ in names: {sorted(set(gradients) ^ set(want_gradients))[:8]}")
-    largest = {True: 0.0, False: 0.0}
+    errors = {True: [0.0], False: [0.0]}
     for name, value in want_gradients.items():
         router = re.search(r"(gate|router|router\.gate|router\.layer|gate\.wg)\.weight$", name) is not None
         parts = zip(gradients[name], value) if value.ndim == 3 else [(gradients[name], value)]
-        largest[router] = max(largest[router], *(compare_layer.error(one, other) for one, other in parts if other.any()))
+        errors[router] += [compare_layer.error(one, other) for one, other in parts]
     return dict(zip(ERRORS, [*(compare_layer.error(got[name], want[name]) for name in ("output", "grad_hidden_states")),
-                             largest[False], largest[True]]))
+                             compare_layer.largest(errors[False]), compare_layer.largest(errors[True])]))
 
 
 def families_of(options):
@@ -460,10 +460,9 @@ def gradient_errors(got, want):
     """Norm-wise error of all together, of every tensor (an expert's apart), and the largest by kind."""
     both = [torch.cat([side[name].double().flatten() for name in want]) for side in (got, want)]
     tensors = {f"{name} {i}": error(one, other) for name in want for i, (one, other) in
-               enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])
-               if one.any() or other.any()}  # an expert may have had no token
-    return {"all": error(*both), "tensors": tensors,
-            "kinds": {kind: max(e for n, e in tensors.items() if re.search(pattern, n)) for kind, pattern in KINDS.items()}}
+               enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])}
+    return {"all": error(*both), "tensors": tensors, "kinds": {
+        kind: compare_layer.largest(e for n, e in tensors.items() if re.search(pattern, n)) for kind, pattern in KINDS.items()}}
 
 
 def loss_errors(got, want):

@@ -374,5 +374,28 @@ TEST(Replay, AgreesWithNumpyInFloat64) {
     }
 }
 
+// Gradients of three experts: of one that are equal, of one without tokens, and of one that this program got
+// wrong. The largest error must be NaN for a NaN, and infinite where a gradient is expected to be zero.
+TEST(Replay, TheComparisonHidesNoWrongGradient) {
+    const std::string program = R"(import sys
+sys.path.insert(0, sys.argv[1])
+try:
+    import numpy as np
+except ImportError:
+    sys.exit(77)
+import compare_torch
+layer = {"output": np.ones(2), "grad_hidden_states": np.ones(2)}
+for last, want in ((1, 1), (float("nan"), 1), (1, 0)):
+    got = {"mlp.experts": np.array([[[1.0]], [[0.0]], [[last]]])}
+    wanted = {"mlp.experts": np.array([[[1.0]], [[0.0]], [[want]]])}
+    print(compare_torch.block_errors(layer, got, layer, wanted)["d experts"])
+)";
+    const CommandResult result =
+        RunningCommand({"python3", "-c", program, FP8FLOW_SOURCE_DIR "/scripts"}, "").wait(60);
+    if (result.status == 77 || result.status == 127) GTEST_SKIP() << "python3 with numpy is not here";
+    EXPECT_EQ(result.status, 0) << result.err;
+    EXPECT_EQ(result.out, "0.0\nnan\ninf\n");
+}
+
 }  // namespace
 }  // namespace fp8flow

@@ -160,15 +160,19 @@ TEST(ModelGradient, EverythingOnOneRank) { check_gradients(everything({32})); }
 TEST(ModelGradient, EverythingOnTwoRanks) { check_gradients(everything({16, 32})); }
 TEST(ModelGradient, RankWithoutTokens) { check_gradients(everything({0, 32})); }
 
-// With a norm over all heads of a token. Dense layers, because a router's choice jumps.
+// Grouped queries with biases, and a norm over all heads of a token or none. Without balancing losses: they
+// count the experts that the router would have chosen, a number that jumps with the weights.
 TEST(ModelGradient, BiasesAndANormOverAllHeads) {
-    LayerCase c = moe_case({32});
-    c.model.attention = c.model.qk_layernorm = true;
-    c.model.num_layers = 2;
-    c.model.moe_layer_freq = {0, 0};
-    c.model.add_qkv_bias = true;
-    c.model.qk_layernorm_type = QkLayernormType::per_layer;
-    check_gradients(c);
+    for (const bool norm : {true, false}) {
+        LayerCase c = everything({16, 32});
+        c.moe.moe_router_load_balancing_type = {};
+        c.moe.moe_aux_loss_coeff = {};
+        c.model.num_query_groups = c.model.num_attention_heads / 2;
+        c.model.add_qkv_bias = true;
+        c.model.qk_layernorm = norm;
+        c.model.qk_layernorm_type = QkLayernormType::per_layer;
+        check_gradients(c);
+    }
 }
 
 TEST(ModelGradient, TwoMoeLayersInvariantOrderTiedEmbeddings) {
