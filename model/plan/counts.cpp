@@ -146,7 +146,10 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
         found->total += of.all * count;
         found->active += of.active * count;
         found->per_rank += of.per_rank * count;
-        if (!is_frozen(freeze, name)) found->trained += of.per_rank * count;
+        const int64_t trained = is_frozen(freeze, name) ? 0 : 1, tensors = count > 0 ? 1 : 0;
+        found->trained += trained * of.per_rank * count;
+        found->tensors += tensors;
+        found->trained_tensors += trained * tensors;
     };
     const int64_t h = m.hidden_size;
     std::vector<std::pair<const char*, int64_t>> head_norms;

@@ -20,6 +20,7 @@ struct ParameterPart {
     int64_t per_rank =
         0;  // of one GPU: experts are divided by expert_model_parallel_size, all else replicated
     int64_t trained = 0;  // of these, without what training.freeze names
+    int64_t tensors = 0, trained_tensors = 0;
 };
 
 // Per token; a multiply-add counts 2. Attention counts the causal half: (seq_length + 1) / 2 keys per query

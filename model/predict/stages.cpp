@@ -3,7 +3,10 @@
 #include "model/predict/stages.h"
 
 #include "kernels/core/scaled_tensor.h"
+#include "layers/parameter.h"
 #include "model/plan/plan.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
@@ -32,7 +35,8 @@ double idle_flops(double groups, double rows, double cols, double contraction, d
 // Sizes of one layer under one recipe. Bytes are of one element, scales included.
 struct Sizes {
     Sizes(const Config& config, const PrecisionSpec& precision, double accumulates)
-        : tokens(f64(config.training.micro_batch_size * config.model.seq_length)),
+        : config(config),
+          tokens(f64(config.training.micro_batch_size * config.model.seq_length)),
           hidden(f64(config.model.hidden_size)),
           ffn(f64(config.moe.moe_ffn_hidden_size)),
           experts(f64(config.moe.num_experts)),
@@ -60,6 +64,7 @@ struct Sizes {
         wire = flow ? 1 + (precision.scale_format == ScaleFormat::pow2 ? 1 : kWord) / f64(kBlock) : kPlain;
     }
 
+    const Config& config;
     double tokens, hidden, ffn, experts, topk, ranks, rows, received, local, shared;
     bool gated, fp8, flow, merges;
     double first;     // of a step's micro-batches, the share that writes gradients and reads none
@@ -108,12 +113,20 @@ private:
     std::vector<Work> work_;
 };
 
+constexpr const char* kOwnFfn = "shared expert";  // and a dense layer's FFN: the same GEMMs
+
 // The GEMMs and passes of experts over `rows` rows, with `experts` weights of `width`. Routed experts have
 // one stage per GEMM. The FFN of a rank's own rows has one stage for all but its casts.
 class Experts {
 public:
-    Experts(Stages& stages, double rows, double experts, double width, const char* only)
-        : out_(stages), s_(stages.sizes()), rows_(rows), experts_(experts), width_(width), only_(only) {}
+    Experts(Stages& stages, double rows, double experts, double width, const char* weights)
+        : out_(stages),
+          s_(stages.sizes()),
+          rows_(rows),
+          experts_(experts),
+          width_(width),
+          weights_(weights),
+          routed_(weights_ == "moe.experts") {}
 
     void forward(const char* direction = "forward", bool with_fc2 = true) {
         const double h = s_.hidden, f = width_;
@@ -132,22 +145,20 @@ public:
         const double h = s_.hidden, f = width_;
         const bool casts = s_.fp8 && !s_.flow;
         if (casts) cast(h, "backward");
-        if (s_.flow) transpose({h, f});
-        wgrad("fc2 wgrad", h, f);
+        wgrad("fc2", h, f);
         gemm("fc2 dgrad", "backward", rows_ * (h * s_.operand + f * kPlain) + experts_ * h * f * s_.weight, f,
              h);
         const double dh = 2 * f * (s_.flow ? s_.operand : kPlain);
         out_.add(name("swiglu"), "backward", 1, rows_ * (3 * f * kPlain + dh + prob(2 * kWord)));
         if (casts) cast(2 * f, "backward");
-        if (s_.flow) transpose({2 * f, h});
-        wgrad("fc1 wgrad", 2 * f, h);
+        wgrad("fc1", 2 * f, h);
         gemm("fc1 dgrad", "backward",
              rows_ * (2 * f * s_.operand + h * kPlain) + experts_ * 2 * f * h * s_.weight, h, 2 * f);
     }
 
 private:
-    const char* name(const char* stage) const { return only_ != nullptr ? only_ : stage; }
-    double prob(double bytes) const { return only_ == nullptr ? bytes : 0; }
+    const char* name(const char* stage) const { return routed_ ? stage : kOwnFfn; }
+    double prob(double bytes) const { return routed_ ? bytes : 0; }
     // [rows, n] of a contraction over k, group by group
     void gemm(const char* stage, const char* direction, double bytes, double n, double k) {
         const double flops = 2 * rows_ * n * k;
@@ -156,28 +167,30 @@ private:
                                        kTileEnd * kFp8PerCycle / (s_.fp8 ? 1 : 2))
                           : 0);
     }
-    bool tiled() const { return s_.fp8 || only_ == nullptr; }  // not BF16 over a rank's own rows
-    void wgrad(const char* stage, double n, double k) {
-        const bool routed = only_ == nullptr;
-        const double element = routed ? s_.gradient : kWord, gemms = routed ? s_.wgrads : 1;
+    bool tiled() const { return s_.fp8 || routed_; }  // not BF16 over a rank's own rows
+    void wgrad(const std::string& layer, double n, double k) {
+        const double trained = trained_share(s_.config, weights_ + ".linear_" + layer);
+        if (s_.flow)
+            for (const double width : {n, k})
+                out_.add(name("transpose"), "backward", trained,
+                         trained * rows_ * width * (s_.operand + s_.column));
+        const double element = routed_ ? s_.gradient : kWord, gemms = routed_ ? s_.wgrads : 1;
         const double flops = 2 * rows_ * n * k, passes = 2 * gemms - s_.first;  // over the gradient
         const double idle =
             tiled() ? gemms * idle_flops(experts_, n, k, rows_ / gemms / experts_, flops / gemms, 0) : 0;
-        out_.gemm(name(stage), "backward", rows_ * (n + k) * s_.column + experts_ * n * k * element * passes,
-                  flops, s_.fp8, idle, gemms);
+        out_.gemm(name((layer + " wgrad").c_str()), "backward",
+                  trained * (rows_ * (n + k) * s_.column + experts_ * n * k * element * passes),
+                  trained * flops, s_.fp8, trained * idle, trained * gemms);
     }
     void cast(double width, const char* direction) {
         out_.add("cast", direction, 1, rows_ * width * (kPlain + 2 * s_.operand));
-    }
-    void transpose(std::initializer_list<double> widths) {
-        for (const double width : widths)
-            out_.add(name("transpose"), "backward", 1, rows_ * width * (s_.operand + s_.column));
     }
 
     Stages& out_;
     const Sizes& s_;
     double rows_, experts_, width_;
-    const char* only_;
+    std::string weights_;
+    bool routed_;
 };
 
 // Bytes that this rank sends, by plan's legs.
@@ -206,28 +219,28 @@ void dispatch(Stages& out, const char* direction, const Legs& legs) {
              legs.dispatch);
 }
 
-void own_ffn_forward(Stages& out, const char* stage, double width, const char* direction) {
+void own_ffn_forward(Stages& out, const char* weights, double width, const char* direction) {
     const Sizes& s = out.sizes();
-    if (s.flow) out.add(stage, direction, 1, s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
-    Experts(out, s.tokens, 1, width, stage).forward(direction);
+    if (s.flow) out.add(kOwnFfn, direction, 1, s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
+    Experts(out, s.tokens, 1, width, weights).forward(direction);
 }
-void own_ffn_backward(Stages& out, const char* stage, double width) {
+void own_ffn_backward(Stages& out, const char* weights, double width) {
     const Sizes& s = out.sizes();
-    if (s.flow) out.add(stage, "backward", 2, 2 * s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
-    Experts(out, s.tokens, 1, width, stage).backward();
+    if (s.flow) out.add(kOwnFfn, "backward", 2, 2 * s.tokens * s.hidden / f64(kBlock) * (1 + kWord));
+    Experts(out, s.tokens, 1, width, weights).backward();
 }
 
 // The shared expert, and its gate: logits, their choice and its counter; gradients of both.
 void shared_forward(Stages& out, const char* direction) {
     const Sizes& s = out.sizes();
-    if (s.gated) out.add("shared expert", direction, 3, s.tokens * (s.hidden * kPlain + 5 * kWord));
-    own_ffn_forward(out, "shared expert", s.shared, direction);
+    if (s.gated) out.add(kOwnFfn, direction, 3, s.tokens * (s.hidden * kPlain + 5 * kWord));
+    own_ffn_forward(out, "moe.shared_experts", s.shared, direction);
 }
 void shared_backward(Stages& out, const RecomputeSpec& recompute) {
     const Sizes& s = out.sizes();
     if (recompute.shared_experts) shared_forward(out, "backward");
-    own_ffn_backward(out, "shared expert", s.shared);
-    if (s.gated) out.add("shared expert", "backward", 4, s.tokens * (3 * s.hidden * kPlain + 8 * kWord));
+    own_ffn_backward(out, "moe.shared_experts", s.shared);
+    if (s.gated) out.add(kOwnFfn, "backward", 4, s.tokens * (3 * s.hidden * kPlain + 8 * kWord));
 }
 
 // dY of a block in FP8: the one cast of the flow.
@@ -261,7 +274,7 @@ void moe_forward(Stages& out, const Legs& legs, const char* direction) {
     route_and_plan(out, legs, direction);
     if (s.shared > 0) shared_forward(out, direction);
     dispatch(out, direction, legs);
-    Experts(out, s.rows, s.local, s.ffn, nullptr).forward(direction);
+    Experts(out, s.rows, s.local, s.ffn, "moe.experts").forward(direction);
     const double token_reads = 2 + (s.shared > 0 ? 1 : 0);
     exchange(out, "combine", direction,
              s.hidden * kPlain * (s.rows + token_reads * s.tokens) + (s.merges ? kWord * s.rows : 0),
@@ -282,7 +295,7 @@ void moe_backward(Stages& out, const Legs& legs, const RecomputeSpec& recompute)
         // the forward stores the received rows and reads them back
         out.add("dispatch", "forward", 1, 2 * s.hidden * s.received * s.wire);
     }
-    Experts experts(out, s.rows, s.local, s.ffn, nullptr);
+    Experts experts(out, s.rows, s.local, s.ffn, "moe.experts");
     if (recompute.moe_expert) experts.forward("backward", false);
     if (recompute.moe_act)
         out.add("swiglu", "backward", 1, s.rows * s.ffn * (2 * kPlain + (s.flow ? s.operand : kPlain)));
@@ -313,17 +326,16 @@ std::vector<Work> moe_work(const Config& config, const PrecisionSpec& precision,
 
 std::vector<Work> dense_work(const Config& config, const Sizes& sizes) {
     const double width = f64(config.model.ffn_hidden_size);
-    constexpr const char* kStage = "shared expert";  // the same GEMMs over a rank's own rows
     Stages out("dense layer", sizes);
     out.norm_forward(sizes.flow);
-    own_ffn_forward(out, kStage, width, "forward");
+    own_ffn_forward(out, "mlp", width, "forward");
     const double residual = 3 * kPlain * sizes.tokens * sizes.hidden;
-    out.add(kStage, "forward", 1, residual);
+    out.add(kOwnFfn, "forward", 1, residual);
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     if (full || config.recompute.layernorm) out.norm_forward(sizes.flow, "backward");
-    if (full) own_ffn_forward(out, kStage, width, "backward");
+    if (full) own_ffn_forward(out, "mlp", width, "backward");
     gradient_cast(out);
-    own_ffn_backward(out, kStage, width);
+    own_ffn_backward(out, "mlp", width);
     out.norm_backward();
     return out.take();
 }
@@ -332,8 +344,14 @@ std::vector<Work> dense_work(const Config& config, const Sizes& sizes) {
 // flow casts what no norm and no backward of the heads has quantised.
 class ProjectionWork {
 public:
-    ProjectionWork(Stages& stages, bool fp8, const char* stage, double n, double k)
-        : out_(stages), s_(stages.sizes()), fp8_(fp8), stage_(stage), n_(n), k_(k) {}
+    ProjectionWork(Stages& stages, bool fp8, const char* stage, const plan::AttentionWeight& weight)
+        : out_(stages),
+          s_(stages.sizes()),
+          fp8_(fp8 && weight.fp8),
+          stage_(stage),
+          n_(f64(weight.n)),
+          k_(f64(weight.k)),
+          trained_(trained_share(s_.config, fmt::format("self_attention.{}", weight.name))) {}
 
     void forward(const char* direction, bool casts) {
         if (fp8_ && casts) cast(k_, direction);
@@ -342,10 +360,12 @@ public:
     void backward(bool casts) {
         if (fp8_ && casts) cast(n_, "backward");
         if (fp8_ && s_.flow)
-            out_.add(stage_, "backward", 2, s_.tokens * (n_ + k_) * (s_.operand + s_.column));
-        out_.gemm(stage_, "backward",
-                  s_.tokens * (n_ + k_) * (fp8_ ? s_.column : kPlain) + kWord * n_ * k_ * (2 - s_.first),
-                  flops(), fp8_, fp8_ ? idle_flops(1, n_, k_, s_.tokens, flops(), 0) : 0);
+            out_.add(stage_, "backward", 2 * trained_,
+                     trained_ * s_.tokens * (n_ + k_) * (s_.operand + s_.column));
+        const double bytes =
+            s_.tokens * (n_ + k_) * (fp8_ ? s_.column : kPlain) + kWord * n_ * k_ * (2 - s_.first);
+        const double idle = fp8_ ? idle_flops(1, n_, k_, s_.tokens, flops(), 0) : 0;
+        out_.gemm(stage_, "backward", trained_ * bytes, trained_ * flops(), fp8_, trained_ * idle, trained_);
         gemm("backward", k_, n_);
     }
 
@@ -364,7 +384,7 @@ private:
     const Sizes& s_;
     bool fp8_;
     const char* stage_;
-    double n_, k_;
+    double n_, k_, trained_;
 };
 
 // From the norm's output to q, k and v, and back.
@@ -376,9 +396,7 @@ public:
         : m_(config.model), out_(stages), s_(stages.sizes()), fp8_rows_(linears && s_.flow) {
         for (const plan::AttentionWeight& weight : plan::attention_weights(m_))
             if (weight.input != plan::AttentionWeight::Input::heads)
-                weights_.push_back(
-                    {ProjectionWork(stages, linears && weight.fp8, "qkv", f64(weight.n), f64(weight.k)),
-                     weight.again});
+                weights_.push_back({ProjectionWork(stages, linears, "qkv", weight), weight.again});
     }
 
     void forward(const char* direction, Part part) const {
@@ -435,7 +453,7 @@ std::vector<Work> attention_work(const Config& config, const PrecisionSpec& prec
     Stages out("attention", s);
     const bool linears = s.fp8 && precision.fp8_attention_linears, wire_rows = linears && s.flow;
     const HeadWork heads_work(config, out, linears);
-    ProjectionWork proj_work(out, linears, "proj", h, v);
+    ProjectionWork proj_work(out, linears, "proj", plan::attention_weights(m).back());
     const bool full = config.recompute.recompute_granularity == RecomputeGranularity::full;
     const auto core_forward = [&](const char* direction) {
         out.gemm("core attention", direction, kPlain * t * (v + qkv) + kWord * t * heads, keys * (q + v),
@@ -477,6 +495,18 @@ bool knows(const PrecisionSpec& precision) {
                    precision.moe_norm_quantize_fusion && precision.fp8_wgrad;
         default: return false;
     }
+}
+
+double trained_share(const Config& config, std::string_view weight) {
+    const Freeze& freeze = config.training.freeze;
+    if (freeze.names.empty()) return 1;
+    double layers = 0, trained = 0;
+    for (size_t i = 0; i < config.model.moe_layer_freq.size(); ++i) {
+        if (weight.starts_with(config.model.moe_layer_freq[i] == 1 ? "mlp." : "moe.")) continue;
+        layers += 1;
+        trained += is_frozen(freeze, fmt::format("layers.{}.{}.weight", i, weight)) ? 0 : 1;
+    }
+    return layers > 0 ? trained / layers : 1;
 }
 
 LayerWork layer_work(const Config& config, const PrecisionSpec& precision, double accumulates) {

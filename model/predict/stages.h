@@ -43,6 +43,9 @@ inline double diagonal_share(double seq_length) { return 127 / (seq_length + 1);
 // True for the recipes that the formulas know: bf16, fp8_blockwise, fp8_flow without an optimisation off.
 bool knows(const PrecisionSpec& precision);
 
+// Of the layers that have a weight ("moe.experts.linear_fc1"), the share that trains it (training.freeze).
+double trained_share(const Config& config, std::string_view weight);
+
 struct LayerWork {
     std::vector<Work> moe, attention, dense;
 };

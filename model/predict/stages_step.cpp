@@ -14,18 +14,23 @@ namespace {
 
 struct Held {
     double dense = 0, experts = 0;  // by one rank
+    double tensors = 0;             // the share of all that is trained
 };
 
 // Of every parameter that a rank trains `each`, of weights with FP8 copies `ffn`.
 Held held_of(const Config& config, double each, double ffn) {
     Held result;
+    double tensors = 0;
     for (const plan::ParameterPart& part : plan::count_parameters(config)) {
         const bool own_ffn = part.part == "shared expert" || part.part == "dense FFN";
         if (part.part == "experts")
             result.experts += ffn * f64(part.trained);
         else
             result.dense += (own_ffn ? ffn : each) * f64(part.trained);
+        tensors += f64(part.tensors);
+        result.tensors += f64(part.trained_tensors);
     }
+    result.tensors /= tensors;
     return result;
 }
 
@@ -36,6 +41,12 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
                  h = f64(config.model.hidden_size), v = f64(config.model.padded_vocab_size);
     const double row = kPlain * t * h, table = v * h;
     const double chunks = std::ceil(t / f64(kHeadChunk));
+    const auto trained = [&](const char* weight) {
+        return is_frozen(config.training.freeze, weight) ? 0.0 : 1.0;
+    };
+    const double embedding = trained("embedding.word_embeddings.weight");
+    const double output =
+        config.model.untie_embeddings_and_output_weights ? trained("output_layer.weight") : embedding;
     // every chunk after a step's first one adds to the head's gradient
     const double added = (chunks - 1 + accumulates) / chunks;
     std::vector<Work> work = {
@@ -43,17 +54,17 @@ std::vector<Work> ends_work(const Config& config, double accumulates) {
         {.part = "embedding",
          .stage = "embedding",
          .direction = "backward",
-         .launches = 3,
-         .bytes = row + 2 * kWord * t * h + kWord * table * (1 - accumulates)},
+         .launches = 3 * embedding,
+         .bytes = embedding * (row + 2 * kWord * t * h + kWord * table * (1 - accumulates))},
         {.part = "final norm", .stage = "norm", .direction = "forward", .launches = 1, .bytes = 2 * row},
         {.part = "final norm", .stage = "norm", .direction = "backward", .launches = 2, .bytes = 3 * row},
         {.part = "head",
          .stage = "head",
          .direction = "forward",
-         .launches = 5 * chunks,
-         .bytes = 3 * row + (2 * kWord + 3 * kPlain) * t * v + 2 * chunks * kPlain * table +
-                  chunks * kWord * table * (1 + added),
-         .bf16_flops = 6 * t * h * v}};
+         .launches = (4 + output) * chunks,
+         .bytes = (2 + output) * (row + kPlain * t * v) + 2 * kWord * t * v + 2 * chunks * kPlain * table +
+                  output * chunks * kWord * table * (1 + added),
+         .bf16_flops = (4 + 2 * output) * t * h * v}};
     return work;
 }
 
@@ -89,7 +100,8 @@ std::vector<Work> update_work(const Config& config, int64_t gpus) {
     const double normed = !reads_for_norm ? 0 : divides_experts ? experts : parameters.experts;
     // a tensor's update overlaps those before it: 1.6 us in profile_100m_4gpu_schedules.json, a quarter of a
     // launch
-    const double updates = (f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4) / 4;
+    const double updates =
+        (f64(config.model.num_layers) * (config.model.attention ? 10 : 6) + 4) / 4 * parameters.tensors;
     const char* const reduced = "gradient reduction";
     std::vector<Work> work = {
         reduction(reduced, Wire::dense_reduction, kWord * parameters.dense, all, divided ? 1 : 2),

@@ -58,6 +58,7 @@ std::map<std::string, Work> counts_of(const Config& config, int64_t ranks) {
             sum.bf16_flops += work.bf16_flops * runs;
             sum.fp8_flops += work.fp8_flops * runs;
             sum.wire_bytes += work.wire_bytes;
+            sum.launches += work.launches * runs;
         }
     };
     const LayerWork layer = layer_work(config, config.precision, accumulates);
@@ -161,6 +162,35 @@ TEST(Stages, SavedRows) {
     EXPECT_DOUBLE_EQ(received.wire_bytes, sorted.wire_bytes);
     EXPECT_GT(received.bytes, sorted.bytes);
     EXPECT_GT(dispatch(SavedRows::received, "forward").bytes, dispatch(SavedRows::sorted, "forward").bytes);
+}
+
+// What training.freeze names has no weight gradient, no transposes for it, and no update.
+TEST(Stages, FrozenWeightsHaveNoGradients) {
+    const std::string file = FP8FLOW_SOURCE_DIR "/configs/quickstart.yaml";
+    const auto counts = [&](const std::string& freeze) {
+        return counts_of(load_config(file, {"training.freeze=" + freeze, "recipe=fp8_flow"}), 1);
+    };
+    const auto all = counts("[]"), experts = counts("[moe.experts]"),
+               layer = counts("[layers.1.moe.experts]"), head = counts("[output_layer]"),
+               embedding = counts("[word_embeddings]");
+    for (const char* stage : {"fc1 wgrad", "fc2 wgrad", "transpose"}) {
+        const std::string key = fmt::format("moe layer/{}/backward", stage);
+        const Work &none = experts.at(key), &half = layer.at(key), &whole = all.at(key);
+        EXPECT_GT(whole.bytes, 0);
+        EXPECT_EQ(none.bytes + none.fp8_flops + none.launches, 0);
+        EXPECT_DOUBLE_EQ(half.bytes, whole.bytes / 2);
+        EXPECT_DOUBLE_EQ(half.fp8_flops, whole.fp8_flops / 2);
+    }
+    const auto of = [](const auto& from, const char* part) { return from.at(std::string(part)); };
+    constexpr const char* kFc1 = "moe layer/fc1 dgrad/backward";
+    EXPECT_EQ(of(experts, kFc1).bytes, of(all, kFc1).bytes);
+    constexpr const char *kHead = "head/head/forward", *kEmbedding = "embedding/embedding/backward";
+    EXPECT_DOUBLE_EQ(of(head, kHead).bf16_flops, of(all, kHead).bf16_flops * 2 / 3);
+    EXPECT_LT(of(head, kHead).bytes, of(all, kHead).bytes);
+    EXPECT_EQ(of(embedding, kEmbedding).bytes, 0);
+    constexpr const char* kUpdate = "optimizer/optimizer/update";
+    EXPECT_LT(of(experts, kUpdate).launches, of(all, kUpdate).launches);
+    EXPECT_LT(of(experts, kUpdate).bytes, of(all, kUpdate).bytes);
 }
 
 TEST(Stages, RecipesWithoutFormulasAreNotKnown) {
