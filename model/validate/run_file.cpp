@@ -38,10 +38,19 @@ std::vector<double> numbers(const json& values) {
     return result;
 }
 
+// A key that a run's program did not have yet counts as its default.
+json with_new_keys(json configuration) {
+    for (const ConfigField& field : config_fields())
+        if (is_compared(field) && !configuration.contains(field.name()))
+            configuration[field.name()] = field.get(Config{});
+    return configuration;
+}
+
 void check_item(const RunFile& first, const RunFile& file, const std::string& item,
                 const std::vector<std::string>& equal_commits) {
     if (!first.content.contains(item) || !file.content.contains(item)) return;
-    const json &there = first.content.at(item), &here = file.content.at(item);
+    json there = first.content.at(item), here = file.content.at(item);
+    if (item == "configuration") there = with_new_keys(there), here = with_new_keys(here);
     if (there == here) return;
     const auto is_equal = [&](const json& commit) {
         return std::ranges::count(equal_commits, commit.get<std::string>()) > 0;

@@ -34,7 +34,8 @@ struct RunFile {
 };
 // Throws Error(usage) with the item in which two of them differ. All agree in "commit", "backend", "ranks",
 // "data", "routing of" and "configuration" (without the arm's keys), those with one seed in "order" and
-// "initial weights" too, and those of one arm in "keys". Commits that are both in `equal_commits` agree.
+// "initial weights" too, and those of one arm in "keys". Commits that are both in `equal_commits` agree;
+// a key that one of their programs did not have yet has its default there.
 void check_agree(const std::vector<RunFile>& files, const std::vector<std::string>& equal_commits);
 
 // With every real number as the shortest decimal that is the same in FP32, as losses are: half the bytes.
