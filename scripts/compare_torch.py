@@ -292,7 +292,7 @@ TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_
            "olmoe": {"intermediate_size": WIDTH},
            "minimax_m2": {"intermediate_size": WIDTH,
                           "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
-           "dots1": {"norm_topk_prob": True, "intermediate_size": 200},  # is widened to 256
+           "dots1": {"norm_topk_prob": True, "intermediate_size": 200},  # is padded to 256
            "sarvam_moe": {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}},
            "solar_open": {"rope_parameters": YARN},
            "deepseek_v3": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 0.5}},
@@ -431,13 +431,8 @@ def first_gradients(options, folder, settings, model):
     out = train(options, folder, "first", {**settings, **one},
                 ["--weights", f"{folder}/hf", "--export", "f32", "--overwrite"])
     after = dict(type(model).from_pretrained(f"{out}/hf", dtype=torch.float32).named_parameters())
-    return {name: (p.detach().double() - cut(after[name].detach().double(), p)) * (epsilon / rate)
+    return {name: (p.detach().double() - after[name].detach().double()) * (epsilon / rate)
             for name, p in model.named_parameters()}
-
-
-def cut(value, like):
-    """A dense FFN may have been widened with zeros."""
-    return value[tuple(slice(size) for size in like.shape)]
 
 
 def folds_error(options, folder, family):

@@ -505,7 +505,6 @@ private:
     }
 
     void sparse_layers() {
-        copy("intermediate_size", "model.ffn_hidden_size");
         const int64_t step = integer("decoder_sparse_step", 1), layers = integer("num_hidden_layers", 0);
         if (step < 1) problem("decoder_sparse_step", fmt::format("got {}, want at least 1", step));
         std::vector<int> moe;
@@ -526,6 +525,7 @@ private:
             }
         }
         set("model.moe_layer_freq", fmt::format("[{}]", fmt::join(moe, ", ")), "decoder_sparse_step");
+        dense_width(std::find(moe.begin(), moe.end(), 0) != moe.end());
     }
 
     // As in Transformers, which adds its loss where output_router_logits is true; DeepSeek's own code always

@@ -10,6 +10,8 @@
 #include "model/safetensors/json.h"
 #include "model/safetensors/writer.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -94,6 +96,12 @@ private:
         // whole scale blocks; the rows of an expert begin a block of their own
         const int64_t at_once =
             std::max<int64_t>(1, kElementsAtOnce / piece.cols / kScaleBlock) * kScaleBlock;
+        if (piece.zero_rows > 0) {
+            std::vector<float> rest(static_cast<size_t>(piece.zero_rows * piece.cols));
+            device_.copy_out(rest.data(), one.values.as<float>() + (piece.row + piece.rows) * piece.cols,
+                             rest.size() * sizeof(float));
+            require_zeros(piece, count_nonzero(rest));
+        }
         const std::vector<float> moved = piece.plain() ? std::vector<float>{} : as_stored(one, piece);
         for (int64_t first = 0; first < piece.rows; first += at_once) {
             const int64_t rows = std::min(at_once, piece.rows - first);
@@ -109,12 +117,31 @@ private:
         }
     }
 
+    static int64_t count_nonzero(std::span<const float> values) {
+        return std::count_if(values.begin(), values.end(), [](float value) { return value != 0; });
+    }
+    // Of what the parameter has and the file has not.
+    void require_zeros(const WeightPiece& piece, int64_t lost) const {
+        require(
+            lost == 0, ExitCode::usage,
+            "export: tensor \"{}\" is [{}] in the model of checkpoint.pretrained_checkpoint, and {} values "
+            "past that are not zero; leave the key out to export model.ffn_hidden_size = {} as it is",
+            piece.tensor, fmt::join(piece.shape, ", "), lost, shapes_.model.ffn_hidden_size);
+    }
+
     // A whole piece, if its rows or columns differ from those in the file.
     std::vector<float> as_stored(const Stored& one, const WeightPiece& piece) const {
         const int64_t ours = piece.our_cols();
         std::vector<float> from(static_cast<size_t>(piece.our_rows() * ours)),
             to(static_cast<size_t>(piece.rows * piece.cols));
         device_.copy_out(from.data(), one.values.as<float>() + piece.row * ours, from.size() * sizeof(float));
+        if (piece.wider > 0) {
+            int64_t lost = 0;
+            for (int64_t r = 0; r < piece.rows; ++r)
+                lost += count_nonzero(std::span(from).subspan(static_cast<size_t>(r * ours + piece.cols),
+                                                              static_cast<size_t>(ours - piece.cols)));
+            require_zeros(piece, lost);
+        }
         for (int64_t r = 0; r < piece.our_rows(); ++r)
             for (int64_t c = 0; c < std::min(ours, piece.transposed ? ours : piece.cols); ++c) {
                 const int64_t at = piece.transposed
@@ -174,10 +201,11 @@ std::optional<std::string> found_in(const std::vector<std::string>& folders, con
 }
 
 // What of a config.json says nothing about the layers: special tokens, and how the router is trained.
-std::string with_carried(const std::string& config_json, const std::vector<std::string>& sources) {
-    const auto path = found_in(sources, "config.json");
-    if (!path) return config_json;
+std::string with_carried(const std::string& config_json, const ExportChoice& choice) {
+    const auto path = found_in(choice.sources, "config.json");
     auto json = nlohmann::ordered_json::parse(config_json);
+    if (choice.names.dense_width > 0) json["intermediate_size"] = choice.names.dense_width;
+    if (!path) return json.dump(2) + "\n";
     const auto theirs = parse_json(read_text_file(*path, ExitCode::usage), *path, ExitCode::usage);
     for (const char* key : {"bos_token_id", "eos_token_id", "pad_token_id", "router_aux_loss_coef",
                             "output_router_logits", "aux_loss_alpha", "seq_aux"})
@@ -247,13 +275,17 @@ std::optional<ExportChoice> export_plan(const Config& config, const std::string&
     ExportChoice choice{.names = export_names(config), .format = config.output.export_format};
     for (const std::string& model : {config.checkpoint.pretrained_checkpoint, hf_config})
         if (!model.empty()) choice.sources.push_back(folder_of_model(model));
+    std::error_code error;
+    if (const std::string& from = config.checkpoint.pretrained_checkpoint;
+        config.model.attention && std::filesystem::exists(from, error))
+        choice.names.dense_width = names_of_model(TensorSet(from), config, config.family).dense_width;
     require(
         !choice.names.joins_experts() || config.parallel.expert_model_parallel_size == 1, ExitCode::usage,
         "parallel.expert_model_parallel_size: got {}, want 1 with --export: this family has the experts of a "
         "layer in one tensor",
         config.parallel.expert_model_parallel_size);
     if (config.model.attention)
-        choice.config_json = with_carried(hf_config_of(config, choice.format), choice.sources);
+        choice.config_json = with_carried(hf_config_of(config, choice.format), choice);
     return choice;
 }
 

@@ -93,8 +93,10 @@ private:
             return add(prefix + "input_linear.weight", {2 * rows, cols}, 0, 2 * rows);
         const bool numbered = names == ExpertNames::numbered;
         add(prefix + (numbered ? "w1.weight" : "gate_proj.weight"), {theirs, cols}, 0, theirs);
+        pieces_.back().zero_rows = rows - theirs;
         row_ = first + rows;
         add(prefix + (numbered ? "w3.weight" : "up_proj.weight"), {theirs, cols}, 0, theirs);
+        pieces_.back().zero_rows = rows - theirs;
         row_ = first + 2 * rows;
     }
     void down(const std::string& prefix, ExpertNames names, int64_t width = 0) {

@@ -28,7 +28,11 @@ struct HfNames {
     bool only_block = false;   // the files hold one MoE block alone; its names begin with block_prefix
     std::string block_prefix;  // with only_block: "", "mlp.", "block_sparse_moe."
     WeightFolds folds;
-    int64_t dense_width = 0;  // of dense FFNs, where the parameters are wider; 0: theirs
+    // Of dense FFNs in the files, where the parameters are wider; 0: theirs. What is added to gate, up and
+    // down is zero and stays zero: the activation there is silu(0) * 0 = 0, which is a column of zeros in the
+    // gradient of down, and down's zeros make the gradients of gate and up zero. AdamW and weight decay move
+    // no zero without a gradient, and no recipe rounds a zero to anything else.
+    int64_t dense_width = 0;
 
     std::string layer(int64_t ours) const;     // "model.layers.3."
     std::string ffn(int64_t our_layer) const;  // "model.layers.3.mlp."
@@ -55,6 +59,7 @@ struct WeightPiece {
     std::vector<int64_t> order;  // row i of so many is the file's row order[i]; empty: as they are
     bool transposed = false;  // rows and cols are the file's; ours are [cols, rows], and `row` counts those
     int64_t wider = 0;        // columns of the parameter, the last ones are zero; 0: cols
+    int64_t zero_rows = 0;    // rows of the parameter after these that no file has, all zero
 
     int64_t our_rows() const { return transposed ? cols : rows; }
     int64_t our_cols() const { return transposed ? rows : wider > 0 ? wider : cols; }

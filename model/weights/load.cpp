@@ -340,6 +340,24 @@ std::set<std::string> later_layers(const TensorSet& set, const HfNames& names, c
 
 }  // namespace
 
+HfNames names_of_model(const TensorSet& set, const Config& config, const std::string& family) {
+    const auto& layers = config.model.moe_layer_freq;
+    const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();
+    require(first_moe < static_cast<int64_t>(layers.size()), ExitCode::usage,
+            "model.moe_layer_freq: has no MoE layer, want one with --weights");
+    HfNames names = find_names(set, first_moe, family);
+    require(!names.only_block, set.code(),
+            "{}: holds one MoE block alone, a model is wanted; one block: fp8flow replay", set.path());
+    names.first_layer = 0;
+    const auto first_dense = std::find(layers.begin(), layers.end(), 0) - layers.begin();
+    const TensorSet::Item gate = set.find(names.ffn(first_dense) + "gate_proj.weight");
+    if (gate && !gate.entry->shape.empty() &&
+        round_up(gate.entry->shape[0], kBlock) == config.model.ffn_hidden_size &&
+        gate.entry->shape[0] < config.model.ffn_hidden_size)
+        names.dense_width = gate.entry->shape[0];
+    return names;
+}
+
 std::string folder_of_model(const std::string& path) {
     std::error_code error;
     if (std::filesystem::is_directory(path, error)) return path;
@@ -364,21 +382,8 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
         lines = differences(imported, config);
     }
     const TensorSet set(path);
-    const auto& layers = config.model.moe_layer_freq;
-    const auto first_moe = std::find(layers.begin(), layers.end(), 1) - layers.begin();
-    require(first_moe < static_cast<int64_t>(layers.size()), ExitCode::usage,
-            "model.moe_layer_freq: has no MoE layer, want one with --weights");
-    HfNames names = find_names(set, first_moe, imported.family);
-    require(!names.only_block, set.code(),
-            "{}: holds one MoE block alone, a model is wanted; one block: fp8flow replay", path);
-    names.first_layer = 0;
+    HfNames names = names_of_model(set, config, imported.family);
     names.folds = imported.folds;
-    const auto first_dense = std::find(layers.begin(), layers.end(), 0) - layers.begin();
-    const TensorSet::Item gate = set.find(names.ffn(first_dense) + "gate_proj.weight");
-    if (gate && !gate.entry->shape.empty() &&
-        round_up(gate.entry->shape[0], kBlock) == config.model.ffn_hidden_size &&
-        gate.entry->shape[0] < config.model.ffn_hidden_size)
-        names.dense_width = gate.entry->shape[0];  // the rest is zero, and stays zero in training
     const std::set<std::string> later = later_layers(set, names, imported);
     const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, {""},
                                               model.parameters(), device, later);

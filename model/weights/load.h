@@ -49,6 +49,9 @@ LoadedWeights load_weights(const TensorSet& set, const HfNames& names,
                            const std::vector<std::string>& scopes, ParameterStore& store, Device& device,
                            const std::set<std::string>& others = {});
 
+// Finds out the names of a whole model, HfNames::dense_width with them.
+HfNames names_of_model(const TensorSet& set, const Config& config, const std::string& family);
+
 // The folder that --weights or --hf-config names, or that its file is in.
 std::string folder_of_model(const std::string& path);
 

@@ -240,6 +240,43 @@ TEST(HfModels, EveryTensorOfTheFilesIsUsedOrRefused) {
                         ": not read, for they are no part of the model: adapter_model.safetensors");
 }
 
+TEST(HfModels, ANarrowerDenseLayerIsExportedIfTheRestIsZero) {
+    const TemporaryFolder folder;
+    LayerCase c = whole_model(true);
+    c.tokens = {16};
+    ExportChoice choice{export_names(test::config_of(c)), ExportFormat::f32};
+    choice.names.dense_width = 200;
+    on_one_rank([&](ProcessGroup& group) {
+        ModelFixture model(group, c);
+        const auto values = [&](const std::string& name) {
+            for (const Parameter& p : model.parameters().all())
+                if (p.spec.name == name) return p.master.as<float>();
+            throw std::runtime_error("no parameter " + name);
+        };
+        float *fc1 = values("layers.0.mlp.linear_fc1.weight"),
+              *fc2 = values("layers.0.mlp.linear_fc2.weight");
+        for (float* extra : {fc1 + 200 * kH, fc1 + 456 * kH}) std::fill_n(extra, 56 * kH, 0.0f);
+        for (int64_t r = 0; r < kH; ++r) std::fill_n(fc2 + r * 256 + 200, 56, 0.0f);
+        const auto exported = [&] {
+            export_weights(OutputFolder(folder.path("hf")), targets_of(model.model()), {c.model, c.moe},
+                           choice, group, model.rank().ops.device());
+        };
+        exported();
+        const TensorSet set(folder.path("hf"));
+        EXPECT_EQ(set.find("model.layers.0.mlp.up_proj.weight").entry->shape,
+                  (std::vector<int64_t>{200, kH}));
+        const std::pair<float*, const char*> places[] = {
+            {fc1 + 200 * kH, "gate_proj"}, {fc1 + 512 * kH - 1, "up_proj"}, {fc2 + 200, "down_proj"}};
+        for (const auto& [place, name] : places) {
+            *place = 1e-30f;
+            const std::string error = error_of(ExitCode::usage, exported);
+            expect_contains(error, fmt::format("export: tensor \"model.layers.0.mlp.{}.weight\" is [", name));
+            expect_contains(error, "and 1 values past that are not zero; leave the key out");
+            *place = 0;
+        }
+    });
+}
+
 TEST(HfModels, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
     for (const bool qwen : {true, false})
         for (const auto& [from, to] : {std::pair(1, 1), std::pair(2, 1), std::pair(1, 2), std::pair(2, 2)}) {
