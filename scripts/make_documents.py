@@ -23,6 +23,7 @@ import os
 import pathlib
 import re
 import shlex
+import statistics
 import sys
 
 import jobs
@@ -127,7 +128,7 @@ LAYERS = {
     "profile_deepseek_v2_lite_4gpu.json": "DeepSeek-V2-Lite, 64 experts",
 }
 STAGES = "profile_deepseek_v3_4gpu_recipes.json"  # the layer that is shown stage by stage
-WHOLE_MODEL, LOSSES = "profile_qwen3_30b_a3b_20_layers_4gpu.json", "validate_h200_100m.json"
+WHOLE_MODEL, LOSSES = "profile_qwen3_30b_a3b_20_layers_4gpu.json", "validate_evidence_h200.json"
 
 
 def layers():
@@ -159,9 +160,10 @@ def headline():
                            {arm.name: arm.layer for arm in arms}))
     rows.append(faster("step of Qwen3-30B-A3B, 20 of 48 layers, 4 GPUs, 32768 tokens each, BF16 state", "{:.0f} ms",
                        {arm["recipe"]: arm["step seconds"] * 1e3 for arm in load(WHOLE_MODEL)["recipes"]}))
-    held = {arm["arm"]: arm["held out"] for arm in load(LOSSES)["arms"] if arm["arm"] in ("bf16", "fp8_flow")}
-    rows.append(row("held-out loss of a 107 M model after 1000 iterations, 4 GPUs", "{:.4f}", held,
-                    f"{(held['fp8_flow'] / held['bf16'] - 1) * 100:+.2f} %"))
+    arms = {arm["arm"]: arm for arm in load(LOSSES)["arms"]}
+    losses = {recipe: statistics.mean(arms[recipe]["losses"]) for recipe in ("bf16", "fp8_flow")}
+    rows.append(row("loss after 100 M tokens, 64 experts, mean of 3 seeds", "{:.4f}", losses,
+                    interval(arms["fp8_flow"]["training_difference"], 2)))
     return table(rows, *names, WHOLE_MODEL, LOSSES)
 
 
@@ -202,6 +204,38 @@ def whole_model():
     def line(what, key):
         return {"ms": what, **{part["part"]: f"{max(part[key], 0):.2f}" for part in parts}}
     return table([line("time", "milliseconds"), line("above the ceiling", "above ceiling")], name)
+
+
+BLOCK = "profile_block_deepseek_v3_1gpu.json"
+
+
+def block():
+    """Forward and backward of a block with multi-latent attention, by part, without and with FP8 projections."""
+    plain, projections = ({arm["recipe"]: arm for arm in run["recipes"]} for run in load(BLOCK)["runs"])
+    parts = ("attention core", "attention projections", "MoE experts", "shared expert")
+
+    def line(label, arm, bf16):
+        ms = {part["part"]: part["step seconds"] * 1e3 for part in arm["parts above ceiling"]}
+        passes = arm["passes seconds"]["median"]
+        return {"recipe": label, **{part: f"{ms[part]:.2f}" for part in parts}, "block, ms": f"{passes * 1e3:.2f}",
+                "bf16 / this": f"{bf16['passes seconds']['median'] / passes:.2f} x"}
+    return table([line("bf16", plain["bf16"], plain["bf16"]), line("fp8_flow", plain["fp8_flow"], plain["bf16"]),
+                  line("fp8_flow, FP8 projections", projections["fp8_flow"], projections["bf16"])], BLOCK)
+
+
+def latent_attention():
+    """Core attention of 128 heads of DeepSeek-V3, next to heads of 128."""
+    rows = [row for row in load("bench_model_h200.json") if "heads=128" in row["shape"]]
+    found = {(row["op"], re.search(r" D=(\d+)", row["shape"])[1]): row for row in rows}
+    lines = []
+    for depth in ("128", "192"):
+        forward, backward = found["attention", depth], found["attention_backward", depth]
+        both, peer = (forward[key] + backward[key] for key in ("us", "peer_us"))
+        lines.append({"heads (q and k, v)": f"{depth}, 128", "forward, ms": f"{forward['us'] / 1e3:.2f}",
+                      "backward, ms": f"{backward['us'] / 1e3:.2f}",
+                      "both, TFLOP/s": f"{(forward['flops'] + backward['flops']) / both / 1e6:.0f}",
+                      "PyTorch's SDPA, both, ms": f"{peer / 1e3:.2f}"})
+    return table(lines, "bench_model_h200.json")
 
 
 def micro_batch_size():
@@ -414,12 +448,11 @@ def slow_operations():
     name = "bench_model_h200.json"
     return table([{"operation": row["op"], "shape": row["shape"], "us": f"{row['us']:.1f}",
                    "ceiling, us": f"{row['ceiling_us']:.1f}", "share": f"{row['ceiling_share'] * 100:.0f} %"}
-                  for row in load(name) if row.get("ceiling_us") and row["ceiling_share"] < 0.7], name)
+                  for row in load(name) if row.get("ceiling_us") and row["ceiling_share"] < 0.7 and "heads=128" not in row["shape"]], name)
 
 
 # ---- losses, copies, and comparisons with transformers
-RUNS = {"quickstart_recipes.json": "quickstart, 2 CPU ranks", "quickstart_recipes_h200.json": "quickstart, one H200",
-        LOSSES: "107 M, 1000 iterations, 4 H200s"}
+RUNS = {"quickstart_recipes.json": "quickstart, 2 CPU ranks", "quickstart_recipes_h200.json": "quickstart, one H200"}
 
 
 def percent(share, digits=3):
@@ -435,10 +468,13 @@ def loss():
                   for name, label in RUNS.items() for arm in load(name)["arms"]], *RUNS)
 
 
+def interval(of, digits=3):
+    """A difference with its 95 % interval, from validate.json."""
+    return f"{of['mean_percent']:+.{digits}f} ± {(of['interval_percent'][1] - of['interval_percent'][0]) / 2:.{digits}f} %"
+
+
 def differences(name):
     """What validate finds of each arm."""
-    def interval(of):
-        return f"{of['mean_percent']:+.3f} ± {(of['interval_percent'][1] - of['interval_percent'][0]) / 2:.3f} %"
     return table([{"arm": arm["name"], "compared with": arm["against"], "training loss": interval(arm["training_difference"]),
                    "held-out loss": interval(arm["held_out_difference"]),
                    "detects": f"{arm['training_difference']['detectable_percent']:.2f} %"}
@@ -509,11 +545,11 @@ def commands():
 
 
 TABLES = {**{make.__name__: make for make in (
-    headline, layers, baselines, layer_stages, whole_model, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
+    headline, layers, baselines, layer_stages, whole_model, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
     exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
-    "evidence": functools.partial(differences, "validate_fp8_attention_h200.json")}
+    "evidence": functools.partial(differences, LOSSES)}
 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg

@@ -122,8 +122,9 @@ def compacted(result, keep):
     """The text of a compact profile.json or bench.json."""
     profile = rounded(result)
     line = lambda value: json.dumps(value, separators=(",", ":"))
-    if isinstance(profile, list):  # of bench: null, and 0 FLOPs or bytes, say nothing
-        rows = [{key: value for key, value in row.items() if value is not None and (value != 0 or value is False)} for row in profile]
+    if isinstance(profile, list):  # of bench: null, and 0 FLOPs or bytes, say nothing; `gpu` names the machine
+        rows = [{key: value for key, value in row.items() if value is not None and (value != 0 or value is False)
+                 and not (key == "machine" and row.get("gpu"))} for row in profile]
         return "[\n " + ",\n ".join(map(line, rows)) + "]\n"
     arms = []
     for arm in profile.pop("recipes"):
