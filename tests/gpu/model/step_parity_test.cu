@@ -68,12 +68,13 @@ double nmse_of(const std::vector<float>& got, const std::vector<float>& want) {
     return energy > 0 ? error / energy : error;
 }
 
-// `bound`: of the first step's gradients.
-void expect_agreement(const TrainingRun& hopper, const TrainingRun& reference, double bound) {
+// `bound`: of the first step's gradients; `loss_bound`: of its loss.
+void expect_agreement(const TrainingRun& hopper, const TrainingRun& reference, double bound,
+                      double loss_bound = 1e-4) {
     for (int step = 0; step < kSteps; ++step)
         EXPECT_NEAR(hopper.losses[step], reference.losses[step], 2e-3 * reference.losses[step])
             << "step " << step + 1;
-    EXPECT_NEAR(hopper.losses[0], reference.losses[0], 1e-4 * reference.losses[0]);
+    EXPECT_NEAR(hopper.losses[0], reference.losses[0], loss_bound * reference.losses[0]);
     for (const auto& [name, want] : reference.gradients)
         EXPECT_LE(nmse_of(hopper.gradients.at(name), want), bound) << name;
 }
@@ -112,14 +113,18 @@ TEST(MergingWeights, LossAndGradientsAgree) {
     }
 }
 
+// Bounds where projections are FP8 too: more values round to the other side, and each changes those after it.
+// The reference alone moves as far when one weight in 16 moves by a quarter of a BF16 unit: over four seeds
+// the loss by up to 3.3e-4 of it, gradients by up to 5e-3.
+constexpr double kManyFp8 = 5e-3, kManyFp8Loss = 5e-4;
+
 TEST(Fp8Projections, LossAndGradientsAgree) {
     for (const char* recipe : {"fp8_flow", "fp8_blockwise", "fp8_tensorwise", "fp8_rowwise", "mxfp8"}) {
         SCOPED_TRACE(recipe);
         Config config = tiny_config(recipe, "native");
         config.precision.fp8_attention_linears = true;
         const TrainingRun hopper = run_steps(config, BackendKind::hopper);
-        // more operands than in a plain step are FP8, so more of them round to the other side
-        expect_agreement(hopper, run_steps(config, BackendKind::reference), 5e-3);
+        expect_agreement(hopper, run_steps(config, BackendKind::reference), kManyFp8, kManyFp8Loss);
         EXPECT_EQ(run_steps(config, BackendKind::hopper).losses, hopper.losses);
     }
 }
@@ -135,7 +140,7 @@ TEST(LatentAttention, LossAndGradientsAgree) {
             config.model.kv_lora_rank = 128;
             config.precision.fp8_attention_linears = config.precision.recipe != Recipe::bf16;
             const TrainingRun hopper = run_steps(config, BackendKind::hopper);
-            expect_agreement(hopper, run_steps(config, BackendKind::reference), 5e-3);
+            expect_agreement(hopper, run_steps(config, BackendKind::reference), kManyFp8, kManyFp8Loss);
             EXPECT_EQ(run_steps(config, BackendKind::hopper).losses, hopper.losses);
             config.recompute.recompute_granularity = RecomputeGranularity::selective;
             config.recompute.mla_up_proj = true;
