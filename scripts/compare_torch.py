@@ -67,7 +67,7 @@ SMALL = dict(
     n_shared_experts=1, num_shared_experts=1, shared_expert_intermediate_size=128, shared_intermediate_size=128,
     shared_experts_intermediate_size=128, first_k_dense_replace=1, num_dense_layers=1, mlp_only_layers=[0],
     max_position_embeddings=256, q_lora_rank=64, kv_lora_rank=64, qk_rope_head_dim=16, qk_nope_head_dim=32, v_head_dim=32,
-    index_topk=64, index_head_dim=32, index_n_heads=2, gated_norm_rank=16, linear_head_dim=32, linear_num_heads=4,
+    index_topk=2048, index_head_dim=32, index_n_heads=2, gated_norm_rank=16, linear_head_dim=32, linear_num_heads=4,
     linear_key_head_dim=32, linear_value_head_dim=32, linear_num_key_heads=2, linear_num_value_heads=4, mamba_n_heads=4,
     mamba_d_head=128, mamba_d_state=16, mamba_dt_rank=8, use_mamba_kernels=False, attn_layer_offset=1, attn_layer_period=2,
     swa_num_attention_heads=4, swa_num_key_value_heads=2, swa_head_dim=32, swa_v_head_dim=32,
@@ -299,6 +299,8 @@ TRAINED = {"qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_
            "kimi_k2": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
            "glm4_moe_lite": {"v_head_dim": 48, "mlp_layer_types": ["dense", "sparse"]},
            "sarvam_mla": {"q_lora_rank": None, "rope_parameters": YARN | {"mscale_all_dim": 1.0}},
+           "deepseek_v32": {"rope_parameters": YARN | {"mscale": 1.0, "mscale_all_dim": 1.0}},
+           "glm_moe_dsa": {"v_head_dim": 48},
            "deepseek_v2": {"q_lora_rank": None, "n_shared_experts": 2, "intermediate_size": 200,
                            "rope_parameters": YARN | {"mscale": 0.707, "mscale_all_dim": 0.707}}}
 GRANITE = {"embedding_multiplier": 3.0, "residual_multiplier": 0.5, "attention_multiplier": 0.25, "logits_scaling": 2.0}
@@ -379,7 +381,7 @@ class Arm:
             total = loss + self.model.config.router_aux_loss_coef * out.aux_loss
         total.backward()
         for name, p in self.model.named_parameters():
-            self.masters[name].grad = p.grad.float()
+            self.masters[name].grad = None if p.grad is None else p.grad.float()  # DSA's indexer has no gradient
         return loss.item()
 
     def step(self, windows, step, steps):
@@ -430,9 +432,9 @@ def first_gradients(options, folder, settings, model):
            "training.weight_decay": 0, "training.clip_grad": 0, "training.adam_eps": epsilon}
     out = train(options, folder, "first", {**settings, **one},
                 ["--weights", f"{folder}/hf", "--export", "f32", "--overwrite"])
-    after = dict(type(model).from_pretrained(f"{out}/hf", dtype=torch.float32).named_parameters())
+    after = dict(transformers.AutoModelForCausalLM.from_pretrained(f"{out}/hf", dtype=torch.float32).named_parameters())
     return {name: (p.detach().double() - after[name].detach().double()) * (epsilon / rate)
-            for name, p in model.named_parameters()}
+            for name, p in model.named_parameters() if name in after}
 
 
 def folds_error(options, folder, family):
@@ -476,7 +478,7 @@ def compare_model(options, family, balancing, folder, model, windows):
         first, arm = Arm(model, *kind), Arm(model, *kind)
         first.backward(windows[0])
         arms[name] = ([arm.step(batch, i, options.steps) for i, batch in enumerate(windows)],
-                      {n: p.grad for n, p in first.masters.items()})
+                      {n: p.grad for n, p in first.masters.items() if p.grad is not None})
     settings = {"moe.moe_router_load_balancing_type": "[aux_loss]", "moe.moe_aux_loss_coeff": f"[{COEFFICIENT}]"}
     settings = settings if balancing else {}
     if any("bias" in name for name, _ in model.named_buffers()):

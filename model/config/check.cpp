@@ -3,6 +3,7 @@
 #include "model/config/check.h"
 
 #include "model/config/fields.h"
+#include "model/config/hf_families.h"
 
 #include "kernels/core/error.h"
 #include "layers/flows/flow.h"
@@ -304,6 +305,14 @@ private:
             divides(m.num_query_groups, m.num_attention_heads,
                     {"model.num_query_groups", "model.num_attention_heads"});
         }
+        const HfFamily* const family = hf_family(c_.family);
+        if (m.attention && family != nullptr && family->index_topk > 0)
+            rule(m.seq_length <= family->index_topk, {"model.seq_length"},
+                 fmt::format(
+                     "got {}, want at most index_topk = {}: in longer sequences {} attends to the keys "
+                     "that its indexer chooses, which is not implemented (model.attention: false leaves it "
+                     "out)",
+                     m.seq_length, family->index_topk, family->type));
         rule(m.num_layers_at_start_in_bf16 + m.num_layers_at_end_in_bf16 <= m.num_layers,
              {"model.num_layers_at_start_in_bf16", "model.num_layers_at_end_in_bf16", "model.num_layers"},
              fmt::format("got {} at the start and {} at the end, want together at most num_layers = {}",

@@ -244,6 +244,11 @@ private:
         copy("qk_nope_head_dim", "model.qk_head_dim", absent.nope);
         copy("qk_rope_head_dim", "model.qk_pos_emb_head_dim", absent.rope);
         copy("v_head_dim", "model.v_head_dim", absent.v);
+        if (family_.index_topk > 0)
+            note("model.multi_latent_attention",
+                 fmt::format("index_topk: attention is over all keys, which is the same up to {} tokens; the "
+                             "indexer is not imported, and an export is deepseek_v3 without it",
+                             family_.index_topk));
         want("rope_interleave", boolean("rope_interleave", true) ? "true" : "false", "true",
              "pairs that rotate are neighbours in files of this family");
     }
@@ -251,7 +256,7 @@ private:
     void windows() {
         if (contains("layer_types") && find("layer_types").is_array()) {
             for (const Json& type : find("layer_types"))
-                if (type != "full_attention")
+                if (type != "full_attention" && (type != "indexed_attention" || family_.index_topk == 0))
                     return problem("layer_types",
                                    fmt::format("got {}, want full_attention: attention is over "
                                                "the whole sequence here",

@@ -55,6 +55,14 @@ constexpr void whole(HfFamily& f, const char* architecture, bool query_key_norm)
     f.architecture = architecture;
     f.query_key_norm = query_key_norm;
 }
+// Exported as deepseek_v3, which is the same model without an indexer.
+constexpr void indexed(HfFamily& f, HfLatent latent) {
+    f.architecture = nullptr;
+    f.latent = latent;
+    f.index_topk = 2048;
+    f.only = {{{"index_topk", "2048", "sequences have at most 2048 tokens, for which every key is chosen"},
+               {"mlp_bias", "false", "linear layers have no bias here"}}};
+}
 // Softmax over the chosen ones, without a bias.
 constexpr void softmax(HfFamily& f) {
     f.scores = ScoreFunction::softmax;
@@ -76,11 +84,11 @@ constexpr std::array kOfDeepSeekV3 = {
               f.qkv_bias = false;
               f.rotary_percent = 0.5;
           }),
-    as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { f.foreign = kSparseLatent; }),
+    as_v3("deepseek_v32", "DeepSeek-V3.2", [](HfFamily& f) { indexed(f, {}); }),
     as_v3("glm_moe_dsa", "GLM-5",
           [](HfFamily& f) {
               without_groups(f, 256, 8, 3, 2.5);
-              f.foreign = kSparseLatent;
+              indexed(f, {.q = 2048, .nope = 192, .v = 256});
           }),
     as_v3("glm4_moe_lite", "GLM-4.7-Flash",
           [](HfFamily& f) {
@@ -530,7 +538,11 @@ std::string families_page(bool markdown) {
                                 : "";
     for (const HfFamily& f : hf_families()) {
         if (markdown && f.refused == kNoExperts) continue;
-        const char* const why = f.refused != nullptr ? f.refused : f.foreign != nullptr ? f.foreign : "";
+        const std::string why =
+            f.refused != nullptr   ? f.refused
+            : f.foreign != nullptr ? f.foreign
+            : f.index_topk > 0 ? fmt::format("more than {} tokens, its sparse attention (DSA)", f.index_topk)
+                               : "";
         const char* const support = f.refused != nullptr ? "refused" : f.whole() ? "whole" : "layer";
         std::string router = f.scores == kSigmoid ? "sigmoid" : "softmax";
         if (f.scores == kSigmoid && f.has_bias) router += ", bias";

@@ -56,6 +56,9 @@ struct HfFamily {
     const char* foreign = nullptr;
     const char* architecture = nullptr;
     std::optional<HfLatent> latent = {};
+    // index_topk of sparse attention (DSA), the keys that an indexer chooses for a query: all of them in
+    // sequences of at most so many tokens. The indexer's own tensors are not imported. 0: none.
+    int64_t index_topk = 0;
     bool query_key_norm = false, reads_attention_bias = true;
     bool reads_qk_norm = false;   // use_qk_norm may say otherwise
     bool all_heads_norm = false;  // that norm is over all heads of a token

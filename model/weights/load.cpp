@@ -305,8 +305,8 @@ namespace {
 // another RoPE or norm would load and be wrong.
 std::vector<std::string> differences(const ImportedModel& imported, const Config& config) {
     std::vector<std::string> lines;
-    const Config theirs =
-        parse_config("output: {log_interval: 1}", "config.json", {}, std::nullopt, imported);
+    const Config theirs = parse_config(fmt::format("model: {{seq_length: {}}}", config.model.seq_length),
+                                       "config.json", {}, std::nullopt, imported);
     for (const ConfigSetting& setting : imported.settings) {
         const ConfigField& field = field_named(setting.key);
         const bool same = setting.key == "model.moe_layer_freq"
@@ -336,6 +336,17 @@ std::set<std::string> later_layers(const TensorSet& set, const HfNames& names, c
             later.insert(name);
     }
     return later;
+}
+
+// Tensors of an indexer, which chooses every key of a sequence that is not too long for it.
+std::set<std::string> indexers(const TensorSet& set, const HfNames& names, const ImportedModel& model) {
+    std::set<std::string> found;
+    const HfFamily* const family = hf_family(model.family);
+    if (family == nullptr || family->index_topk == 0) return found;
+    for (const std::string& name : set.names())
+        if (name.find(std::string(names.storage.attention) + "indexer.") != std::string::npos)
+            found.insert(name);
+    return found;
 }
 
 }  // namespace
@@ -384,12 +395,20 @@ std::vector<std::string> load_model(const std::string& path, const Config& confi
     const TensorSet set(path);
     HfNames names = names_of_model(set, config, imported.family);
     names.folds = imported.folds;
-    const std::set<std::string> later = later_layers(set, names, imported);
+    const std::set<std::string> later = later_layers(set, names, imported),
+                                indexer = indexers(set, names, imported);
+    std::set<std::string> ignored = later;
+    ignored.insert(indexer.begin(), indexer.end());
     const LoadedWeights loaded = load_weights(set, names, targets_of(model), {config.model, config.moe}, {""},
-                                              model.parameters(), device, later);
+                                              model.parameters(), device, ignored);
     if (!later.empty())
         lines.push_back(fmt::format("weights: {} tensors of multi-token prediction are ignored, e.g. {}",
                                     later.size(), *later.begin()));
+    if (!indexer.empty())
+        lines.push_back(
+            fmt::format("weights: {} tensors of the indexer are ignored, e.g. {}: it would choose "
+                        "every key of {} tokens",
+                        indexer.size(), *indexer.begin(), config.model.seq_length));
     if (!set.unread().empty())
         lines.push_back(fmt::format("warning: {}: not read, for they are no part of the model: {}", path,
                                     fmt::join(set.unread(), ", ")));

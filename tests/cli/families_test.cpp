@@ -38,7 +38,7 @@ std::vector<Family> families() {
                           {"first_k_dense_replace", 1}};
     Json as_it_is = sigmoid;
     as_it_is.update({{"norm_topk_prob", false}, {"intermediate_size", 200}});
-    return {{"deepseek_v32", sigmoid, "multi-latent"}, {"glm_moe_dsa", as_it_is, "index of keys"}};
+    return {{"axk1", sigmoid, "multi-latent"}, {"axk2", as_it_is, "index of keys"}};
 }
 
 std::string config_of(const TemporaryFolder& folder, const Family& family) {
@@ -180,7 +180,7 @@ TEST(Families, AreListed) {
     const CommandResult list = fp8flow_alone({"families"});
     EXPECT_EQ(list.status, 0) << list.err;
     expect_contains(list.out, "qwen3_moe         whole");
-    expect_contains(list.out, "deepseek_v32      layer    its attention is multi-latent (MLA) with");
+    expect_contains(list.out, "deepseek_v32      whole    more than 2048 tokens");
     expect_contains(list.out, "gpt_oss           refused  its experts have biases");
     expect_contains(fp8flow_alone({"families", "--markdown"}).out,
                     "| `mixtral` | Mixtral | whole | softmax |  |");

@@ -151,12 +151,12 @@ TEST(Weights, AnExportOfAnEarlierIterationIsSaid) {
     EXPECT_EQ(exported.out.find("earlier iteration"), std::string::npos);
 }
 
-// DeepSeek-V3.2's attention is not ours: what is proposed is accepted.
+// A.X-K1's attention is not ours: what is proposed is accepted.
 TEST(Weights, AFamilyThatTrainDoesNotKnowIsRefusedWithWhatIsPossible) {
     const TemporaryFolder folder;
     const std::string json = folder.write(
         "config.json",
-        R"({"model_type":"deepseek_v32","num_hidden_layers":2,"hidden_size":128,"vocab_size":64,"rms_norm_eps":1e-6,)"
+        R"({"model_type":"axk1","num_hidden_layers":2,"hidden_size":128,"vocab_size":64,"rms_norm_eps":1e-6,)"
         R"("moe_intermediate_size":128,"intermediate_size":256,"n_routed_experts":4,"num_experts_per_tok":2,)"
         R"("n_group":1,"first_k_dense_replace":1})");
     const auto run = [&](const Texts& more) {

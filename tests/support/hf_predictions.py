@@ -17,8 +17,9 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 import preprocess_data
 
 HIDDEN, WIDTH, EXPERTS, LAYERS, VOCAB, HEADS, DIM, SEQ, PROMPT, COUNT = 128, 128, 4, 2, 64, 4, 32, 32, 8, 64
-LATENT, ROPE, DENSE = 64, 16, 200  # of deepseek_v3: both latents, the rotated dimensions, its first layer, no multiple of 128
-ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM"}
+LATENT, ROPE, DENSE = 64, 16, 200  # of deepseek: both latents, the rotated dimensions, its first layer, no multiple of 128
+ARCHITECTURES = {"qwen3_moe": "Qwen3MoeForCausalLM", "mixtral": "MixtralForCausalLM", "deepseek_v3": "DeepseekV3ForCausalLM",
+                 "deepseek_v32": "DeepseekV32ForCausalLM"}
 TOKENS = [(7 * i + i * i // 5) % VOCAB for i in range(321)]
 
 
@@ -32,7 +33,7 @@ def tensors(family):
     for layer in range(LAYERS):
         names = {"input_layernorm": ((HIDDEN,), 0), "post_attention_layernorm": ((HIDDEN,), 0),
                  "self_attn.o_proj": ((HIDDEN, HEADS * DIM), 1 / 8)}
-        if family == "deepseek_v3":
+        if family.startswith("deepseek"):
             names.update({"self_attn.q_a_proj": ((LATENT, HIDDEN), 1 / 4), "self_attn.q_a_layernorm": ((LATENT,), 0),
                           "self_attn.q_b_proj": ((HEADS * (DIM + ROPE), LATENT), 1 / 2),
                           "self_attn.kv_a_proj_with_mqa": ((LATENT + ROPE, HIDDEN), 1 / 4),
@@ -40,10 +41,14 @@ def tensors(family):
         else:
             names.update({"self_attn.q_proj": ((HEADS * DIM, HIDDEN), 1 / 4), "self_attn.k_proj": ((HEADS // 2 * DIM, HIDDEN), 1 / 4),
                           "self_attn.v_proj": ((HEADS // 2 * DIM, HIDDEN), 1 / 4)})
+        if family == "deepseek_v32":  # its indexer has two heads of DIM
+            names.update({"self_attn.indexer.wq_b": ((2 * DIM, LATENT), 1 / 4), "self_attn.indexer.wk": ((DIM, HIDDEN), 1 / 4),
+                          "self_attn.indexer.k_norm": ((DIM,), 0), "self_attn.indexer.weights_proj": ((2, HIDDEN), 1 / 4)})
+            table[f"model.layers.{layer}.self_attn.indexer.k_norm.bias"] = (DIM,), 1 / 8
         if family == "qwen3_moe":
             names.update({"self_attn.q_norm": ((DIM,), 0), "self_attn.k_norm": ((DIM,), 0)})
         ffns = [([name.format(e) for name in experts[1:]], WIDTH) for e in range(EXPERTS)]
-        if family == "deepseek_v3":  # the first layer is dense, the second has a shared expert
+        if family.startswith("deepseek"):  # the first layer is dense, the second has a shared expert
             of_all = [f"mlp.{'shared_experts.' if layer else ''}{name}_proj" for name in ("gate", "up", "down")]
             ffns = [*ffns, (of_all, WIDTH)] if layer else [(of_all, DENSE)]
         if len(ffns) > 1:
@@ -51,7 +56,7 @@ def tensors(family):
         for (gate, up, down), width in ffns:
             names.update({gate: ((width, HIDDEN), 1 / 4), up: ((width, HIDDEN), 1 / 4), down: ((HIDDEN, width), 1 / 8)})
         table.update({f"model.layers.{layer}.{name}.weight": value for name, value in names.items()})
-    if family == "deepseek_v3":
+    if family.startswith("deepseek"):
         table["model.layers.1.mlp.gate.e_score_correction_bias"] = (EXPERTS,), 1 / 8
     return table
 
@@ -84,14 +89,16 @@ def write_model(folder, family, seed):
               "hidden_size": HIDDEN, "num_hidden_layers": LAYERS, "vocab_size": VOCAB, "rms_norm_eps": 1e-6, "hidden_act": "silu",
               "num_attention_heads": HEADS, "num_key_value_heads": HEADS // 2, "head_dim": DIM, "num_experts_per_tok": 2,
               "max_position_embeddings": 256, "rope_theta": 10000, "tie_word_embeddings": False, "torch_dtype": "bfloat16"}
+    deepseek = {"n_routed_experts": EXPERTS, "moe_intermediate_size": WIDTH, "intermediate_size": DENSE, "n_shared_experts": 1,
+                "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": LATENT, "kv_lora_rank": LATENT,
+                "qk_nope_head_dim": DIM, "qk_rope_head_dim": ROPE, "v_head_dim": DIM, "num_key_value_heads": HEADS}
     config.update({
         "qwen3_moe": {"num_experts": EXPERTS, "moe_intermediate_size": WIDTH, "intermediate_size": 256, "norm_topk_prob": True,
                       "decoder_sparse_step": 1, "mlp_only_layers": []},
         "mixtral": {"num_local_experts": EXPERTS, "intermediate_size": WIDTH, "sliding_window": None},
-        "deepseek_v3": {"n_routed_experts": EXPERTS, "moe_intermediate_size": WIDTH, "intermediate_size": DENSE, "n_shared_experts": 1,
-                        "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "q_lora_rank": LATENT, "kv_lora_rank": LATENT,
-                        "qk_nope_head_dim": DIM, "qk_rope_head_dim": ROPE, "v_head_dim": DIM, "num_key_value_heads": HEADS}}[family])
-    if family == "deepseek_v3":
+        "deepseek_v3": deepseek,
+        "deepseek_v32": {**deepseek, "index_topk": 2048, "index_n_heads": 2, "index_head_dim": DIM}}[family])
+    if family.startswith("deepseek"):
         del config["head_dim"]
     with open(f"{folder}/config.json", "w") as file:
         json.dump(config, file)
@@ -126,7 +133,7 @@ def expect(folder):
 
 def main():
     out = sys.argv[1]
-    for family, seed in (("qwen3_moe", 47), ("mixtral", 15), ("deepseek_v3", 2)):  # seeds: the tokens of qwen3_moe are not decided by rounding
+    for family, seed in (("qwen3_moe", 47), ("mixtral", 15), ("deepseek_v3", 2), ("deepseek_v32", 2)):  # seeds: the tokens of qwen3_moe are not decided by rounding
         write_model(f"{out}/{family}", family, seed)
         if "--expect" in sys.argv:
             expect(f"{out}/{family}")

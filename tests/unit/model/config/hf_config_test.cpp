@@ -429,6 +429,33 @@ TEST(HfConfig, OptionsOfTheFamilies) {
     EXPECT_EQ(std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0), 1);
 }
 
+// Of DeepSeek-V3.2 and GLM-5, whose sparse attention is that of all keys up to index_topk.
+TEST(HfConfig, SequencesAreNoLongerThanAnIndexChoosesAllKeysOf) {
+    nlohmann::json json =
+        nlohmann::json::parse(read_text_file(FP8FLOW_SOURCE_DIR "/tests/data/hf_families.json",
+                                             ExitCode::usage, "", 1 << 20))["glm_moe_dsa"]["config"];
+    json["num_hidden_layers"] = 2;
+    json["mlp_layer_types"] = {"dense", "sparse"};
+    json["layer_types"] = {"indexed_attention", "indexed_attention"};
+    const auto read = [&](const char* settings) {
+        return parse_config(settings, "run.yaml", {}, std::nullopt,
+                            parse_hf_config(json.dump(), "config.json"));
+    };
+    const Config c = read("model: {seq_length: 2048}");
+    EXPECT_TRUE(c.model.attention);
+    EXPECT_EQ(c.model.q_lora_rank, 2048);
+    EXPECT_EQ(c.model.qk_head_dim + c.model.v_head_dim, 192 + 256);
+    const auto error = [&](const char* settings) {
+        return error_of(ExitCode::usage, [&] { read(settings); });
+    };
+    expect_contains(error("model: {seq_length: 2176}"),
+                    "run.yaml:1:21: model.seq_length: got 2176, want at most index_topk = 2048");
+    EXPECT_NO_THROW(read("model: {seq_length: 2176, attention: false}"));
+    json["index_topk"] = 1024;
+    expect_contains(error("model: {seq_length: 256}"),
+                    "index_topk: got 1024, want 2048: sequences have at most");
+}
+
 // 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
 TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     const Json json = without(deepseek_v2_lite(), {"aux_loss_alpha"});
