@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The configuration as a user meets it: exact error lines, the round trip of the dump, overrides, and the
 // shipped files.
+// Long because it covers every rule of a configuration and every shipped file.
 #include "model/config/config.h"
 
 #include "kernels/core/error.h"
@@ -530,6 +531,9 @@ TEST(Config, ShippedFilesAreLegalAndRoundTrip) {
         {"small_4gpu.yaml", {1, 2, 4}, {"expert_model_parallel_size=1"}},
         {"qwen3_30b_a3b.yaml", {8, 16}, {}},
         {"mixtral_8x7b.yaml", {8, 16}, {}},
+        {"deepseek_v2_lite.yaml", {2, 4}, {}},
+        {"moonlight_16b_a3b.yaml", {8, 16}, {}},
+        {"deepseek_v3.yaml", {1024}, {}},
         {"deepseek_small.yaml", {1, 2, 4}, {}},
         {"deepseek_small.yaml", {1}, {"model.q_lora_rank=null"}},
         {"layer_deepseek_v3.yaml", {4}, {}},

@@ -456,6 +456,29 @@ TEST(HfConfig, SequencesAreNoLongerThanAnIndexChoosesAllKeysOf) {
                     "index_topk: got 1024, want 2048: sequences have at most");
 }
 
+// Files of configs/ after the config.json that its authors publish: nothing of the model changes.
+TEST(HfConfig, ShippedModelsArePublishedOnes) {
+    const Json yarn = {{"type", "yarn"},       {"factor", 40},   {"original_max_position_embeddings", 4096},
+                       {"beta_fast", 32},      {"beta_slow", 1}, {"mscale", 1.0},
+                       {"mscale_all_dim", 1.0}};
+    Json lite = deepseek_v2_lite(), v3 = deepseek();
+    v3["rope_scaling"] = yarn;
+    lite.update({{"rope_scaling", yarn}, {"q_lora_rank", nullptr}});
+    lite["rope_scaling"].update({{"mscale", 0.707}, {"mscale_all_dim", 0.707}});
+    const std::pair<const char*, Json> files[] = {{"deepseek_v2_lite", lite},
+                                                  {"moonlight_16b_a3b", moonlight()},
+                                                  {"deepseek_v3", v3},
+                                                  {"qwen3_30b_a3b", qwen3()},
+                                                  {"mixtral_8x7b", mixtral()}};
+    for (const auto& [name, json] : files) {
+        SCOPED_TRACE(name);
+        const std::string file = std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml";
+        const Config c = config_of(json, read_text_file(file, ExitCode::usage, "", 1 << 20));
+        for (const std::string& warning : c.warnings)
+            EXPECT_EQ(warning.find("changes its model"), std::string::npos) << warning;
+    }
+}
+
 // 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
 TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     const Json json = without(deepseek_v2_lite(), {"aux_loss_alpha"});
