@@ -507,6 +507,18 @@ def training_with_transformers():
                                 f"transformers {data['transformers']}.")
 
 
+def models_with_transformers():
+    """Errors of 20 steps against PyTorch in FP32, and of an export in transformers."""
+    name = "compare_training_cpu.json"
+    data = load(name)["families"]
+    rows = [{"model": model["family"],
+             **{f"{what}: {arm}": f"{value:.1e}" for what in ("mean error", "d all") for arm, value in zip(data["arms"], model[what])},
+             "worst kind, fp8_flow": model["worst kind of d"][-1],
+             "export: loss": f"{model['exported loss'] - model['in transformers']:+.0e}", "tokens alike": model["tokens alike"]}
+            for model in data["models"]]
+    return table(rows, name) + f" These rows: {data['commit']}, {data['steps']} steps."
+
+
 def transposed():
     """Values that transposed copies lose, over the iterations of a training."""
     name, rows = "transposed_quickstart_cpu.json", []
@@ -546,7 +558,7 @@ def commands():
 
 TABLES = {**{make.__name__: make for make in (
     headline, layers, baselines, layer_stages, whole_model, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
-    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, transposed, commands)},
+    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
     "evidence": functools.partial(differences, LOSSES)}
