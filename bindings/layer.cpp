@@ -15,7 +15,7 @@ namespace {
 
 Recipe recipe_of(const char* name) {
     require(name != nullptr, ExitCode::usage, "recipe is null");
-    const auto* const found = std::find(kRecipeNames.begin(), kRecipeNames.end(), std::string_view(name));
+    const auto* const found = std::ranges::find(kRecipeNames, std::string_view(name));
     require(found != kRecipeNames.end(), ExitCode::usage, "recipe is \"{}\", want one of {}", name,
             fmt::join(kRecipeNames, ", "));
     return static_cast<Recipe>(found - kRecipeNames.begin());

@@ -26,8 +26,8 @@ HostLayout HostLayout::consecutive(int first_rank, int num_ranks, int ranks_per_
 }
 
 bool HostLayout::even() const {
-    return std::all_of(hosts_.begin(), hosts_.end(),
-                       [&](const std::vector<int>& ranks) { return ranks.size() == hosts_[0].size(); });
+    return std::ranges::all_of(
+        hosts_, [&](const std::vector<int>& ranks) { return ranks.size() == hosts_[0].size(); });
 }
 
 }  // namespace fp8flow

@@ -2,6 +2,7 @@
 // Counts of messages, and rows stored.
 #include "kernels/comm/plan_messages.h"
 
+#include <algorithm>
 #include <numeric>
 
 namespace fp8flow::comm {
@@ -47,7 +48,7 @@ std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t rank) {
 void sort_choices(const int32_t* ids, int64_t topk, std::vector<int64_t>& order) {
     order.resize(static_cast<std::size_t>(topk));
     std::iota(order.begin(), order.end(), int64_t{0});
-    std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
+    std::ranges::sort(order, [&](int64_t a, int64_t b) { return ids[a] < ids[b]; });
 }
 
 void store_row(const float* sum, const TensorView& rows, int64_t row) {

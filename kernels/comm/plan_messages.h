@@ -8,7 +8,6 @@
 #include "kernels/core/scalar_math.h"
 #include "kernels/dispatch_plan.h"
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 #include <vector>

@@ -87,8 +87,8 @@ std::vector<std::size_t> ProcessGroup::members_of(int color, std::span<const Sea
     std::vector<std::size_t> members;
     for (std::size_t r = 0; r < seats.size(); ++r)
         if (seats[r].color == color) members.push_back(r);
-    std::stable_sort(members.begin(), members.end(),
-                     [&](std::size_t a, std::size_t b) { return seats[a].order < seats[b].order; });
+    std::ranges::stable_sort(members,
+                             [&](std::size_t a, std::size_t b) { return seats[a].order < seats[b].order; });
     return members;
 }
 

@@ -7,18 +7,10 @@
 namespace fp8flow {
 
 const char* name_of(ScaleLayout layout) {
-    switch (layout) {
-        case ScaleLayout::none: return "none";
-        case ScaleLayout::tensor: return "tensor";
-        case ScaleLayout::row: return "row";
-        case ScaleLayout::vec128_wire: return "vec128_wire";
-        case ScaleLayout::vec128: return "vec128";
-        case ScaleLayout::block128: return "block128";
-        case ScaleLayout::tile128: return "tile128";
-        case ScaleLayout::group_row: return "group_row";
-        case ScaleLayout::mx32: return "mx32";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"none",     "tensor",  "row",       "vec128_wire", "vec128",
+                                      "block128", "tile128", "group_row", "mx32"};
+    static_assert(std::size(kNames) == static_cast<size_t>(ScaleLayout::mx32) + 1);
+    return kNames[static_cast<size_t>(layout)];
 }
 
 const char* name_of(ScaleFormat format) {

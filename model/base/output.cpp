@@ -11,12 +11,10 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <utility>
 #include <vector>
 
 namespace fp8flow {
@@ -32,9 +30,8 @@ void check_name(std::string_view name, const std::string& folder) {
         return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') ||
                std::string_view("._-+=").find(c) != std::string_view::npos;
     };
-    require(
-        !name.empty() && name.size() <= 200 && name[0] != '.' && std::all_of(name.begin(), name.end(), plain),
-        ExitCode::output, "\"{}\" is no plain file name to write in {}", name, folder);
+    require(!name.empty() && name.size() <= 200 && name[0] != '.' && std::ranges::all_of(name, plain),
+            ExitCode::output, "\"{}\" is no plain file name to write in {}", name, folder);
 }
 
 // Returns 0 or the error number.
@@ -79,7 +76,7 @@ int list_folder(int folder, std::vector<std::string>& names) {
     }
     const int error = errno;
     ::closedir(entries);
-    std::sort(names.begin(), names.end());
+    std::ranges::sort(names);
     return error;
 }
 
@@ -173,6 +170,10 @@ void OutputFolder::write_atomic(std::string_view name, std::string_view text) co
     AtomicFile file = create_atomic(name);
     file.write(text.data(), text.size());
     file.commit();
+}
+
+void OutputFolder::write_json(std::string_view name, const nlohmann::json& value, int indent) const {
+    write_atomic(name, value.dump(indent, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
 }
 
 LineFile OutputFolder::open_lines(std::string_view name, LineFile::Start start) const {

@@ -80,6 +80,9 @@ public:
     // A whole file in parts of any size, and at once. The folder must outlive the file.
     AtomicFile create_atomic(std::string_view name) const;
     void write_atomic(std::string_view name, std::string_view text) const;
+    // Text from elsewhere (a path, a host name) may hold invalid UTF-8, which is replaced. indent -1: one
+    // line.
+    void write_json(std::string_view name, const nlohmann::json& value, int indent = 2) const;
 
     // `append` keeps what whole lines the file has (a torn last line is cut off); `truncate` empties it.
     LineFile open_lines(std::string_view name, LineFile::Start start) const;

@@ -5,7 +5,6 @@
 #include "kernels/core/random.h"
 #include "kernels/ops/transpose.h"
 
-#include <algorithm>
 #include <numeric>
 
 namespace fp8flow::bench {

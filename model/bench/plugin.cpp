@@ -185,7 +185,7 @@ Plugin::Plugin(const std::string& path, bool gpu) : gpu_(gpu) {
         const fp8flow_plugin_operation& one = table->operations[i];
         require(one.operation != nullptr && one.run != nullptr, ExitCode::usage,
                 "{}: operation {} of the table has no name or no function", where, i);
-        require(std::find(known.begin(), known.end(), one.operation) != known.end(), ExitCode::usage,
+        require(std::ranges::find(known, one.operation) != known.end(), ExitCode::usage,
                 "{}: unknown operation '{}'; see fp8flow bench --list", where, printable(one.operation));
         require(runs_.emplace(one.operation, one.run).second, ExitCode::usage,
                 "{}: operation {} is there twice", where, one.operation);

@@ -83,20 +83,12 @@ nlohmann::json to_json(const Row& row, const Provenance& provenance) {
 std::string tables(const std::vector<Row>& rows) {
     std::vector<std::string> operations;
     for (const Row& row : rows)
-        if (std::find(operations.begin(), operations.end(), row.operation) == operations.end())
+        if (std::ranges::find(operations, row.operation) == operations.end())
             operations.push_back(row.operation);
     std::string text;
     for (const std::string& operation : operations) {
-        Table table({{operation, Align::left},
-                     {"us"},
-                     {"min"},
-                     {"p90"},
-                     {"sustained"},
-                     {"rate"},
-                     {"ceiling"},
-                     {"share"},
-                     {"launches"},
-                     {"baseline", Align::left}});
+        Table table({operation}, {"us", "min", "p90", "sustained", "rate", "ceiling", "share", "launches"},
+                    {"baseline"});
         for (const Row& row : rows) {
             if (row.operation != operation) continue;
             table.add_row(

@@ -99,10 +99,7 @@ std::string Runner::describe(const Case& what, const Shape& shape) {
     require(!call.tensors.empty(), ExitCode::usage,
             "--describe: {} {} is several calls or an exchange, which no plugin can have", what.name,
             shape.text());
-    report::Table table({{what.name, report::Align::left},
-                         {"dtype", report::Align::left},
-                         {"shape", report::Align::left},
-                         {"layout of scales", report::Align::left}});
+    report::Table table({what.name, "dtype", "shape", "layout of scales"}, {});
     for (const NamedTensor& tensor : call.tensors)
         table.add_row(
             {tensor.name, name_of(tensor.view.dtype),

@@ -30,8 +30,7 @@ Shape::Shape(std::string operation, const Keys& keys, Size size, std::string_vie
         require(equals != std::string_view::npos && equals > 0 && equals + 1 < part.size(), ExitCode::usage,
                 "bench {}: --shape: got '{}', want key=value", operation_, part);
         const std::string_view name = part.substr(0, equals);
-        const auto found =
-            std::find_if(values_.begin(), values_.end(), [&](auto& v) { return v.first == name; });
+        const auto found = std::ranges::find_if(values_, [&](auto& v) { return v.first == name; });
         if (found == values_.end()) {
             std::vector<std::string> names;
             for (const auto& [known, value] : values_) names.push_back(known);
@@ -56,7 +55,7 @@ const std::string& Shape::value(std::string_view key) const {
 }
 
 bool Shape::has(std::string_view key) const {
-    return std::any_of(values_.begin(), values_.end(), [&](auto& v) { return v.first == key; });
+    return std::ranges::any_of(values_, [&](auto& v) { return v.first == key; });
 }
 
 void Shape::refuse(std::string_view key, const std::string& want) const {
@@ -76,7 +75,7 @@ int64_t Shape::positive(std::string_view key) const {
 }
 
 int64_t Shape::choice(std::string_view key, const std::vector<std::string>& words) const {
-    const auto found = std::find(words.begin(), words.end(), value(key));
+    const auto found = std::ranges::find(words, value(key));
     if (found == words.end()) refuse(key, fmt::format("{}", fmt::join(words, " | ")));
     return found - words.begin();
 }

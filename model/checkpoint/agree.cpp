@@ -28,11 +28,11 @@ void on_all_ranks(ProcessGroup& world, const std::function<void()>& work) {
                           unreadable};
     std::vector<Verdict> all(static_cast<size_t>(world.size()));
     world.all_gather(&verdict, sizeof verdict, all.data());
-    const auto first = std::find_if(all.begin(), all.end(), [](const Verdict& v) { return v.code != 0; });
+    const auto first = std::ranges::find_if(all, [](const Verdict& v) { return v.code != 0; });
     if (first == all.end()) return;
     text.resize(static_cast<size_t>(first->length));
     world.broadcast(text.data(), text.size(), static_cast<int>(first - all.begin()));
-    if (std::any_of(all.begin(), all.end(), [](const Verdict& v) { return v.unreadable != 0; }))
+    if (std::ranges::any_of(all, [](const Verdict& v) { return v.unreadable != 0; }))
         throw Unreadable(static_cast<ExitCode>(first->code), text);
     throw Error(static_cast<ExitCode>(first->code), text);
 }

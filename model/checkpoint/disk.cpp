@@ -122,8 +122,7 @@ void require_read(int64_t result, const std::string& what) {
     const std::string text = what + ": " + reason(result);
     const ExitCode code = class_of(static_cast<int>(-result), ExitCode::checkpoint);
     if (code != ExitCode::checkpoint) throw Error(code, text);
-    if (std::find(std::begin(kDamage), std::end(kDamage), -result) != std::end(kDamage))
-        throw Error(ExitCode::checkpoint, text);
+    if (std::ranges::find(kDamage, -result) != std::end(kDamage)) throw Error(ExitCode::checkpoint, text);
     throw Unreadable(ExitCode::checkpoint, text + "; make it readable, or name another one with --resume");
 }
 

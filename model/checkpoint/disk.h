@@ -9,9 +9,7 @@
 #include <sys/types.h>
 
 #include <cstdint>
-#include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace fp8flow::checkpoint {

@@ -51,7 +51,7 @@ std::vector<int64_t> CheckpointFolder::steps() const {
     std::vector<int64_t> steps;
     for (const std::string& name : names)
         if (const auto step = step_of_name(name)) steps.push_back(*step);
-    std::sort(steps.begin(), steps.end());
+    std::ranges::sort(steps);
     return steps;
 }
 

@@ -120,8 +120,8 @@ void CheckpointReader::verify_file(int64_t file) const {
     std::vector<std::pair<std::string, Place>> in_file;
     for (const auto& [name, place] : tensors_)
         if (place.file == file) in_file.emplace_back(name, place);
-    std::sort(in_file.begin(), in_file.end(),
-              [](const auto& a, const auto& b) { return a.second.offset < b.second.offset; });
+    std::ranges::sort(in_file,
+                      [](const auto& a, const auto& b) { return a.second.offset < b.second.offset; });
     std::vector<uint8_t> block;
     for (const auto& [name, place] : in_file) {
         uint32_t crc = 0;

@@ -281,8 +281,8 @@ void enter_run(Target& target, Disk& disk, ProcessGroup& world) {
         const DiskHandle outer(disk, disk.open_folder(target.folder)), folder(disk, disk.open_folder(inner));
         std::vector<std::string> names;
         if (outer.get() >= 0 && folder.get() >= 0 && disk.list(outer.get(), names) >= 0)
-            below = std::none_of(names.begin(), names.end(),
-                                 [](const std::string& name) { return step_of_name(name).has_value(); });
+            below = std::ranges::none_of(
+                names, [](const std::string& name) { return step_of_name(name).has_value(); });
     }
     world.broadcast(&below, sizeof below, 0);
     if (below != 0) target.folder += std::string("/") + kCheckpoints;

@@ -177,11 +177,9 @@ std::optional<CheckpointSaver::Published> CheckpointSaver::exchange_reports() {
     const auto is = [](Phase phase) {
         return [phase](const Report& report) { return report.phase == phase; };
     };
-    if (std::any_of(reports.begin(), reports.end(), is(Phase::failed)) &&
-        std::none_of(reports.begin(), reports.end(), is(Phase::writing)))
+    if (std::ranges::any_of(reports, is(Phase::failed)) && std::ranges::none_of(reports, is(Phase::writing)))
         give_up(reports);
-    if (std::all_of(reports.begin(), reports.end(), is(Phase::written)) && world_.rank() == 0)
-        start_publication(reports);
+    if (std::ranges::all_of(reports, is(Phase::written)) && world_.rank() == 0) start_publication(reports);
     if (reports[0].phase != Phase::published) return std::nullopt;
     Published published{.step = p.step,
                         .paused = p.paused,
@@ -219,8 +217,7 @@ void CheckpointSaver::start_publication(const std::vector<Report>& reports) {
 
 // Nobody writes any more. The text of the lowest rank that failed goes to all.
 void CheckpointSaver::give_up(const std::vector<Report>& reports) {
-    const auto failed = std::find_if(reports.begin(), reports.end(),
-                                     [](const Report& report) { return report.phase == Phase::failed; });
+    const auto failed = std::ranges::find(reports, Phase::failed, &Report::phase);
     std::string text = pending_->error;
     world_.broadcast(text, static_cast<int>(failed - reports.begin()));
     if (world_.rank() == 0) {

@@ -40,7 +40,7 @@ void choose_owners(std::vector<StateTensor>& state, const RankLayout& layout) {
     }
     for (StateTensor& tensor : state) {
         if (tensor.owner >= 0) continue;
-        const auto least = std::min_element(load.begin(), load.end());
+        const auto least = std::ranges::min_element(load);
         tensor.owner = least - load.begin();
         *least += tensor.bytes();
     }

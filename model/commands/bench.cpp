@@ -60,8 +60,7 @@ std::vector<Item> items_of(const BenchOptions& options, Size size) {
         require(options.shapes.empty(), ExitCode::usage, "--shape and --suite exclude each other");
         for (const SuiteEntry& entry : suite(options.suite)) {
             const auto& named = options.operations;
-            if (!named.empty() && std::find(named.begin(), named.end(), entry.operation) == named.end())
-                continue;
+            if (!named.empty() && std::ranges::find(named, entry.operation) == named.end()) continue;
             const Case& what = find_case(entry.operation);
             items.push_back({&what, Shape(what.name, what.keys, entry.size, entry.shape), entry.regimes});
         }
@@ -107,7 +106,7 @@ MeasureOptions measure_options(const BenchOptions& options, const BackendChoice&
 void write_rows(const OutputFolder& folder, const std::vector<Row>& rows, const Provenance& provenance) {
     nlohmann::json written = nlohmann::json::array();
     for (const Row& row : rows) written.push_back(to_json(row, provenance));
-    folder.write_atomic("bench.json", written.dump(1) + "\n");
+    folder.write_json("bench.json", written, 1);
     Page page("Operations and their share of the ceiling",
               provenance.machine.gpu.empty() ? "reference backend" : provenance.machine.gpu, provenance);
     page.set("bench", std::move(written));
@@ -121,15 +120,12 @@ void print_bench_list() {
     for (const Case& what : all_cases()) {
         fmt::print("\n{}  {}{}\n", what.name, what.meaning,
                    what.runs == Runs::together ? " (mpirun -n N)" : "");
-        Table table({{"key", Align::left},
-                     {"default", Align::left},
-                     {"small", Align::left},
-                     {"meaning", Align::left}});
+        Table table({"key", "default", "small", "meaning"}, {});
         for (const Key& key : what.keys) table.add_row({key.name, key.layer, key.small, key.meaning});
         if (!what.keys.empty()) fmt::print("{}", table.text(2));
     }
     fmt::print("\nsuites:\n");
-    Table suites({{"name", Align::left}, {"cases"}, {"what", Align::left}});
+    Table suites({"name"}, {"cases"}, {"what"});
     for (const auto& [name, meaning] : suite_names())
         suites.add_row({name, std::to_string(suite(name).size()), meaning});
     fmt::print("{}", suites.text(2));
@@ -157,8 +153,8 @@ int run_bench(const BenchOptions& options, ProcessGroup& world) {
     Runner runner(choice, world, measure_options(options, choice));
     if (!options.plugin.empty()) {
         runner.add_plugin(options.plugin);
-        require(std::any_of(items.begin(), items.end(),
-                            [&](const Item& item) { return runner.plugin()->has(item.what->name); }),
+        require(std::ranges::any_of(items,
+                                    [&](const Item& item) { return runner.plugin()->has(item.what->name); }),
                 ExitCode::usage, "--plugin {}: none of the selected operations; it has {}",
                 printable(options.plugin), fmt::join(runner.plugin()->operations(), ", "));
     }

@@ -28,6 +28,7 @@ struct Source {
 };
 
 struct Result {
+    std::string source;
     int64_t windows = 0, tokens = 0;
     double nats = 0, accuracy = 0;  // per token
     std::optional<double> bits_per_byte;
@@ -76,14 +77,14 @@ public:
     }
 
     // Over all ranks.
-    Result result(ProcessGroup& world) const {
+    Result result(const std::string& source, ProcessGroup& world) const {
         std::array<double, 2> all{};
         for (const Sums& sums : sums_) {
             all[0] += sums.loss;
             all[1] += sums.right;
         }
         world.all_reduce_sum(std::span<double>(all));
-        Result result{.windows = static_cast<int64_t>(sums_.size())};
+        Result result{.source = source, .windows = static_cast<int64_t>(sums_.size())};
         result.tokens = result.windows * data_.seq_length();
         result.nats = all[0] / static_cast<double>(result.tokens);
         result.accuracy = all[1] / static_cast<double>(result.tokens);
@@ -133,36 +134,26 @@ std::vector<Source> sources_of(const Config& config, RunLog& log) {
     return sources;
 }
 
-std::string table_of(const std::vector<Source>& sources, const std::vector<Result>& results) {
-    Table table({{"source", Align::left},
-                 {"windows"},
-                 {"tokens"},
-                 {"loss, nats"},
-                 {"perplexity"},
-                 {"bits per byte"},
-                 {"accuracy"}});
-    for (size_t i = 0; i < sources.size(); ++i) {
-        const Result& r = results[i];
-        table.add_row({sources[i].name, format_count(r.windows), format_count(r.tokens),
-                       format_fixed(r.nats, 5), format_fixed(std::exp(r.nats), 3),
+std::string table_of(const std::vector<Result>& results) {
+    Table table({"source"}, {"windows", "tokens", "loss, nats", "perplexity", "bits per byte", "accuracy"});
+    for (const Result& r : results)
+        table.add_row({r.source, format_count(r.windows), format_count(r.tokens), format_fixed(r.nats, 5),
+                       format_fixed(std::exp(r.nats), 3),
                        r.bits_per_byte ? format_fixed(*r.bits_per_byte, 4) : "unknown",
                        format_percent(r.accuracy)});
-    }
     return table.text(2);
 }
 
-nlohmann::ordered_json json_of(const std::vector<Source>& sources, const std::vector<Result>& results) {
+nlohmann::ordered_json json_of(const std::vector<Result>& results) {
     nlohmann::ordered_json rows = nlohmann::ordered_json::array();
-    for (size_t i = 0; i < sources.size(); ++i) {
-        const Result& r = results[i];
-        rows.push_back({{"source", sources[i].name},
-                        {"windows", r.windows},
-                        {"tokens", r.tokens},
-                        {"loss", r.nats},
-                        {"bits_per_byte", nullptr},
-                        {"next_token_accuracy", r.accuracy}});
-        if (r.bits_per_byte) rows.back()["bits_per_byte"] = *r.bits_per_byte;
-    }
+    for (const Result& r : results)
+        rows.push_back(
+            {{"source", r.source},
+             {"windows", r.windows},
+             {"tokens", r.tokens},
+             {"loss", r.nats},
+             {"bits_per_byte", r.bits_per_byte ? nlohmann::ordered_json(*r.bits_per_byte) : nullptr},
+             {"next_token_accuracy", r.accuracy}});
     return rows;
 }
 
@@ -175,7 +166,7 @@ Result evaluate(TrainedModel& model, const Source& source, int64_t windows, Proc
     model.trainer().evaluate_on(source.data);
     model.trainer().evaluate((windows + batch - 1) / batch,
                              [&](int64_t first, const HeadChunk& chunk) { tally.add(first, chunk); });
-    return tally.result(world);
+    return tally.result(source.name, world);
 }
 
 }  // namespace
@@ -201,12 +192,12 @@ int run_evaluate(const EvaluateOptions& options, ProcessGroup& world) {
     folder.keep();
     if (!folder.is_first_rank()) return 0;
     log.result(fmt::format("weights {}, recipe {}\n{}", model.weights(), recipe_name(config.precision),
-                           table_of(sources, results)));
+                           table_of(results)));
     const bool known = results[0].bits_per_byte.has_value();
     if (!known) log.line("bits per byte: the bytes of these tokens are not known");
     nlohmann::ordered_json report = {{"weights", model.weights()},
                                      {"recipe", recipe_name(config.precision)},
-                                     {"sources", json_of(sources, results)}};
+                                     {"sources", json_of(results)}};
     add_provenance(report, make_provenance(options.command, model.backend(), world.size()));
     folder.folder().write_atomic(kFile, report.dump(2) + "\n");
     log.result("written: " + folder.folder().path_of(kFile));

@@ -6,9 +6,6 @@
 #include "model/base/output.h"
 #include "model/data/text.h"
 
-#include <fmt/core.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 
 namespace fp8flow {
@@ -33,8 +30,8 @@ public:
     std::string description() const override { return fmt::format("{} tokens", tokens_.size()); }
     uint64_t fingerprint() const override { return 0; }
     void sample(Split, int64_t, std::span<int32_t> tokens) const override {
-        std::fill(tokens.begin(), tokens.end(), 0);
-        std::copy(tokens_.begin(), tokens_.end(), tokens.begin());
+        std::ranges::fill(tokens, 0);
+        std::ranges::copy(tokens_, tokens.begin());
     }
 
 private:

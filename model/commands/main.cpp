@@ -83,7 +83,7 @@ const JobStart& job_start() {
 // "fp8flow: error: " and the message; several problems are listed on the lines below it.
 void print_error(const std::string& message) {
     constexpr size_t kLongestLine = 4096;
-    const auto lines = 1 + std::count(message.begin(), message.end(), '\n');
+    const auto lines = 1 + std::ranges::count(message, '\n');
     std::string text = lines > 1 ? fmt::format("{} problems\n", lines) : "";
     for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
         end = message.find('\n', begin);

@@ -68,9 +68,8 @@ std::vector<std::string> with_options(std::vector<std::string> arguments, const 
 }
 
 std::string config_of_run(const RunOptions& options, const std::string& out) {
-    const bool changed =
-        std::any_of(options.overrides.begin(), options.overrides.end(),
-                    [](const std::string& setting) { return !setting.starts_with("output.out="); });
+    const bool changed = std::ranges::any_of(
+        options.overrides, [](const std::string& setting) { return !setting.starts_with("output.out="); });
     const bool is_read = !changed && options.hf_config.empty() && !options.config_path.empty();
     return is_read ? options.config_path : out + "/config.yaml";
 }

@@ -156,8 +156,7 @@ private:
 
     void report() {
         const nlohmann::json result = profile_json(profile_, config_);
-        folder_->write_atomic("profile.json",
-                              result.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        folder_->write_json("profile.json", result);
         folder_->write_atomic(kPageFile, profile_page(profile_, config_));
         log_.line("recipes side by side, stage by stage (median); end to end: without the stage timer");
         log_.line(side_by_side_table(profile_));

@@ -38,8 +38,7 @@ Config replay_config(const RunOptions& options, int world_size) {
             ? parse_config("output: {log_interval: 1}", "configuration", overrides, world_size,
                            options.hf_config.empty() ? ImportedModel{} : read_hf_config(options.hf_config))
             : load_config(options.config_path, overrides, world_size, options.hf_config);
-    const bool has_moe =
-        std::count(config.model.moe_layer_freq.begin(), config.model.moe_layer_freq.end(), 1) > 0;
+    const bool has_moe = std::ranges::count(config.model.moe_layer_freq, 1) > 0;
     require(has_moe, ExitCode::usage, "model.moe_layer_freq: has no MoE layer, want one for replay");
     config.model.num_layers = 1;
     config.model.moe_layer_freq = {1};
@@ -239,8 +238,7 @@ private:
                                   {"ranks", world_.size()},
                                   {"config", dump_config(config_)}};
         add_provenance(summary, make_provenance(replay_.command, backend_, world_.size()));
-        folder_.write_atomic("replay.json",
-                             summary.dump(2, ' ', false, nlohmann::json::error_handler_t::replace) + "\n");
+        folder_.write_json("replay.json", summary);
     }
 
     // Under the names of the weights, from the ranks that hold everything together.

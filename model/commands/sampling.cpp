@@ -11,12 +11,12 @@
 namespace fp8flow {
 
 int32_t sample_token(std::span<const float> logits, const Sampling& sampling, int64_t position) {
-    const auto best = std::max_element(logits.begin(), logits.end());
+    const auto best = std::ranges::max_element(logits);
     if (sampling.temperature == 0) return static_cast<int32_t>(best - logits.begin());
     std::vector<int32_t> ids(logits.size());
     std::iota(ids.begin(), ids.end(), 0);
     const auto logit = [&](int32_t id) { return logits[static_cast<size_t>(id)]; };
-    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
+    std::ranges::stable_sort(ids, [&](int32_t a, int32_t b) { return logit(a) > logit(b); });
     if (sampling.top_k > 0) ids.resize(std::min(ids.size(), static_cast<size_t>(sampling.top_k)));
     std::vector<double> sums;  // running sums of the probabilities, unnormalised
     for (const int32_t id : ids) {
@@ -24,7 +24,7 @@ int32_t sample_token(std::span<const float> logits, const Sampling& sampling, in
         sums.push_back((sums.empty() ? 0 : sums.back()) + weight);
     }
     const auto first_from = [&](double sum) {
-        return std::min<ptrdiff_t>(std::lower_bound(sums.begin(), sums.end(), sum) - sums.begin(),
+        return std::min<ptrdiff_t>(std::ranges::lower_bound(sums, sum) - sums.begin(),
                                    static_cast<ptrdiff_t>(sums.size()) - 1);
     };
     sums.resize(static_cast<size_t>(first_from(sampling.top_p * sums.back()) + 1));

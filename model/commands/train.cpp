@@ -159,17 +159,7 @@ private:
                         graphs->capture_seconds() * 1e3, num_captures_));
     }
 
-    void on_drained(const StepResult& result) override {
-        const Trainer::MemorySums saved = trainer_->saved_memory();
-        memory_ = {.parameters = trainer_->parameter_bytes(),
-                   .saved = trainer_->saved_bytes(),
-                   .saved_reserved = saved.reserved,
-                   .saved_used = saved.used,
-                   .workspace = trainer_->workspace_memory(),
-                   .capacity = trainer_->row_capacity(),
-                   .most_wanted = trainer_->most_wanted(),
-                   .activations = result.peak_bytes};
-    }
+    void on_drained(const StepResult& result) override { memory_ = memory_of(*trainer_, result.peak_bytes); }
 
     void on_evaluation(double nats) override {
         log_.line(fmt::format(" validation after iteration {}: {}", trainer_->steps_done(),
@@ -236,18 +226,17 @@ private:
         nlohmann::json memory = memory_json(memory_);
         memory["redone"] = redone_json(redone_);
         add_provenance(memory, provenance_);
-        folder_.folder().write_atomic("memory.json", memory.dump(2) + "\n");
+        folder_.folder().write_json("memory.json", memory);
         if (config_.output.tensor_stats && done > first_step_) {
             const TensorStats& stats = records_.tensor_stats();
             log_.line(stats.rows().empty()
                           ? fmt::format("  no quantised tensor was observed (recipe {}, every {} iterations)",
                                         recipe_name(config_.precision), config_.output.tensor_stats_interval)
                           : tensor_stats_table(stats));
-            folder_.folder().write_atomic("tensor_stats.json",
-                                          tensor_stats_json(stats, provenance_).dump(2) + "\n");
+            folder_.folder().write_json("tensor_stats.json", tensor_stats_json(stats, provenance_));
             if (!stats.transposed().empty())
-                folder_.folder().write_atomic("transposed_stats.json",
-                                              transpose_stats_json(stats, provenance_).dump(2) + "\n");
+                folder_.folder().write_json("transposed_stats.json",
+                                            transpose_stats_json(stats, provenance_));
         }
         report_files();
         log_.result(next_text(next_steps()));

@@ -103,7 +103,7 @@ public:
                 folder_.name(), counted(missing, "iteration"));
         if (std::error_code error; first_step_ == 0 && job.arm->name == run.options_.routing_of)
             std::filesystem::remove(config_.output.record_routing, error);
-        folder_.folder().write_atomic(kRunFile, file_.dump() + "\n");
+        folder_.folder().write_json(kRunFile, file_, -1);
         const std::string& base = job.arm->against.empty() ? run.arms_.front().name : job.arm->against;
         if (const RunFile* file = run.done(base, job.seed))
             base_ = ema(run_of(file->content).curve.loss, config_.validate.ema_decay);
@@ -214,16 +214,14 @@ private:
              {"wire bytes per step", wire},
              {"equal choices", routing.equal_choices()},
              {"routing", routing.empty() ? json(nullptr) : shortened(routing.group(job_.arm->name))}});
-        int64_t saved_bytes = 0;
-        for (const auto& [category, bytes] : trainer_->saved_bytes()) saved_bytes += bytes;
         json& measured = file_["measured"];
         add_provenance(measured, provenance_);
         measured.update({{"seconds per step", seconds.empty() ? 0.0 : seconds[seconds.size() / 2]},
-                         {"saved bytes", saved_bytes},
+                         {"saved bytes", sum_of(trainer_->saved_bytes())},
                          {"saved bytes reserved", saved.reserved},
                          {"saved bytes used", saved.used}});
         folder_.check();
-        folder_.folder().write_atomic(kRunFile, file_.dump() + "\n");
+        folder_.folder().write_json(kRunFile, file_, -1);
         std::erase_if(run_.known_, [&](const RunFile& file) { return job_.is_of(file); });  // its begin
         run_.known_.push_back({file_, folder_.folder().path_of(kRunFile)});
         std::error_code error;

@@ -73,7 +73,7 @@ int write_validation(const RunOptions& options, const Config& config, const Prov
     json["ranks"] = provenance.ranks;
     add_provenance(json, provenance);
     if (!options.equal_commits.empty()) json["equal_commits"] = options.equal_commits;
-    folder.write_atomic("validate.json", json.dump(2) + "\n");
+    folder.write_json("validate.json", json);
     const std::string name = run_name(options.config_path, options.hf_config);
     folder.write_atomic(kPageFile, validate_page({name, config, provenance}, outcomes, routing));
 
@@ -117,7 +117,7 @@ int run_join(const RunOptions& options, ProcessGroup& world) {
         const OutputFolder runs = folder.subfolder(kRuns);
         for (const RunFile& file : files)
             runs.subfolder(job_name(file.content.at("arm"), file.content.at("seed")))
-                .write_atomic(kRunFile, file.content.dump() + "\n");
+                .write_json(kRunFile, file.content, -1);
         for (const std::string& missing : missing_jobs(files))
             log.line("warning: " + missing + " is missing");
         status = write_validation(options, config, provenance, files, folder, log);

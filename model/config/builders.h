@@ -11,7 +11,6 @@
 #include <cfloat>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 namespace fp8flow::builders {

@@ -22,7 +22,7 @@ void ConfigProblems::add(const std::string& where, const std::string& text) {
 }
 
 bool ConfigProblems::usable(std::span<const char* const> names) const {
-    return std::none_of(names.begin(), names.end(), [&](const char* name) { return bad_.count(name) > 0; });
+    return std::ranges::none_of(names, [&](const char* name) { return bad_.count(name) > 0; });
 }
 
 void ConfigProblems::throw_if_any() const {
@@ -33,7 +33,7 @@ namespace {
 
 // The nearest values below and above `got` among `legal` (ascending), as text: "4 or 8".
 std::string nearest_of(int64_t got, const std::vector<int64_t>& legal) {
-    const auto above = std::lower_bound(legal.begin(), legal.end(), got);
+    const auto above = std::ranges::lower_bound(legal, got);
     std::vector<int64_t> near;
     if (above != legal.begin()) near.push_back(*(above - 1));
     if (above != legal.end()) near.push_back(*above);
@@ -56,7 +56,7 @@ std::string multiples_near(int64_t got, int64_t step) {
 
 bool has_moe_layer(const Config& c) {
     const auto& layers = c.model.moe_layer_freq;
-    return std::find(layers.begin(), layers.end(), 1) != layers.end();
+    return std::ranges::find(layers, 1) != layers.end();
 }
 bool sigmoid(const Config& c) { return c.moe.moe_router_score_function == ScoreFunction::sigmoid; }
 bool interleaved(const Config& c) { return c.schedule.overlap_moe_expert_parallel_comm; }
@@ -291,8 +291,7 @@ private:
         std::string text = clash.text;
         if (const size_t at = text.find("{}"); at != std::string::npos)
             text.replace(at, 2, field_named(names.front()).get(c_));
-        rule(false,
-             names.first(static_cast<size_t>(std::find(names.begin(), names.end(), nullptr) - names.begin())),
+        rule(false, names.first(static_cast<size_t>(std::ranges::find(names, nullptr) - names.begin())),
              text);
     }
 
@@ -373,7 +372,7 @@ private:
             if (field.recipes.empty() || value == field.get(defaults) || value == field.off) continue;
             std::vector<std::string_view> known;
             for (const Recipe recipe : field.recipes) known.push_back(recipe_name(recipe));
-            rule(std::find(field.recipes.begin(), field.recipes.end(), p.recipe) != field.recipes.end(),
+            rule(std::ranges::find(field.recipes, p.recipe) != field.recipes.end(),
                  {field.name().c_str(), "precision.recipe"},
                  fmt::format("got {}, want {} with recipe {}: only {} knows this option", value,
                              field.get(defaults), recipe_name(p.recipe), fmt::join(known, ", ")));
@@ -386,7 +385,7 @@ private:
                              : fmt::format(": {}", fmt::join(registered_flows(), ", "))));
         if (!known) return;
         const auto legal = make_flow(p, {})->row_alignments();
-        rule(std::find(legal.begin(), legal.end(), c_.moe.moe_row_alignment) != legal.end(),
+        rule(std::ranges::find(legal, c_.moe.moe_row_alignment) != legal.end(),
              {"moe.moe_row_alignment", "precision.recipe"},
              fmt::format("got {}, want {} with recipe {}", c_.moe.moe_row_alignment, fmt::join(legal, " or "),
                          recipe_name(p)));

@@ -569,8 +569,7 @@ const ConfigField* find_field(std::string_view section, std::string_view key) {
 const ConfigField* find_leaf(std::string_view key) {
     if (key == "moe_wgrad_pair_micro_batches") key = "moe_wgrad_micro_batches";  // of earlier versions
     const auto& fields = config_fields();
-    const auto found =
-        std::find_if(fields.begin(), fields.end(), [&](const auto& field) { return field.key == key; });
+    const auto found = std::ranges::find(fields, key, &ConfigField::key);
     return found == fields.end() ? nullptr : &*found;
 }
 

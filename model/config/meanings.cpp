@@ -27,7 +27,7 @@ constexpr Meaning kMeanings[] = {
      "times that, as sum has",
      [](const Config& c) {
          const auto& types = c.moe.moe_router_load_balancing_type;
-         return std::find(types.begin(), types.end(), BalancingLoss::global_aux_loss) != types.end();
+         return std::ranges::find(types, BalancingLoss::global_aux_loss) != types.end();
      }},
     {"precision.moe_wgrad_micro_batches", "1", nullptr,
      [](const Config& c) { return c.training.global_batch_size > c.training.micro_batch_size; }},

@@ -229,7 +229,7 @@ std::optional<KeyWithoutSetting> key_without_setting(std::string_view section, s
         if (known.name.substr(dot + 1) != key || (!section.empty() && known.name.substr(0, dot) != section))
             continue;
         const std::string got = printable(std::string(value));
-        if (std::find(known.ignored.begin(), known.ignored.end(), lower) != known.ignored.end())
+        if (std::ranges::find(known.ignored, lower) != known.ignored.end())
             return KeyWithoutSetting{true, !known.removed
                                                ? ""
                                                : fmt::format("{} is no key any more and is ignored: {}",

@@ -32,7 +32,7 @@ std::string no_text(std::string_view bytes) {
     const auto is_control = [](unsigned char c) {
         return (c < 0x20 && c != '\t' && c != '\n' && c != '\r') || c == 0x7F;
     };
-    if (std::any_of(bytes.begin(), bytes.end(), is_control)) return "got control characters, want text";
+    if (std::ranges::any_of(bytes, is_control)) return "got control characters, want text";
     try {
         static_cast<void>(nlohmann::json(bytes).dump());
     } catch (const nlohmann::json::type_error&) {
@@ -157,7 +157,7 @@ private:
 
     static std::string argument_name(const YAML::Node& node) {
         std::string name = node.Scalar();
-        std::replace(name.begin(), name.end(), '-', '_');
+        std::ranges::replace(name, '-', '_');
         return name;
     }
 
@@ -196,7 +196,7 @@ private:
     void read_section(const std::string& section, const YAML::Node& node, const std::string& where,
                       const std::string& name) {
         const auto& known = config_sections();
-        if (std::find(known.begin(), known.end(), section) == known.end()) {
+        if (std::ranges::find(known, section) == known.end()) {
             const std::string nearest = nearest_name(section, known);
             if (nearest.empty() && (find_leaf(section) || !explain_unknown_key(section).empty())) {
                 problems_.add(where, unknown_key("", section));

@@ -69,7 +69,7 @@ Config with_recipe(const Config& config, Recipe recipe) {
     other.precision.flow.clear();
     for (const auto& field : config_fields()) {
         const auto& known = field.recipes;
-        if (known.empty() || std::find(known.begin(), known.end(), recipe) != known.end()) continue;
+        if (known.empty() || std::ranges::find(known, recipe) != known.end()) continue;
         field.set(other, WrittenValue{false, {field.get(defaults)}});
     }
     return other;

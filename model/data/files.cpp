@@ -46,7 +46,7 @@ public:
     }
 
     DataFiles take() {
-        std::sort(found_.begin(), found_.end(), [](const DataFile& a, const DataFile& b) {
+        std::ranges::sort(found_, [](const DataFile& a, const DataFile& b) {
             return std::tie(a.relative, a.path) < std::tie(b.relative, b.path);
         });
         // Only now that the order is fixed: which of two names of one file stays must not depend on the
@@ -158,8 +158,8 @@ private:
     }
 
     bool wanted(const fs::path& path) const {
-        return extensions_.empty() || std::find(extensions_.begin(), extensions_.end(),
-                                                path.extension().string()) != extensions_.end();
+        return extensions_.empty() ||
+               std::ranges::find(extensions_, path.extension().string()) != extensions_.end();
     }
 
     const std::vector<std::string>& extensions_;

@@ -8,7 +8,6 @@
 
 #include "model/safetensors/file.h"
 
-#include <memory>
 #include <span>
 #include <string>
 #include <vector>

@@ -93,7 +93,7 @@ void SyntheticSource::find_stationary() {
         next(now.size());
     double change = 1.0;
     for (int i = 0; i < kMaxPowerIterations && change > kStationaryTolerance; ++i) {
-        std::fill(next.begin(), next.end(), 0.0);
+        std::ranges::fill(next, 0.0);
         for (int64_t context = 0; context < contexts_; ++context) {
             const double mass = now[static_cast<size_t>(context)];
             double* to = &next[static_cast<size_t>(context % tail * vocab)];

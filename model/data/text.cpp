@@ -161,8 +161,7 @@ void TextSource::read(Split split, int64_t first, std::span<int32_t> tokens) con
     const Part& source = part(split);
     const int64_t end = first + static_cast<int64_t>(tokens.size());
     for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = source.stream[static_cast<size_t>(first) + i];
-    for (auto at = std::lower_bound(source.ends.begin(), source.ends.end(), first);
-         at != source.ends.end() && *at < end; ++at)
+    for (auto at = std::ranges::lower_bound(source.ends, first); at != source.ends.end() && *at < end; ++at)
         tokens[static_cast<size_t>(*at - first)] = kEndOfDocument;
 }
 

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 
 namespace fp8flow::data {
 
@@ -74,9 +73,7 @@ void TokenStream::read(int64_t first, std::span<int32_t> out, int64_t vocab_size
     FP8FLOW_CHECK(first >= 0 && first + static_cast<int64_t>(out.size()) <= tokens_, "tokens {} to {} of {}",
                   first, first + static_cast<int64_t>(out.size()), tokens_);
     if (out.empty()) return;
-    auto at = std::upper_bound(runs_.begin(), runs_.end(), first,
-                               [](int64_t position, const Placed& run) { return position < run.first; }) -
-              1;
+    auto at = std::ranges::upper_bound(runs_, first, {}, &Placed::first) - 1;
     while (!out.empty()) {  // the range may span files
         const int64_t inside = first - at->first;
         const auto count =

@@ -6,7 +6,6 @@
 #include "model/job/watchdog.h"
 
 #include <mpi.h>
-#include <unistd.h>
 
 namespace fp8flow {
 

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <csignal>
-#include <iterator>
 
 namespace fp8flow {
 

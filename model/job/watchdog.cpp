@@ -17,7 +17,6 @@
 #include <cerrno>
 #include <csignal>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <iterator>
 #include <span>
@@ -71,20 +70,11 @@ int64_t now() {
 }
 
 const char* name_of(Stage stage) {
-    switch (stage) {
-        case Stage::start_up: return "start-up";
-        case Stage::mpi_init: return "MPI_Init";
-        case Stage::set_up: return "set-up";
-        case Stage::weights: return "reading weights";
-        case Stage::resume: return "resume";
-        case Stage::step: return "step";
-        case Stage::evaluation: return "evaluation";
-        case Stage::checkpoint: return "checkpoint";
-        case Stage::exporting: return "export";
-        case Stage::summary: return "summary";
-        case Stage::mpi_finalize: return "MPI_Finalize";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"start-up", "MPI_Init", "set-up",      "reading weights",
+                                      "resume",   "step",     "evaluation",  "checkpoint",
+                                      "export",   "summary",  "MPI_Finalize"};
+    static_assert(std::size(kNames) == static_cast<size_t>(Stage::mpi_finalize) + 1);
+    return kNames[static_cast<size_t>(stage)];
 }
 
 // What /proc/PID/stat has after the name: the state, the parent, ... Empty if the process has ended or there
@@ -151,8 +141,8 @@ bool is_left_over(const HostNotes& notes, std::span<const RankNotes> all, int ra
     const int64_t ended = now() - kForTheReport;
     return all[static_cast<size_t>(rank_on_host)].state != State::not_started ||
            (notes.reported != 0 && notes.reported < ended) ||
-           std::any_of(all.begin(), all.end(),
-                       [&](const RankNotes& rank) { return rank.progress < ended && is_lost(rank); });
+           std::ranges::any_of(all,
+                               [&](const RankNotes& rank) { return rank.progress < ended && is_lost(rank); });
 }
 
 int64_t newest_of_host() {
@@ -304,8 +294,8 @@ private:
             give_up(fmt::format("no answer from {} is silent", described(*silent)), limit);
         // Calls of MPI that have no deadline of their own; who they wait for is on another host.
         if (stage == Stage::mpi_init || stage == Stage::mpi_finalize) {
-            if (silence(*own) > limit + kSecond && std::none_of(stopped_since_.begin(), stopped_since_.end(),
-                                                                [](int64_t since) { return since > 0; }))
+            if (silence(*own) > limit + kSecond &&
+                std::ranges::none_of(stopped_since_, [](int64_t since) { return since > 0; }))
                 give_up(fmt::format("{} does not return, and every rank of this host waits in it or has left",
                                     name_of(stage)),
                         limit);

@@ -4,7 +4,6 @@
 
 #include "kernels/core/arena.h"
 
-#include <algorithm>
 #include <vector>
 
 namespace fp8flow {

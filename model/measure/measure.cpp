@@ -116,7 +116,7 @@ Timing Meter::time(const Subject& subject, const MeasureOptions& options) {
     std::vector<double> seconds;
     seconds.reserve(marks.size());
     for (const auto& [start, end] : marks) seconds.push_back(timeline_->seconds_between(start, end) / calls);
-    std::sort(seconds.begin(), seconds.end());
+    std::ranges::sort(seconds);
     const auto at = [&](double share) {
         return seconds[static_cast<std::size_t>(share * static_cast<double>(seconds.size() - 1) + 0.5)];
     };

@@ -13,16 +13,6 @@
 namespace fp8flow::plan {
 namespace {
 
-struct LayerCounts {
-    int64_t moe = 0;
-    int64_t dense = 0;
-};
-
-LayerCounts count_layers(const ModelSpec& model) {
-    const int64_t moe = std::count(model.moe_layer_freq.begin(), model.moe_layer_freq.end(), 1);
-    return {moe, model.num_layers - moe};
-}
-
 int64_t attention_parameters(const ModelSpec& model) {
     int64_t sum = 0;
     for (const AttentionWeight& weight : attention_weights(model)) sum += weight.n * weight.k;
@@ -37,15 +27,14 @@ int64_t shared_expert_weights(const Config& config) {
 }
 
 // log of the binomial coefficient.
-double log_choose(double n, double k) {
-    return std::lgamma(n + 1) - std::lgamma(k + 1) - std::lgamma(n - k + 1);
+double log_choose(int64_t n, int64_t k) {
+    return std::lgamma(f64(n) + 1) - std::lgamma(f64(k) + 1) - std::lgamma(f64(n) - f64(k) + 1);
 }
 
 // Probability that `draws` distinct picks out of `all` avoid `marked` of them.
 double probability_of_none(int64_t all, int64_t marked, int64_t draws) {
     if (draws > all - marked) return 0;
-    return std::exp(log_choose(static_cast<double>(all - marked), static_cast<double>(draws)) -
-                    log_choose(static_cast<double>(all), static_cast<double>(draws)));
+    return std::exp(log_choose(all - marked, draws) - log_choose(all, draws));
 }
 
 // The same when a token first picks `group_topk` groups and then its experts inside them.
@@ -62,10 +51,9 @@ double probability_of_none_grouped(const MoeSpec& moe, int64_t ranks) {
     double none = 0;
     for (int64_t here = 0; here <= std::min(groups_here, picked); ++here) {
         if (picked - here > groups - groups_here) continue;
-        const auto f = [](int64_t n) { return static_cast<double>(n); };
-        const double probability = std::exp(log_choose(f(groups_here), f(here)) +
-                                            log_choose(f(groups - groups_here), f(picked - here)) -
-                                            log_choose(f(groups), f(picked)));
+        const double probability =
+            std::exp(log_choose(groups_here, here) + log_choose(groups - groups_here, picked - here) -
+                     log_choose(groups, picked));
         none += probability * probability_of_none(reachable, here * group_size, moe.moe_router_topk);
     }
     return none;
@@ -77,28 +65,27 @@ void check_countable(const Config& config) {
     constexpr double kMost = 0x1p60;  // sums of a few such numbers fit 63 bits
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
-    const auto d = [](int64_t n) { return static_cast<double>(n); };
-    const double ffn = d(m.num_layers) * 3 * d(m.hidden_size);
-    const double experts = ffn * d(moe.num_experts) * d(moe.moe_ffn_hidden_size);
-    const double others = ffn * d(std::max(m.ffn_hidden_size, moe.moe_shared_expert_intermediate_size)) +
-                          d(m.num_layers) * d(attention_parameters(m)) +
-                          2 * d(m.padded_vocab_size) * d(m.hidden_size);
+    const double ffn = f64(m.num_layers) * 3 * f64(m.hidden_size);
+    const double experts = ffn * f64(moe.num_experts) * f64(moe.moe_ffn_hidden_size);
+    const double others = ffn * f64(std::max(m.ffn_hidden_size, moe.moe_shared_expert_intermediate_size)) +
+                          f64(m.num_layers) * f64(attention_parameters(m)) +
+                          2 * f64(m.padded_vocab_size) * f64(m.hidden_size);
     require(
         experts + others <= kMost, ExitCode::usage,
         "plan: about {:.1e} parameters are more than the {:.1e} that are counted; lower model.num_layers, "
         "model.hidden_size, moe.num_experts or moe.moe_ffn_hidden_size",
         experts + others, kMost);
     const int64_t ranks = config.parallel.expert_model_parallel_size;
-    const double rows = d(ranks) * d(config.training.micro_batch_size) * d(m.seq_length) *
-                        d(std::min(moe.moe_router_topk, moe.num_experts / ranks));
+    const double rows = f64(ranks) * f64(config.training.micro_batch_size) * f64(m.seq_length) *
+                        f64(std::min(moe.moe_router_topk, moe.num_experts / ranks));
     require(rows <= kMost, ExitCode::usage,
             "plan: a rank may receive {:.1e} rows, more than the {:.1e} that are counted; lower "
             "training.micro_batch_size, model.seq_length or parallel.expert_model_parallel_size",
             rows, kMost);
 }
 
-Recipe layer_recipe(const Config& config, int64_t layer) {
-    return precision_of_layer(config.model, config.precision, static_cast<int>(layer)).recipe;
+PrecisionSpec layer_precision(const Config& config, int64_t layer) {
+    return precision_of_layer(config.model, config.precision, static_cast<int>(layer));
 }
 
 std::vector<AttentionWeight> attention_weights(const ModelSpec& m) {
@@ -141,8 +128,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
         int64_t all = 1, active = 1, per_rank = 1;
     };
     const auto add = [&](const char* part, const std::string& name, int64_t count, const Matrices& of = {}) {
-        const auto found =
-            std::find_if(parts.begin(), parts.end(), [&](const ParameterPart& p) { return p.part == part; });
+        const auto found = std::ranges::find(parts, part, &ParameterPart::part);
         found->total += of.all * count;
         found->active += of.active * count;
         found->per_rank += of.per_rank * count;
@@ -176,7 +162,7 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
             if (m.add_qkv_bias) add("biases", attention + "linear_qkv.bias", m.qkv_rows());
         }
         add("norms", layer + "pre_mlp_layernorm.weight", h);
-        if (m.moe_layer_freq[static_cast<size_t>(i)] == 1) {
+        if (is_moe(config, i)) {
             add("router", layer + "moe.router.weight", h * moe.num_experts);
             add_ffn("experts", layer + "moe.experts", moe.moe_ffn_hidden_size, experts);
             add_ffn("shared expert", layer + "moe.shared_experts", moe.moe_shared_expert_intermediate_size,
@@ -193,22 +179,21 @@ std::vector<ParameterPart> count_parameters(const Config& config) {
 
 std::vector<FlopPart> count_flops(const Config& config) {
     const ModelSpec& m = config.model;
-    const auto [moe_layers, dense_layers] = count_layers(m);
-    const auto d = [](int64_t n) { return static_cast<double>(n); };
-    const double expert = d(ffn_weights(m.hidden_size, config.moe.moe_ffn_hidden_size));
-    const double keys = (d(m.seq_length) + 1) / 2;
+    const int64_t moe_layers = num_moe_layers(config), dense_layers = m.num_layers - moe_layers;
+    const double expert = f64(ffn_weights(m.hidden_size, config.moe.moe_ffn_hidden_size));
+    const double keys = (f64(m.seq_length) + 1) / 2;
     std::vector<FlopPart> parts;
     const auto add = [&](const char* part, double multiply_adds) {
         parts.push_back({part, 2 * multiply_adds, 4 * multiply_adds});
     };
-    add("attention projections", d(m.num_layers) * d(attention_parameters(m)));
+    add("attention projections", f64(m.num_layers) * f64(attention_parameters(m)));
     add("attention core (causal)",
-        m.attention ? d(m.num_layers) * d(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0);
-    add("router", d(moe_layers) * d(m.hidden_size) * d(config.moe.num_experts));
-    add("experts", d(moe_layers) * d(config.moe.moe_router_topk) * expert);
-    add("shared expert", d(moe_layers) * d(shared_expert_weights(config)));
-    add("dense FFN", d(dense_layers) * d(ffn_weights(m.hidden_size, m.ffn_hidden_size)));
-    add("head", d(m.padded_vocab_size) * d(m.hidden_size));
+        m.attention ? f64(m.num_layers) * f64(m.num_attention_heads * (m.qk_dim() + m.v_dim())) * keys : 0);
+    add("router", f64(moe_layers) * f64(m.hidden_size) * f64(config.moe.num_experts));
+    add("experts", f64(moe_layers) * f64(config.moe.moe_router_topk) * expert);
+    add("shared expert", f64(moe_layers) * f64(shared_expert_weights(config)));
+    add("dense FFN", f64(dense_layers) * f64(ffn_weights(m.hidden_size, m.ffn_hidden_size)));
+    add("head", f64(m.padded_vocab_size) * f64(m.hidden_size));
     return parts;
 }
 

@@ -13,17 +13,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string_view>
 
 namespace fp8flow::plan {
 namespace {
-
-double f64(int64_t n) { return static_cast<double>(n); }
-
-std::unique_ptr<Flow> flow_of_layer(const Config& config, int64_t layer) {
-    return make_flow(precision_of_layer(config.model, config.precision, static_cast<int>(layer)), {});
-}
 
 // FP8 copies of one weight [N, K] for fprop and dgrad, scales included; 0 without.
 double weight_copies_bytes(const WeightFormat& format, int64_t n, int64_t k) {
@@ -52,8 +45,8 @@ std::vector<QuantisedWeight> quantised_weights(const Config& config, int64_t gpu
     const int64_t ep = config.parallel.expert_model_parallel_size;
     std::vector<QuantisedWeight> weights;
     for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-        const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
-        const WeightFormat format = flow_of_layer(config, layer)->weight_format();
+        const PrecisionSpec precision = layer_precision(config, layer);
+        const WeightFormat format = make_flow(precision, {})->weight_format();
         if (format.plain) continue;
         const auto add = [&](int64_t n, int64_t k, int64_t count = 1, int64_t replicas = 0) {
             if (n * k > 0)
@@ -66,7 +59,7 @@ std::vector<QuantisedWeight> quantised_weights(const Config& config, int64_t gpu
         if (precision.fp8_attention_linears)
             for (const AttentionWeight& weight : attention_weights(m))
                 if (weight.fp8) add(weight.n, weight.k);
-        if (m.moe_layer_freq[static_cast<size_t>(layer)] == 1) {
+        if (is_moe(config, layer)) {
             ffn(moe.moe_ffn_hidden_size, moe.num_experts / ep, gpus / ep);
             ffn(moe.moe_shared_expert_intermediate_size);
         } else {
@@ -105,7 +98,7 @@ double balanced_rows(const Config& config) {
 
 int64_t first_moe_layer(const Config& config) {
     const auto& layers = config.model.moe_layer_freq;
-    return std::find(layers.begin(), layers.end(), 1) - layers.begin();
+    return std::ranges::find(layers, 1) - layers.begin();
 }
 
 // Per token, of the norm in front of a MoE layer or FFN: BF16 rows, and the FP8 rows that the recipe takes
@@ -156,11 +149,8 @@ double delayed_row_bytes(const Config& config) {
     const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
     double bytes = 0;
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
-        const PrecisionSpec precision =
-            precision_of_layer(config.model, config.precision, static_cast<int>(layer));
-        if (config.model.moe_layer_freq[static_cast<size_t>(layer)] == 0 ||
-            precision.moe_wgrad_micro_batches < 2)
-            continue;
+        const PrecisionSpec precision = layer_precision(config, layer);
+        if (!is_moe(config, layer) || precision.moe_wgrad_micro_batches < 2) continue;
         // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
         const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
         bytes += per_row * (1 + 4.0 / f64(tiles ? kBlock * kBlock : kBlock));
@@ -245,10 +235,10 @@ double saved_attention_bytes(const ModelSpec& m, const PrecisionSpec& precision,
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute) {
     const ModelSpec& m = config.model;
     const MoeSpec& moe = config.moe;
-    const PrecisionSpec precision = precision_of_layer(m, config.precision, static_cast<int>(layer));
+    const PrecisionSpec precision = layer_precision(config, layer);
     const auto flow = make_flow(precision, experts_recompute(recompute));
     const double hidden = f64(m.hidden_size), plain = 2, word = 4;
-    const bool routed = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+    const bool routed = is_moe(config, layer);
     const double shared = routed ? f64(moe.moe_shared_expert_intermediate_size) : 0;
     SavedBytes saved;
     saved.per_token = plain * hidden;  // the layer's input, in every mode
@@ -342,7 +332,7 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     const double main_grads = 4 * trained.dense + (bf16_gradients ? 2 : 4) * f64(sources) * trained.experts;
     const std::string by_source = sources > 1 ? fmt::format(", {} x (order invariant)", sources) : "";
     const WeightBytes weights = weight_bytes(config, gpus);
-    const bool has_moe = std::count(m.moe_layer_freq.begin(), m.moe_layer_freq.end(), 1) > 0;
+    const bool has_moe = num_moe_layers(config) > 0;
     const double head_tokens = f64(std::min(kHeadChunk, tokens_of(config)));
     const double vocabulary = f64(m.padded_vocab_size),
                  workspace_row = has_moe ? workspace_row_bytes(config) : 0;
@@ -404,13 +394,8 @@ std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus) {
     return items;
 }
 
-double sum_of(const std::vector<MemoryItem>& items) {
-    return std::accumulate(items.begin(), items.end(), 0.0,
-                           [](double sum, const MemoryItem& item) { return sum + item.bytes; });
-}
 double bytes_of(const std::vector<MemoryItem>& items, const std::string& category) {
-    const auto found = std::find_if(items.begin(), items.end(),
-                                    [&](const MemoryItem& item) { return item.category == category; });
+    const auto found = std::ranges::find(items, category, &MemoryItem::category);
     return found == items.end() ? 0 : found->bytes;
 }
 
@@ -446,7 +431,7 @@ std::vector<RecomputeChoice> recompute_choices(const Config& config) {
     const auto forward = [&](std::initializer_list<std::string_view> parts) {
         double sum = 0;
         for (const FlopPart& part : flops)
-            if (std::find(parts.begin(), parts.end(), part.part) != parts.end()) sum += part.forward;
+            if (std::ranges::find(parts, part.part) != parts.end()) sum += part.forward;
         return sum;
     };
     double wire_forward = 0, dispatch = 0;
@@ -498,9 +483,7 @@ RunPlan make_plan(const Config& config, int64_t gpus) {
             item.category, item.bytes);
     plan.saved_reserved = reserved_bytes(config);
     plan.saved_used = used_bytes(config, config.recompute);
-    const auto& layers = config.model.moe_layer_freq;
-    const double workspace_row =
-        std::find(layers.begin(), layers.end(), 1) != layers.end() ? workspace_row_bytes(config) : 0;
+    const double workspace_row = num_moe_layers(config) > 0 ? workspace_row_bytes(config) : 0;
     plan.workspace_reserved = plan.row_capacity * workspace_row;
     plan.workspace_used = plan.balanced_rows * workspace_row;
     plan.recompute = recompute_choices(config);

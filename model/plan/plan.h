@@ -7,19 +7,21 @@
 #include "model/base/provenance.h"
 #include "model/config/config.h"
 
+#include <algorithm>
+#include <functional>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace fp8flow::plan {
 
 struct ParameterPart {
     std::string part;
-    int64_t total = 0;   // whole model
-    int64_t active = 0;  // that one token uses
-    int64_t per_rank =
-        0;  // of one GPU: experts are divided by expert_model_parallel_size, all else replicated
-    int64_t trained = 0;  // of these, without what training.freeze names
+    int64_t total = 0;     // whole model
+    int64_t active = 0;    // that one token uses
+    int64_t per_rank = 0;  // of one GPU: experts divided by expert_model_parallel_size, all else replicated
+    int64_t trained = 0;   // of these, without what training.freeze names
     int64_t tensors = 0, trained_tensors = 0;
 };
 
@@ -29,6 +31,7 @@ struct FlopPart {
     std::string part;
     double forward = 0;
     double backward = 0;  // twice forward: one GEMM for each operand's gradient; without recomputation
+    double both() const { return forward + backward; }
 };
 
 struct MemoryItem {
@@ -43,6 +46,7 @@ struct WireItem {
     double forward = 0;
     double backward = 0;
     double between_hosts = 0;  // of both, where parallel.hosts says how ranks are spread
+    double both() const { return forward + backward; }
 };
 
 // Saved activations of one micro-batch over all layers, evenly loaded experts.
@@ -53,6 +57,14 @@ struct RecomputeChoice {
     double extra_flops_per_token = 0;  // of the second run in the backward
     double extra_wire_bytes = 0;       // per layer
 };
+
+// Over all items.
+template <class Item, class Value> auto sum_of(const std::vector<Item>& items, Value value) {
+    std::remove_cvref_t<std::invoke_result_t<Value, const Item&>> sum = 0;
+    for (const Item& item : items) sum += std::invoke(value, item);
+    return sum;
+}
+inline double sum_of(const std::vector<MemoryItem>& items) { return sum_of(items, &MemoryItem::bytes); }
 
 struct RunPlan {
     int64_t gpus = 1;
@@ -70,12 +82,10 @@ struct RunPlan {
     std::vector<WireItem> wire;
     double distinct_ranks = 0;  // expected number of ranks a token is sent to, its own included
 
-    int64_t total_parameters() const;
-    int64_t active_parameters() const;
-    double total_bytes() const;
-    double forward_flops() const;
-    double backward_flops() const;
-    double wire_bytes() const;  // per layer and micro-batch, forward and backward
+    int64_t total_parameters() const { return sum_of(parameters, &ParameterPart::total); }
+    int64_t active_parameters() const { return sum_of(parameters, &ParameterPart::active); }
+    double total_bytes() const { return sum_of(memory); }
+    double wire_bytes() const { return sum_of(wire, &WireItem::both); }  // per layer and micro-batch
 };
 
 // Throws Error(usage) if the configuration is not legal on that many GPUs, or its sizes cannot be counted.
@@ -111,7 +121,6 @@ int64_t micro_batches_of(const Config& config, int64_t gpus);
 double rank_row_capacity(const Config& config);
 std::vector<WireItem> wire_bytes(const Config& config);
 std::vector<MemoryItem> memory_items(const Config& config, int64_t gpus);
-double sum_of(const std::vector<MemoryItem>& items);                                 // bytes
 double bytes_of(const std::vector<MemoryItem>& items, const std::string& category);  // 0: not in them
 // What a rank has in page-locked host memory next to that: the tokens of the steps in flight.
 MemoryItem step_tokens(const Config& config, int64_t gpus);
@@ -128,7 +137,14 @@ struct SavedBytes {
 };
 SavedBytes saved_activation_bytes(const Config& config, int64_t layer, const RecomputeSpec& recompute);
 std::vector<RecomputeChoice> recompute_choices(const Config& config);
-// Recipe of one layer: the first and last layers may be kept in BF16.
-Recipe layer_recipe(const Config& config, int64_t layer);
+inline double f64(int64_t n) { return static_cast<double>(n); }
+inline bool is_moe(const Config& config, int64_t layer) {
+    return config.model.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+}
+inline int64_t num_moe_layers(const Config& config) {
+    return std::ranges::count(config.model.moe_layer_freq, 1);
+}
+// Precision of one layer: the first and last layers may be kept in BF16.
+PrecisionSpec layer_precision(const Config& config, int64_t layer);
 
 }  // namespace fp8flow::plan

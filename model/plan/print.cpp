@@ -24,18 +24,16 @@ std::string count_text(double count, char billions = 'G') {
 
 std::string parameter_table(const RunPlan& plan) {
     std::string out = fmt::format("{:<28}{:>18}{:>18}{:>18}\n", "Parameters", "total", "active", "per GPU");
-    int64_t per_rank = 0;
     const auto line = [&](const std::string& name, int64_t total, int64_t active, int64_t of_rank) {
         out += fmt::format("  {:<26}", name);
         for (const int64_t count : {total, active, of_rank})
             out += fmt::format("{:>18}", count_text(static_cast<double>(count), 'B'));
         out += "\n";
     };
-    for (const auto& part : plan.parameters) {
-        per_rank += part.per_rank;
+    for (const auto& part : plan.parameters)
         if (part.total > 0) line(part.part, part.total, part.active, part.per_rank);
-    }
-    line("sum", plan.total_parameters(), plan.active_parameters(), per_rank);
+    line("sum", plan.total_parameters(), plan.active_parameters(),
+         sum_of(plan.parameters, &ParameterPart::per_rank));
     return out;
 }
 
@@ -47,8 +45,9 @@ std::string flop_table(const RunPlan& plan) {
                                count_text(part.backward));
         }
     }
-    return out + fmt::format("  {:<26}{:>18}{:>18}\n", "sum", count_text(plan.forward_flops()),
-                             count_text(plan.backward_flops()));
+    return out + fmt::format("  {:<26}{:>18}{:>18}\n", "sum",
+                             count_text(sum_of(plan.flops, &FlopPart::forward)),
+                             count_text(sum_of(plan.flops, &FlopPart::backward)));
 }
 
 std::string memory_table(const Config& config, const RunPlan& plan) {
@@ -88,51 +87,22 @@ std::string recompute_table(const RunPlan& plan) {
 std::string wire_table(const Config& config, const RunPlan& plan) {
     std::string out =
         fmt::format("{:<28}{:>18}{:>18}\n", "Wire per rank and MoE layer", "forward", "backward");
-    double sum = 0, between_hosts = 0;
     for (const auto& leg : plan.wire) {
         out +=
             fmt::format("  {:<26}{:>18}{:>18}\n", leg.leg, size_text(leg.forward), size_text(leg.backward));
-        sum += leg.forward + leg.backward;
-        between_hosts += leg.between_hosts;
     }
     out += fmt::format("  a token goes to {:.2f} of {} ranks on average; sum {}", plan.distinct_ranks,
-                       config.parallel.expert_model_parallel_size, size_text(sum));
-    if (between_hosts > 0) out += fmt::format(", between hosts {}", size_text(between_hosts));
+                       config.parallel.expert_model_parallel_size, size_text(plan.wire_bytes()));
+    if (const double between_hosts = sum_of(plan.wire, &WireItem::between_hosts); between_hosts > 0)
+        out += fmt::format(", between hosts {}", size_text(between_hosts));
     if (config.precision.recipe != Recipe::bf16) {
-        double bf16 = 0;
-        for (const auto& leg : wire_bytes(with_recipe(config, Recipe::bf16)))
-            bf16 += leg.forward + leg.backward;
+        const double bf16 = sum_of(wire_bytes(with_recipe(config, Recipe::bf16)), &WireItem::both);
         out += fmt::format(", with recipe bf16 {}", size_text(bf16));
     }
     return out + "\n";
 }
 
 }  // namespace
-
-namespace {
-template <class Item, class Value> auto sum(const std::vector<Item>& items, Value value) {
-    decltype(value(items.front())) total = 0;
-    for (const Item& item : items) total += value(item);
-    return total;
-}
-}  // namespace
-
-int64_t RunPlan::total_parameters() const {
-    return sum(parameters, [](const auto& part) { return part.total; });
-}
-int64_t RunPlan::active_parameters() const {
-    return sum(parameters, [](const auto& part) { return part.active; });
-}
-double RunPlan::total_bytes() const { return sum_of(memory); }
-double RunPlan::forward_flops() const {
-    return sum(flops, [](const auto& part) { return part.forward; });
-}
-double RunPlan::backward_flops() const {
-    return sum(flops, [](const auto& part) { return part.backward; });
-}
-double RunPlan::wire_bytes() const {
-    return sum(wire, [](const auto& leg) { return leg.forward + leg.backward; });
-}
 
 std::string assumptions_text(const Config& config) {
     const ModelSpec& model = config.model;
@@ -174,7 +144,8 @@ std::string plan_json(const Config& config, const RunPlan& plan, const Provenanc
                                                {"active", part.active},
                                                {"per_rank", part.per_rank}});
     }
-    json["flops_per_token"] = {{"forward", plan.forward_flops()}, {"backward", plan.backward_flops()}};
+    json["flops_per_token"] = {{"forward", sum_of(plan.flops, &FlopPart::forward)},
+                               {"backward", sum_of(plan.flops, &FlopPart::backward)}};
     for (const auto& part : plan.flops) {
         json["flops_per_token"]["parts"].push_back(
             {{"part", part.part}, {"forward", part.forward}, {"backward", part.backward}});

@@ -85,8 +85,7 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
     fit.needed = plan::sum_of(fit.items);
     for (const plan::MemoryItem& item : fit.items)
         if (item.bytes > 0) fit.largest.push_back({item, key_for(item.category, config)});
-    std::sort(fit.largest.begin(), fit.largest.end(),
-              [](const auto& a, const auto& b) { return a.item.bytes > b.item.bytes; });
+    std::ranges::sort(fit.largest, [](const auto& a, const auto& b) { return a.item.bytes > b.item.bytes; });
     if (fit.largest.size() > 5) fit.largest.resize(5);
     if (fit.fits()) return fit;
 
@@ -101,8 +100,8 @@ Fit fit_of(const Config& config, int64_t gpus, double usable, Where where) {
     for (const Setting& setting : kSettings)
         if (plan::legal(with({&setting}), std::nullopt) && needed({&setting}) < fit.needed)
             useful.push_back(&setting);
-    const auto alone = std::find_if(useful.begin(), useful.end(),
-                                    [&](const Setting* setting) { return needed({setting}) <= usable; });
+    const auto alone =
+        std::ranges::find_if(useful, [&](const Setting* setting) { return needed({setting}) <= usable; });
     if (alone != useful.end()) chosen = {*alone};
     // None alone is enough: as many as it takes, then without those that are not needed after all.
     for (const Setting* setting : useful)
@@ -139,7 +138,7 @@ std::string consumers_text(const Fit& fit, const Datasheet& sheet) {
 }
 
 std::optional<JoinedMemory> joined_memory(const Config& config, int64_t ranks, int64_t micro_batches) {
-    const auto moe_layers = std::ranges::count(config.model.moe_layer_freq, 1);
+    const int64_t moe_layers = plan::num_moe_layers(config);
     if (plan::micro_batches_of(config, ranks) < 2 || moe_layers == 0) return std::nullopt;
     Config single = config, joined = config;
     single.precision.moe_wgrad_micro_batches = 1;

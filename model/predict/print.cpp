@@ -52,7 +52,7 @@ enum class Wanted : uint8_t { text, markdown };
 // Markdown names the keys that make a run fit; on a terminal they follow below the table.
 Table table_of(const std::vector<Choice>& choices, const Gpu& gpu, Wanted wanted) {
     const bool several_hosts =
-        std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; });
+        std::ranges::any_of(choices, [](const auto& c) { return c.per_host.has_value(); });
     std::vector<Table::Column> columns = {{"GPUs"},        {"recipe", Align::left},
                                           {"EP"},          {"DP"},
                                           {"micro-batch"}, {"step ms"},
@@ -192,15 +192,14 @@ std::string choices_text(const std::vector<Choice>& choices, const Gpu& gpu) {
         "\n* the fastest that fits, of its recipe and number of GPUs. wire: its share of a step. MFU is of "
         "{:.0f} TFLOP/s BF16.\n",
         gpu.sheet.peak() * 1e-12);
-    if (std::any_of(choices.begin(), choices.end(), [](const auto& c) { return c.per_host; }))
+    if (std::ranges::any_of(choices, [](const auto& c) { return c.per_host.has_value(); }))
         out += fmt::format(
             "Experts on several hosts: {} for each (token, {}).\n'per host ms': one row for each (token, "
             "host), which NVLink fans out (moe_token_dispatcher_type: hierarchical).\n",
             one_row_per_host(first) ? "'step ms' too is with one row"
                                     : "the program sends one row through NCCL",
             one_row_per_host(first) ? "host" : "rank");
-    const auto beyond =
-        std::find_if(choices.begin(), choices.end(), [](const auto& c) { return c.time.extrapolated(); });
+    const auto beyond = std::ranges::find_if(choices, [](const auto& c) { return c.time.extrapolated(); });
     if (beyond != choices.end()) out += extrapolation_text(beyond->time, gpu);
     out += fmt::format("Assumed: {}{}.\n", plan::assumptions_text(first),
                        first.model.attention ? "" : "; no attention, in time, memory and MFU");

@@ -53,14 +53,13 @@ void require_fit(report::RunLog& log, const std::vector<Config>& runs, const Bac
                  ProcessGroup& world, int64_t ranks_on_host, WhereShort what) {
     const int64_t ranks = world.size();
     const Where where = backend.kind == BackendKind::hopper ? Where::gpu : Where::host;
-    const Config& largest =
-        *std::max_element(runs.begin(), runs.end(), [&](const Config& a, const Config& b) {
-            return needed_by(a, ranks, where) < needed_by(b, ranks, where);
-        });
+    const Config& largest = *std::ranges::max_element(runs, [&](const Config& a, const Config& b) {
+        return needed_by(a, ranks, where) < needed_by(b, ranks, where);
+    });
     const FreeMemory mine = free_memory(backend, largest, ranks_on_host);
     std::vector<double> all(static_cast<size_t>(ranks));
     world.all_gather(&mine.bytes, sizeof mine.bytes, all.data());
-    const auto least = std::min_element(all.begin(), all.end());
+    const auto least = std::ranges::min_element(all);
     const auto rank = static_cast<int>(least - all.begin());
     std::string limit = mine.limit;
     world.broadcast(limit, rank);

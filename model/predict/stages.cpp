@@ -79,7 +79,7 @@ public:
 
     Work& add(const char* stage, const char* direction, double launches, double bytes) {
         const auto same = [&](const Work& w) { return w.stage == stage && w.direction == direction; };
-        auto found = std::find_if(work_.begin(), work_.end(), same);
+        auto found = std::ranges::find_if(work_, same);
         if (found == work_.end()) {
             work_.push_back({.part = part_, .stage = stage, .direction = direction});
             found = work_.end() - 1;

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "model/config/config.h"
+#include "model/plan/plan.h"
 
 #include <string>
 #include <string_view>
@@ -14,7 +15,7 @@ namespace fp8flow::predict {
 
 constexpr double kPlain = 2, kWord = 4;  // bytes of a BF16 and of a 32-bit element
 
-inline double f64(int64_t n) { return static_cast<double>(n); }
+using plan::f64;
 
 // What crosses ranks in a stage. dispatch: rows go out while others are written; combine: sums are sent, then
 // added; reduction: gradients over replicas.

@@ -5,7 +5,6 @@
 #include "model/predict/stages.h"
 #include "model/train/transformer.h"
 
-#include <algorithm>
 #include <cmath>
 
 namespace fp8flow::predict {

@@ -55,9 +55,8 @@ public:
         }
         time.clock = clock_;
         time.tokens = f64(config_.training.global_batch_size * config_.model.seq_length);
-        double flops = 0;
-        for (const plan::FlopPart& part : plan::count_flops(config_)) flops += part.forward + part.backward;
-        time.useful_flops = flops * time.tokens / f64(gpus_);
+        time.useful_flops =
+            sum_of(plan::count_flops(config_), &plan::FlopPart::both) * time.tokens / f64(gpus_);
         return time;
     }
 
@@ -75,8 +74,8 @@ private:
         const ModelSpec& m = config_.model;
         double moe_layers = 0;
         for (int64_t layer = 0; layer < m.num_layers; ++layer) {
-            Layers& own = layers[plan::layer_recipe(config_, layer)];
-            const bool moe = m.moe_layer_freq[static_cast<size_t>(layer)] == 1;
+            Layers& own = layers[plan::layer_precision(config_, layer).recipe];
+            const bool moe = plan::is_moe(config_, layer);
             (moe ? own.moe : own.dense) += 1;
             moe_layers += moe ? 1 : 0;
         }
@@ -155,9 +154,8 @@ private:
             const auto distance = [&](const CoreAttention& one) {
                 return std::abs(std::log(f64(one.kv_channels) / f64(config_.model.qk_dim())));
             };
-            const auto nearest = std::min_element(all.begin(), all.end(), [&](const auto& a, const auto& b) {
-                return distance(a) < distance(b);
-            });
+            const auto nearest = std::ranges::min_element(
+                all, [&](const auto& a, const auto& b) { return distance(a) < distance(b); });
             return work.direction == "forward" ? nearest->forward : nearest->backward;
         }
         // Attention's GEMMs run over a rank's own rows as the shared expert's: under bf16, or with FP8
@@ -260,8 +258,7 @@ double roofline_seconds(const Work& work, const Datasheet& sheet, double clock) 
 
 bool can_predict(const Config& config, const Gpu& gpu) {
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
-        const PrecisionSpec precision =
-            precision_of_layer(config.model, config.precision, static_cast<int>(layer));
+        const PrecisionSpec precision = plan::layer_precision(config, layer);
         if (!knows(precision) ||
             !gpu.calibration.recipes.contains(std::string(recipe_name(precision.recipe))))
             return false;

@@ -19,7 +19,7 @@ constexpr size_t kShownArms = 7, kShownStages = 5, kShownAdvice = 2, kShownParts
 constexpr double kWorthwhile = 0.03;  // of the layer; a smaller gain is not worth a run
 
 std::string layer_table(const Profile& profile) {
-    const auto any = [&](auto known) { return std::any_of(profile.arms.begin(), profile.arms.end(), known); };
+    const auto any = [&](auto known) { return std::ranges::any_of(profile.arms, known); };
     const bool clock = any([](const ArmProfile& arm) { return arm.whole.clock.median > 0; });
     const bool energy = any([](const ArmProfile& arm) { return arm.passes_joules_per_step.has_value(); });
     std::vector<Table::Column> columns = {
@@ -42,7 +42,8 @@ std::string layer_table(const Profile& profile) {
                                           fmt::format("{:.3g}", arm.flops_per_second() * 1e-12)};
         if (clock) cells.push_back(cycles_text(arm.whole.cycles));
         if (energy) cells.push_back(energy_text(arm));
-        cells.insert(cells.end(), {format_bytes(arm.saved_total()), milliseconds(arm.step_seconds)});
+        cells.insert(cells.end(), {format_bytes(static_cast<double>(sum_of(arm.memory.saved))),
+                                   milliseconds(arm.step_seconds)});
         table.add_row(cells);
     }
     std::string text = table.text(2);
@@ -64,7 +65,7 @@ std::string rows_and_waiting(const Profile& profile, const ArmProfile& arm) {
 // Of a whole model: the parts that lose most.
 std::string parts_text(const ArmProfile& arm) {
     const auto is_attention = [](const ProfileRow& row) { return row.part == "attention"; };
-    if (std::none_of(arm.rows.begin(), arm.rows.end(), is_attention)) return "";
+    if (std::ranges::none_of(arm.rows, is_attention)) return "";
     std::string text;
     std::vector<PartTime> parts = parts_above_ceiling(arm.rows);
     parts.resize(std::min(parts.size(), kShownParts));
@@ -78,8 +79,8 @@ std::vector<const ProfileRow*> largest_stages(const ArmProfile& arm) {
     std::vector<const ProfileRow*> rows;
     for (const ProfileRow& row : arm.rows)
         if (row.part == kMoeLayer && row.stage != row.part) rows.push_back(&row);
-    std::stable_sort(rows.begin(), rows.end(),
-                     [](const auto* a, const auto* b) { return a->seconds.median > b->seconds.median; });
+    std::ranges::stable_sort(
+        rows, [](const auto* a, const auto* b) { return a->seconds.median > b->seconds.median; });
     if (rows.size() > kShownStages) rows.resize(kShownStages);
     return rows;
 }
@@ -183,8 +184,7 @@ std::string advice_text(const Profile& profile, const ArmProfile& arm, const Con
     if (advice.empty())
         return "what to try next: no setting promises 3 % of the layer; see the stages far from the "
                "ceiling\n";
-    std::stable_sort(advice.begin(), advice.end(),
-                     [](const Advice& a, const Advice& b) { return a.gain > b.gain; });
+    std::ranges::stable_sort(advice, std::greater{}, &Advice::gain);
     std::string text = "what to try next\n";
     for (size_t i = 0; i < std::min(advice.size(), kShownAdvice); ++i)
         text += fmt::format("  {}\n      {}\n", advice[i].key, advice[i].why);
@@ -194,8 +194,7 @@ std::string advice_text(const Profile& profile, const ArmProfile& arm, const Con
 }  // namespace
 
 std::string answer_text(const Profile& profile, const std::vector<Config>& configs, std::string_view recipe) {
-    const auto found = std::find_if(profile.arms.begin(), profile.arms.end(),
-                                    [&](const ArmProfile& arm) { return arm.recipe == recipe; });
+    const auto found = std::ranges::find(profile.arms, recipe, &ArmProfile::recipe);
     const size_t own = found != profile.arms.end() ? static_cast<size_t>(found - profile.arms.begin())
                                                    : profile.arms.size() - 1;
     const ArmProfile& arm = profile.arms[own];

@@ -145,8 +145,7 @@ std::vector<Line> stages_of(const Pair& pair, int64_t old_steps, int64_t new_ste
     std::vector<Line> lines;
     const auto add = [&](const json& recipe, int64_t steps, Measured Line::*side) {
         for (const json& row : recipe.at("rows")) {
-            auto line = std::find_if(lines.begin(), lines.end(),
-                                     [&](const Line& known) { return known.same_stage(row); });
+            auto line = std::ranges::find_if(lines, [&](const Line& known) { return known.same_stage(row); });
             if (line == lines.end())
                 line = lines.insert(lines.end(), {row.at("part"), row.at("stage"), row.at("direction")});
             (*line).*side = spread_from(row.at("seconds"), steps);
@@ -154,8 +153,8 @@ std::vector<Line> stages_of(const Pair& pair, int64_t old_steps, int64_t new_ste
     };
     add(*pair.before, old_steps, &Line::before);
     add(*pair.after, new_steps, &Line::after);
-    std::stable_sort(lines.begin(), lines.end(),
-                     [](const Line& a, const Line& b) { return std::abs(a.delta()) > std::abs(b.delta()); });
+    std::ranges::stable_sort(
+        lines, [](const Line& a, const Line& b) { return std::abs(a.delta()) > std::abs(b.delta()); });
     return lines;
 }
 
@@ -170,13 +169,7 @@ std::vector<Line> lines_of(const Pair& pair, int64_t old_steps, int64_t new_step
 }
 
 std::string table_of(const std::vector<Line>& lines) {
-    Table table({{"part", Align::left},
-                 {"stage", Align::left},
-                 {"direction", Align::left},
-                 {"old ms"},
-                 {"new ms"},
-                 {"delta ms"},
-                 {"new/old"}});
+    Table table({"part", "stage", "direction"}, {"old ms", "new ms", "delta ms", "new/old"});
     for (size_t i = 0; i < lines.size(); ++i) {
         std::vector<std::string> row = {lines[i].part, lines[i].stage, lines[i].direction};
         for (std::string& cell : cells_of(lines[i].before, lines[i].after)) row.push_back(std::move(cell));

@@ -9,6 +9,7 @@
 #include "model/base/provenance.h"
 #include "model/config/config.h"
 #include "model/measure/machine.h"
+#include "model/report/run_report.h"
 #include "model/report/table.h"
 #include "model/train/trainer.h"
 
@@ -136,17 +137,12 @@ struct ArmProfile {
     double wire_seconds = 0;                // plan, dispatch and combine of one layer, hidden or not
     std::vector<RankSeconds> by_rank;       // of one layer
     double casts = 0;                       // of one layer
-    std::map<std::string, int64_t> saved, parameters;  // bytes of rank 0 by category
-    int64_t saved_reserved = 0, saved_used = 0;        // Trainer::saved_memory
-    Trainer::MemorySums workspace;
-    Trainer::Rows capacity, most_wanted;  // routed rows
-    int64_t redone = 0;                   // steps of the warm-up and of those timed by stage
-    int64_t activation_bytes = 0;
-    std::vector<StageSpan> trace;  // this rank's last step
+    report::MemoryUse memory;               // of rank 0
+    int64_t redone = 0;                     // steps of the warm-up and of those timed by stage
+    std::vector<StageSpan> trace;           // this rank's last step
 
     // The MoE layer's row; null: it has none.
     const ProfileRow* find(std::string_view stage, std::string_view direction) const;
-    double saved_total() const;  // bytes
     double tokens_per_second() const { return per_second(tokens); }
     double flops_per_second() const { return per_second(useful_flops); }
     double per_second(double what) const { return whole.layer.median > 0 ? what / whole.layer.median : 0; }

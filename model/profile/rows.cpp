@@ -18,7 +18,7 @@ namespace {
 // Layers and micro-batches that a part ran for in a step.
 double runs_of(const std::vector<StageSpan>& spans, std::string_view part) {
     if (part != kMoeLayer && part != "dense layer" && part != "attention") return 1;
-    const auto runs = std::count_if(spans.begin(), spans.end(), [&](const StageSpan& span) {
+    const auto runs = std::ranges::count_if(spans, [&](const StageSpan& span) {
         return span.level == StageLevel::part && span.name == part &&
                std::string_view(span.direction) == "forward";
     });
@@ -50,7 +50,7 @@ double wire_alone(const std::vector<StageSpan>& spans) {
         edges.push_back(begins);
         edges.push_back({.at = span.begin + span.seconds, .wire = -begins.wire, .work = -begins.work});
     }
-    std::sort(edges.begin(), edges.end(), [](const Edge& a, const Edge& b) { return a.at < b.at; });
+    std::ranges::sort(edges, {}, &Edge::at);
     double seconds = 0;
     Edge now;
     for (const Edge& edge : edges) {
@@ -68,7 +68,7 @@ void add_step(const StageTimer& timer, RowSamples& samples) {
     const auto row_of = [&](int span) {
         const StageName name = stage_of(spans, span);
         const char* direction = spans[static_cast<size_t>(span)].direction;
-        const auto found = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& row) {
+        const auto found = std::ranges::find_if(rows, [&](const ProfileRow& row) {
             return row.part == name.part && row.stage == name.stage && row.direction == direction;
         });
         if (found != rows.end()) return static_cast<size_t>(found - rows.begin());
@@ -167,8 +167,8 @@ std::optional<SlowestRank> slowest_of(const std::vector<RankSeconds>& ranks) {
     if (ranks.size() < 2) return std::nullopt;
     std::vector<size_t> order(ranks.size());
     std::iota(order.begin(), order.end(), 0);
-    std::stable_sort(order.begin(), order.end(),
-                     [&](size_t a, size_t b) { return ranks[a].work.median > ranks[b].work.median; });
+    std::ranges::stable_sort(order,
+                             [&](size_t a, size_t b) { return ranks[a].work.median > ranks[b].work.median; });
     const Spread &slowest = ranks[order.front()].work, &middle = ranks[order[order.size() / 2]].work;
     std::vector<double> work;
     work.reserve(ranks.size());
@@ -186,7 +186,7 @@ void charge_wire(const WireBytes& sent, const WireSplit& split, RowSamples& samp
         double forward, backward;
     };
     const auto weight = [&](const Leg& leg, const RowSamples::Call& call) {
-        if (std::find(leg.ops.begin(), leg.ops.end(), call.call.op) == leg.ops.end()) return 0.0;
+        if (std::ranges::find(leg.ops, call.call.op) == leg.ops.end()) return 0.0;
         return samples.rows[call.row].direction == "forward" ? leg.forward : leg.backward;
     };
     // not gradient reductions: their bytes are always reported
@@ -249,10 +249,9 @@ std::vector<ProfileRow> merge_rows(const RowSamples& samples, ProcessGroup& worl
     // parts of layers first, then in order of appearance
     std::vector<std::string> parts = {kMoeLayer, "attention", "dense layer"};
     for (const ProfileRow& row : rows)
-        if (std::find(parts.begin(), parts.end(), row.part) == parts.end()) parts.push_back(row.part);
-    const auto place = [&](const ProfileRow& row) { return std::find(parts.begin(), parts.end(), row.part); };
-    std::stable_sort(rows.begin(), rows.end(),
-                     [&](const auto& a, const auto& b) { return place(a) < place(b); });
+        if (std::ranges::find(parts, row.part) == parts.end()) parts.push_back(row.part);
+    const auto place = [&](const ProfileRow& row) { return std::ranges::find(parts, row.part); };
+    std::ranges::stable_sort(rows, [&](const auto& a, const auto& b) { return place(a) < place(b); });
     for (ProfileRow& row : rows) {
         double part = 0;
         for (const ProfileRow& other : rows) part += other.part == row.part ? other.seconds.median : 0;
@@ -281,28 +280,21 @@ std::vector<PartTime> parts_above_ceiling(const std::vector<ProfileRow>& rows) {
     std::vector<PartTime> parts;
     for (const ProfileRow& row : rows) {
         const std::string name = part_to_improve(row);
-        auto part = std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.name == name; });
+        auto part = std::ranges::find(parts, name, &PartTime::name);
         if (part == parts.end()) part = parts.insert(part, {.name = name});
         part->seconds += row.seconds.median * row.runs;
         part->ideal_seconds += row.ideal_seconds * row.runs;
     }
-    std::stable_sort(parts.begin(), parts.end(), [](const PartTime& a, const PartTime& b) {
-        return a.above_ceiling() > b.above_ceiling();
-    });
+    std::ranges::stable_sort(
+        parts, [](const PartTime& a, const PartTime& b) { return a.above_ceiling() > b.above_ceiling(); });
     return parts;
 }
 
 const ProfileRow* ArmProfile::find(std::string_view stage, std::string_view direction) const {
-    const auto found = std::find_if(rows.begin(), rows.end(), [&](const ProfileRow& row) {
+    const auto found = std::ranges::find_if(rows, [&](const ProfileRow& row) {
         return row.part == kMoeLayer && row.stage == stage && row.direction == direction;
     });
     return found == rows.end() ? nullptr : &*found;
-}
-
-double ArmProfile::saved_total() const {
-    double bytes = 0;
-    for (const auto& [category, own] : saved) bytes += static_cast<double>(own);
-    return bytes;
 }
 
 LayerSeconds layer_seconds(const StageTimer& timer) {

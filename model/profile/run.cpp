@@ -26,8 +26,7 @@ double useful_flops(const Config& config, double tokens) {
     for (const FlopPart& part : count_flops(config))
         if (part.part == "router" || part.part == "experts" || part.part == "shared expert")
             flops += part.forward + part.backward;
-    const auto& layers = config.model.moe_layer_freq;
-    return tokens * flops / static_cast<double>(std::count(layers.begin(), layers.end(), 1));
+    return tokens * flops / f64(num_moe_layers(config));
 }
 
 // How even routing divides the bytes of dispatch and combine between the passes.
@@ -75,17 +74,10 @@ public:
             result_.redone += step.redone > 0;
             result_.trace = trainer_->timer().spans();
             result_.wire = step.wire;
-            result_.activation_bytes = step.peak_bytes;
+            result_.memory.activations = step.peak_bytes;
         });
         capture->end_capture();
-        result_.saved = trainer_->saved_bytes();
-        const Trainer::MemorySums memory = trainer_->saved_memory();
-        result_.saved_reserved = memory.reserved;
-        result_.saved_used = memory.used;
-        result_.workspace = trainer_->workspace_memory();
-        result_.capacity = trainer_->row_capacity();
-        result_.most_wanted = trainer_->most_wanted();
-        result_.parameters = trainer_->parameter_bytes();
+        result_.memory = report::memory_of(*trainer_, result_.memory.activations);
     }
 
     void time_layer() { result_.whole = time_whole("layer"); }
@@ -249,8 +241,8 @@ private:
         for (int64_t first = 0; first < experts; first += local)
             most = std::max(
                 most, std::accumulate(counts.begin() + first, counts.begin() + first + local, int64_t{0}));
-        result_.expert_load = static_cast<double>(*std::max_element(counts.begin(), counts.end())) *
-                              static_cast<double>(experts) / total;
+        result_.expert_load =
+            static_cast<double>(*std::ranges::max_element(counts)) * static_cast<double>(experts) / total;
         const int64_t holders = experts / local;
         result_.rank_load = static_cast<double>(most) * static_cast<double>(holders) / total;
     }

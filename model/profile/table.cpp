@@ -70,21 +70,8 @@ std::string slowest_text(const SlowestRank& slowest) {
 }
 
 std::string arm_table(const ArmProfile& arm) {
-    Table table({{"part", Align::left},
-                 {"stage", Align::left},
-                 {"direction", Align::left},
-                 {"ms"},
-                 {"min"},
-                 {"max"},
-                 {"share"},
-                 {"moves"},
-                 {"FLOPs"},
-                 {"achieved"},
-                 {"of ceiling"},
-                 {"casts"},
-                 {"waiting"},
-                 {"wire"},
-                 {"memory"}});
+    Table table({"part", "stage", "direction"}, {"ms", "min", "max", "share", "moves", "FLOPs", "achieved",
+                                                 "of ceiling", "casts", "waiting", "wire", "memory"});
     std::string part;
     for (const ProfileRow& row : arm.rows) {
         if (!part.empty() && row.part != part) table.add_rule();
@@ -109,10 +96,10 @@ std::string side_by_side_table(const Profile& profile) {
         columns.push_back({arm.name});
         for (const ProfileRow& row : arm.rows)
             if (row.part == kMoeLayer &&
-                std::none_of(rows.begin(), rows.end(), [&](const auto& r) { return same_stage(r, row); }))
+                std::ranges::none_of(rows, [&](const auto& r) { return same_stage(r, row); }))
                 rows.push_back(row);
     }
-    std::stable_partition(rows.begin(), rows.end(), [](const auto& r) { return r.direction == "forward"; });
+    std::ranges::stable_partition(rows, [](const auto& r) { return r.direction == "forward"; });
     Table table(columns);
     std::string direction;
     for (const ProfileRow& row : rows) {
@@ -120,8 +107,8 @@ std::string side_by_side_table(const Profile& profile) {
         direction = row.direction;
         std::vector<std::string> cells = {stage_text(row, rows), row.direction};
         for (const ArmProfile& arm : profile.arms) {
-            const auto found = std::find_if(arm.rows.begin(), arm.rows.end(),
-                                            [&](const auto& r) { return same_stage(r, row); });
+            const auto found =
+                std::ranges::find_if(arm.rows, [&](const auto& r) { return same_stage(r, row); });
             cells.push_back(found == arm.rows.end() ? "-" : milliseconds(found->seconds.median));
         }
         table.add_row(cells);
@@ -164,7 +151,7 @@ std::string numbers_table(const nlohmann::json& profile_json) {
     Table table(columns);
     for (auto& [path, row] : cells) {
         std::string name = path.substr(1);
-        std::replace(name.begin(), name.end(), '/', ' ');
+        std::ranges::replace(name, '/', ' ');
         row.insert(row.begin(), name);
         table.add_row(row);
     }

@@ -26,8 +26,8 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
                                                   ", the other micro-batch"};
         const int first = static_cast<int>(a) * kThreads;
         for (int thread = 0; thread < kThreads; ++thread)
-            if (std::any_of(arms[a].trace.begin(), arms[a].trace.end(),
-                            [&](const StageSpan& span) { return thread_of(span) == thread; }))
+            if (std::ranges::any_of(arms[a].trace,
+                                    [&](const StageSpan& span) { return thread_of(span) == thread; }))
                 metadata("thread_name", first + thread, arms[a].name + kNames[thread]);
         // Events of a thread must nest; device clocks round, so a span is cut to its parent, and begins
         // where its previous sibling ended.

@@ -107,7 +107,7 @@ HostValues ReplayLayer::routed_rows(const TensorView& view, int64_t count) const
     FP8FLOW_CHECK(view.dtype == DType::bf16, "{}", describe(view));
     std::vector<Bf16> narrow(numel);
     ops_->device().copy_out(narrow.data(), view.data, numel * sizeof(Bf16));
-    std::transform(narrow.begin(), narrow.end(), host.floats.begin(), [](Bf16 x) { return to_float(x); });
+    std::ranges::transform(narrow, host.floats.begin(), [](Bf16 x) { return to_float(x); });
     return host;
 }
 

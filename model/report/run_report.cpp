@@ -20,13 +20,13 @@ namespace fp8flow::report {
 using namespace data;
 using namespace plan;
 
-namespace {
-
 int64_t sum_of(const std::map<std::string, int64_t>& bytes) {
     int64_t sum = 0;
     for (const auto& [category, count] : bytes) sum += count;
     return sum;
 }
+
+namespace {
 
 // The keys that differ from their defaults.
 void report_config(RunLog& log, const Config& config) {
@@ -50,6 +50,18 @@ nlohmann::json memory_json(const MemoryUse& memory) {
             {"routed rows of all layers, reserved", memory.capacity.together},
             {"routed rows of all layers, most used", memory.most_wanted.together},
             {"activations, peak", memory.activations}};
+}
+
+MemoryUse memory_of(const Trainer& trainer, int64_t activations) {
+    const Trainer::MemorySums saved = trainer.saved_memory();
+    return {.parameters = trainer.parameter_bytes(),
+            .saved = trainer.saved_bytes(),
+            .saved_reserved = saved.reserved,
+            .saved_used = saved.used,
+            .workspace = trainer.workspace_memory(),
+            .capacity = trainer.row_capacity(),
+            .most_wanted = trainer.most_wanted(),
+            .activations = activations};
 }
 
 std::string memory_text(const MemoryUse& memory) {

@@ -36,6 +36,8 @@ struct MemoryUse {
     Trainer::Rows capacity, most_wanted;  // routed rows
     int64_t activations = 0;              // saved + workspace
 };
+int64_t sum_of(const std::map<std::string, int64_t>& bytes);
+MemoryUse memory_of(const Trainer& trainer, int64_t activations);
 std::string memory_text(const MemoryUse& memory);  // the sums of memory_json
 nlohmann::json memory_json(const MemoryUse& memory);
 

@@ -50,12 +50,6 @@ constexpr std::array kFields = {
     StepField{"world_size", nullptr, nullptr, "world-size"},
     StepField{"allocated_bytes", nullptr, nullptr, "mem-max-allocated-bytes"}};
 
-double flops_per_token(const Config& config) {
-    double flops = 0;
-    for (const plan::FlopPart& part : plan::count_flops(config)) flops += part.forward + part.backward;
-    return flops;
-}
-
 std::string short_line(const StepValues& values) {
     const auto number = [&](const char* name) { return values.find(name).value_or(0); };
     const int64_t all = values.others.at("train_iters");
@@ -105,7 +99,7 @@ std::optional<double> shown(const StepField& field, const StepValues& values) {
 StepValues values_of(const Config& config, const StepResult& result, int world_size,
                      int64_t allocated_bytes) {
     const double tokens = static_cast<double>(result.tokens) / result.seconds;
-    const double tflops = tokens * flops_per_token(config) * 1e-12;
+    const double tflops = tokens * sum_of(plan::count_flops(config), &plan::FlopPart::both) * 1e-12;
     StepValues values;
     values.record = {{"type", "step"},
                      {"iteration", result.step + 1},

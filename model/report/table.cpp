@@ -36,8 +36,7 @@ std::string scaled(double value, double base, int digits, const auto& units) {
 }  // namespace
 
 size_t display_width(std::string_view text) {
-    return static_cast<size_t>(
-        std::count_if(text.begin(), text.end(), [](char c) { return (c & 0xc0) != 0x80; }));
+    return static_cast<size_t>(std::ranges::count_if(text, [](char c) { return (c & 0xc0) != 0x80; }));
 }
 
 std::string pad(std::string_view text, size_t width, Align align) {
@@ -48,6 +47,12 @@ std::string pad(std::string_view text, size_t width, Align align) {
 
 Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {
     FP8FLOW_CHECK(!columns_.empty(), "a table without columns");
+}
+
+Table::Table(const Headers& left, const Headers& right, const Headers& last) {
+    for (const std::string& header : left) columns_.push_back({header, Align::left});
+    for (const std::string& header : right) columns_.push_back({header});
+    for (const std::string& header : last) columns_.push_back({header, Align::left});
 }
 
 void Table::add_row(std::vector<std::string> cells) {
@@ -160,7 +165,7 @@ std::string format_clock(double seconds) {
 
 Spread spread_of(std::vector<double> values) {
     if (values.empty()) return {};
-    std::sort(values.begin(), values.end());
+    std::ranges::sort(values);
     const size_t middle = values.size() / 2;
     const double median = values.size() % 2 == 1 ? values[middle] : (values[middle - 1] + values[middle]) / 2;
     return {median, values.front(), values.back(), static_cast<int64_t>(values.size())};

@@ -26,15 +26,8 @@ int64_t median_exponent(const TensorStatsRow& row) {
 }  // namespace
 
 std::string tensor_stats_table(const TensorStats& stats) {
-    Table table({{"tensor", Align::left},
-                 {"values"},
-                 {"zero bytes"},
-                 {"underflow"},
-                 {"at maximum"},
-                 {"clipped"},
-                 {"scale min"},
-                 {"scale max"},
-                 {"NMSE vs BF16"}});
+    Table table({"tensor"}, {"values", "zero bytes", "underflow", "at maximum", "clipped", "scale min",
+                             "scale max", "NMSE vs BF16"});
     auto share = [](double count, double of) { return format_percent(of > 0 ? count / of : 0.0, 3); };
     for (const TensorStatsRow& row : stats.totals()) {
         const op::QuantizationCounts& c = row.counts;

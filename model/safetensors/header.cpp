@@ -142,8 +142,7 @@ std::optional<int64_t> checked_bytes(FileDType dtype, std::span<const int64_t> s
 }
 
 bool is_plain_tensor_name(std::string_view name) {
-    return !name.empty() && name.size() <= kMaxTensorName &&
-           std::none_of(name.begin(), name.end(), is_control);
+    return !name.empty() && name.size() <= kMaxTensorName && std::ranges::none_of(name, is_control);
 }
 
 int64_t header_length(std::span<const uint8_t> first, int64_t file_bytes, const std::string& file,
@@ -184,10 +183,9 @@ SafetensorsHeader parse_header(std::string_view text, int64_t file_bytes, const 
             header.metadata[key] = item.get<std::string>();
         }
     }
-    std::stable_sort(header.tensors.begin(), header.tensors.end(),
-                     [](const TensorEntry& a, const TensorEntry& b) {
-                         return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
-                     });
+    std::ranges::stable_sort(header.tensors, [](const TensorEntry& a, const TensorEntry& b) {
+        return a.begin != b.begin ? a.begin < b.begin : a.end < b.end;
+    });
     const std::string problem = problem_of_places(header);
     require(problem.empty(), code, "{}: {}", file, problem);
     return header;

@@ -27,7 +27,7 @@ constexpr const char* kMap = "weight_map";
 bool is_plain_sibling(std::string_view name) {
     const auto bad = [](char c) { return c == '/' || c == '\\' || static_cast<unsigned char>(c) < 0x20; };
     return name.size() <= 255 && name.size() > std::strlen(kEnding) && name.front() != '.' &&
-           name.ends_with(kEnding) && std::none_of(name.begin(), name.end(), bad);
+           name.ends_with(kEnding) && std::ranges::none_of(name, bad);
 }
 
 // The file or index to open for a folder; `found`: the names of its .safetensors files.

@@ -2,7 +2,6 @@
 // The header's text from the declarations, and the bookkeeping of the stream after it.
 #include "model/safetensors/writer.h"
 
-#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 

@@ -170,7 +170,7 @@ private:
         std::vector<int64_t> groups = {group_of(to)};
         for (int64_t k = 0; k < r_.topk; ++k)
             if (const int64_t group = group_of(token[k]);
-                token[k] != from && std::find(groups.begin(), groups.end(), group) == groups.end())
+                token[k] != from && std::ranges::find(groups, group) == groups.end())
                 groups.push_back(group);
         return static_cast<int64_t>(groups.size()) <= r_.group_topk;
     }

@@ -18,7 +18,6 @@
 #include <array>
 #include <cmath>
 #include <numeric>
-#include <set>
 
 namespace fp8flow {
 
@@ -33,10 +32,10 @@ LayerLoad load_of(int layer, std::span<const int64_t> tokens) {
     double squares = 0;
     for (int64_t count : tokens)
         squares += (static_cast<double>(count) / mean - 1.0) * (static_cast<double>(count) / mean - 1.0);
-    load.max = static_cast<double>(*std::max_element(tokens.begin(), tokens.end())) / mean;
-    load.min = static_cast<double>(*std::min_element(tokens.begin(), tokens.end())) / mean;
+    load.max = static_cast<double>(*std::ranges::max_element(tokens)) / mean;
+    load.min = static_cast<double>(*std::ranges::min_element(tokens)) / mean;
     load.cv = std::sqrt(squares / static_cast<double>(tokens.size()));
-    load.dead_experts = std::count(tokens.begin(), tokens.end(), 0);
+    load.dead_experts = std::ranges::count(tokens, 0);
     load.tokens.assign(tokens.begin(), tokens.end());
     return load;
 }

@@ -42,8 +42,7 @@ void Trainer::report_non_finite(int64_t step) {
     if (mine.kind == 2) mine = search(1);
     std::vector<Finding> all(static_cast<size_t>(world_.size()));
     world_.all_gather(&mine, sizeof mine, all.data());
-    const auto worst = std::min_element(all.begin(), all.end(),
-                                        [](const auto& a, const auto& b) { return a.kind < b.kind; });
+    const auto worst = std::ranges::min_element(all, {}, &Finding::kind);
     if (worst->kind == 2)
         throw Diverged(step,
                        fmt::format("step {}: the loss or the norm of the gradients is not finite, though "
@@ -72,8 +71,7 @@ std::string Trainer::largest_gradient() {
         squares.push_back(read_word<float>(sum));
     }
     world_.all_reduce_max(squares);
-    return parameters[static_cast<size_t>(std::max_element(squares.begin(), squares.end()) - squares.begin())]
-        .spec.name;
+    return parameters[static_cast<size_t>(std::ranges::max_element(squares) - squares.begin())].spec.name;
 }
 
 }  // namespace fp8flow

@@ -75,7 +75,7 @@ void Transformer::place_router_statistics() {
 }
 
 int64_t Transformer::num_moe_layers() const {
-    return std::count_if(blocks_.begin(), blocks_.end(), [](const auto& block) { return block->is_moe(); });
+    return std::ranges::count_if(blocks_, [](const auto& block) { return block->is_moe(); });
 }
 
 void Transformer::forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,

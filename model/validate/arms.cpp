@@ -153,7 +153,7 @@ std::vector<Arm> make_arms(const Config& config, Ablation ablation, int ranks, c
     std::vector<Recipe> recipes = {Recipe::bf16};
     const bool has_recipes = own.empty() || config.origin.contains("validate.recipes");
     for (Recipe recipe : has_recipes ? config.validate.recipes : std::vector<Recipe>{})
-        if (std::find(recipes.begin(), recipes.end(), recipe) == recipes.end()) recipes.push_back(recipe);
+        if (std::ranges::find(recipes, recipe) == recipes.end()) recipes.push_back(recipe);
     std::vector<Arm> arms;
     if (ablation == Ablation::state_dtypes && recipes.size() > 1) {  // the baseline has FP32 state alone
         arms = {{std::string(recipe_name(recipes.front())), with_recipe(config, recipes.front())}};

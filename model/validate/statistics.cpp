@@ -130,13 +130,9 @@ double mean_in(Window window, const std::vector<double>& values) {
 }
 
 const char* name_of(Noise noise) {
-    switch (noise) {
-        case Noise::unknown: return "unknown";
-        case Noise::run: return "noise within one run only";
-        case Noise::seeds: return "over seeds";
-        case Noise::pooled: return "over seeds, variance pooled over arms";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"unknown", "noise within one run only", "over seeds",
+                                      "over seeds, variance pooled over arms"};
+    return kNames[static_cast<size_t>(noise)];
 }
 
 double Difference::half_width() const {
@@ -152,14 +148,14 @@ double Difference::detectable() const {
 PooledVariance pooled_variance(const std::vector<Losses>& arms) {
     std::vector<std::vector<double>> rows;
     for (const Losses& arm : arms) {
-        const bool runs = std::any_of(arm.begin(), arm.end(), [](double x) { return std::isfinite(x); });
+        const bool runs = std::ranges::any_of(arm, [](double x) { return std::isfinite(x); });
         // the same bits twice are one arm
-        if (runs && std::find(rows.begin(), rows.end(), arm) == rows.end()) rows.push_back(arm);
+        if (runs && std::ranges::find(rows, arm) == rows.end()) rows.push_back(arm);
     }
     if (rows.empty()) return {};
     for (size_t seed = rows.front().size(); seed-- > 0;) {
         const auto absent = [&](const auto& row) { return !std::isfinite(row[seed]); };
-        if (std::none_of(rows.begin(), rows.end(), absent)) continue;
+        if (std::ranges::none_of(rows, absent)) continue;
         for (auto& row : rows) row.erase(row.begin() + static_cast<std::ptrdiff_t>(seed));
     }
     const size_t seeds = rows.front().size();
@@ -231,12 +227,8 @@ Difference within_run(const std::vector<double>& arm, const std::vector<double>&
 }
 
 const char* name_of(Verdict verdict) {
-    switch (verdict) {
-        case Verdict::pass: return "pass";
-        case Verdict::miss: return "miss";
-        case Verdict::inconclusive: return "inconclusive";
-    }
-    return "?";
+    constexpr const char* kNames[] = {"pass", "miss", "inconclusive"};
+    return kNames[static_cast<size_t>(verdict)];
 }
 
 Verdict judge(const Difference& difference, double limit) {

@@ -86,12 +86,7 @@ Exchanged exchanged(Machine& machine, Buffers& buffers, const Shape& shape, Comb
                           .columns = columns,
                           .order = order});
     });
-    const auto& all = buffers.once<std::vector<Routing>>([&] {
-        std::vector<Routing> routings;
-        for (int64_t r = 0; r < ranks; ++r)
-            routings.push_back(routing_of(shape, static_cast<uint64_t>(r + 1)));
-        return routings;
-    });
+    const auto& all = buffers.once<std::vector<Routing>>([&] { return routings_of(shape, ranks); });
     const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts(all, rank, alignment); });
     const TensorView all_ids = buffers.output(DType::i32, {ranks, tokens, topk});
     const TensorView all_probs = buffers.output(DType::f32, {ranks, tokens, topk});

@@ -30,6 +30,11 @@ Operands operands(const Shape& shape) {
     }
 }
 
+RoutedRows grouped_rows(Buffers& buffers, const Shape& shape) {
+    shape.positive("G");
+    return buffers.routed(shape);
+}
+
 const Keys kProduct = {{"N", "4096", "256", "columns of the result"}, {"K", "7168", "256", "contraction"}};
 const Key kType = {"type", "fp8", "fp8", kTypeMeaning};
 const Key kMode = {"mode", "overwrite", "overwrite", "result: overwrite | accumulate (f32)"};
@@ -53,8 +58,7 @@ Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    require(routed.groups.num_groups > 0, ExitCode::usage, "bench grouped_gemm: G: got 0, want at least 1");
+    const RoutedRows routed = grouped_rows(buffers, shape);
     const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
     const Operands kind = operands(shape);
     const bool nn = shape.choice("form", {"nt", "nn"}) == 1;
@@ -69,9 +73,7 @@ Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    require(routed.groups.num_groups > 0, ExitCode::usage,
-            "bench grouped_gemm_wgrad: G: got 0, want at least 1");
+    const RoutedRows routed = grouped_rows(buffers, shape);
     const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
     const int64_t micro_batches = shape.choice("micro_batches", {"1", "2", "3", "4", "5", "6", "7", "8"}) + 1;
     const Operands kind = operands(shape);
@@ -102,9 +104,7 @@ Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
 }
 
 Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const RoutedRows routed = buffers.routed(shape);
-    require(routed.groups.num_groups > 0, ExitCode::usage,
-            "bench grouped_gemm_swiglu_quantize: G: got 0, want at least 1");
+    const RoutedRows routed = grouped_rows(buffers, shape);
     const int64_t groups = routed.groups.num_groups, f = shape.positive("F"), k = shape.positive("K");
     op::GroupedGemmSwigluQuantize args{
         .a = buffers.fp8_input(DType::e4m3, {routed.capacity, k}, L::vec128),

@@ -37,12 +37,7 @@ Call plan(Machine& machine, Buffers& buffers, const Shape& shape) {
                   experts = shape.positive("E");
     require(experts % ranks == 0, ExitCode::usage,
             "bench plan_dispatch: ranks: got {}, want a divisor of E = {}", ranks, experts);
-    const auto& all = buffers.once<std::vector<Routing>>([&] {
-        std::vector<Routing> routings;
-        for (int64_t rank = 0; rank < ranks; ++rank)
-            routings.push_back(routing_of(shape, static_cast<uint64_t>(rank + 1)));
-        return routings;
-    });
+    const auto& all = buffers.once<std::vector<Routing>>([&] { return routings_of(shape, ranks); });
     const auto& counts = buffers.once<PlanCounts>([&] { return plan_counts(all, 0, alignment); });
     std::vector<int32_t> ids;
     std::vector<float> probs;

@@ -51,6 +51,13 @@ Routing routing_of(const Shape& shape, uint64_t seed) {
                         shape.choice("rows", distribution_names()), seed);
 }
 
+std::vector<Routing> routings_of(const Shape& shape, int64_t ranks) {
+    std::vector<Routing> routings;
+    for (int64_t rank = 0; rank < ranks; ++rank)
+        routings.push_back(routing_of(shape, static_cast<uint64_t>(rank + 1)));
+    return routings;
+}
+
 PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t alignment) {
     const auto num_ranks = static_cast<int64_t>(ranks.size());
     const int64_t local = ranks[0].experts / num_ranks;
@@ -60,7 +67,7 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
     for (int64_t source = 0; source < num_ranks; ++source) {
         const Routing& routing = ranks[index(source)];
         for (int64_t t = 0; t < routing.tokens; ++t) {
-            std::fill(seen.begin(), seen.end(), false);
+            seen.assign(seen.size(), false);
             for (int64_t k = 0; k < routing.topk; ++k) {
                 const int64_t expert = routing.ids[index(t * routing.topk + k)], owner = expert / local;
                 if (owner == rank) ++counts.rows[index(expert - rank * local)];
@@ -70,7 +77,7 @@ PlanCounts plan_counts(const std::vector<Routing>& ranks, int64_t rank, int64_t 
             if (seen[index(rank)]) ++counts.received;
             if (source != rank) continue;
             counts.kept += seen[index(rank)] ? 1 : 0;
-            counts.sent_away += std::count(seen.begin(), seen.end(), true) - (seen[index(rank)] ? 1 : 0);
+            counts.sent_away += std::ranges::count(seen, true) - (seen[index(rank)] ? 1 : 0);
         }
     }
     for (const int64_t rows : counts.rows) {

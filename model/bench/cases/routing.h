@@ -21,6 +21,7 @@ Routing make_routing(int64_t tokens, int64_t experts, int64_t topk, int64_t dist
 // The keys T, E, K, rows, align.
 Keys routing_keys();
 Routing routing_of(const Shape& shape, uint64_t seed = 1);
+std::vector<Routing> routings_of(const Shape& shape, int64_t ranks);
 
 // All ranks' routing, known to the host, and what follows from it for one rank.
 struct PlanCounts {

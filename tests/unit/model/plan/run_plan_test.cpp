@@ -167,10 +167,10 @@ TEST(RunPlan, SavedRowsPerRealRoutedRow) {
 TEST(RunPlan, Bf16LayersAtBothEnds) {
     const Config config = parse_config(
         "model: {num_layers: 4, num_layers_at_start_in_bf16: 1, num_layers_at_end_in_bf16: 2}", "t");
-    EXPECT_EQ(layer_recipe(config, 0), Recipe::bf16);
-    EXPECT_EQ(layer_recipe(config, 1), Recipe::fp8_flow);
-    EXPECT_EQ(layer_recipe(config, 2), Recipe::bf16);
-    EXPECT_EQ(layer_recipe(config, 3), Recipe::bf16);
+    EXPECT_EQ(layer_precision(config, 0).recipe, Recipe::bf16);
+    EXPECT_EQ(layer_precision(config, 1).recipe, Recipe::fp8_flow);
+    EXPECT_EQ(layer_precision(config, 2).recipe, Recipe::bf16);
+    EXPECT_EQ(layer_precision(config, 3).recipe, Recipe::bf16);
 }
 
 // Against sampled routings, with and without group limits.
