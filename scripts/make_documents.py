@@ -206,6 +206,26 @@ def whole_model():
     return table([line("time", "milliseconds"), line("above the ceiling", "above ceiling")], name)
 
 
+WHOLE_MODELS = {WHOLE_MODEL: "Qwen3-30B-A3B, 20 of 48 layers", "profile_deepseek_v2_lite_2gpu.json": "DeepSeek-V2-Lite"}
+PARTS = {"attention core": ("attention core",), "its projections, norms": ("attention projections", "attention norm"),
+         "experts, router": ("MoE experts", "shared expert", "router and norm", "dense layer"), "exchange": ("MoE exchange",),
+         "embedding, head": ("embedding", "final norm", "head"), "optimizer, gradients": ("optimizer", "gradient reduction")}
+
+
+def whole_models():
+    """The steps of published models, and the share of each part."""
+    rows = []
+    for name, label in WHOLE_MODELS.items():
+        for arm in load(name)["recipes"]:
+            ms = {part["part"]: part["step seconds"] * 1e3 for part in arm["parts above ceiling"]}
+            rows.append({"model": f"{label}, {load(name)['ranks']} GPUs", "recipe": arm["recipe"],
+                         "step, ms": f"{arm['step seconds'] * 1e3:.0f}",
+                         "tokens/s per GPU": f"{1e-3 / arm['step seconds per token of a gpu']:.1f} k",
+                         **{what: percent(sum(ms.get(part, 0) for part in parts) / sum(ms.values()), 0)
+                            for what, parts in PARTS.items()}})
+    return table(rows, *WHOLE_MODELS)
+
+
 BLOCK = "profile_block_deepseek_v3_1gpu.json"
 
 
@@ -557,7 +577,7 @@ def commands():
 
 
 TABLES = {**{make.__name__: make for make in (
-    headline, layers, baselines, layer_stages, whole_model, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
+    headline, layers, baselines, layer_stages, whole_model, whole_models, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
     exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
