@@ -263,8 +263,7 @@ struct CommandLine {
         for (CLI::App* command : {train, validate, profile, plan, replay}) {
             command->add_option("config", options.config_path, "YAML configuration (see configs/)")
                 ->required(command == train);
-            command->add_option("--set", options.overrides, "section.key=value, repeatable")
-                ->allow_extra_args(false);
+            add_repeated(command, "--set", options.overrides, "section.key=value, repeatable");
             command->add_option("--out", out, "folder for everything the run writes (default: output.out)")
                 ->take_last();
             command->add_option(
@@ -274,12 +273,10 @@ struct CommandLine {
         }
         doctor->add_option("--out", out, "folder that runs will write to (default: runs)");
         for (CLI::App* command : {train, validate, profile, plan, replay})
-            command
-                ->add_option("--plugin", options.plugins,
-                             "shared library with recipes of your own (include/fp8flow/recipe.h), "
-                             "repeatable; validate "
-                             "and profile compare them with the others")
-                ->allow_extra_args(false);
+            add_repeated(command, "--plugin", options.plugins,
+                         "shared library with recipes of your own (include/fp8flow/recipe.h), "
+                         "repeatable; validate "
+                         "and profile compare them with the others");
         for (CLI::App* command : {train, validate, profile, replay, bench})
             command->add_flag("--overwrite", overwrite,
                               "write into --out though it holds an earlier run (otherwise: into --out-2, "
@@ -299,11 +296,9 @@ struct CommandLine {
         for (CLI::App* command : {train, validate, profile, replay})
             command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
         for (CLI::App* command : {train, validate, profile, replay, bench})
-            command
-                ->add_option("--start-deadline", start_deadline,
-                             "seconds that a rank waits for the others until the configuration is read, 0: "
-                             "for ever (default: 300)")
-                ->transform(number_in({.max = 1e6}));
+            add_number(command, "--start-deadline", start_deadline, {.max = 1e6},
+                       "seconds that a rank waits for the others until the configuration is read, 0: "
+                       "for ever (default: 300)");
         for (CLI::App* command : {validate, profile}) {
             command->add_flag("--ablate", ablate,
                               "also run fp8_flow with each of its optimisations switched off, one at a time");
@@ -337,13 +332,9 @@ struct CommandLine {
                          "OLD NEW: print two results (profile.json or run folders) side by side, the "
                          "largest difference first, and run nothing; with --out the picture compare.html")
             ->expected(2);
-        profile->add_option("--recipes", recipes, "comma-separated (default: profile.profile_recipes)")
-            ->delimiter(',')
-            ->allow_extra_args(false);
-        profile
-            ->add_option("--steps", steps,
-                         "steps that are measured (default: profile_step_end - profile_step_start)")
-            ->transform(integer_in({.min = 1, .max = 100000}));
+        add_list(profile, "--recipes", recipes, "comma-separated (default: profile.profile_recipes)");
+        add_integer(profile, "--steps", steps, {.min = 1, .max = 100000},
+                    "steps that are measured (default: profile_step_end - profile_step_start)");
     }
 
     void add_train_options() {
@@ -355,11 +346,9 @@ struct CommandLine {
             ->add_option("--export", export_format,
                          "bf16 | f32 | fp8: in the end write the weights with Hugging Face names to OUT/hf")
             ->check(CLI::IsMember({"bf16", "f32", "fp8"}));
-        train
-            ->add_option("--dump-samples", options.dump_samples,
-                         "N: write the first N token windows that the run would read to OUT/samples.npy, and "
-                         "train nothing")
-            ->transform(integer_in({.min = 1, .max = int64_t{1} << 31}));
+        add_integer(train, "--dump-samples", options.dump_samples, {.min = 1, .max = int64_t{1} << 31},
+                    "N: write the first N token windows that the run would read to OUT/samples.npy, and "
+                    "train nothing");
         train
             ->add_option(
                 "--resume", resume,
@@ -381,8 +370,8 @@ struct CommandLine {
         replay->add_option(
             "--weights", options.weights,
             "safetensors with the layer's weights: a file, an index, or a folder (default: --input)");
-        replay->add_option("--layer", replay_options.layer, "its number in the weights (default: 0)")
-            ->transform(integer_in({.max = 100000}));
+        add_integer(replay, "--layer", replay_options.layer, {.max = 100000},
+                    "its number in the weights (default: 0)");
         replay->add_flag("--norm", replay_options.norm,
                          "apply post_attention_layernorm in front of the layer");
         replay->add_option("--routing", options.routing,
@@ -392,25 +381,22 @@ struct CommandLine {
     }
 
     void add_plan_options() {
-        const auto list = [&](const char* name, auto& values, const char* meaning) {
-            return plan->add_option(name, values, meaning)->delimiter(',')->allow_extra_args(false);
-        };
-        list("--gpus", plan_options.gpus,
-             "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table")
+        add_list(plan, "--gpus", plan_options.gpus,
+                 "number of ranks (default: parallel.expert_model_parallel_size); several, 8,64,512: a table")
             ->transform(integer_in({.min = 1, .max = 1 << 20}));
         plan->add_option("--gpu", plan_options.gpu,
                          "h100 | h200 | h20 | h800, or a file: like those of configs/gpus, or made by "
                          "scripts/calibrate.py (default: h200)")
             ->take_last();
-        list("--recipes", plan_recipes, "of the table (default: bf16,fp8_blockwise,fp8_flow)");
-        list("--ep", plan_options.expert_parallel, "expert-parallel sizes of the table")
+        add_list(plan, "--recipes", plan_recipes, "of the table (default: bf16,fp8_blockwise,fp8_flow)");
+        add_list(plan, "--ep", plan_options.expert_parallel, "expert-parallel sizes of the table")
             ->transform(typed(*find_leaf("expert_model_parallel_size")));
-        list("--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table")
+        add_list(plan, "--micro-batch", plan_options.micro_batches, "micro-batch sizes of the table")
             ->transform(typed(*find_leaf("micro_batch_size")));
-        plan->add_option("--mhz", mhz, "clock of the GPU under load (default: the calibration's)")
-            ->transform(number_in({.min = 100, .max = 10000}));
-        plan->add_option("--network", network, "GB/s of each GPU between hosts (default: the kind's)")
-            ->transform(number_in({.min = 0.01, .max = 10000}));
+        add_number(plan, "--mhz", mhz, {.min = 100, .max = 10000},
+                   "clock of the GPU under load (default: the calibration's)");
+        add_number(plan, "--network", network, {.min = 0.01, .max = 10000},
+                   "GB/s of each GPU between hosts (default: the kind's)");
         plan->add_flag("--markdown", plan_options.markdown, "print the table alone, as Markdown");
         plan->add_option("--json", json, "also write the plan to this file below --out");
         plan->add_option("--picture", plan_options.picture, "also write the report as NAME.html below --out");
@@ -418,10 +404,8 @@ struct CommandLine {
 
     void add_bench_options() {
         bench->add_option("operations", bench_options.operations, "operations to time (--list)");
-        bench
-            ->add_option("--shape", bench_options.shapes,
-                         "key=value,key=value of every named operation, repeatable")
-            ->allow_extra_args(false);
+        add_repeated(bench, "--shape", bench_options.shapes,
+                     "key=value,key=value of every named operation, repeatable");
         bench->add_option("--suite", bench_options.suite,
                           "exchange | gemm | layer | model | small | upstream, or a file "
                           "(configs/suites/README.md), or what it "
@@ -447,16 +431,12 @@ struct CommandLine {
             "--plugin", options.plugin,
             "shared library with kernels of your own (include/fp8flow/plugin.h): results are compared "
             "with these, and both are timed");
-        bench->add_option("--samples", bench_options.samples, "timed samples of a burst (default: 30)")
-            ->transform(integer_in({.min = 1, .max = 100000}));
-        bench
-            ->add_option("--idle", bench_options.idle_seconds,
-                         "seconds of rest before a burst (default: 0.8)")
-            ->transform(number_in({.max = 60}));
-        bench
-            ->add_option("--sustain", bench_options.sustained_seconds,
-                         "seconds of calls back to back, 0: none (default: 0.8)")
-            ->transform(number_in({.max = 60}));
+        add_integer(bench, "--samples", bench_options.samples, {.min = 1, .max = 100000},
+                    "timed samples of a burst (default: 30)");
+        add_number(bench, "--idle", bench_options.idle_seconds, {.max = 60},
+                   "seconds of rest before a burst (default: 0.8)");
+        add_number(bench, "--sustain", bench_options.sustained_seconds, {.max = 60},
+                   "seconds of calls back to back, 0: none (default: 0.8)");
     }
 
     // The command that a misspelt word may mean; empty if there is none.

@@ -35,19 +35,35 @@ inline CLI::Validator number_in(builders::NumberRange range) {
         "", "", [](auto& c) -> auto& { return c.training.lr; }, range, ""));
 }
 
+// Lists: 1,2,3; and options that may be given again.
+template <class Values>
+CLI::Option* add_repeated(CLI::App* command, const char* name, Values& values, const char* meaning) {
+    return command->add_option(name, values, meaning)->allow_extra_args(false);
+}
+template <class Values>
+CLI::Option* add_list(CLI::App* command, const char* name, Values& values, const char* meaning) {
+    return add_repeated(command, name, values, meaning)->delimiter(',');
+}
+template <class Value>
+CLI::Option* add_integer(CLI::App* command, const char* name, Value& value, builders::IntegerRange range,
+                         const char* meaning) {
+    return command->add_option(name, value, meaning)->transform(integer_in(range));
+}
+template <class Value>
+CLI::Option* add_number(CLI::App* command, const char* name, Value& value, builders::NumberRange range,
+                        const char* meaning) {
+    return command->add_option(name, value, meaning)->transform(number_in(range));
+}
+
 // `resume` and `weights`: those of train.
 inline void add_validate_options(CLI::App& validate, RunOptions& options, std::string& resume,
                                  std::string& weights) {
-    validate
-        .add_option("--arm", options.arms,
-                    "NAME:key=value,key=value: the configuration with these keys, repeatable; takes the "
-                    "place of validate.recipes; NAME@BASE:... is compared with arm BASE")
-        ->allow_extra_args(false)
+    add_repeated(&validate, "--arm", options.arms,
+                 "NAME:key=value,key=value: the configuration with these keys, repeatable; takes the "
+                 "place of validate.recipes; NAME@BASE:... is compared with arm BASE")
         ->excludes("--ablate")
         ->excludes("--state-dtypes");
-    validate.add_option("--seeds", options.seeds, "of every arm, 1,2,3 (default: training.seed)")
-        ->delimiter(',')
-        ->allow_extra_args(false)
+    add_list(&validate, "--seeds", options.seeds, "of every arm, 1,2,3 (default: training.seed)")
         ->transform(integer_in({.max = INT64_MAX}));
     validate.add_option("--only", options.only,
                         "ARM:SEED: train this one, in --out/runs/ARM-SEED; --join makes the report");
@@ -60,12 +76,9 @@ inline void add_validate_options(CLI::App& validate, RunOptions& options, std::s
         ->excludes("--routing-of")
         ->excludes("--arm")
         ->excludes("--seeds");
-    validate
-        .add_option("--equal-commits", options.equal_commits,
-                    "A,B: runs of programs of these commits are compared as if they were one program's; what "
-                    "runs compute must be the same in all of them")
-        ->delimiter(',')
-        ->allow_extra_args(false);
+    add_list(&validate, "--equal-commits", options.equal_commits,
+             "A,B: runs of programs of these commits are compared as if they were one program's; what "
+             "runs compute must be the same in all of them");
     validate
         .add_option("--resume", resume,
                     "auto: continue the validation in --out; done runs are read, an interrupted one goes "
@@ -84,16 +97,14 @@ inline void add_trained_options(std::initializer_list<CLI::App*> commands, RunOp
         command->add_option(
             "run", options.config_path,
             "output folder of fp8flow train (its newest checkpoint), or a YAML configuration");
-        command->add_option("--set", options.overrides, "section.key=value, repeatable")
-            ->allow_extra_args(false);
+        add_repeated(command, "--set", options.overrides, "section.key=value, repeatable");
         command->add_option("--hf-config", options.hf_config,
                             "config.json of a Hugging Face model: fills model and moe");
         command->add_option(
             "--weights", options.weights,
             "weights of a Hugging Face model instead: a .safetensors file, an index, or a folder");
-        command
-            ->add_option("--plugin", options.plugins, "shared library with recipes of your own, repeatable")
-            ->allow_extra_args(false);
+        add_repeated(command, "--plugin", options.plugins,
+                     "shared library with recipes of your own, repeatable");
         command->add_option("--backend", backend, "auto | reference | hopper")->take_last();
     }
 }
@@ -101,36 +112,27 @@ inline void add_evaluate_options(CLI::App& evaluate, EvaluateOptions& options, s
                                  bool& quiet) {
     evaluate.add_option("--out", out, "folder for evaluate.json (default: the run's)")->take_last();
     evaluate.add_flag("--quiet", quiet, "print warnings and the result only");
-    evaluate
-        .add_option("--windows", options.windows,
-                    "held-out windows of each source, at most all (default: training.eval_iters x "
-                    "training.global_batch_size)")
-        ->transform(integer_in({.min = 1, .max = int64_t{1} << 40}));
+    add_integer(&evaluate, "--windows", options.windows, {.min = 1, .max = int64_t{1} << 40},
+                "held-out windows of each source, at most all (default: training.eval_iters x "
+                "training.global_batch_size)");
 }
 inline void add_generate_options(CLI::App& generate, GenerateOptions& options) {
-    const auto number = [&](const char* name, double& value, double max, const char* meaning) {
-        generate.add_option(name, value, meaning)->transform(number_in({.max = max}));
-    };
     const auto ids = [&](const char* name, std::vector<int64_t>& values, const char* meaning) {
-        return generate.add_option(name, values, meaning)
-            ->delimiter(',')
-            ->allow_extra_args(false)
-            ->transform(integer_in({.max = INT32_MAX}));
+        return add_list(&generate, name, values, meaning)->transform(integer_in({.max = INT32_MAX}));
     };
     generate.add_option("--prompt", options.prompt, "text, for models of bytes (vocabulary of 257)");
     ids("--tokens", options.tokens, "1,2,3: token ids instead (scripts/tokens.py makes and reads them)")
         ->excludes("--prompt");
     ids("--stop", options.stop_tokens, "1,2: token ids that end the text, and are not printed");
-    generate.add_option("--max-tokens", options.max_tokens, "of the text after the prompt (default: 64)")
-        ->transform(integer_in({.min = 1, .max = 1 << 20}));
-    number("--temperature", options.sampling.temperature, 1e6,
-           "0: the most probable token (greedy); larger: more variety (default: 1)");
-    number("--top-p", options.sampling.top_p, 1,
-           "draw from the most probable tokens that together have this probability (default: 1)");
-    generate.add_option("--top-k", options.sampling.top_k, "draw from so many tokens, 0: all (default: 0)")
-        ->transform(integer_in({.max = INT32_MAX}));
-    generate.add_option("--seed", options.sampling.seed, "of the draws (default: 1)")
-        ->transform(integer_in({.max = INT64_MAX}));
+    add_integer(&generate, "--max-tokens", options.max_tokens, {.min = 1, .max = 1 << 20},
+                "of the text after the prompt (default: 64)");
+    add_number(&generate, "--temperature", options.sampling.temperature, {.max = 1e6},
+               "0: the most probable token (greedy); larger: more variety (default: 1)");
+    add_number(&generate, "--top-p", options.sampling.top_p, {.max = 1},
+               "draw from the most probable tokens that together have this probability (default: 1)");
+    add_integer(&generate, "--top-k", options.sampling.top_k, {.max = INT32_MAX},
+                "draw from so many tokens, 0: all (default: 0)");
+    add_integer(&generate, "--seed", options.sampling.seed, {.max = INT64_MAX}, "of the draws (default: 1)");
 }
 // A folder is that of a run; its results go there.
 inline void complete_trained_options(RunOptions& options, const std::string& out) {
