@@ -28,15 +28,14 @@ struct Heads {
           dtype(shape.dtype("dtype", {DType::bf16, DType::f32})) {}
 };
 
-Call rotate(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::Rope rotate(Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), heads = shape.positive("heads"), width = shape.positive("D"),
                   sequence = shape.positive("S");
-    const op::Rope args{
-        .table = buffers.normal(DType::f32, {sequence, width / 2, 2}, 0.5),
-        .direction = shape.choice("direction", {"forward", "backward"}) == 0 ? op::RopeDirection::forward
-                                                                             : op::RopeDirection::backward,
-        .x = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {tokens, heads, width})};
-    return call_of(machine, &Ops::rope, args);
+    return {.table = buffers.normal(DType::f32, {sequence, width / 2, 2}, 0.5),
+            .direction = shape.choice("direction", {"forward", "backward"}) == 0
+                             ? op::RopeDirection::forward
+                             : op::RopeDirection::backward,
+            .x = buffers.normal(shape.dtype("dtype", {DType::bf16, DType::f32}), {tokens, heads, width})};
 }
 
 int64_t value_width(const Shape& shape) {
@@ -44,17 +43,16 @@ int64_t value_width(const Shape& shape) {
     return own > 0 ? own : shape.positive("D");
 }
 
-Call forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::Attention forward(Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const int64_t sequence = shape.positive("S"), value = value_width(shape);
-    const op::Attention args{.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
-                             .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
-                             .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, value}),
-                             .seq_length = sequence,
-                             .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
-                             .o = buffers.output(in.dtype, {in.tokens, in.heads, value}),
-                             .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
-    return call_of(machine, &Ops::attention, args);
+    return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
+            .k = buffers.normal(in.dtype, {in.tokens, in.kv_heads, in.width}),
+            .v = buffers.normal(in.dtype, {in.tokens, in.kv_heads, value}),
+            .seq_length = sequence,
+            .scale = 1.0f / std::sqrt(static_cast<float>(in.width)),
+            .o = buffers.output(in.dtype, {in.tokens, in.heads, value}),
+            .lse = buffers.output(DType::f32, {in.tokens, in.heads})};
 }
 
 Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -86,26 +84,22 @@ Call backward(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::attention_backward, args);
 }
 
-Call split(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::SplitQkv split(Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
-    const op::SplitQkv args{
-        .qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
-        .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
-        .k = buffers.output(in.dtype, keys),
-        .v = buffers.output(in.dtype, keys)};
-    return call_of(machine, &Ops::split_qkv, args);
+    return {.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+            .q = buffers.output(in.dtype, {in.tokens, in.heads, in.width}),
+            .k = buffers.output(in.dtype, keys),
+            .v = buffers.output(in.dtype, keys)};
 }
 
-Call merge(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::MergeQkv merge(Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const Buffers::Dims keys = {in.tokens, in.kv_heads, in.width};
-    const op::MergeQkv args{
-        .q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
-        .k = buffers.normal(in.dtype, keys),
-        .v = buffers.normal(in.dtype, keys),
-        .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
-    return call_of(machine, &Ops::merge_qkv, args);
+    return {.q = buffers.normal(in.dtype, {in.tokens, in.heads, in.width}),
+            .k = buffers.normal(in.dtype, keys),
+            .v = buffers.normal(in.dtype, keys),
+            .qkv = buffers.output(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width})};
 }
 
 // The tensors of the norm of heads; absent without it.
@@ -122,23 +116,21 @@ HeadNorm head_norm(Buffers& buffers, const Heads& in, const Shape& shape) {
             .k_rstd = buffers.normal(DType::f32, {in.tokens * in.kv_heads})};
 }
 
-Call heads_forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::QkvHeads heads_forward(Buffers& buffers, const Shape& shape) {
     const Heads in(shape);
     const Buffers::Dims queries = {in.tokens, in.heads, in.width}, keys = {in.tokens, in.kv_heads, in.width};
     const HeadNorm norm = head_norm(buffers, in, shape);
-    const op::QkvHeads args{
-        .qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
-        .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
-        .q_gamma = norm.q_gamma,
-        .k_gamma = norm.k_gamma,
-        .q = buffers.output(in.dtype, queries),
-        .k = buffers.output(in.dtype, keys),
-        .v = buffers.output(in.dtype, keys),
-        .q_raw = norm.q_raw,
-        .k_raw = norm.k_raw,
-        .q_rstd = norm.q_rstd,
-        .k_rstd = norm.k_rstd};
-    return call_of(machine, &Ops::qkv_heads, args);
+    return {.qkv = buffers.normal(in.dtype, {in.tokens, (in.heads + 2 * in.kv_heads) * in.width}),
+            .table = buffers.normal(DType::f32, {shape.positive("S"), in.width / 2, 2}, 0.5),
+            .q_gamma = norm.q_gamma,
+            .k_gamma = norm.k_gamma,
+            .q = buffers.output(in.dtype, queries),
+            .k = buffers.output(in.dtype, keys),
+            .v = buffers.output(in.dtype, keys),
+            .q_raw = norm.q_raw,
+            .k_raw = norm.k_raw,
+            .q_rstd = norm.q_rstd,
+            .k_rstd = norm.k_rstd};
 }
 
 Call heads_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -184,54 +176,52 @@ const Keys kLatentKeys = {{"T", "4096", "32", "tokens"},
                           kSequence,
                           {"dtype", "bf16", "bf16", "bf16 | f32"}};
 
-Call latent_forward(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::LatentHeads latent_forward(Buffers& buffers, const Shape& shape) {
     const Latent in(shape);
-    const op::LatentHeads args{.kv = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
-                               .k_rope = buffers.normal(in.dtype, {in.tokens, in.rope}),
-                               .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
-                               .q = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
-                               .k = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
-                               .v = buffers.output(in.dtype, {in.tokens, in.heads, in.value})};
-    return call_of(machine, &Ops::latent_heads, args);
+    return {.kv = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
+            .k_rope = buffers.normal(in.dtype, {in.tokens, in.rope}),
+            .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
+            .q = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+            .k = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+            .v = buffers.output(in.dtype, {in.tokens, in.heads, in.value})};
 }
 
-Call latent_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::LatentHeadsBackward latent_backward(Buffers& buffers, const Shape& shape) {
     const Latent in(shape);
-    const op::LatentHeadsBackward args{
-        .dk = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
-        .dv = buffers.normal(in.dtype, {in.tokens, in.heads, in.value}),
-        .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
-        .dq = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
-        .dkv = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
-        .dk_rope = buffers.output(in.dtype, {in.tokens, in.rope})};
-    return call_of(machine, &Ops::latent_heads_backward, args);
+    return {.dk = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+            .dv = buffers.normal(in.dtype, {in.tokens, in.heads, in.value}),
+            .table = buffers.normal(DType::f32, {in.sequence, in.rope / 2, 2}, 0.5),
+            .dq = buffers.normal(in.dtype, {in.tokens, in.heads, in.nope + in.rope}),
+            .dkv = buffers.output(in.dtype, {in.tokens, in.heads, in.nope + in.value}),
+            .dk_rope = buffers.output(in.dtype, {in.tokens, in.rope})};
 }
 const Keys kHeadKeys = kHeads + Keys{kSequence, {"norm", "yes", "yes", "yes | no: of the heads of q and k"}};
 
 }  // namespace
 
 std::vector<Case> attention_cases() {
-    return {
-        {"qkv_heads", "one matrix to queries, keys, values: split, norm of heads, rotation", kHeadKeys,
-         heads_forward},
-        {"qkv_heads_backward", "and back, with the gradients of gamma", kHeadKeys, heads_backward},
-        {"rope",
-         "rotary embedding, in place",
-         {{"T", "4096", "32", "tokens"},
-          {"heads", "64", "4", "heads"},
-          {"D", "128", "64", "columns of a head"},
-          kSequence,
-          {"dtype", "bf16", "bf16", "bf16 | f32"},
-          {"direction", "forward", "forward", "forward | backward"}},
-         rotate},
-        {"attention", "causal attention with grouped queries", kHeads + Keys{kSequence, kValueWidth},
-         forward},
-        {"attention_backward", "gradients of queries, keys and values", kHeads + Keys{kSequence, kValueWidth},
-         backward},
-        {"latent_heads", "projections of the latents to queries, keys, values", kLatentKeys, latent_forward},
-        {"latent_heads_backward", "and back", kLatentKeys, latent_backward},
-        {"split_qkv", "one matrix to queries, keys, values", kHeads, split},
-        {"merge_qkv", "queries, keys, values to one matrix", kHeads, merge}};
+    return {{"qkv_heads", "one matrix to queries, keys, values: split, norm of heads, rotation", kHeadKeys,
+             local<&Ops::qkv_heads, heads_forward>},
+            {"qkv_heads_backward", "and back, with the gradients of gamma", kHeadKeys, heads_backward},
+            {"rope",
+             "rotary embedding, in place",
+             {{"T", "4096", "32", "tokens"},
+              {"heads", "64", "4", "heads"},
+              {"D", "128", "64", "columns of a head"},
+              kSequence,
+              {"dtype", "bf16", "bf16", "bf16 | f32"},
+              {"direction", "forward", "forward", "forward | backward"}},
+             local<&Ops::rope, rotate>},
+            {"attention", "causal attention with grouped queries", kHeads + Keys{kSequence, kValueWidth},
+             local<&Ops::attention, forward>},
+            {"attention_backward", "gradients of queries, keys and values",
+             kHeads + Keys{kSequence, kValueWidth}, backward},
+            {"latent_heads", "projections of the latents to queries, keys, values", kLatentKeys,
+             local<&Ops::latent_heads, latent_forward>},
+            {"latent_heads_backward", "and back", kLatentKeys,
+             local<&Ops::latent_heads_backward, latent_backward>},
+            {"split_qkv", "one matrix to queries, keys, values", kHeads, local<&Ops::split_qkv, split>},
+            {"merge_qkv", "queries, keys, values to one matrix", kHeads, local<&Ops::merge_qkv, merge>}};
 }
 
 }  // namespace fp8flow::bench

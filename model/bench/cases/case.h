@@ -84,6 +84,11 @@ Call call_of(Machine& machine, void (Ops::*operation)(const Args&, const Launch&
     return call;
 }
 
+// Builds the call of one operation from its arguments.
+template <auto operation, auto arguments> Call local(Machine& machine, Buffers& buffers, const Shape& shape) {
+    return call_of(machine, operation, arguments(buffers, shape));
+}
+
 // Two operations one after the other, which `fused` replaces: its work is that of the whole.
 template <class Fused, class First, class Second>
 Call two_calls(Machine& machine, const Fused& fused, void (Ops::*first)(const First&, const Launch&),

@@ -41,35 +41,32 @@ const Key kMode = {"mode", "overwrite", "overwrite", "result: overwrite | accumu
 const Key kOut = {"out", "bf16", "bf16", "result: bf16 | f32"};
 const Key kForm = {"form", "nt", "nt", "nt: rows by rows; nn | tn: plain operands only"};
 
-Call dense(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::Gemm dense(Buffers& buffers, const Shape& shape) {
     const int64_t m = shape.number("M"), n = shape.positive("N"), k = shape.positive("K");
     const Operands kind = operands(shape);
     const int64_t form = shape.choice("form", {"nt", "nn", "tn"});
-    const op::Gemm args{.a = form == 2 ? buffers.operand(kind.dtype, {k, m}, kind.first)
-                                       : buffers.operand(kind.dtype, {m, k}, kind.first),
-                        .b = form == 0 ? buffers.operand(kind.dtype, {n, k}, kind.second)
-                                       : buffers.operand(kind.dtype, {k, n}, kind.second),
-                        .form = form == 0   ? op::GemmForm::nt
-                                : form == 1 ? op::GemmForm::nn
-                                            : op::GemmForm::tn,
-                        .mode = shape.gradient(),
-                        .d = buffers.zeros(shape.dtype("out", {DType::bf16, DType::f32}), {m, n})};
-    return call_of(machine, &Ops::gemm, args);
+    return {.a = form == 2 ? buffers.operand(kind.dtype, {k, m}, kind.first)
+                           : buffers.operand(kind.dtype, {m, k}, kind.first),
+            .b = form == 0 ? buffers.operand(kind.dtype, {n, k}, kind.second)
+                           : buffers.operand(kind.dtype, {k, n}, kind.second),
+            .form = form == 0   ? op::GemmForm::nt
+                    : form == 1 ? op::GemmForm::nn
+                                : op::GemmForm::tn,
+            .mode = shape.gradient(),
+            .d = buffers.zeros(shape.dtype("out", {DType::bf16, DType::f32}), {m, n})};
 }
 
-Call grouped(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::GroupedGemm grouped(Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = grouped_rows(buffers, shape);
     const int64_t groups = routed.groups.num_groups, n = shape.positive("N"), k = shape.positive("K");
     const Operands kind = operands(shape);
     const bool nn = shape.choice("form", {"nt", "nn"}) == 1;
-    const op::GroupedGemm args{
-        .a = buffers.operand(kind.dtype, {routed.capacity, k}, kind.first),
-        .b = nn ? buffers.operand(kind.dtype, {groups, k, n}, kind.second)
-                : buffers.operand(kind.dtype, {groups, n, k}, kind.second),
-        .groups = routed.groups,
-        .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
-        .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity, n})};
-    return call_of(machine, &Ops::grouped_gemm, args);
+    return {.a = buffers.operand(kind.dtype, {routed.capacity, k}, kind.first),
+            .b = nn ? buffers.operand(kind.dtype, {groups, k, n}, kind.second)
+                    : buffers.operand(kind.dtype, {groups, n, k}, kind.second),
+            .groups = routed.groups,
+            .form = nn ? op::GemmForm::nn : op::GemmForm::nt,
+            .d = buffers.output(shape.dtype("out", {DType::bf16, DType::f32}), {routed.capacity, n})};
 }
 
 Call wgrad(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -121,29 +118,29 @@ Call fused(Machine& machine, Buffers& buffers, const Shape& shape) {
 }  // namespace
 
 std::vector<Case> gemm_cases() {
-    return {
-        {"gemm", "dense GEMM",
-         Keys{{"M", "4096", "40", "rows of the result"}} + kProduct + Keys{kType, kForm, kOut, kMode}, dense},
-        {"grouped_gemm", "one GEMM per expert: fc1, fc2 and their input gradients",
-         group_keys() + kProduct + Keys{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
-         grouped},
-        {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
-         group_keys() + kProduct +
-             Keys{kType,
-                  kMode,
-                  {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
-                  {"dw", "f32", "f32",
-                   "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
-                  {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
-                  {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 to 8"}},
-         wgrad},
-        {"grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
-         group_keys() + Keys{{"F", "2048", "128", "columns of gate and of up"},
-                             {"K", "7168", "256", "contraction"},
-                             {"prob", "yes", "yes", "times a probability: yes | no"},
-                             {"save_h", "yes", "yes", "keep the values before SwiGLU: yes | no"},
-                             {"scale", "pow2", "pow2", "scales: pow2 | fp32"}},
-         fused}};
+    return {{"gemm", "dense GEMM",
+             Keys{{"M", "4096", "40", "rows of the result"}} + kProduct + Keys{kType, kForm, kOut, kMode},
+             local<&Ops::gemm, dense>},
+            {"grouped_gemm", "one GEMM per expert: fc1, fc2 and their input gradients",
+             group_keys() + kProduct + Keys{kType, {"form", "nt", "nt", "nt; nn: plain operands only"}, kOut},
+             local<&Ops::grouped_gemm, grouped>},
+            {"grouped_gemm_wgrad", "one weight gradient [N, K] per expert, over its rows",
+             group_keys() + kProduct +
+                 Keys{kType,
+                      kMode,
+                      {"tiles", "yes", "yes", "type fp8: one scale per 128x128 tile: yes | no"},
+                      {"dw", "f32", "f32",
+                       "the gradient: f32 | bf16, rounded stochastically where it accumulates"},
+                      {"squares", "no", "yes", "sums of squares of what is written, for its norm: yes | no"},
+                      {"micro_batches", "1", "1", "of M rows each; their sum is written or added: 1 to 8"}},
+             wgrad},
+            {"grouped_gemm_swiglu_quantize", "fc1 with SwiGLU and quantisation in its epilogue",
+             group_keys() + Keys{{"F", "2048", "128", "columns of gate and of up"},
+                                 {"K", "7168", "256", "contraction"},
+                                 {"prob", "yes", "yes", "times a probability: yes | no"},
+                                 {"save_h", "yes", "yes", "keep the values before SwiGLU: yes | no"},
+                                 {"scale", "pow2", "pow2", "scales: pow2 | fp32"}},
+             fused}};
 }
 
 }  // namespace fp8flow::bench

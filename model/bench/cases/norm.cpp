@@ -19,15 +19,14 @@ op::GammaForm gamma_form(const Shape& shape) {
                                                                   : op::GammaForm::zero_centered;
 }
 
-Call norm(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::RmsNorm norm(Buffers& buffers, const Shape& shape) {
     const int64_t rows = shape.number("T"), columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", kPlain);
-    const op::RmsNorm args{.x = buffers.normal(dtype, {rows, columns}),
-                           .gamma = buffers.normal(DType::f32, {columns}),
-                           .gamma_form = gamma_form(shape),
-                           .y = buffers.output(dtype, {rows, columns}),
-                           .rstd = buffers.output(DType::f32, {rows})};
-    return call_of(machine, &Ops::rms_norm, args);
+    return {.x = buffers.normal(dtype, {rows, columns}),
+            .gamma = buffers.normal(DType::f32, {columns}),
+            .gamma_form = gamma_form(shape),
+            .y = buffers.output(dtype, {rows, columns}),
+            .rstd = buffers.output(DType::f32, {rows})};
 }
 
 // The baseline of the transposed output: FP8 rows, then the stand-alone transpose. That reads a scale for
@@ -102,7 +101,7 @@ Call norm_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
 
 std::vector<Case> norm_cases() {
     return {
-        {"rms_norm", "RMSNorm forward", kRows, norm},
+        {"rms_norm", "RMSNorm forward", kRows, local<&Ops::rms_norm, norm>},
         {"rms_norm_quantize", "RMSNorm forward with FP8 outputs from the same pass",
          kRows + Keys{{"y", "yes", "yes", "also y in bf16: yes | no"},
                       {"fp8", "vec128_wire", "vec128_wire", "FP8 rows: no | vec128_wire | vec128 | tensor"},

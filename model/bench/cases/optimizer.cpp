@@ -12,25 +12,21 @@ const Keys kWeight = {{"E", "8", "2", "experts"},
 
 const Key kState = {"state", "f32", "f32", "gradient and moments: f32 | bf16"};
 
-Call norm_squared(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const op::NormSquared args{.x = buffers.normal(DType::f32, {shape.number("N")}),
-                               .sum = buffers.zeros(DType::f32, {1})};
-    return call_of(machine, &Ops::norm_squared, args);
+op::NormSquared norm_squared(Buffers& buffers, const Shape& shape) {
+    return {.x = buffers.normal(DType::f32, {shape.number("N")}), .sum = buffers.zeros(DType::f32, {1})};
 }
 
-Call add_squares(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const op::AddSquares args{.squares = buffers.normal(DType::f64, {shape.number("N")}),
-                              .sum = buffers.zeros(DType::f32, {1})};
-    return call_of(machine, &Ops::add_squares, args);
+op::AddSquares add_squares(Buffers& buffers, const Shape& shape) {
+    return {.squares = buffers.normal(DType::f64, {shape.number("N")}),
+            .sum = buffers.zeros(DType::f32, {1})};
 }
 
-Call clip_factor(Machine& machine, Buffers& buffers, const Shape&) {
-    const op::ClipFactor args{.norm_squared = buffers.pow2(DType::f32, {1}),
-                              .clip = 1.0f,
-                              .status = buffers.zeros(DType::i32, {1}),
-                              .norm = buffers.output(DType::f32, {1}),
-                              .factor = buffers.output(DType::f32, {1})};
-    return call_of(machine, &Ops::clip_factor, args);
+op::ClipFactor clip_factor(Buffers& buffers, const Shape&) {
+    return {.norm_squared = buffers.pow2(DType::f32, {1}),
+            .clip = 1.0f,
+            .status = buffers.zeros(DType::i32, {1}),
+            .norm = buffers.output(DType::f32, {1}),
+            .factor = buffers.output(DType::f32, {1})};
 }
 
 op::AdamW adamw_arguments(Buffers& buffers, const Shape& shape) {
@@ -72,12 +68,12 @@ std::vector<Case> optimizer_cases() {
     return {{"norm_squared",
              "sum of squares of a gradient",
              {{"N", "268435456", "10000", "values"}},
-             norm_squared},
+             local<&Ops::norm_squared, norm_squared>},
             {"add_squares",
              "sum of the squares that weight gradients left",
              {{"N", "688128", "10000", "patches of 4096 elements of a gradient"}},
-             add_squares},
-            {"clip_factor", "clipping by the global norm", {}, clip_factor},
+             local<&Ops::add_squares, add_squares>},
+            {"clip_factor", "clipping by the global norm", {}, local<&Ops::clip_factor, clip_factor>},
             {"adamw", "AdamW with FP32 masters",
              kWeight + Keys{kState, {"copy", "bf16", "bf16", "working copy: no | bf16 | f32"}}, adamw},
             {"adamw_quantize", "AdamW, then both FP8 copies of the weights",

@@ -127,27 +127,25 @@ Pair group_pair(Buffers& buffers, const Shape& shape) {
     return {buffers.routed(counts, 1), buffers.routed(counts, shape.positive("align"))};
 }
 
-Call pad(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::PadRows pad(Buffers& buffers, const Shape& shape) {
     const Pair groups = group_pair(buffers, shape);
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32, DType::e4m3, DType::e5m2});
     const ScaleLayout layout = is_fp8(dtype) ? ScaleLayout::vec128 : ScaleLayout::none;
-    const op::PadRows args{.src = buffers.operand(dtype, {groups.dense.capacity, columns}, layout),
-                           .src_groups = groups.dense.groups,
-                           .dst_groups = groups.padded.groups,
-                           .dst = buffers.fp8_output(dtype, {groups.padded.capacity, columns}, layout)};
-    return call_of(machine, &Ops::pad_rows, args);
+    return {.src = buffers.operand(dtype, {groups.dense.capacity, columns}, layout),
+            .src_groups = groups.dense.groups,
+            .dst_groups = groups.padded.groups,
+            .dst = buffers.fp8_output(dtype, {groups.padded.capacity, columns}, layout)};
 }
 
-Call unpad(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::UnpadRows unpad(Buffers& buffers, const Shape& shape) {
     const Pair groups = group_pair(buffers, shape);
     const int64_t columns = shape.positive("H");
     const DType dtype = shape.dtype("dtype", {DType::bf16, DType::f32});
-    const op::UnpadRows args{.src = buffers.normal(dtype, {groups.padded.capacity, columns}),
-                             .src_groups = groups.padded.groups,
-                             .dst_groups = groups.dense.groups,
-                             .dst = buffers.output(dtype, {groups.dense.capacity, columns})};
-    return call_of(machine, &Ops::unpad_rows, args);
+    return {.src = buffers.normal(dtype, {groups.padded.capacity, columns}),
+            .src_groups = groups.padded.groups,
+            .dst_groups = groups.dense.groups,
+            .dst = buffers.output(dtype, {groups.dense.capacity, columns})};
 }
 
 }  // namespace
@@ -168,9 +166,10 @@ std::vector<Case> permute_cases() {
             {"unpermute_probs_backward", "gradient of merging probabilities",
              routing_keys() + kWidth + Keys{kReal}, probs_backward},
             {"pad_rows", "second half of the unfused permute and pad",
-             group_keys() + kWidth + Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}}, pad},
+             group_keys() + kWidth + Keys{{"dtype", "e4m3", "e4m3", "bf16 | f32 | e4m3 | e5m2"}},
+             local<&Ops::pad_rows, pad>},
             {"unpad_rows", "first half of the unfused unpad and unpermute",
-             group_keys() + kWidth + Keys{kReal}, unpad}};
+             group_keys() + kWidth + Keys{kReal}, local<&Ops::unpad_rows, unpad>}};
 }
 
 }  // namespace fp8flow::bench

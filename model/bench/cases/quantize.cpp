@@ -42,16 +42,14 @@ ScaledTensor transposed(Buffers& buffers, const Source& in, int64_t columns, L l
     return buffers.fp8_output(in.fp8, {columns, wide(in.routed)}, layout, scale_groups(in.routed));
 }
 
-Call rows(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::QuantizeRows rows(Buffers& buffers, const Shape& shape) {
     const Source in = source_of(buffers, shape);
     const L layout = shape.layout("layout", {L::vec128_wire, L::vec128, L::row, L::mx32, L::tensor});
-    const op::QuantizeRows args{
-        .src = in.src,
-        .groups = in.routed.groups,
-        .scale_format = in.scale,
-        .mx_rounding = shape.mx_rounding(),
-        .dst = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, layout, 0, in.scale)};
-    return call_of(machine, &Ops::quantize_rows, args);
+    return {.src = in.src,
+            .groups = in.routed.groups,
+            .scale_format = in.scale,
+            .mx_rounding = shape.mx_rounding(),
+            .dst = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns}, layout, 0, in.scale)};
 }
 
 Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -69,18 +67,16 @@ Call columns(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::quantize_columns, args);
 }
 
-Call dual(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::QuantizeDual dual(Buffers& buffers, const Shape& shape) {
     const Source in = source_of(buffers, shape);
-    const op::QuantizeDual args{
-        .src = in.src,
-        .groups = in.routed.groups,
-        .scale_format = in.scale,
-        .mx_rounding = shape.mx_rounding(),
-        .rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns},
-                                   shape.layout("layout", {L::vec128, L::row, L::mx32})),
-        .columns =
-            transposed(buffers, in, in.columns, shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
-    return call_of(machine, &Ops::quantize_dual, args);
+    return {.src = in.src,
+            .groups = in.routed.groups,
+            .scale_format = in.scale,
+            .mx_rounding = shape.mx_rounding(),
+            .rows = buffers.fp8_output(in.fp8, {in.routed.capacity, in.columns},
+                                       shape.layout("layout", {L::vec128, L::row, L::mx32})),
+            .columns = transposed(buffers, in, in.columns,
+                                  shape.layout("columns", {L::vec128, L::group_row, L::mx32}))};
 }
 
 Call whole(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -105,7 +101,7 @@ Call weight(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::quantize_weight, args);
 }
 
-Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::Dequantize back(Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
     const L layout = shape.layout(
@@ -113,10 +109,9 @@ Call back(Machine& machine, Buffers& buffers, const Shape& shape) {
     const bool transposed = layout == L::tile128 || layout == L::group_row;
     const Buffers::Dims as_rows = {routed.capacity, columns}, as_columns = {columns, routed.capacity};
     const Buffers::Dims dims = transposed ? as_columns : as_rows;
-    const op::Dequantize args{.src = buffers.fp8_input(fp8_type(shape), dims, layout, scale_groups(routed)),
-                              .groups = routed.groups,
-                              .dst = buffers.output(source_dtype(shape), dims)};
-    return call_of(machine, &Ops::dequantize, args);
+    return {.src = buffers.fp8_input(fp8_type(shape), dims, layout, scale_groups(routed)),
+            .groups = routed.groups,
+            .dst = buffers.output(source_dtype(shape), dims)};
 }
 
 // The quantised rows against values of another distribution: as much to read, and every branch.
@@ -138,40 +133,34 @@ Call measure(Machine& machine, Buffers& buffers, const Shape& shape) {
     return call_of(machine, &Ops::measure_quantization, args);
 }
 
-Call clip(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::ClipFp8 clip(Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
-    const op::ClipFp8 args{
-        .groups = routed.groups,
-        .share = 0.5f,
-        .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity, shape.positive("H")}, L::row).data};
-    return call_of(machine, &Ops::clip_fp8, args);
+    return {.groups = routed.groups,
+            .share = 0.5f,
+            .rows = buffers.fp8_input(fp8_type(shape), {routed.capacity, shape.positive("H")}, L::row).data};
 }
 
-Call relayout(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::RelayoutScales relayout(Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), blocks = ceil_div(shape.positive("H"), kBlock);
     const DType wire = shape.scale_format() == ScaleFormat::pow2 ? DType::e8m0 : DType::f32;
-    const op::RelayoutScales args{.wire = buffers.pow2(wire, {tokens, blocks}),
-                                  .vec128 = buffers.output(DType::f32, {blocks, tokens})};
-    return call_of(machine, &Ops::relayout_scales, args);
+    return {.wire = buffers.pow2(wire, {tokens, blocks}),
+            .vec128 = buffers.output(DType::f32, {blocks, tokens})};
 }
 
-Call delayed(Machine& machine, Buffers& buffers, const Shape& shape) {
-    const op::DelayedScaleUpdate args{.position = buffers.zeros(DType::i64, {1}),
-                                      .scale_format = shape.scale_format(),
-                                      .amax = buffers.pow2(DType::f32, {1}),
-                                      .history = buffers.pow2(DType::f32, {shape.positive("N")}),
-                                      .scale = buffers.output(DType::f32, {1})};
-    return call_of(machine, &Ops::delayed_scale_update, args);
+op::DelayedScaleUpdate delayed(Buffers& buffers, const Shape& shape) {
+    return {.position = buffers.zeros(DType::i64, {1}),
+            .scale_format = shape.scale_format(),
+            .amax = buffers.pow2(DType::f32, {1}),
+            .history = buffers.pow2(DType::f32, {shape.positive("N")}),
+            .scale = buffers.output(DType::f32, {1})};
 }
 
-Call transpose(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::TransposeFp8 transpose(Buffers& buffers, const Shape& shape) {
     const RoutedRows routed = buffers.routed(shape);
     const int64_t columns = shape.positive("H");
-    const op::TransposeFp8 args{
-        .src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
-        .groups = routed.groups,
-        .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::tile128)};
-    return call_of(machine, &Ops::transpose_fp8, args);
+    return {.src = buffers.fp8_input(fp8_type(shape), {routed.capacity, columns}, L::vec128),
+            .groups = routed.groups,
+            .dst = buffers.fp8_output(fp8_type(shape), {columns, wide(routed)}, L::tile128)};
 }
 
 Call requantize(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -201,7 +190,7 @@ std::vector<Case> quantize_cases() {
          group_keys() + kSource +
              Keys{{"layout", "vec128", "vec128", "scales: vec128_wire | vec128 | row | mx32 | tensor"},
                   kRounding},
-         rows},
+         local<&Ops::quantize_rows, rows>},
         {"quantize_columns", "activations to transposed FP8, scaled along the rows of a group",
          group_keys() + kSource +
              Keys{{"layout", "group_row", "vec128", "scales: vec128 | group_row | mx32"},
@@ -213,7 +202,7 @@ std::vector<Case> quantize_cases() {
              Keys{{"layout", "vec128", "vec128", "scales of the rows: vec128 | row | mx32"},
                   {"columns", "vec128", "vec128", "of the transposed copy: vec128 | group_row | mx32"},
                   kRounding},
-         dual},
+         local<&Ops::quantize_dual, dual>},
         {"quantize_tensor", "one scale for the whole tensor",
          group_keys() + kSource +
              Keys{{"plain", "yes", "yes", "codes as the source: yes | no"},
@@ -238,24 +227,25 @@ std::vector<Case> quantize_cases() {
                              {"codes", "e4m3", "e4m3", "e4m3 | e5m2"},
                              {"layout", "vec128", "vec128",
                               "scales: vec128_wire | vec128 | row | mx32 | tensor | tile128 | group_row"}},
-         back},
+         local<&Ops::dequantize, back>},
         {"measure_quantization", "counts, errors and scale exponents of quantised rows against their source",
          group_keys() + kFp8 +
              Keys{{"layout", "vec128", "vec128", "scales: vec128, rows | tile128, a transposed copy"}},
          measure},
-        {"clip_fp8", "clips FP8 rows at a share of the largest value", group_keys() + kFp8, clip},
+        {"clip_fp8", "clips FP8 rows at a share of the largest value", group_keys() + kFp8,
+         local<&Ops::clip_fp8, clip>},
         {"relayout_scales",
          "scales from the wire's layout to the GEMM's",
          {{"T", "4096", "40", "rows"},
           {"H", "7168", "256", "columns"},
           {"scale", "pow2", "pow2", "wire: pow2 | fp32"}},
-         relayout},
+         local<&Ops::relayout_scales, relayout>},
         {"delayed_scale_update",
          "the scale of the next step from a history of magnitudes",
          {{"N", "1024", "16", "steps remembered"}, {"scale", "pow2", "pow2", "pow2 | fp32"}},
-         delayed},
+         local<&Ops::delayed_scale_update, delayed>},
         {"transpose_fp8", "scaling-aware transpose of FP8 rows, all experts in one call", group_keys() + kFp8,
-         transpose},
+         local<&Ops::transpose_fp8, transpose>},
         {"transpose_requantize", "the naive transpose: dequantise and quantise again",
          group_keys() + kFp8 +
              Keys{{"scale", "fp32", "fp32", "scales: pow2 | fp32"},

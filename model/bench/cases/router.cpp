@@ -32,13 +32,11 @@ TensorView logits_of(Buffers& buffers, const Shape& shape) {
     return buffers.normal(DType::f32, {shape.number("T"), shape.positive("E")});
 }
 
-Call logits(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::RouterLogits logits(Buffers& buffers, const Shape& shape) {
     const int64_t tokens = shape.number("T"), experts = shape.positive("E"), columns = shape.positive("H");
-    const op::RouterLogits args{
-        .x = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
-        .weight = buffers.normal(shape.dtype("weight", kReal), {experts, columns}, 0.02),
-        .logits = buffers.output(DType::f32, {tokens, experts})};
-    return call_of(machine, &Ops::router_logits, args);
+    return {.x = buffers.normal(shape.dtype("dtype", kReal), {tokens, columns}),
+            .weight = buffers.normal(shape.dtype("weight", kReal), {experts, columns}, 0.02),
+            .logits = buffers.output(DType::f32, {tokens, experts})};
 }
 
 Call logits_backward(Machine& machine, Buffers& buffers, const Shape& shape) {
@@ -136,17 +134,17 @@ Call route(Machine& machine, Buffers& buffers, const Shape& shape) {
                   .written = cost(choice).written + cost(back).written}}};
 }
 
-Call bias_update(Machine& machine, Buffers& buffers, const Shape& shape) {
+op::ExpertBiasUpdate bias_update(Buffers& buffers, const Shape& shape) {
     const int64_t experts = shape.positive("E");
-    const op::ExpertBiasUpdate args{.counts = buffers.integers(DType::i64, {experts}, 1000),
-                                    .bias = buffers.normal(DType::f32, {experts}, 0.01)};
-    return call_of(machine, &Ops::expert_bias_update, args);
+    return {.counts = buffers.integers(DType::i64, {experts}, 1000),
+            .bias = buffers.normal(DType::f32, {experts}, 0.01)};
 }
 
 }  // namespace
 
 std::vector<Case> router_cases() {
-    return {{"router_logits", "scores of all experts for each token", kTokens + kProduct, logits},
+    return {{"router_logits", "scores of all experts for each token", kTokens + kProduct,
+             local<&Ops::router_logits, logits>},
             {"router_logits_backward", "gradients of x and of the router's weight",
              kTokens + kProduct +
                  Keys{{"add", "yes", "yes", "add another gradient of x: yes | no"},
@@ -161,7 +159,7 @@ std::vector<Case> router_cases() {
             {"expert_bias_update",
              "aux-loss-free balancing: the bias after a step",
              {{"E", "256", "16", "experts"}},
-             bias_update}};
+             local<&Ops::expert_bias_update, bias_update>}};
 }
 
 }  // namespace fp8flow::bench
