@@ -110,16 +110,16 @@ struct Parameter {
     TensorView gradient_of(int64_t source) const;
     int64_t numel() const;
     bool is_sharded() const { return shard.size > 1; }
-    // Those that hold it.
+    // The ranks that hold it.
     Ranks ranks() const { return spec.expert ? Ranks::expert_replicas : Ranks::world; }
-    // The slice of a tensor of this parameter's shape: what belongs to master, m and v.
+    // The slice of a tensor of this parameter's shape that this rank's master, m and v cover.
     TensorView part_here(const TensorView& whole) const;
-    // Of the whole tensor, where other ranks hold experts before these.
+    // Index of the first element here in the tensor of all experts, whose others are on other ranks.
     int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
 };
 
-// Where masters and main gradients are. callers: outside, and no moments: the store has the working copies,
-// which write_copies makes from masters at hand; whoever runs a backward puts main_grad in place first.
+// Who owns masters and main gradients. callers: the caller, and there are no moments. The store then has the
+// working copies only: write_copies fills them from the caller's masters, who also sets main_grad.
 enum class Masters : uint8_t { own, callers };
 
 bool is_frozen(const Freeze& freeze, const std::string& name);

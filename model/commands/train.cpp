@@ -198,7 +198,7 @@ private:
                                   counted(failed_saves_, "checkpoint")));
         if (const std::string dead = experts_.warning(); !dead.empty()) log_.line(dead);
         if (trainer_->evaluations_redone() > 0)
-            log_.line(fmt::format("  evaluations    done again {}, with a larger row capacity",
+            log_.line(fmt::format("  evaluations    repeated {}, with a larger row capacity",
                                   counted(trainer_->evaluations_redone(), "time")));
         const std::string end = done == all ? "done"
                                             : fmt::format("stopped by {} after iteration {} of {}",
@@ -211,7 +211,7 @@ private:
         if (!losses.empty())
             log_.result(fmt::format("  train loss     {:.4f} -> {:.4f}", losses.front(), losses.back()));
         if (!held_out.empty()) log_.result("  " + evaluation_text(config_, held_out.back()));
-        log_.line(fmt::format("  wire           {} per step, sent by rank 0 for MoE layers{}",
+        log_.line(fmt::format("  wire           rank 0 sends {} per step in MoE layers{}",
                               format_bytes(wire_ / static_cast<double>(std::max<int64_t>(1, reported_))),
                               config_.parallel.expert_model_parallel_size == 1
                                   ? " (expert parallel 1: every expert is on every rank)"

@@ -175,7 +175,7 @@ std::string TextSource::description() const {
         text += fmt::format("; left out {} binary, {} empty, {} copies", binary_, empty_, copies_);
     if (pointers_ > 0)
         text += fmt::format("; left out {} Git LFS pointers: git lfs pull fetches the files", pointers_);
-    if (cut_) text += "; cut at the limit of bytes";
+    if (cut_) text += "; cut at data.max_bytes";
     return text;
 }
 

@@ -203,7 +203,7 @@ void report_data(RunLog& log, const Config& config, const TokenSource& data) {
                             samples * config.model.seq_length, data.epochs_text(samples));
     log.line(text);
     if (config.model.attention && config.data.data_kind != DataKind::synthetic)
-        log.line("note: a window may hold the ends of documents, and attention goes across them");
+        log.line("note: a sequence may contain several documents; attention is not masked between them");
     for (const std::string& warning : data_warnings(config, data)) log.line(warning);
 }
 

@@ -134,8 +134,8 @@ std::string percent_text(const Difference& d, double base) {
 }
 
 Cells outcome_cells(const Outcomes& outcomes, const Config& config) {
-    Cells cells = {{"arm", "seeds", "loss", "difference", "nats", "held out", "x control", "detects",
-                    "largest e", "ms", "verdict"}};
+    Cells cells = {{"arm", "seeds", "loss", "difference", "nats", "held out", "/ control", "detects",
+                    "max error", "ms", "verdict"}};
     for (const Outcome& o : outcomes.arms) {
         const double detectable = o.training.detectable() / o.base;
         cells.push_back({label_of(o, outcomes), format_count(static_cast<int64_t>(o.runs.size())),

@@ -19,7 +19,7 @@ namespace {
 constexpr int kThreads = 256, kWarps = kThreads / 32;
 constexpr int kBatch = 4;  // heads of a group of lanes whose loads are in flight together
 
-// A tensor [T, heads, D] of which a warp takes a token's heads.
+// A tensor [T, heads, D]; a warp processes the heads of one token.
 struct Heads {
     uint16_t* data;      // forward: out; backward: dq, dk, dv
     uint16_t* raw;       // forward: out, backward: in; before the norm

@@ -265,7 +265,7 @@ TEST(Text, CutsAtTheLimitOfBytes) {
     const auto tokens = [&](int64_t limit) {
         const TextSource source(
             {.data_path = {folder.path("t")}, .max_bytes = limit, .held_out_fraction = 0.0, .seq_length = 8});
-        const bool cut = source.description().find("cut at the limit") != std::string::npos;
+        const bool cut = source.description().find("cut at data.max_bytes") != std::string::npos;
         return std::pair(source.num_tokens(Split::train), cut);
     };
     EXPECT_EQ(tokens(300), std::pair(int64_t{303}, false));
