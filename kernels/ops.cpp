@@ -44,6 +44,7 @@ void Ops::do_grouped_gemm_swiglu_quantize(const op::GroupedGemmSwigluQuantize& a
     do_swiglu_quantize({.h = args.h,
                         .prob = args.prob,
                         .groups = args.groups,
+                        .form = args.form,
                         .scale_format = args.scale_format,
                         .a = args.act},
                        launch);

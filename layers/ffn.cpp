@@ -6,6 +6,18 @@
 
 namespace fp8flow {
 
+op::GluForm routed_form(const GluSpec& glu) {
+    constexpr float kQuick = 1.702f;  // Hendrycks and Gimpel 2016: x sigmoid(1.702 x) is near GELU
+    return {.alpha = glu.quick_geglu ? kQuick : 1.0f,
+            .offset = static_cast<float>(glu.glu_linear_offset),
+            .limit = static_cast<float>(glu.activation_func_clamp_value)};
+}
+op::GluForm local_form(const GluSpec& glu) {
+    op::GluForm form = routed_form(glu);
+    if (glu.activation_func_clamp_routed_only) form.limit = 0.0f;
+    return form;
+}
+
 ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
                                  const ExpertWeightsSpec& spec) {
     const double output_std = model.init_method_std / std::sqrt(2.0 * static_cast<double>(model.num_layers));
@@ -30,7 +42,8 @@ Ffn::Ffn(ParameterStore& store, const ModelSpec& model, const Flow& flow, const 
                                   {.name = spec.name,
                                    .width = spec.width,
                                    .format = flow.weight_format(),
-                                   .plain_dtype = spec.plain_dtype})) {
+                                   .plain_dtype = spec.plain_dtype})),
+      form_(spec.form) {
     if (spec.gated)
         gate_ = &store.add({.name = spec.name + ".gate_weight",
                             .shape = {1, model.hidden_size, 0},
@@ -53,6 +66,7 @@ void Ffn::forward(Context& ctx, const TokenRows& x, const TensorView& residual, 
 }
 
 void Ffn::forward_once(Context& ctx, const TokenRows& x, FfnSaved& saved, const TensorView& y) const {
+    saved.experts.form = form_;
     if (gate_ != nullptr) gate(ctx, x.plain, saved);
     flow_.dense_forward(ctx, x, weights_, saved.experts, y);
 }

@@ -9,7 +9,8 @@ namespace fp8flow {
 
 struct FfnSpec {
     std::string name;
-    int64_t width = 0;   // F
+    int64_t width = 0;  // F
+    op::GluForm form;
     bool gated = false;  // rows times sigmoid(x w^T), w [1, H]: Qwen2-MoE's shared expert
     DType plain_dtype = DType::bf16;
 };
@@ -38,6 +39,7 @@ private:
 
     const Flow& flow_;
     ExpertWeights weights_;
+    op::GluForm form_;
     Parameter* gate_ = nullptr;  // absent: not gated
 };
 
@@ -51,6 +53,10 @@ struct ExpertWeightsSpec {
     WeightFormat format;
     DType plain_dtype = DType::bf16;
 };
+// The gated unit of routed experts, and of rows that stay on their rank.
+op::GluForm routed_form(const GluSpec& glu);
+op::GluForm local_form(const GluSpec& glu);
+
 // The two weights of SwiGLU experts.
 ExpertWeights add_expert_weights(ParameterStore& store, const ModelSpec& model,
                                  const ExpertWeightsSpec& spec);

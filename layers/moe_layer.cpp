@@ -18,7 +18,8 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
       layer_(spec.layer),
       first_expert_(spec.moe.num_experts / spec.expert_parallel_size * spec.expert_parallel_rank),
       local_experts_(spec.moe.num_experts / spec.expert_parallel_size),
-      sources_(gradient_sources(spec.moe, spec.expert_parallel_size)) {
+      sources_(gradient_sources(spec.moe, spec.expert_parallel_size)),
+      form_(routed_form(spec.model.glu)) {
     flow_ = make_flow(precision_, experts_recompute(recompute_));
     shared_flow_ = make_flow(precision_, {});
     router_ = std::make_unique<Router>(store, device, spec.model, moe_, spec.plain_dtype, layer_);
@@ -36,6 +37,7 @@ MoeLayer::MoeLayer(ParameterStore& store, Device& device, const BlockSpec& spec)
         shared_ = std::make_unique<Ffn>(store, spec.model, *shared_flow_,
                                         FfnSpec{.name = name + ".shared_experts",
                                                 .width = moe_.moe_shared_expert_intermediate_size,
+                                                .form = local_form(spec.model.glu),
                                                 .gated = moe_.moe_shared_expert_gate,
                                                 .plain_dtype = spec.plain_dtype});
 }
@@ -84,6 +86,7 @@ void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& 
     }
     router_->forward(ctx, x.plain, saved.route);
     make_plan(ctx, saved);
+    saved.experts.form = form_;
     if (shared_ && side == nullptr) shared_expert(ctx);
     flow_->forward(ctx,
                    {.x = x,

@@ -62,6 +62,7 @@ private:
     std::unique_ptr<Ffn> shared_;
     int layer_;
     int64_t first_expert_, local_experts_, sources_;
+    op::GluForm form_;
 };
 
 }  // namespace fp8flow

@@ -46,6 +46,14 @@ struct RopeSpec {
     double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
 };
 
+// The gated unit of experts and FFNs: g sigmoid(alpha g) (u + offset) of a gate g and an up u.
+struct GluSpec {
+    bool quick_geglu = false;                        // alpha is 1.702; false: 1, SwiGLU
+    double glu_linear_offset = 0;                    // offset
+    double activation_func_clamp_value = 0;          // g at most this, u within +-this; 0: no clamp
+    bool activation_func_clamp_routed_only = false;  // no clamp in shared experts and dense FFNs
+};
+
 struct ModelSpec {
     int64_t num_layers = 2;
     int64_t hidden_size = 256;
@@ -66,7 +74,8 @@ struct ModelSpec {
     double norm_epsilon = 1e-5;
     bool zero_centered_gamma = false;  // Megatron: apply_layernorm_1p
     int64_t ffn_hidden_size = 512;     // dense-FFN layers
-    int64_t vocab_size = 257;          // byte text: 256 and the end of a document
+    GluSpec glu;
+    int64_t vocab_size = 257;  // byte text: 256 and the end of a document
     int64_t make_vocab_size_divisible_by = 128;
     int64_t padded_vocab_size = 384;  // vocab_size rounded up to the line above
     bool untie_embeddings_and_output_weights = true;

@@ -53,9 +53,11 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
             output = NormOutput::plain;
     } else {
         dense_flow_ = make_flow(own.precision, {});
-        dense_ = std::make_unique<Ffn>(
-            store, model, *dense_flow_,
-            FfnSpec{.name = name + ".mlp", .width = model.ffn_hidden_size, .plain_dtype = spec.plain_dtype});
+        dense_ = std::make_unique<Ffn>(store, model, *dense_flow_,
+                                       FfnSpec{.name = name + ".mlp",
+                                               .width = model.ffn_hidden_size,
+                                               .form = local_form(model.glu),
+                                               .plain_dtype = spec.plain_dtype});
         output = dense_flow_->norm_output();
         rule = dense_flow_->rule_of(Quantized::x);
     }

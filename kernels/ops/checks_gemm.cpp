@@ -167,6 +167,7 @@ static op::SwigluQuantize activation_of(const op::GroupedGemmSwigluQuantize& arg
     return {.h = args.h,
             .prob = args.prob,
             .groups = args.groups,
+            .form = args.form,
             .scale_format = args.scale_format,
             .a = args.act};
 }

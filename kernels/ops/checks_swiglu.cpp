@@ -4,6 +4,8 @@
 #include "kernels/ops.h"
 #include "kernels/ops/check_helpers.h"
 
+#include <cmath>
+
 namespace fp8flow {
 
 namespace {
@@ -27,10 +29,15 @@ void check_probs(const TensorView& probs, const char* what, const RowGroups& gro
     check_rows(probs, what, groups, h);
 }
 
-void check_inputs(const TensorView& h, const TensorView& prob, const RowGroups& groups, int64_t width) {
-    check_optional_groups(groups);
-    check_plain_rows(h, "h", groups, h, 2 * width);
-    check_probs(prob, "prob", groups, h);
+template <class Args> void check_inputs(const Args& args, int64_t width) {
+    check_optional_groups(args.groups);
+    check_plain_rows(args.h, "h", args.groups, args.h, 2 * width);
+    check_probs(args.prob, "prob", args.groups, args.h);
+    const op::GluForm& form = args.form;
+    FP8FLOW_CHECK(form.alpha >= 1.0f && form.alpha <= op::GluForm::kMaxAlpha && form.limit >= 0.0f &&
+                      std::isfinite(form.limit) && std::isfinite(form.offset),
+                  "the gated unit has alpha {}, offset {}, limit {}; alpha must be 1 to {}, limit at least 0",
+                  form.alpha, form.offset, form.limit, op::GluForm::kMaxAlpha);
 }
 
 void check_output(const ScaledTensor& out, const char* what, ScaleFormat format, const RowGroups& groups,
@@ -41,7 +48,7 @@ void check_output(const ScaledTensor& out, const char* what, ScaleFormat format,
 }
 
 template <class Args> void check_backward(const Args& args) {
-    check_inputs(args.h, args.prob, args.groups, args.da.cols());
+    check_inputs(args, args.da.cols());
     check_plain_rows(args.da, "da", args.groups, args.h, args.da.cols());
     check_probs(args.dprob, "dprob", args.groups, args.h);
 }
@@ -64,14 +71,14 @@ constexpr double kForwardFlops = 6, kBackwardFlops = 15, kQuantizeFlops = 3;
 }  // namespace
 
 void check(const op::Swiglu& args) {
-    check_inputs(args.h, args.prob, args.groups, args.a.cols());
+    check_inputs(args, args.a.cols());
     check_plain_rows(args.a, "a", args.groups, args.h, args.a.cols());
 }
 OpCost cost(const op::Swiglu& args) { return forward_cost(args, kForwardFlops); }
 
 void check(const op::SwigluQuantize& args) {
     const int64_t width = args.a.data.cols();
-    check_inputs(args.h, args.prob, args.groups, width);
+    check_inputs(args, width);
     check_output(args.a, "a", args.scale_format, args.groups, args.h, width);
 }
 OpCost cost(const op::SwigluQuantize& args) { return forward_cost(args, kForwardFlops + kQuantizeFlops); }

@@ -12,6 +12,7 @@
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stochastic_rounding.h"
 #include "kernels/ops/squares.h"
+#include "kernels/ops/swiglu.h"
 
 #include <array>
 
@@ -117,6 +118,7 @@ struct GroupedGemmSwigluQuantize {
     ScaledTensor b;  // [E, 2F, K] block128
     RowGroups groups;
     TensorView prob;  // [M] f32, optional
+    GluForm form = {};
     ScaleFormat scale_format = ScaleFormat::pow2;
     SaveH save_h = SaveH::yes;
     TensorView h;      // out [M, 2F] bf16

@@ -9,11 +9,25 @@
 
 namespace fp8flow::op {
 
+// Another gated unit: g = min(gate, limit), u = up within +-limit, g * sigmoid(alpha * g) * (u + offset). In
+// the formulas below gate is then g, s = sigmoid(alpha * g), up is u + offset, and gate * (1 - s) is (alpha *
+// g) * (1 - s). dgate is 0 where gate > limit, dup where |up| > limit; at the limit they are not, as in
+// PyTorch. NaN stays NaN.
+struct GluForm {
+    float alpha = 1.0f;  // 1 to kMaxAlpha
+    float offset = 0.0f;
+    float limit = 0.0f;  // 0: none
+
+    static constexpr float kMaxAlpha = 1.75f;  // of a kernel's table of sigmoids (hopper/device/sigmoid.h)
+    bool is_swiglu() const { return alpha == 1.0f && offset == 0.0f && limit == 0.0f; }
+};
+
 // a = (silu(gate) * up) * prob. Absent prob means 1.
 struct Swiglu {
     TensorView h;     // [M, 2F] bf16 | f32
     TensorView prob;  // [M] f32, optional
     RowGroups groups;
+    GluForm form = {};
     TensorView a;  // out [M, F]
 };
 
@@ -22,6 +36,7 @@ struct SwigluQuantize {
     TensorView h;
     TensorView prob;
     RowGroups groups;
+    GluForm form = {};
     ScaleFormat scale_format = ScaleFormat::pow2;
     ScaledTensor a;  // out [M, F] vec128
 };
@@ -35,6 +50,7 @@ struct SwigluBackward {
     TensorView h;     // [M, 2F]
     TensorView prob;  // [M] f32, optional
     RowGroups groups;
+    GluForm form = {};
     TensorView dh;     // out [M, 2F]
     TensorView dprob;  // out [M] f32, 0 in pads; optional
 };
@@ -43,6 +59,7 @@ struct SwigluBackwardQuantize {
     TensorView h;
     TensorView prob;
     RowGroups groups;
+    GluForm form = {};
     ScaleFormat scale_format = ScaleFormat::pow2;
     ScaledTensor dh;  // out [M, 2F] vec128: gate half and up half in their own blocks
     TensorView dprob;

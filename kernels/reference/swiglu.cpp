@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 namespace fp8flow {
 
@@ -41,22 +42,44 @@ void zero_row_of(const TensorView& view, int64_t row) {
     std::memset(view.bytes_ptr() + (base_of(view) + row) * row_bytes, 0, static_cast<std::size_t>(row_bytes));
 }
 
+// What the form makes of a gate and an up; SwiGLU leaves them as they are, and the sign of a zero with them.
+struct Unit {
+    float alpha, offset, limit;
+    bool plain;
+
+    explicit Unit(const op::GluForm& form)
+        : alpha(form.alpha),
+          offset(form.offset),
+          limit(form.limit > 0.0f ? form.limit : std::numeric_limits<float>::infinity()),
+          plain(form.is_swiglu()) {}
+    float gate(float g) const { return g > limit ? limit : g; }
+    float up(float u) const { return plain ? u : (u > limit ? limit : u < -limit ? -limit : u) + offset; }
+    bool holds_gate(float g) const { return g > limit; }
+    bool holds_up(float u) const { return u > limit || u < -limit; }
+};
+
 // a[j] = (silu(gate[j]) * up[j]) * prob
-void forward_row(const float* __restrict h, float prob, int64_t width, float* __restrict a) {
+void forward_row(const float* __restrict h, const Unit& unit, float prob, int64_t width,
+                 float* __restrict a) {
     const float *gate = h, *up = h + width;
-    for (int64_t j = 0; j < width; ++j) a[j] = silu_float(gate[j]) * up[j] * prob;
+    for (int64_t j = 0; j < width; ++j) {
+        const float g = unit.gate(gate[j]);
+        a[j] = g * sigmoid_float(unit.alpha * g) * unit.up(up[j]) * prob;
+    }
 }
 
 // The formulas of kernels/ops/swiglu.h; weighted[j] = silu(gate[j]) * up[j], the factor of da[j] in dprob.
-void backward_row(const float* __restrict da, const float* __restrict h, float prob, int64_t width,
-                  float* __restrict dh, float* __restrict weighted) {
+void backward_row(const float* __restrict da, const float* __restrict h, const Unit& unit, float prob,
+                  int64_t width, float* __restrict dh, float* __restrict weighted) {
     const float *gate = h, *up = h + width;
     float *dgate = dh, *dup = dh + width;
     for (int64_t j = 0; j < width; ++j) {
-        const float sigmoid = sigmoid_float(gate[j]), silu = gate[j] * sigmoid, da_prob = da[j] * prob;
-        dgate[j] = da_prob * up[j] * sigmoid * (1.0f + gate[j] * (1.0f - sigmoid));
-        dup[j] = da_prob * silu;
-        weighted[j] = silu * up[j];
+        const float g = unit.gate(gate[j]), u = unit.up(up[j]), argument = unit.alpha * g,
+                    sigmoid = sigmoid_float(argument), silu = g * sigmoid, da_prob = da[j] * prob;
+        dgate[j] =
+            unit.holds_gate(gate[j]) ? 0.0f : da_prob * u * sigmoid * (1.0f + argument * (1.0f - sigmoid));
+        dup[j] = unit.holds_up(up[j]) ? 0.0f : da_prob * silu;
+        weighted[j] = silu * u;
     }
 }
 
@@ -78,14 +101,14 @@ float prob_gradient(const float* da, const float* weighted, int64_t width) {
 }
 
 // Rows of `a` made from rows of h; store(row, values) writes a valid row, clear(row) a pad.
-template <class Store, class Clear>
-void forward(const TensorView& h, const TensorView& prob, const RowGroups& groups, Store store, Clear clear) {
-    const int64_t width = h.cols() / 2;
-    for_each_row(groups, h.dim(0), 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
+template <class Args, class Store, class Clear> void forward(const Args& args, Store store, Clear clear) {
+    const int64_t width = args.h.cols() / 2;
+    const Unit unit(args.form);
+    for_each_row(args.groups, args.h.dim(0), 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
         if (kind == RowKind::pad) return clear(row);
         float* a_row = h_row + 2 * width;
-        load_row(h, base_of(h) + row, h_row);
-        forward_row(h_row, prob_of(prob, row), width, a_row);
+        load_row(args.h, base_of(args.h) + row, h_row);
+        forward_row(h_row, unit, prob_of(args.prob, row), width, a_row);
         store(row, a_row);
     });
 }
@@ -94,15 +117,16 @@ void forward(const TensorView& h, const TensorView& prob, const RowGroups& group
 template <class Args, class Store, class Clear> void backward(const Args& args, Store store, Clear clear) {
     const int64_t width = args.da.cols();
     float* dprob = args.dprob ? args.dprob.template as<float>() + base_of(args.dprob) : nullptr;
+    const Unit unit(args.form);
     for_each_row(args.groups, args.da.dim(0), 6 * width, [&](int64_t row, RowKind kind, float* h_row) {
-        float *dh_row = h_row + 2 * width, *da_row = h_row + 4 * width, *weighted = h_row + 5 * width;
         if (kind == RowKind::pad) {
             if (dprob != nullptr) dprob[row] = 0.0f;
             return clear(row);
         }
+        float *dh_row = h_row + 2 * width, *da_row = h_row + 4 * width, *weighted = h_row + 5 * width;
         load_row(args.h, base_of(args.h) + row, h_row);
         load_row(args.da, base_of(args.da) + row, da_row);
-        backward_row(da_row, h_row, prob_of(args.prob, row), width, dh_row, weighted);
+        backward_row(da_row, h_row, unit, prob_of(args.prob, row), width, dh_row, weighted);
         if (dprob != nullptr) dprob[row] = prob_gradient(da_row, weighted, width);
         store(row, dh_row);
     });
@@ -112,8 +136,7 @@ template <class Args, class Store, class Clear> void backward(const Args& args, 
 
 void ReferenceOps::do_swiglu(const op::Swiglu& args, const Launch&) {
     forward(
-        args.h, args.prob, args.groups,
-        [&](int64_t row, const float* a) { store_row(args.a, base_of(args.a) + row, a); },
+        args, [&](int64_t row, const float* a) { store_row(args.a, base_of(args.a) + row, a); },
         [&](int64_t row) { zero_row_of(args.a, row); });
 }
 
@@ -121,8 +144,7 @@ void ReferenceOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Laun
     const QuantizeRule rule{.scale_format = args.scale_format};
     const int64_t base = base_of(args.a.data);
     forward(
-        args.h, args.prob, args.groups,
-        [&](int64_t row, const float* a) { quantize_row(a, args.a, base + row, rule); },
+        args, [&](int64_t row, const float* a) { quantize_row(a, args.a, base + row, rule); },
         [&](int64_t row) { zero_row(args.a, base + row); });
 }
 

@@ -59,6 +59,7 @@ struct FlowPlan {
 struct ExpertsSaved {
     bool routed = true;  // false: shared expert / dense FFN, one group of all tokens
     RowGroups groups;
+    op::GluForm form;  // of these experts
     TensorView prob;   // [M] f32, SwiGLU's factor; absent: 1 (begin_routed, begin_backward, Ffn)
     TensorView dprob;  // [M] f32, of local rows: where dense_backward writes its gradient; optional
     // [M, H] rows before quantisation, where a recompute or a BF16 weight gradient needs them

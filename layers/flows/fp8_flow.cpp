@@ -294,6 +294,7 @@ void Fp8Flow::fc1_swiglu(Context& ctx, const Parameter& w1, ExpertsSaved& saved)
                                           .b = w1.for_fprop(),
                                           .groups = saved.groups,
                                           .prob = saved.prob,
+                                          .form = saved.form,
                                           .scale_format = rule.scales,
                                           .save_h = op::SaveH::no,
                                           .h = saved.h,
@@ -309,6 +310,7 @@ void Fp8Flow::swiglu(Context& ctx, ExpertsSaved& saved) const {
         ctx.ops.swiglu_quantize({.h = saved.h,
                                  .prob = saved.prob,
                                  .groups = saved.groups,
+                                 .form = saved.form,
                                  .scale_format = rule.scales,
                                  .a = saved.a},
                                 ctx.launch);
@@ -326,6 +328,7 @@ void Fp8Flow::swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Ten
                                           .h = saved.h,
                                           .prob = saved.prob,
                                           .groups = saved.groups,
+                                          .form = saved.form,
                                           .scale_format = rule.scales,
                                           .dh = dh,
                                           .dprob = drow_prob},

@@ -197,15 +197,21 @@ void combine_gradient(Context& ctx, const Flow::Backward& io, const TensorView& 
 
 void swiglu(Context& ctx, const ExpertsSaved& saved, const TensorView& a) {
     auto timed = ctx.stage("swiglu");
-    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = a}, ctx.launch);
+    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .form = saved.form, .a = a},
+                   ctx.launch);
 }
 
 void swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da, const TensorView& dh,
                      const TensorView& drow_prob) {
     auto timed = ctx.stage("swiglu");
-    ctx.ops.swiglu_backward(
-        {.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .dh = dh, .dprob = drow_prob},
-        ctx.launch);
+    ctx.ops.swiglu_backward({.da = da,
+                             .h = saved.h,
+                             .prob = saved.prob,
+                             .groups = saved.groups,
+                             .form = saved.form,
+                             .dh = dh,
+                             .dprob = drow_prob},
+                            ctx.launch);
 }
 
 void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const Parameter& weight,
@@ -328,7 +334,8 @@ void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const ScaledTensor&
     if (ctx.tensor_stats == nullptr) return;
     ArenaScope scope(ctx.scratch);
     const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, a.data.dim(1), "tensor stats");
-    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .a = plain}, ctx.launch);
+    ctx.ops.swiglu({.h = saved.h, .prob = saved.prob, .groups = saved.groups, .form = saved.form, .a = plain},
+                   ctx.launch);
     observe(ctx, "swiglu", a, saved.groups, plain);
 }
 
@@ -337,8 +344,9 @@ void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const Tens
     if (ctx.tensor_stats == nullptr) return;
     ArenaScope scope(ctx.scratch);
     const TensorView plain = rows(ctx, saved, Life::call, ctx.activation, dh.data.dim(1), "tensor stats");
-    ctx.ops.swiglu_backward({.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .dh = plain},
-                            ctx.launch);
+    ctx.ops.swiglu_backward(
+        {.da = da, .h = saved.h, .prob = saved.prob, .groups = saved.groups, .form = saved.form, .dh = plain},
+        ctx.launch);
     observe(ctx, "swiglu backward", dh, saved.groups, plain);
 }
 

@@ -14,6 +14,7 @@ BlockSpec block_of(const LoneLayerSpec& spec, const Exchange& exchange) {
     block.model.hidden_size = spec.hidden_size;
     block.model.seq_length = spec.max_tokens;
     block.model.norm_epsilon = spec.norm_epsilon;
+    block.model.glu = spec.glu;
     block.model.zero_centered_gamma = spec.zero_centered_gamma;
     block.model.init_method_std = spec.init_method_std;
     block.model.moe_layer_freq = {1};

@@ -21,6 +21,7 @@ struct LoneLayerSpec {
     bool norm = false;
     bool zero_centered_gamma = false;
     double norm_epsilon = 1e-5;
+    GluSpec glu = {};
     bool residual = false;  // y = x + layer(x)
     double init_method_std = 0.02;
     uint64_t seed = 1;

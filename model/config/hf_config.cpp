@@ -57,6 +57,7 @@ public:
         model_.name = fmt::format("{}: model_type {}", file_, family_.type);
         model_.family = family_.type;
         common();
+        activation();
         only();
         no_noise();
         quantization();
@@ -169,8 +170,20 @@ private:
         if (present("initializer_range")) number("initializer_range", "model.init_method_std");
         set("model.untie_embeddings_and_output_weights", !boolean("tie_word_embeddings", false),
             "tie_word_embeddings");
-        want("hidden_act", text("hidden_act", "silu"), "silu",
-             "SwiGLU with another activation is not implemented");
+    }
+
+    void activation() {
+        const std::string named = text("hidden_act", "silu");
+        const GluSpec glu = family_.glu.value_or(GluSpec{});
+        if (!glu.quick_geglu || named != "swigluoai")
+            want("hidden_act", named, "silu", "SwiGLU with another activation is not implemented");
+        if (!family_.glu) return;
+        set("model.quick_geglu", glu.quick_geglu, "model_type");
+        set("model.glu_linear_offset", fmt::format("{}", glu.glu_linear_offset), "model_type");
+        const double limit = std::max(0.0, real("swiglu_limit", glu.activation_func_clamp_value));
+        set("model.activation_func_clamp_value", fmt::format("{}", limit), "swiglu_limit");
+        set("model.activation_func_clamp_routed_only", glu.activation_func_clamp_routed_only && limit > 0,
+            "model_type");
     }
 
     void only() {
@@ -487,16 +500,16 @@ private:
 
     // Rounded up where it is no multiple of a block.
     void dense_width(bool any) {
-        if (!any && !present("intermediate_size")) return;
-        const int64_t width = integer("intermediate_size", 0);
-        if (width <= 0 || width > kWidest || width % kBlock == 0)
-            return copy("intermediate_size", "model.ffn_hidden_size");
+        const char* const key = family_.dense_width;
+        if (!any && !present(key)) return;
+        const int64_t width = integer(key, 0);
+        if (width <= 0 || width > kWidest || width % kBlock == 0) return copy(key, "model.ffn_hidden_size");
         const int64_t wider = round_up(width, kBlock);
-        set("model.ffn_hidden_size", wider, "intermediate_size");
+        set("model.ffn_hidden_size", wider, key);
         if (any)
             note("model.ffn_hidden_size",
-                 fmt::format("intermediate_size {} of dense layers is taken as {}, the next multiple of {}",
-                             width, wider, kBlock));
+                 fmt::format("{} {} of dense layers is taken as {}, the next multiple of {}", key, width,
+                             wider, kBlock));
     }
 
     void periodic_layers() {

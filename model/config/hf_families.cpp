@@ -210,6 +210,18 @@ constexpr std::array kOfDeepSeekV3 = {
               f.shared = HfFamily::kNone;
               f.storage.mlp_norm = "pre_feedforward_layernorm.weight";
           }),
+    as_v3("glm5_next", "GLM-5-Next",
+          [](HfFamily& f) {
+              without_groups(f, 288, 8, 3, 2.5);
+              f.foreign = "most of its layers are linear attention (KDA), its residual has several streams";
+              f.glu = GluSpec{.activation_func_clamp_value = 10};
+          }),
+    as_v3("hy_v4", "Hunyuan 4",
+          [](HfFamily& f) {
+              without_groups(f, 256, 8, 1, 2.827);
+              f.foreign = "its attention is multi-latent (MLA) with sinks, its residual has several streams";
+              f.glu = GluSpec{.activation_func_clamp_value = 10, .activation_func_clamp_routed_only = true};
+          }),
     as_v3("lfm2_moe", "LFM2-8B-A1B",
           [](HfFamily& f) {
               without_groups(f, 32, 4, 2, 1.0);
@@ -403,6 +415,25 @@ constexpr std::array kOthers = {
              .storage = {.block = "block_sparse_moe.",
                          .bias = "e_score_correction_bias",
                          .experts = ExpertNames::numbered}},
+    HfFamily{.type = "minimax_m3_vl",
+             .models = "MiniMax-M3",
+             .foreign = "its attention selects blocks of keys, its norms add 1 to their weights",
+             .glu = GluSpec{.quick_geglu = true, .glu_linear_offset = 1, .activation_func_clamp_value = 7},
+             .scores = kSigmoid,
+             .normalised = true,
+             .reads_norm = false,
+             .only = {{{"swiglu_alpha", "1.702", "quick_geglu has this factor"}}},
+             .num_experts = 128,
+             .topk = 4,
+             .shared = 1,
+             .shared_width = "shared_intermediate_size",
+             .shared_width_default = 3072,
+             .dense = 0,
+             .dense_width = "dense_intermediate_size",
+             .scaling = 2.0,
+             .storage = {.block = "block_sparse_moe.",
+                         .bias = "e_score_correction_bias",
+                         .experts = ExpertNames::numbered}},
     HfFamily{.type = "minimax",
              .models = "MiniMax-Text-01",
              .foreign = "most of its layers are linear attention",
@@ -491,16 +522,13 @@ constexpr HfFamily refused(const char* type, const char* models, const char* rea
     return {.type = type, .models = models, .refused = reason};
 }
 constexpr std::array kRefused = {
-    refused(
-        "gpt_oss", "gpt-oss",
-        "its experts have biases and a clamped activation, its attention has sinks, its weights are MXFP4"),
+    refused("gpt_oss", "gpt-oss", "its experts have biases, its attention has sinks, its weights are MXFP4"),
     refused("llama4", "Llama 4", "its experts weight their input, not their output"),
-    refused("deepseek_v4", "DeepSeek-V4", "its activation is clamped, some of its layers route by a hash"),
+    refused("deepseek_v4", "DeepSeek-V4", "it routes by the square root of softplus, some layers by a hash"),
     refused("ernie4_5_moe", "ERNIE 4.5", "it chooses by softmax scores and a bias"),
     refused("longcat_flash", "LongCat-Flash", "some of its experts are the identity"),
     refused("nemotron_h", "Nemotron-H", "its activation is the square of ReLU, without a gate"),
     refused("gemma4", "Gemma 4", "its router has a norm, its activation is GELU"),
-    refused("minimax_m3", "MiniMax-M3", "its activation is clamped"),
     refused("phimoe", "Phi-3.5-MoE", "it uses LayerNorm with biases and its router samples"),
     refused("llama", "Llama", kNoExperts),
     refused("mistral", "Mistral", kNoExperts),

@@ -69,6 +69,8 @@ struct HfFamily {
     double rotary_percent = 1.0;  // partial_rotary_factor, where it is left out
     bool granite = false;         // embedding_, residual_ and attention_multiplier, logits_scaling
 
+    std::optional<GluSpec> glu = {};  // where it is not SwiGLU; swiglu_limit may say another limit
+
     const char *experts = "num_local_experts", *expert_width = "intermediate_size";
     const char* epsilon = "rms_norm_eps";  // null: none
     const char *shared_key = "n_shared_experts",
@@ -96,6 +98,7 @@ struct HfFamily {
     bool shared_gate = false;            // the shared expert has a gate
     int64_t groups = kNone, chosen_groups = kNone;
     int64_t dense = kNone;  // first_k_dense_replace, or what mlp_layer_types begins with
+    const char* dense_width = "intermediate_size";
     double scaling = kNone;
     // decoder_sparse_step and mlp_only_layers, or expert_layer_period and _offset, say which layers are MoE
     bool sparse_step = false, period = false;

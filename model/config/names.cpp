@@ -54,6 +54,7 @@ constexpr Known kForeign[] = {
     {"rope_theta", "rotary_base"},
     {"intermediate_size", "ffn_hidden_size"},
     {"num_moe_experts", "num_experts"},
+    {"swiglu_limit", "activation_func_clamp_value"},
     {"n_routed_experts", "num_experts"},
     {"num_local_experts", "num_experts"},
     {"top_k", "moe_router_topk"},
@@ -125,7 +126,7 @@ constexpr std::string_view kOnlyDataAndExperts = "only data and expert paralleli
 constexpr NoSetting kNoSettings[] = {
     {"model.normalization", {"RMSNorm"}, "no other norm is implemented", false},
     {"model.position_embedding_type", {"rope"}, "no other position embedding is implemented", false},
-    {"model.swiglu", {"true"}, "no other activation is implemented", false},
+    {"model.swiglu", {"true"}, "units are gated; quick_geglu: true is the other one", false},
     {"model.disable_bias_linear", {"true"}, "linear layers have no bias", false},
     {"moe.moe_grouped_gemm", {"true"}, "experts always run as one grouped GEMM", false},
     {"parallel.tensor_model_parallel_size", {"1"}, kOnlyDataAndExperts, false},

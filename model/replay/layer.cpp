@@ -31,6 +31,7 @@ ReplayLayer::ReplayLayer(const Config& config, ProcessGroup& world, const Backen
                       .norm = norm == ReplayNorm::apply,
                       .zero_centered_gamma = config.model.zero_centered_gamma,
                       .norm_epsilon = config.model.norm_epsilon,
+                      .glu = config.model.glu,
                       .init_method_std = config.model.init_method_std,
                       .seed = config.training.seed,
                       .replica = groups_.expert_replicas->rank(),

@@ -173,7 +173,7 @@ TEST(Families, ReplayComputesTheBlocksOfTransformers) {
         for (const auto& [name, want] : made["gradients"].items()) expect_sketch(gradients, name, want, 103);
         ++families;
     }
-    EXPECT_EQ(families, 3);
+    EXPECT_EQ(families, 4);
 }
 
 TEST(Families, AreListed) {

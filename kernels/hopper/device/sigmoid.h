@@ -4,7 +4,10 @@
 #pragma once
 
 #include "kernels/core/scalar_math.h"
+#include "kernels/hopper/device/gated_unit.h"
 #include "kernels/hopper/device/mbarrier.h"
+
+#include <type_traits>
 
 namespace fp8flow::hopper {
 
@@ -46,19 +49,24 @@ __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&si
     }
 }
 
-// Sigmoids of BF16 numbers: both signs and the magnitudes of [2^-24, 128), one binade after the other;
-// smaller magnitudes have the sigmoid of 2^-24 (1/2), larger ones that of 127.5 (0 or 1). NaN: any number, as
-// sigmoids_of. Negative numbers start at a power of two, so that the sign is a bit of the index. Five
-// instructions per column and 3.5 bank passes of shared memory a warp, instead of 17 instructions.
-struct SigmoidTable {
-    static constexpr int kFirst = 103 << 7, kMagnitudes = 31 << 7, kNegative = 1 << 12;  // in bits of BF16
+// Sigmoids that a unit takes of BF16 gates: both signs and the magnitudes of [2^-24, 128), one binade after
+// the other; smaller magnitudes have the sigmoid of 2^-24 (1/2), larger ones that of 127.5 (0 or 1). A unit
+// that scales gates (by up to op::GluForm::kMaxAlpha) needs one more binade below: 1.7 * 2^-24 is not 1/2.
+// NaN: any number, as sigmoids_of. Negative numbers start at a power of two, so that the sign is a bit of the
+// index. Five instructions per column and 3.5 bank passes of shared memory a warp, instead of 17
+// instructions.
+template <class Unit> struct SigmoidTable {
+    static constexpr int kBinades = std::is_same_v<Unit, SwigluUnit> ? 31 : 32;
+    static constexpr int kFirst = (134 - kBinades) << 7, kMagnitudes = kBinades << 7,
+                         kNegative = 1 << 12;  // in bits of BF16
     float entries[kNegative + kMagnitudes];
 
-    __device__ __forceinline__ void fill(int thread, int threads) {
+    __device__ __forceinline__ void fill(const Unit& unit, int thread, int threads) {
 #pragma unroll 1
         for (int i = thread; i < kNegative + kMagnitudes; i += threads) {
             const int magnitude = kFirst + i % kNegative, sign = i / kNegative;
-            const float x = bits_float(static_cast<uint32_t>(sign << 15 | magnitude) << 16);
+            const float x =
+                unit.argument(unit.gate(bits_float(static_cast<uint32_t>(sign << 15 | magnitude) << 16)));
             entries[i] = fabsf(x) <= kNear ? sigmoid_near(x) : sigmoid_float(x);
         }
     }

@@ -119,6 +119,19 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
     return valid && prob ? static_cast<const float*>(prob.data)[row] : 1.0f;
 }
 
+// gate becomes that of the unit; its sigmoids.
+template <class Unit>
+__device__ __forceinline__ void unit_sigmoids(const Unit& unit, float (&gate)[kUnit],
+                                              float (&sigmoid)[kUnit]) {
+    float arguments[kUnit];
+#pragma unroll
+    for (int i = 0; i < kUnit; ++i) {
+        gate[i] = unit.gate(gate[i]);
+        arguments[i] = unit.argument(gate[i]);
+    }
+    sigmoids_of(arguments, sigmoid);
+}
+
 // h [M, 2F] (gate, up), prob -> a [M, F] = silu(gate) * up * prob, as values or FP8 with 1x128 scales; few
 // rows, or rows of any kind.
 // Lower bound: 2F values in and F values (or FP8 values and F/128 scales) out a row: 5.03 bytes per column,
@@ -130,9 +143,10 @@ __device__ __forceinline__ float prob_of(const RowView& prob, int64_t row, bool 
 // Instructions for 16 columns (SASS, FP8 output): 525, 272 of them the sigmoid. An SM issues 36 thread
 // instructions per column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
 // many BF16 rows run in swiglu_rows.cu.
-template <class Source, Output kOutput>
+template <class Args, class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
-    swiglu_kernel(const SwigluForward args) {
+    swiglu_kernel(const Args args) {
+    const auto unit_form = unit_of(args);
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
     const int width = args.a.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
@@ -162,9 +176,10 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kFor
                 float gate[kUnit], up[kUnit], sigmoid[kUnit];
                 Source::values(raw_gate, unit, gate);
                 Source::values(raw_up, unit, up);
-                sigmoids_of(gate, sigmoid);
+                unit_sigmoids(unit_form, gate, sigmoid);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i) a[unit * kUnit + i] = gate[i] * sigmoid[i] * up[i] * prob;
+                for (int i = 0; i < kUnit; ++i)
+                    a[unit * kUnit + i] = gate[i] * sigmoid[i] * unit_form.up(up[i]) * prob;
             }
             const bool last = step + kStep >= width;
             fetch(h_at + (last ? 2 * width : step + kStep), last ? next_valid : valid,
@@ -199,9 +214,10 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 // ascending order, all inside the warp: the sum does not depend on the grid.
 // Instructions for 16 columns (SASS, FP8 output): 770, 48 per column of the 58 that an SM issues at 4.1 TB/s
 // and 1.75 GHz.
-template <class Source, Output kOutput>
+template <class Args, class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
-    swiglu_backward_kernel(const SwigluGradient args) {
+    swiglu_backward_kernel(const Args args) {
+    const auto unit_form = unit_of(args);
     const RowRange rows(args.groups.total());
     if (rows.first >= rows.end) return;
     const int width = args.da.cols, first_col = static_cast<int>(threadIdx.x) * kCols;
@@ -234,13 +250,19 @@ __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBa
                 Source::values(raw_da, unit, da);
                 Source::values(raw_gate, unit, gate);
                 Source::values(raw_up, unit, up);
-                sigmoids_of(gate, sigmoids);
+                float g[kUnit];
+#pragma unroll
+                for (int i = 0; i < kUnit; ++i) g[i] = gate[i];
+                unit_sigmoids(unit_form, g, sigmoids);
 #pragma unroll
                 for (int i = 0; i < kUnit; ++i) {
-                    const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * prob;
-                    sums[unit] = fma_float(da[i], silu * up[i], sums[unit]);
-                    dgate[unit * kUnit + i] = da_prob * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
-                    dup[unit * kUnit + i] = da_prob * silu;
+                    const float sigmoid = sigmoids[i], silu = g[i] * sigmoid, da_prob = da[i] * prob,
+                                linear = unit_form.up(up[i]);
+                    sums[unit] = fma_float(da[i], silu * linear, sums[unit]);
+                    dgate[unit * kUnit + i] = unit_form.dgate(
+                        da_prob * linear * sigmoid * (1.0f + unit_form.argument(g[i]) * (1.0f - sigmoid)),
+                        gate[i]);
+                    dup[unit * kUnit + i] = unit_form.dup(da_prob * silu, up[i]);
                 }
             }
             const bool last = step + kStep >= width;
@@ -299,19 +321,20 @@ void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, co
     check_launch(op);
 }
 
-template <Output kOutput> void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
+template <Output kOutput, class Args>
+void launch_forward(const Args& args, int64_t rows, const Launch& launch) {
     const int width = args.a.cols;
     const bool wide = is_wide(args.h, width) && is_wide(args.a, width, kOutput);
     if (!wide)
-        run<AnyValues::kForwardWarps, AnyValues::kForwardCtas>(swiglu_kernel<AnyValues, kOutput>, args, rows,
-                                                               launch, "swiglu");
+        run<AnyValues::kForwardWarps, AnyValues::kForwardCtas>(swiglu_kernel<Args, AnyValues, kOutput>, args,
+                                                               rows, launch, "swiglu");
     else if (rows * width < kManyColumns)
-        run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<WideBf16, kOutput>, args, rows,
-                                                             launch, "swiglu");
+        run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<Args, WideBf16, kOutput>, args,
+                                                             rows, launch, "swiglu");
     else
         launch_swiglu_rows(args, kOutput, rows, launch);
 }
-void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launch) {
+template <class Args> void launch_forward(const Args& args, int64_t rows, const Launch& launch) {
     if (rows == 0 || args.a.cols == 0) return;
     switch (output_of(args.a, args.scales)) {
         case Output::values: return launch_forward<Output::values>(args, rows, launch);
@@ -320,26 +343,33 @@ void launch_forward(const SwigluForward& args, int64_t rows, const Launch& launc
     }
 }
 
-template <Output kOutput>
-void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& launch) {
+template <Output kOutput, class Args>
+void launch_backward(const Args& args, int64_t rows, const Launch& launch) {
     const int width = args.da.cols;
     const bool wide = is_wide(args.da, width) && is_wide(args.h, width) && is_wide(args.dh, width, kOutput);
     if (!wide)
-        run<AnyValues::kBackwardWarps, AnyValues::kBackwardCtas>(swiglu_backward_kernel<AnyValues, kOutput>,
-                                                                 args, rows, launch, "swiglu_backward");
+        run<AnyValues::kBackwardWarps, AnyValues::kBackwardCtas>(
+            swiglu_backward_kernel<Args, AnyValues, kOutput>, args, rows, launch, "swiglu_backward");
     else if (rows * width < kManyColumns)
-        run<WideBf16::kBackwardWarps, WideBf16::kBackwardCtas>(swiglu_backward_kernel<WideBf16, kOutput>,
-                                                               args, rows, launch, "swiglu_backward");
+        run<WideBf16::kBackwardWarps, WideBf16::kBackwardCtas>(
+            swiglu_backward_kernel<Args, WideBf16, kOutput>, args, rows, launch, "swiglu_backward");
     else
         launch_swiglu_backward_rows(args, kOutput, rows, launch);
 }
-void launch_backward(const SwigluGradient& args, int64_t rows, const Launch& launch) {
+template <class Args> void launch_backward(const Args& args, int64_t rows, const Launch& launch) {
     if (rows == 0) return;
     switch (output_of(args.dh, args.scales)) {
         case Output::values: return launch_backward<Output::values>(args, rows, launch);
         case Output::e4m3: return launch_backward<Output::e4m3>(args, rows, launch);
         case Output::e5m2: return launch_backward<Output::e5m2>(args, rows, launch);
     }
+}
+
+void launch_unit(const op::GluForm& form, const SwigluForward& args, int64_t rows, const Launch& launch) {
+    with_unit(form, args, [&](const auto& of) { launch_forward(of, rows, launch); });
+}
+void launch_unit(const op::GluForm& form, const SwigluGradient& args, int64_t rows, const Launch& launch) {
+    with_unit(form, args, [&](const auto& of) { launch_backward(of, rows, launch); });
 }
 
 BlockScales block_scales(const ScaledTensor& t, ScaleFormat format) {
@@ -357,43 +387,47 @@ using namespace hopper::swiglu;
 
 void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward({halves_view(args.h),
-                    row_view(args.prob),
-                    row_view(args.a),
-                    {},
-                    device_groups(args.groups, rows),
-                    workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                   rows, launch);
+    launch_unit(args.form,
+                SwigluForward{halves_view(args.h),
+                              row_view(args.prob),
+                              row_view(args.a),
+                              {},
+                              device_groups(args.groups, rows),
+                              workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
+                rows, launch);
 }
 
 void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_forward({halves_view(args.h), row_view(args.prob), row_view(args.a.data),
-                    block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
-                    workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                   rows, launch);
+    launch_unit(args.form,
+                SwigluForward{halves_view(args.h), row_view(args.prob), row_view(args.a.data),
+                              block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
+                              workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
+                rows, launch);
 }
 
 void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward({row_view(args.da),
-                     halves_view(args.h),
-                     row_view(args.prob),
-                     halves_view(args.dh),
-                     row_view(args.dprob),
-                     {},
-                     device_groups(args.groups, rows),
-                     workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                    rows, launch);
+    launch_unit(args.form,
+                SwigluGradient{row_view(args.da),
+                               halves_view(args.h),
+                               row_view(args.prob),
+                               halves_view(args.dh),
+                               row_view(args.dprob),
+                               {},
+                               device_groups(args.groups, rows),
+                               workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
+                rows, launch);
 }
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
     const int64_t rows = rows_of(args.groups, args.h);
-    launch_backward(
-        {row_view(args.da), halves_view(args.h), row_view(args.prob), halves_view(args.dh.data),
-         row_view(args.dprob), block_scales(args.dh, args.scale_format), device_groups(args.groups, rows),
-         workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-        rows, launch);
+    launch_unit(args.form,
+                SwigluGradient{row_view(args.da), halves_view(args.h), row_view(args.prob),
+                               halves_view(args.dh.data), row_view(args.dprob),
+                               block_scales(args.dh, args.scale_format), device_groups(args.groups, rows),
+                               workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
+                rows, launch);
 }
 
 }  // namespace fp8flow

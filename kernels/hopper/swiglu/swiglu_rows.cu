@@ -29,8 +29,8 @@ constexpr int kStepBytes = 2 * kStep;  // of one input
 constexpr int kForwardWarps = 24, kForwardInputs = 2, kBackwardWarps = 16, kBackwardInputs = 3;
 constexpr int ring_bytes(int warps, int inputs) { return warps * kSlots * inputs * kStepBytes; }
 
-template <int kWarps> struct Shared {
-    SigmoidTable table;
+template <int kWarps, class Unit> struct Shared {
+    SigmoidTable<Unit> table;
     Mbarrier full[kWarps][kSlots];
 };
 
@@ -41,9 +41,10 @@ struct RowSegments {
 
 // The prologue, while the previous kernel ends: prefetches the first step of every warp into L2 (not where h
 // has a row base, which that kernel may still write), and fills the table. `rows`: row capacity.
-template <int kInputs, int kWarps>
-__device__ __forceinline__ void prologue(Shared<kWarps>& shared, const RowView& h, const RowView& da,
-                                         int width, const RowSegments& segments, int64_t rows) {
+template <int kInputs, int kWarps, class Unit>
+__device__ __forceinline__ void prologue(Shared<kWarps, Unit>& shared, const Unit& unit, const RowView& h,
+                                         const RowView& da, int width, const RowSegments& segments,
+                                         int64_t rows) {
     pdl_launch_dependents();
     const int warp = static_cast<int>(threadIdx.y), lane = static_cast<int>(threadIdx.x);
     const int item = static_cast<int>(blockIdx.x) * kWarps + warp, row = item >> segments.shift,
@@ -56,7 +57,7 @@ __device__ __forceinline__ void prologue(Shared<kWarps>& shared, const RowView& 
                                    : static_cast<const uint16_t*>(h.data) + at + int64_t{row + lane} * width;
         prefetch_to_l2(from, static_cast<uint32_t>(sizeof(uint16_t)) * static_cast<uint32_t>(cols));
     }
-    shared.table.fill(warp * kWarpSize + lane, kWarps * kWarpSize);
+    shared.table.fill(unit, warp * kWarpSize + lane, kWarps * kWarpSize);
     pdl_wait();
 }
 
@@ -109,7 +110,8 @@ public:
         RowTicket* tickets;
     };
     // All threads of the CTA call it.
-    __device__ InputPipeline(const Source& source, uint8_t* ring, Shared<kWarps>& shared, Clear clear)
+    __device__ InputPipeline(const Source& source, uint8_t* ring, Mbarrier (&full)[kWarps][kSlots],
+                             Clear clear)
         : h_(static_cast<const uint16_t*>(source.h.data) + source.h.base() * 2 * source.width),
           da_(static_cast<const uint16_t*>(source.da.data) + source.da.base() * source.width),
           prob_(source.prob ? static_cast<const float*>(source.prob.data) + source.prob.base() : nullptr),
@@ -117,7 +119,7 @@ public:
           segments_(source.segments),
           total_(static_cast<int>(source.groups.total())),
           slots_(ring + threadIdx.y * ring_bytes(1, kInputs)),
-          full_(shared.full[threadIdx.y]),
+          full_(full[threadIdx.y]),
           clear_(clear),
           window_(source.groups),
           queue_(source.tickets) {
@@ -285,12 +287,13 @@ __device__ __forceinline__ void store_fp8(const RowView& t, int64_t at, const fl
 // sigmoids: one __syncthreads.
 // Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
 // Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier) gain nothing.
-template <Output kOutput>
+template <class Args, Output kOutput>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
-    swiglu_rows_kernel(const SwigluForward args, RowSegments segments) {
+    swiglu_rows_kernel(const Args args, RowSegments segments) {
     extern __shared__ __align__(128) uint8_t ring[];
-    __shared__ Shared<kForwardWarps> shared;
-    prologue<kForwardInputs>(shared, args.h, {}, args.a.cols, segments, args.groups.rows);
+    __shared__ Shared<kForwardWarps, UnitOf<Args>> shared;
+    const auto unit = unit_of(args);
+    prologue<kForwardInputs>(shared, unit, args.h, {}, args.a.cols, segments, args.groups.rows);
     const int width = args.a.cols, lane = static_cast<int>(threadIdx.x);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t a_base = args.a.base();
@@ -298,7 +301,7 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
         clear_row(args.a, a_base + row, first, end, args.scales);
     };
     InputPipeline<kForwardWarps, kForwardInputs, decltype(clear)> input(
-        {args.h, {}, args.prob, width, segments, args.groups, args.tickets}, ring, shared, clear);
+        {args.h, {}, args.prob, width, segments, args.groups, args.tickets}, ring, shared.full, clear);
     for (; input.step().blocks > 0; input.advance()) {
         const Step step = input.step();
         const uint8_t* in = input.wait_full() + 2 * lane_col;
@@ -314,7 +317,8 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
             unpack_unit(raw_up[u], DType::bf16, up);
             shared.table.sigmoids(raw_gate[u], sigmoid);
 #pragma unroll
-            for (int i = 0; i < kUnit; ++i) a[u][i] = gate[i] * sigmoid[i] * up[i] * step.prob;
+            for (int i = 0; i < kUnit; ++i)
+                a[u][i] = unit.gate(gate[i]) * sigmoid[i] * unit.up(up[i]) * step.prob;
         }
         const int col = step.col + block_col, left = step.row < 0 ? 0 : width - col;
         const int64_t row = a_base + step.row, at = row * width + col;
@@ -353,14 +357,14 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 // and exchange multipliers. Pads: zeros.
 // Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
 // ascending order, all inside the warp: the sum does not depend on the grid.
-template <Output kOutput>
-__global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
-    swiglu_backward_rows_kernel(const SwigluGradient args) {
+template <class Args, Output kOutput>
+__global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1) swiglu_backward_rows_kernel(const Args args) {
     extern __shared__ __align__(128) uint8_t ring[];
-    __shared__ Shared<kBackwardWarps> shared;
+    __shared__ Shared<kBackwardWarps, UnitOf<Args>> shared;
+    const auto unit = unit_of(args);
     const int width = args.da.cols, lane = static_cast<int>(threadIdx.x);
     const RowSegments whole_rows = {.shift = 0, .cols = width};
-    prologue<kBackwardInputs>(shared, args.h, args.da, width, whole_rows, args.groups.rows);
+    prologue<kBackwardInputs>(shared, unit, args.h, args.da, width, whole_rows, args.groups.rows);
     const int block_col = lane % kBlockLanes * kUnit, lane_col = lane / kBlockLanes * kBlockCols + block_col;
     const int64_t dh_base = args.dh.base();
     float* const dprob = args.dprob ? static_cast<float*>(args.dprob.data) + args.dprob.base() : nullptr;
@@ -369,7 +373,7 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
         if (dprob != nullptr && lane == 0) dprob[row] = 0.0f;
     };
     InputPipeline<kBackwardWarps, kBackwardInputs, decltype(clear)> input(
-        {args.h, args.da, args.prob, width, whole_rows, args.groups, args.tickets}, ring, shared, clear);
+        {args.h, args.da, args.prob, width, whole_rows, args.groups, args.tickets}, ring, shared.full, clear);
     const bool odd = lane % 2 != 0;
     float sum = 0.0f;  // of the row so far
     for (; input.step().blocks > 0; input.advance()) {
@@ -391,10 +395,12 @@ __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1)
             shared.table.sigmoids(raw_gate[u], sigmoids);
 #pragma unroll
             for (int i = 0; i < kUnit; ++i) {
-                const float sigmoid = sigmoids[i], silu = gate[i] * sigmoid, da_prob = da[i] * step.prob;
-                unit_sum = fma_float(da[i], silu * up[i], unit_sum);
-                dgate[u][i] = da_prob * up[i] * sigmoid * (1.0f + gate[i] * (1.0f - sigmoid));
-                dup[u][i] = da_prob * silu;
+                const float sigmoid = sigmoids[i], g = unit.gate(gate[i]), silu = g * sigmoid,
+                            da_prob = da[i] * step.prob, linear = unit.up(up[i]);
+                unit_sum = fma_float(da[i], silu * linear, unit_sum);
+                dgate[u][i] = unit.dgate(
+                    da_prob * linear * sigmoid * (1.0f + unit.argument(g) * (1.0f - sigmoid)), gate[i]);
+                dup[u][i] = unit.dup(da_prob * silu, up[i]);
             }
             sums[u] = u * kUnitStep < left ? unit_sum : 0.0f;
         }
@@ -449,20 +455,26 @@ void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const L
 
 }  // namespace
 
-void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch) {
-    const auto kernel = output == Output::values ? swiglu_rows_kernel<Output::values>
-                        : output == Output::e4m3 ? swiglu_rows_kernel<Output::e4m3>
-                                                 : swiglu_rows_kernel<Output::e5m2>;
+template <class Args>
+void launch_swiglu_rows(const Args& args, Output output, int64_t rows, const Launch& launch) {
+    const auto kernel = output == Output::values ? swiglu_rows_kernel<Args, Output::values>
+                        : output == Output::e4m3 ? swiglu_rows_kernel<Args, Output::e4m3>
+                                                 : swiglu_rows_kernel<Args, Output::e5m2>;
     const RowSegments segments = segments_of(args.a.cols);
     run(kernel, kForwardWarps, kForwardInputs, rows << segments.shift, launch, "swiglu", args, segments);
 }
 
-void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
-                                 const Launch& launch) {
-    const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Output::values>
-                        : output == Output::e4m3 ? swiglu_backward_rows_kernel<Output::e4m3>
-                                                 : swiglu_backward_rows_kernel<Output::e5m2>;
+template <class Args>
+void launch_swiglu_backward_rows(const Args& args, Output output, int64_t rows, const Launch& launch) {
+    const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Args, Output::values>
+                        : output == Output::e4m3 ? swiglu_backward_rows_kernel<Args, Output::e4m3>
+                                                 : swiglu_backward_rows_kernel<Args, Output::e5m2>;
     run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
 }
+
+template void launch_swiglu_rows(const SwigluForward&, Output, int64_t, const Launch&);
+template void launch_swiglu_rows(const Shaped<SwigluForward>&, Output, int64_t, const Launch&);
+template void launch_swiglu_backward_rows(const SwigluGradient&, Output, int64_t, const Launch&);
+template void launch_swiglu_backward_rows(const Shaped<SwigluGradient>&, Output, int64_t, const Launch&);
 
 }  // namespace fp8flow::hopper::swiglu

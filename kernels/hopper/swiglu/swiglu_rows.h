@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/core/stream.h"
+#include "kernels/hopper/device/gated_unit.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/view.h"
 
@@ -43,8 +44,10 @@ struct SwigluGradient {
 };
 
 // Every lane has whole aligned units of BF16 (and FP8), or none: swiglu.cu checks it.
-void launch_swiglu_rows(const SwigluForward& args, Output output, int64_t rows, const Launch& launch);
-void launch_swiglu_backward_rows(const SwigluGradient& args, Output output, int64_t rows,
-                                 const Launch& launch);
+// Args: SwigluForward or SwigluGradient, or these Shaped.
+template <class Args>
+void launch_swiglu_rows(const Args& args, Output output, int64_t rows, const Launch& launch);
+template <class Args>
+void launch_swiglu_backward_rows(const Args& args, Output output, int64_t rows, const Launch& launch);
 
 }  // namespace fp8flow::hopper::swiglu

@@ -28,7 +28,7 @@ const std::vector<Case> kCases = {
 // extreme: rows that are infinite, NaN, or overflow after SwiGLU, and tiny ones; compared with the parts
 // only.
 void expect_fused_gemm(const Case& c, GemmBackend backend, ScaleFormat format, op::SaveH save_h,
-                       bool extreme = false) {
+                       bool extreme = false, const op::GluForm& form = {}) {
     SCOPED_TRACE(fmt::format("counts {}, F {}, K {}, {}, h {}", fmt::join(c.counts, ","), c.width,
                              c.contraction, backend == GemmBackend::simt ? "simt" : "native",
                              save_h == op::SaveH::yes ? "kept" : "not kept"));
@@ -65,12 +65,14 @@ void expect_fused_gemm(const Case& c, GemmBackend backend, ScaleFormat format, o
     p.gpu.swiglu_quantize({.h = p.to_gpu(h_of_parts.view()),
                            .prob = p.to_gpu(weights),
                            .groups = gpu_groups,
+                           .form = form,
                            .scale_format = format,
                            .a = p.to_gpu(ScaledTensor(act_of_parts))});
     p.run(op::GroupedGemmSwigluQuantize{.a = a,
                                         .b = b,
                                         .groups = groups,
                                         .prob = weights,
+                                        .form = form,
                                         .scale_format = format,
                                         .save_h = save_h,
                                         .h = h,
@@ -100,7 +102,8 @@ TEST(ComposedParity, GroupedGemmSwigluQuantize) {
         for (const GemmBackend backend : {GemmBackend::simt, GemmBackend::native})
             for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32})
                 for (const op::SaveH save_h : {op::SaveH::yes, op::SaveH::no})
-                    expect_fused_gemm(c, backend, format, save_h);
+                    for (const op::GluForm& form : {op::GluForm{}, {.limit = 1.0f}, {1.702f, 1.0f, 7.0f}})
+                        expect_fused_gemm(c, backend, format, save_h, false, form);
     for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32})
         expect_fused_gemm({{100, 3}, 256, 384, 128}, GemmBackend::native, format, op::SaveH::no, true);
 }

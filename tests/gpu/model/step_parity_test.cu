@@ -129,6 +129,16 @@ TEST(Fp8Projections, LossAndGradientsAgree) {
     }
 }
 
+TEST(AnotherGatedUnit, LossAndGradientsAgree) {
+    for (const char* recipe : {"bf16", "fp8_flow"}) {
+        SCOPED_TRACE(recipe);
+        Config config = tiny_config(recipe, "native");
+        config.model.glu = {.quick_geglu = true, .glu_linear_offset = 1, .activation_func_clamp_value = 7};
+        expect_agreement(run_steps(config, BackendKind::hopper), run_steps(config, BackendKind::reference),
+                         1e-3);
+    }
+}
+
 // Heads of 192 and 128 columns; cuDNN takes them from 9.19 on, otherwise the native kernel runs.
 TEST(LatentAttention, LossAndGradientsAgree) {
     for (const char* recipe : {"bf16", "fp8_flow", "fp8_blockwise"})

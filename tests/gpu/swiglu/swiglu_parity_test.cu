@@ -92,7 +92,9 @@ std::string name_of_case(const Case& c) {
            std::to_string(c.width) + " " + name_of(c.dtype);
 }
 
-void compare_plain(const Case& c, const Launch& launch = {}) {
+const op::GluForm kForms[] = {{}, {.limit = 2.0f}, {.alpha = 1.702f, .offset = 1.0f, .limit = 7.0f}};
+
+void compare_plain(const Case& c, const op::GluForm& form = {}, const Launch& launch = {}) {
     SCOPED_TRACE(name_of_case(c));
     if (too_large_here(c.rows * c.width)) return;
     Parity p;
@@ -101,24 +103,26 @@ void compare_plain(const Case& c, const Launch& launch = {}) {
     HostTensor dprob(DType::f32, {t.h.view().dim(0)});
     Tensors::based(dprob, c);
     const TensorView prob = t.prob_of(c);
-    const op::Swiglu forward{.h = t.h, .prob = prob, .groups = t.row_groups, .a = a};
+    const op::Swiglu forward{.h = t.h, .prob = prob, .groups = t.row_groups, .form = form, .a = a};
     p.run(forward, launch);
     p.expect_same_bytes(a, "a");
     const op::SwigluBackward backward{
-        .da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .dh = dh, .dprob = dprob};
+        .da = t.da, .h = t.h, .prob = prob, .groups = t.row_groups, .form = form, .dh = dh, .dprob = dprob};
     p.run(backward, launch);
     p.expect_same_bytes(dh, "dh");
     p.expect_same_bytes(dprob, "dprob");
 }
 
 TEST(SwigluParity, Plain) {
-    for (const Case& c : cases()) compare_plain(c);
-    for (const Case& c : ragged_cases()) compare_plain(c);
+    for (const op::GluForm& form : kForms) {
+        for (const Case& c : cases()) compare_plain(c, form);
+        for (const Case& c : ragged_cases()) compare_plain(c, form);
+    }
 }
 // A warp has many rows then, and loads the next one while it works on a row.
 TEST(SwigluParity, PlainOnOneSm) {
-    for (const Case& c : cases()) compare_plain(c, Launch{.sm_limit = 1});
-    for (const Case& c : ragged_cases()) compare_plain(c, Launch{.sm_limit = 1});
+    for (const Case& c : cases()) compare_plain(c, {}, Launch{.sm_limit = 1});
+    for (const Case& c : ragged_cases()) compare_plain(c, {}, Launch{.sm_limit = 1});
 }
 
 // Every BF16 value as a gate, 16 times. Gates that are not finite give NaN or zero in the same places.
@@ -136,11 +140,14 @@ TEST(SwigluParity, EveryGate) {
             words[row * 2 * kWidth + col] = static_cast<uint16_t>(row * kWidth + col);
     fill_normal(da, 2, 0.01);
     fill_uniform(prob, 3, 0.0, 1.0);
-    p.run(op::Swiglu{.h = h, .prob = prob, .groups = {}, .a = a});
-    p.expect_same_values(a, "a");
-    p.run(op::SwigluBackward{.da = da, .h = h, .prob = prob, .groups = {}, .dh = dh, .dprob = dprob});
-    p.expect_same_values(dh, "dh");
-    p.expect_same_values(dprob, "dprob");
+    for (const op::GluForm& form : kForms) {
+        p.run(op::Swiglu{.h = h, .prob = prob, .groups = {}, .form = form, .a = a});
+        p.expect_same_values(a, "a");
+        p.run(op::SwigluBackward{
+            .da = da, .h = h, .prob = prob, .groups = {}, .form = form, .dh = dh, .dprob = dprob});
+        p.expect_same_values(dh, "dh");
+        p.expect_same_values(dprob, "dprob");
+    }
 }
 
 TEST(SwigluParity, Quantized) {
@@ -149,6 +156,9 @@ TEST(SwigluParity, Quantized) {
             for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
                 SCOPED_TRACE(name_of_case(c));
                 const Launch launch{.sm_limit = dtype == DType::e4m3 ? 1 : 0};
+                const op::GluForm& form = kForms[format == ScaleFormat::pow2 ? 0
+                                                 : dtype == DType::e4m3      ? 1
+                                                                             : 2];
                 if (too_large_here(c.rows * c.width)) continue;
                 Parity p;
                 const Tensors t(c);
@@ -157,15 +167,19 @@ TEST(SwigluParity, Quantized) {
                 Tensors::based(dprob, c);
                 const TensorView prob = t.prob_of(c);
                 const TensorView dprob_or_absent = format == ScaleFormat::pow2 ? dprob.view() : TensorView{};
-                p.run(
-                    op::SwigluQuantize{
-                        .h = t.h, .prob = prob, .groups = t.row_groups, .scale_format = format, .a = a},
-                    launch);
+                p.run(op::SwigluQuantize{.h = t.h,
+                                         .prob = prob,
+                                         .groups = t.row_groups,
+                                         .form = form,
+                                         .scale_format = format,
+                                         .a = a},
+                      launch);
                 p.expect_same_bytes(ScaledTensor(a), "a");
                 p.run(op::SwigluBackwardQuantize{.da = t.da,
                                                  .h = t.h,
                                                  .prob = prob,
                                                  .groups = t.row_groups,
+                                                 .form = form,
                                                  .scale_format = format,
                                                  .dh = dh,
                                                  .dprob = dprob_or_absent},

@@ -143,6 +143,7 @@ const std::vector<Texts> kSwitches = {
     {"moe.moe_shared_expert_intermediate_size=0"},
     {"moe.moe_shared_expert_gate=true"},
     {"moe.moe_router_dtype=fp32"},
+    {"model.activation_func_clamp_value=7", "model.quick_geglu=true", "model.glu_linear_offset=1"},
     {"model.qk_layernorm=true"},
     {"model.multi_latent_attention=true", "model.q_lora_rank=0"},
     {"model.add_qkv_bias=true", "model.qk_layernorm=true", "model.qk_layernorm_type=per_layer"},

@@ -13,6 +13,11 @@ namespace fp8flow::test {
 namespace {
 
 double swiglu(double gate, double up, double prob) { return gate / (1.0 + std::exp(-gate)) * up * prob; }
+double gated(const op::GluForm& form, double gate, double up) {
+    const double limit = form.limit > 0 ? form.limit : HUGE_VAL, g = std::min(gate, limit),
+                 u = std::clamp(up, -limit, limit);
+    return g / (1.0 + std::exp(-static_cast<double>(form.alpha) * g)) * (u + form.offset);
+}
 
 // Inputs and outputs of every form, for groups with pads and views into longer buffers.
 struct Problem {
@@ -169,6 +174,54 @@ TEST(Swiglu, BackwardMatchesCentralDifferences) {
         expect_pads_zero_and_rest_untouched(p, p.dprob);
         EXPECT_TRUE(p.guards_intact());
     }
+}
+
+// Other units: outputs and gradients against the formula, 0 where a clamp holds its input, not at the limit.
+TEST(Swiglu, OtherGatedUnits) {
+    for (const op::GluForm form : {op::GluForm{.limit = 1.5f}, op::GluForm{.alpha = 1.702f, .offset = 1.0f},
+                                   op::GluForm{.alpha = 1.702f, .offset = 1.0f, .limit = 2.0f}}) {
+        Problem p({40, 0, 61}, 16, 129, DType::f32, 0);
+        set(p.h, 3, form.limit);
+        set(p.h, p.width + 3, -form.limit);
+        op::Swiglu forward = p.forward();
+        op::SwigluBackward backward = p.backward();
+        forward.form = backward.form = form;
+        ReferenceOps ops;
+        ops.swiglu(forward);
+        ops.swiglu_backward(backward);
+        const double limit = form.limit > 0 ? form.limit : HUGE_VAL;
+        constexpr double kStep = 1e-5;
+        for (int64_t row = 0; row < p.groups.total(); ++row) {
+            if (p.groups.is_pad(row)) continue;
+            const double prob = p.prob(row);
+            double dprob = 0, size = 0;
+            for (int64_t j = 0; j < p.width; ++j) {
+                const double gate = p.gate(row, j), up = p.up(row, j), da = p.da(row * p.width + j),
+                             a = gated(form, gate, up), scale = std::abs(da * prob) * (std::abs(up) + 1);
+                ASSERT_NEAR(p.a(row * p.width + j), a * prob, 1e-5 * std::abs(a) + 1e-6);
+                const double below = gated(form, gate - kStep, up),
+                             side = gated(form, gate, up + (up < 0 ? kStep : -kStep));
+                const double dgate = gate > limit ? 0 : da * prob * (a - below) / kStep,
+                             dup = std::abs(up) > limit ? 0
+                                                        : da * prob * (side - a) / (up < 0 ? kStep : -kStep);
+                ASSERT_NEAR(p.dh(row * 2 * p.width + j), dgate, 1e-4 * scale) << gate;
+                ASSERT_NEAR(p.dh((row * 2 + 1) * p.width + j), dup,
+                            1e-4 * std::abs(da * prob) * (std::abs(gate) + 1));
+                dprob += da * a;
+                size += std::abs(da * a);
+            }
+            ASSERT_NEAR(p.dprob(row), dprob, 1e-5 * size);
+        }
+    }
+}
+
+// A kernel's table of sigmoids has one entry for all gates below 2^-25.
+TEST(Swiglu, SmallGatesHaveTheSigmoidOfZero) {
+    for (const float alpha : {1.0f, 1.702f, op::GluForm::kMaxAlpha})
+        for (uint32_t bits = 0; bits <= (102u << 7); ++bits)
+            for (const uint32_t sign : {0u, 0x8000u})
+                ASSERT_EQ(sigmoid_float(alpha * bits_float((bits | sign) << 16)), 0.5f)
+                    << alpha << " " << bits;
 }
 
 TEST(Swiglu, Bf16BackwardIsTheRoundedFp32One) {

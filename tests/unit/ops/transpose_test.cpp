@@ -247,7 +247,7 @@ TEST(ScaleFormats, NoOperationWritesAnotherFormatThanTheTensorDeclares) {
                 case 5:
                     return ops.rms_norm_quantize(
                         {.x = x, .gamma = gamma, .scale_format = format, .rows = rows, .rstd = rstd});
-                case 6: return ops.swiglu_quantize({x, {}, all, format, half});
+                case 6: return ops.swiglu_quantize({x, {}, all, {}, format, half});
                 case 7: return ops.transpose_requantize({rows, all, format, columns});
             }
         };

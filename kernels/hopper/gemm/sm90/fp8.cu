@@ -4,7 +4,7 @@
 // h [M, 2F] is not written (op::GroupedGemmSwigluQuantize, bit-equal to its parts). Three kernels:
 //
 //   fp8_overlapped_kernel   row scales of A per 128, tile scales of B, D in BF16: the default
-//   fp8_swiglu_kernel       the same mainloop with the SwiGLU epilogue
+//   fp8_swiglu_kernel       the same mainloop with the SwiGLU epilogue, or that of another gated unit
 //   fp8_kernel              alternating mainloop (fp8_mainloop.h): FP32 D, tile scales of A, column scales of
 //                           B, scales that are constant along the contraction. With constant scales it also
 //                           computes weight gradients.
@@ -292,10 +292,10 @@ private:
 // tile.
 //
 // SharedStorage with the sigmoid table in place of column scales.
-struct SwigluStorage {
+template <class Unit> struct SwigluStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
     alignas(16) float row_scales[kStages][kTileRows];
-    SigmoidTable table;
+    SigmoidTable<Unit> table;
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
     SharedQueue queue;
@@ -319,13 +319,14 @@ __device__ __forceinline__ float quad_max(float value) {
 // 1x128 block, so it exchanges only the amax. All is in place: gate becomes silu(gate) during the tile's last
 // wgmma batch. up becomes the product, and then FP8 values, during the first two batches of the next tile. A
 // warp stages its 16 rows in its own rows of A.
-class SwigluEpilogue {
+template <class Output> class SwigluEpilogue {
 public:
+    using Unit = UnitOf<Output>;
     static constexpr Owned kOwned = Owned::rows;
     static constexpr bool kHoldsStage = true;
 
-    __device__ SwigluEpilogue(const GemmProblem& p, const SwigluOutput& out, const CUtensorMap* map,
-                              const SigmoidTable& table, int warpgroup)
+    __device__ SwigluEpilogue(const GemmProblem& p, const Output& out, const CUtensorMap* map,
+                              const SigmoidTable<Unit>& table, int warpgroup)
         : out_(out), map_(map), table_(table), row0_(first_row<kOwned>(warpgroup)) {
         const int64_t h_base = p.d_row_base != nullptr ? *p.d_row_base : 0;
         prob_base_ = out.prob ? static_cast<const float*>(out.prob.data) + out.prob.base() - h_base : nullptr;
@@ -360,24 +361,26 @@ public:
 private:
     // Eight table look-ups at a time.
     __device__ __forceinline__ void activate(float (&gate)[64]) const {
+        const Unit unit = unit_of(out_);
 #pragma unroll
         for (int i = 0; i < 64; i += 2) {
             const uint32_t words = pack_bf16(gate[i], gate[i + 1]);
             float low, high;
             table_.of_pair(words, low, high);
-            gate[i] = bits_float(words << 16) * low;
-            gate[i + 1] = bits_float(words & 0xFFFF0000u) * high;
+            gate[i] = unit.gate(bits_float(words << 16)) * low;
+            gate[i + 1] = unit.gate(bits_float(words & 0xFFFF0000u)) * high;
             if (i % 8 == 6) wgmma_fence_operand(gate);
         }
     }
     // up = silu(gate) * up, and the amax of either row
     __device__ __forceinline__ void multiply_by_up(const float (&silu)[64], float (&up)[64]) {
+        const Unit unit = unit_of(out_);
         largest_[0] = largest_[1] = 0.0f;
 #pragma unroll
         for (int i = 0; i < 64; i += 2) {
             const uint32_t words = pack_bf16(up[i], up[i + 1]);
-            up[i] = silu[i] * bits_float(words << 16);
-            up[i + 1] = silu[i + 1] * bits_float(words & 0xFFFF0000u);
+            up[i] = silu[i] * unit.up(bits_float(words << 16));
+            up[i + 1] = silu[i + 1] * unit.up(bits_float(words & 0xFFFF0000u));
             float& largest = largest_[i / 2 % 2];
             largest = fmaxf(fmaxf(largest, fabsf(up[i])), fabsf(up[i + 1]));  // NaN ignored
         }
@@ -440,28 +443,31 @@ private:
         __syncwarp();
     }
 
-    const SwigluOutput& out_;
+    const Output& out_;
     const CUtensorMap* map_;
-    const SigmoidTable& table_;
+    const SigmoidTable<Unit>& table_;
     int row0_;
     const float* prob_base_;  // nullptr: 1
     int64_t act_offset_;
     float prob_[2], largest_[2] = {0.0f, 0.0f};
 };
 
+template <class Output>
 __global__ void __launch_bounds__(kCtaThreads, 1)
     fp8_swiglu_kernel(const __grid_constant__ GemmProblem problem, const __grid_constant__ CUtensorMap map_a,
                       const __grid_constant__ CUtensorMap map_b, const __grid_constant__ CUtensorMap map_act,
-                      const __grid_constant__ SwigluOutput out) {
-    run_roles<SwigluStorage>(
-        [&](SwigluStorage& shared) {
+                      const __grid_constant__ Output out) {
+    using Storage = SwigluStorage<UnitOf<Output>>;
+    run_roles<Storage>(
+        [&](Storage& shared) {
             produce_operands<ScaleMode::rows_tiles, Owned::rows>(problem, shared, &map_a, &map_b);
         },
-        [&](SwigluStorage& shared, int warpgroup) {
-            shared.table.fill(static_cast<int>(threadIdx.x) - kWarpgroup, kConsumerThreads);
+        [&](Storage& shared, int warpgroup) {
+            shared.table.fill(unit_of(out), static_cast<int>(threadIdx.x) - kWarpgroup, kConsumerThreads);
             named_barrier_sync(1, kConsumerThreads);
-            overlapped_mainloop<WgmmaE4m3>(problem, shared, warpgroup,
-                                           SwigluEpilogue(problem, out, &map_act, shared.table, warpgroup));
+            overlapped_mainloop<WgmmaE4m3>(
+                problem, shared, warpgroup,
+                SwigluEpilogue<Output>(problem, out, &map_act, shared.table, warpgroup));
         },
         [&](auto& shared) { fill_queue<TileScheduler<kFp8StageK>>(problem, shared.queue); });
 }
@@ -573,7 +579,11 @@ bool launch_wgmma_swiglu(const op::GroupedGemmSwigluQuantize& args, const GemmCa
                       map_act = tensor_map(args.act.data.data, DType::e4m3, INT32_MAX, p.n / 2, kWarpRows);
     const SwigluOutput out{row_view(args.prob), row_view(args.act.data), args.act.scales.as<float>(),
                            args.act.data.dim(0), args.scale_format};
-    launch_persistent<SwigluStorage>(fp8_swiglu_kernel, p, launch, map_a, map_b, map_act, out);
+    with_unit(args.form, out, [&](const auto& of) {
+        using Output = std::decay_t<decltype(of)>;
+        launch_persistent<SwigluStorage<UnitOf<Output>>>(fp8_swiglu_kernel<Output>, p, launch, map_a, map_b,
+                                                         map_act, of);
+    });
     return true;
 }
 

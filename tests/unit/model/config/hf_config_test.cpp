@@ -479,6 +479,33 @@ TEST(HfConfig, ShippedModelsArePublishedOnes) {
     }
 }
 
+// alpha, offset and limit of the gated unit.
+TEST(HfConfig, ClampedGatedUnits) {
+    const Json families = Json::parse(
+        read_text_file(FP8FLOW_SOURCE_DIR "/tests/data/hf_families.json", ExitCode::usage, "", 1 << 20));
+    const auto glu = [](const Json& json) {
+        const GluSpec g = config_of(json).model.glu;
+        return fmt::format("{} {} {} {}", g.quick_geglu, g.glu_linear_offset, g.activation_func_clamp_value,
+                           g.activation_func_clamp_routed_only);
+    };
+    EXPECT_EQ(glu(qwen3()), "false 0 0 false");
+    const Json glm = families["glm5_next"]["config"], hunyuan = families["hy_v4"]["config"],
+               m3 = families["minimax_m3_vl"]["config"];
+    EXPECT_EQ(glu(glm), "false 0 10 false");
+    EXPECT_EQ(glu(hunyuan), "false 0 10 true");
+    EXPECT_EQ(glu(m3), "true 1 7 false");
+    EXPECT_EQ(glu(without(m3, {"swiglu_limit"})), "true 1 7 false");
+    EXPECT_EQ(glu(with(hunyuan, "swiglu_limit", 4.5)), "false 0 4.5 true");
+    EXPECT_EQ(glu(with(hunyuan, "swiglu_limit", -1)), "false 0 0 false");
+    EXPECT_NO_THROW(config_of(with(m3, "hidden_act", "swigluoai")));
+    expect_contains(refused(with(qwen3(), "hidden_act", "swigluoai")),
+                    "hidden_act: got swigluoai, want silu");
+    expect_contains(refused(with(m3, "swiglu_alpha", 1.5)), "swiglu_alpha: got 1.5, want 1.702");
+    const Config dense = config_of(
+        without(with(with(m3, "moe_layer_freq", {0, 1}), "num_hidden_layers", 2), {"mlp_layer_types"}));
+    EXPECT_EQ(dense.model.ffn_hidden_size, 12288);
+}
+
 // 10944 = 85.5 x 128: the dense layer is planned a little wider, and the user is told.
 TEST(HfConfig, ADenseWidthThatIsNoMultipleOfABlockIsRoundedUpAndSaid) {
     const Json json = without(deepseek_v2_lite(), {"aux_loss_alpha"});

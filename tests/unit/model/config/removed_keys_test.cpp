@@ -31,7 +31,8 @@ TEST(RemovedKeys, AreIgnoredOrRefused) {
         {"training", "max_rollbacks", "3", "8", "training.on_divergence"},
         {"training", "zero_grad_iters", "0", "5", "training.grad_norm_limit"},
         {"training", "main_params_dtype", "fp32", "bf16", "want fp32 (master weights are FP32)"},
-        {"model", "swiglu", "True", "false", "want true (no other activation is implemented)"},
+        {"model", "swiglu", "True", "false",
+         "want true (units are gated; quick_geglu: true is the other one)"},
     };
     for (const Case& c : cases) {
         SCOPED_TRACE(c.key);
