@@ -31,6 +31,8 @@ constexpr Shipped kShipped[] = {{"quickstart", 2},
                                 {"mixtral_8x7b", 8},
                                 {"deepseek_small", 1},
                                 {"deepseek_v2_lite", 2},
+                                {"deepseek_v3", 256},
+                                {"moonlight_16b_a3b", 8},
                                 {"layer_deepseek_v3", 4},
                                 {"layer_deepseek_v3_1gpu", 1},
                                 {"block_deepseek_v3_1gpu", 1},
@@ -101,7 +103,7 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
     ASSERT_EQ(plan.status, 0) << plan.err;
     for (const char* part :
          {"A prediction for the H200, calibrated 2026-11-27 from profile_deepseek_v3_4gpu_recipes.json",
-          "Mean error on 36 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
+          "Mean error on 38 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
           "11.32 B", "one MoE layer and micro-batch", "Memory: fits, 51.0 GiB"})
         expect_contains(plan.out, part);
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
