@@ -96,7 +96,8 @@ ConfigField layer_frequency() {
     return field;
 }
 
-std::vector<ConfigField> model_fields() {
+// Section model: its blocks and their attention.
+std::vector<ConfigField> attention_fields() {
     return {
         integer(KEY(model, num_layers), {.min = 1, .max = kMaxLayers}, "transformer blocks"),
         integer(KEY(model, hidden_size), {.min = 128, .max = 1 << 20, .multiple_of = 128},
@@ -147,6 +148,12 @@ std::vector<ConfigField> model_fields() {
                "rope_type llama3: the frequency of pairs with fewer turns is divided by the factor"),
         number("model", "high_freq_factor", AT(model.rope.high_freq_factor), {.min = 0, .max = 1e6},
                "rope_type llama3: pairs with more turns keep their frequency"),
+    };
+}
+
+// Section model: the rest.
+std::vector<ConfigField> model_fields() {
+    return {
         number(KEY(model, norm_epsilon), {.min = kLeastEpsilon, .max = 1},
                "added to the mean square in RMSNorm"),
         boolean(KEY(model, zero_centered_gamma),
@@ -546,9 +553,9 @@ std::vector<ConfigField> checkpoint_fields() {
 
 std::vector<ConfigField> build_table() {
     std::vector<ConfigField> table;
-    for (auto section : {model_fields, moe_fields, precision_fields, recompute_fields, schedule_fields,
-                         parallel_fields, training_fields, data_fields, output_fields, validate_fields,
-                         profile_fields, kernels_fields, checkpoint_fields})
+    for (auto section : {attention_fields, model_fields, moe_fields, precision_fields, recompute_fields,
+                         schedule_fields, parallel_fields, training_fields, data_fields, output_fields,
+                         validate_fields, profile_fields, kernels_fields, checkpoint_fields})
         for (ConfigField& field : section()) table.push_back(std::move(field));
     return table;
 }
