@@ -140,7 +140,7 @@ template <class Launch> int run(const char* name, int argc, char** argv, const L
         total += times.back();
     }
     times.erase(times.begin());
-    std::ranges::sort(times);
+    std::sort(times.begin(), times.end());
     const double ms = times[times.size() / 2], error = error_of(p);
     std::printf("%-16s %8.3f ms %8.1f TFLOP/s   error %.1e\n", name, ms, 2e-9 * double(m) * p.n * p.k / ms,
                 error);
