@@ -13,17 +13,41 @@
 #include "layers/flows/flow.h"
 
 #include <fmt/format.h>
+#include <yaml-cpp/eventhandler.h>
 #include <yaml-cpp/yaml.h>
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 namespace fp8flow {
 namespace {
 
 constexpr size_t kMaxYamlBytes = 64 * 1024;
+
+// Takes what a parser finds, and keeps nothing.
+class NoEvents : public YAML::EventHandler {
+    using Style = YAML::EmitterStyle::value;
+    void OnDocumentStart(const YAML::Mark&) override {}
+    void OnDocumentEnd() override {}
+    void OnNull(const YAML::Mark&, YAML::anchor_t) override {}
+    void OnAlias(const YAML::Mark&, YAML::anchor_t) override {}
+    void OnScalar(const YAML::Mark&, const std::string&, YAML::anchor_t, const std::string&) override {}
+    void OnSequenceStart(const YAML::Mark&, const std::string&, YAML::anchor_t, Style) override {}
+    void OnSequenceEnd() override {}
+    void OnMapStart(const YAML::Mark&, const std::string&, YAML::anchor_t, Style) override {}
+    void OnMapEnd() override {}
+};
+
+// At most one. YAML::LoadAll finds documents without end in some texts, and takes all memory for them.
+bool has_one_document(const std::string& text) {
+    std::istringstream stream(text);
+    YAML::Parser parser(stream);
+    NoEvents events;
+    return !parser.HandleNextDocument(events) || !parser.HandleNextDocument(events);
+}
 
 // Why this is no text; empty if it is. yaml-cpp takes byte 4 for the end of the file.
 std::string no_text(std::string_view bytes) {
@@ -124,9 +148,8 @@ private:
             leads = c == '\n' || (leads && c == ' ');
         }
         try {
-            const std::vector<YAML::Node> documents = YAML::LoadAll(plain);
-            if (documents.size() < 2) return documents.empty() ? YAML::Node() : documents.front();
-            problems_.add(name, fmt::format("got {} YAML documents, want one", documents.size()));
+            if (has_one_document(plain)) return YAML::Load(plain);
+            problems_.add(name, "got several YAML documents, want one");
             return std::nullopt;
         } catch (const YAML::Exception& error) {
             problems_.add(place(name, error.mark),

@@ -72,7 +72,7 @@ TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
         {"a: &a [1,1]\nb: [*a,*a,*a]", "t:1:1: a: got an unknown section"},
         {"model: &a {num_layers: [*a]}", "t:1:"},
         {"model: *a", "t:1:8: got text that is no YAML"},
-        {"model: {}\n---\nmoe: {}", "t: got 2 YAML documents, want one"},
+        {"model: {}\n---\nmoe: {}", "t: got several YAML documents, want one"},
         {"model: {<<: {num_layers: 2}}", "t:1:9: model.<<: got an unknown key"},
         // Quotes and brackets.
         {"output: {out: \"abc}", "t:1:"},
