@@ -114,7 +114,7 @@ struct Parameter {
     Ranks ranks() const { return spec.expert ? Ranks::expert_replicas : Ranks::world; }
     // The slice of a tensor of this parameter's shape that this rank's master, m and v cover.
     TensorView part_here(const TensorView& whole) const;
-    // Index of the first element here in the tensor of all experts, whose others are on other ranks.
+    // Index of this rank's first element in the tensor of all ranks' experts.
     int64_t first_element() const { return spec.expert ? spec.first_expert * (numel() / spec.shape[0]) : 0; }
 };
 

@@ -39,7 +39,7 @@ constexpr HeadSizes kHeads[] = {{64, 64, kOldestCudnn},
                                 {192, 128, 91900},
                                 {192, 192, 91900},
                                 {256, 256, 91900}};
-// Null: cuDNN does not run heads of these widths.
+// nullptr if cuDNN does not support these head sizes.
 const HeadSizes* sizes_of(int64_t depth, int64_t value_depth) {
     const auto* const found = std::ranges::find_if(kHeads, [&](const HeadSizes& heads) {
         return heads.depth == depth && heads.value_depth == value_depth;
