@@ -429,7 +429,7 @@ TEST(HfConfig, OptionsOfTheFamilies) {
     EXPECT_EQ(std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0), 1);
 }
 
-// Of DeepSeek-V3.2 and GLM-5, whose sparse attention is that of all keys up to index_topk.
+// DeepSeek-V3.2 and GLM-5: sparse attention equals dense attention up to index_topk tokens.
 TEST(HfConfig, SequencesAreNoLongerThanAnIndexChoosesAllKeysOf) {
     nlohmann::json json =
         nlohmann::json::parse(read_text_file(FP8FLOW_SOURCE_DIR "/tests/data/hf_families.json",
