@@ -7,7 +7,7 @@
   scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
   scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
 
-check: every file is cited by a page. A .json is an object, a list of objects, or an object with `runs`, a list of objects that inherit what they
+check: every file is cited by a page; a commit from which a page checks files out has them. A .json is an object, a list of objects, or an object with `runs`, a list of objects that inherit what they
 lack. Each has
   commit   seven hexadecimal digits or more
   command  the command line
@@ -88,11 +88,18 @@ def problems_of(path):
     return [f"no {name}" for name, pattern in patterns.items() if not re.search(pattern, text)]
 
 
+def has_runs(commit, folder):
+    git = subprocess.run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", commit, folder], capture_output=True, text=True)
+    return git.returncode != 0 or "/run.json" in git.stdout  # a copy without history cannot tell
+
+
 def check(_):
     files = [path for path in sorted(RESULTS.iterdir()) if path.name != "README.md"]
     pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != RESULTS)  # it lists all
     problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
     problems += [f"/{path.name}: no page cites it" for path in files if path.name not in pages]
+    problems += [f": {commit} has no runs in {folder}" for commit, folder in set(re.findall(r"git checkout ([0-9a-f]+) -- (docs/results/\w+)", pages))
+                 if not has_runs(commit, folder)]
     size = sum(path.stat().st_size for path in files)
     if len(files) > MOST_FILES or size > MOST_BYTES:
         problems.append(f": {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/results.py compact")
