@@ -488,11 +488,10 @@ template <class T, class Args> Shape shape_of(const Args& args) {
 // Launches a kernel that needs more shared memory than the default limit.
 template <class Args>
 void launch_tiles(void (*kernel)(Args, int64_t), const Args& args, int64_t num_tasks,
-                  std::size_t shared_bytes, int per_sm, const Launch& launch, const char* name) {
+                  std::size_t shared_bytes, const Launch& launch, const char* name) {
     allow_shared_memory(kernel, shared_bytes, name);
-    kernel<<<grid_for(num_tasks, launch, per_sm), kThreads, shared_bytes, stream_of(launch)>>>(args,
-                                                                                               num_tasks);
-    check_launch(name);
+    launch_kernel(kernel, grid_for(num_tasks, launch, 1), kThreads, shared_bytes, launch, name, args,
+                  num_tasks);
 }
 
 template <class T> void launch_forward(const op::Attention& args, const Launch& launch) {
@@ -504,7 +503,7 @@ template <class T> void launch_forward(const op::Attention& args, const Launch& 
                               .o = args.o.data,
                               .lse = args.lse.as<float>()};
     launch_tiles(attention_kernel<T>, forward, shape.sequences * shape.heads * shape.tiles,
-                 sizeof(ForwardShared<T>), 1, launch, "attention");
+                 sizeof(ForwardShared<T>), launch, "attention");
 }
 
 // delta: [T, heads]
@@ -523,14 +522,13 @@ void launch_backward(const op::AttentionBackward& args, float* delta, const Laun
                                 .dq = args.dq.data,
                                 .dk = args.dk.data,
                                 .dv = args.dv.data};
-    delta_kernel<<<grid_for(ceil_div(rows, kThreads / kLanes), launch), kThreads, 0, stream_of(launch)>>>(
-        backward, rows);
-    check_launch("attention backward: delta");
+    launch_kernel(delta_kernel, grid_for(ceil_div(rows, kThreads / kLanes), launch), kThreads, launch,
+                  "attention backward: delta", backward, rows);
     const int64_t kv_tasks = shape.sequences * shape.kv_heads * shape.tiles;
-    launch_tiles(attention_dkv_kernel<T>, backward, kv_tasks, sizeof(BackwardShared<T>), 1, launch,
+    launch_tiles(attention_dkv_kernel<T>, backward, kv_tasks, sizeof(BackwardShared<T>), launch,
                  "attention backward: dk, dv");
     launch_tiles(attention_dq_kernel<T>, backward, shape.sequences * shape.heads * shape.tiles,
-                 sizeof(BackwardShared<T>), 1, launch, "attention backward: dq");
+                 sizeof(BackwardShared<T>), launch, "attention backward: dq");
 }
 
 // Of q, k and v.

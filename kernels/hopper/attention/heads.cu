@@ -414,7 +414,8 @@ __global__ void __launch_bounds__(kThreads, 2)
 enum class Pass { forward, backward };
 template <int kLanes> void run(const HeadsArgs& args, Pass pass, float* chunk_sums, const Launch& launch) {
     const auto start = [&](auto kernel, unsigned ctas, auto... more) {
-        kernel<<<ctas, kThreads, 0, stream_of(launch)>>>(args, more...);
+        launch_kernel(kernel, ctas, kThreads, launch,
+                      pass == Pass::forward ? "qkv_heads" : "qkv_heads_backward", args, more...);
     };
     const unsigned ctas = grid_for(ceil_div(args.tokens, kWarps), launch),
                    chain_ctas = grid_for(kChunks / Chains<kLanes>::kOwn, launch, 2);
@@ -426,7 +427,6 @@ template <int kLanes> void run(const HeadsArgs& args, Pass pass, float* chunk_su
               chain_ctas, chunk_sums);
     else
         start(rows ? heads_backward_kernel<kLanes, true> : heads_backward_kernel<kLanes, false>, ctas);
-    check_launch(pass == Pass::forward ? "qkv_heads" : "qkv_heads_backward");
 }
 void run(const HeadsArgs& args, Pass pass, float* chunk_sums, const Launch& launch) {
     const int64_t units = args.depth / kUnit;

@@ -192,11 +192,10 @@ bool is_wide(const Latent& args) {
     return wide;
 }
 
-using Kernel = void (*)(const Latent);
+using Kernel = void (*)(Latent);
 void start(const Latent& args, Kernel wide, Kernel single, const Launch& launch, const char* name) {
     if (args.tokens == 0) return;
-    (is_wide(args) ? wide : single)<<<grid_for(args.tokens, launch), kThreads, 0, stream_of(launch)>>>(args);
-    check_launch(name);
+    launch_kernel(is_wide(args) ? wide : single, grid_for(args.tokens, launch), kThreads, launch, name, args);
 }
 
 }  // namespace

@@ -68,10 +68,8 @@ __global__ __launch_bounds__(kThreads, 3) void rope_units_kernel(const RopeUnits
                 a[n] = fma_float(x, cosine[n], -(y * sine[n]));
                 b[n] = fma_float(y, cosine[n], x * sine[n]);
             }
-            *reinterpret_cast<uint4*>(first + head * 2 * half) = uint4{
-                pack_bf16(a[0], a[1]), pack_bf16(a[2], a[3]), pack_bf16(a[4], a[5]), pack_bf16(a[6], a[7])};
-            *reinterpret_cast<uint4*>(first + head * 2 * half + half) = uint4{
-                pack_bf16(b[0], b[1]), pack_bf16(b[2], b[3]), pack_bf16(b[4], b[5]), pack_bf16(b[6], b[7])};
+            *reinterpret_cast<uint4*>(first + head * 2 * half) = pack_unit_bf16(a);
+            *reinterpret_cast<uint4*>(first + head * 2 * half + half) = pack_unit_bf16(b);
         }
     }
 }
@@ -160,10 +158,10 @@ void sum_bias(const TensorView& dqkv, Gradient mode, const TensorView& dbias, fl
               const Launch& launch) {
     const int64_t width = dqkv.cols();
     const auto columns = static_cast<unsigned>(ceil_div(width, kThreads));
-    bias_chunks_kernel<<<dim3(columns, static_cast<unsigned>(op::kBiasChunks)), kThreads, 0,
-                         stream_of(launch)>>>(device_view(dqkv), dqkv.dim(0), width, chunks);
-    bias_sum_kernel<<<columns, kThreads, 0, stream_of(launch)>>>(chunks, width, mode, dbias.as<float>());
-    check_launch("gradient of the bias");
+    constexpr const char* kOp = "gradient of the bias";
+    launch_kernel(bias_chunks_kernel, dim3(columns, static_cast<unsigned>(op::kBiasChunks)), kThreads, launch,
+                  kOp, device_view(dqkv), dqkv.dim(0), width, chunks);
+    launch_kernel(bias_sum_kernel, columns, kThreads, launch, kOp, chunks, width, mode, dbias.as<float>());
 }
 
 // Bytes: everything read and written once. Grid-stride over the words of the packed rows. No barriers.
@@ -200,15 +198,11 @@ void copy_packed(const TensorView& qkv, const TensorView& q, const TensorView& k
                         .parts = {{q.bytes_ptr(), 0, words_of(q)},
                                   {k.bytes_ptr(), words_of(q), words_of(k)},
                                   {v.bytes_ptr(), words_of(q) + words_of(k), words_of(v)}}};
-    const unsigned grid = grid_for(ceil_div(packed.tokens * packed.stride, kThreads), launch);
-    const cudaStream_t stream = stream_of(launch);
-    if (word == 16)
-        packed_kernel<uint4><<<grid, kThreads, 0, stream>>>(packed, copy);
-    else if (word == 4)
-        packed_kernel<uint32_t><<<grid, kThreads, 0, stream>>>(packed, copy);
-    else
-        packed_kernel<uint16_t><<<grid, kThreads, 0, stream>>>(packed, copy);
-    check_launch(copy == Copy::split ? "split_qkv" : "merge_qkv");
+    const auto kernel = word == 16  ? packed_kernel<uint4>
+                        : word == 4 ? packed_kernel<uint32_t>
+                                    : packed_kernel<uint16_t>;
+    launch_kernel(kernel, grid_for(ceil_div(packed.tokens * packed.stride, kThreads), launch), kThreads,
+                  launch, copy == Copy::split ? "split_qkv" : "merge_qkv", packed, copy);
 }
 
 }  // namespace
@@ -232,22 +226,20 @@ void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
     };
     if (args.x.dtype == DType::bf16 && half % kUnit == 0 && is_aligned(args.x) && is_aligned(args.table) &&
         std::max(items, args.table.dim(0)) <= UINT32_MAX) {
-        rope_units_kernel<<<grid_for(ceil_div(items, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-            {.x = static_cast<uint16_t*>(args.x.data),
-             .table = args.table.as<float>(),
-             .length = static_cast<uint32_t>(args.table.dim(0)),
-             .heads = static_cast<uint32_t>(heads),
-             .head_groups = static_cast<uint32_t>(head_groups),
-             .units = static_cast<uint32_t>(half / kUnit),
-             .items = static_cast<uint32_t>(items),
-             .sign = sign});
-        check_launch("rope");
+        const RopeUnits job{.x = static_cast<uint16_t*>(args.x.data),
+                            .table = args.table.as<float>(),
+                            .length = static_cast<uint32_t>(args.table.dim(0)),
+                            .heads = static_cast<uint32_t>(heads),
+                            .head_groups = static_cast<uint32_t>(head_groups),
+                            .units = static_cast<uint32_t>(half / kUnit),
+                            .items = static_cast<uint32_t>(items),
+                            .sign = sign};
+        launch_kernel(rope_units_kernel, grid_for(ceil_div(items, kThreads), launch), kThreads, launch,
+                      "rope", job);
         return;
     }
-    rope_kernel<<<grid_for(ceil_div(pairs, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        device_view(args.x), args.table.as<float>(), args.table.dim(0), args.x.dim(1), args.x.dim(2) / 2,
-        sign, pairs);
-    check_launch("rope");
+    launch_kernel(rope_kernel, grid_for(ceil_div(pairs, kThreads), launch), kThreads, launch, "rope",
+                  device_view(args.x), args.table.as<float>(), args.table.dim(0), heads, half, sign, pairs);
 }
 
 void HopperOps::do_qkv_heads(const op::QkvHeads& args, const Launch& launch) {
@@ -272,11 +264,9 @@ void HopperOps::do_split_qkv(const op::SplitQkv& args, const Launch& launch) {
     copy_packed(args.qkv, args.q, args.k, args.v, Copy::split, launch);
     if (!args.bias || args.qkv.numel() == 0) return;
     const int64_t query = args.q.dim(1) * args.q.dim(2), key = args.k.dim(1) * args.k.dim(2);
-    add_bias_kernel<<<grid_for(ceil_div(args.qkv.numel(), kThreads), launch), kThreads, 0,
-                      stream_of(launch)>>>(device_view(args.q), device_view(args.k), device_view(args.v),
-                                           args.bias.as<float>(), query, query + key, args.qkv.cols(),
-                                           args.qkv.numel());
-    check_launch("split_qkv: bias");
+    launch_kernel(add_bias_kernel, grid_for(ceil_div(args.qkv.numel(), kThreads), launch), kThreads, launch,
+                  "split_qkv: bias", device_view(args.q), device_view(args.k), device_view(args.v),
+                  args.bias.as<float>(), query, query + key, args.qkv.cols(), args.qkv.numel());
 }
 
 void HopperOps::do_merge_qkv(const op::MergeQkv& args, const Launch& launch) {

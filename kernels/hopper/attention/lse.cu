@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(kThreads)
 void copy_lse(float* lse, const LsePart& part, float* packed, LseCopy copy, const Launch& launch) {
     const int64_t words = part.sequences * part.part_heads * part.length;
     if (words == 0) return;
-    lse_kernel<<<grid_for(ceil_div(words, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        lse, part, packed, copy, words);
-    check_launch("attention: log-sum-exps");
+    launch_kernel(lse_kernel, grid_for(ceil_div(words, kThreads), launch), kThreads, launch,
+                  "attention: log-sum-exps", lse, part, packed, copy, words);
 }
 
 }  // namespace

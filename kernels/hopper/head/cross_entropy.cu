@@ -122,12 +122,9 @@ void HopperOps::do_cross_entropy(const op::CrossEntropy& args, const Launch& lau
                                        .vocab = args.vocab_size,
                                        .grad_scale = args.grad_scale};
     if (kernel_args.tokens == 0) return;
-    if (fits_clusters(kernel_args)) {
-        launch_clusters(kernel_args, launch);
-        return;
-    }
-    row_kernel<<<grid_for(kernel_args.tokens, launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
-    check_launch("cross_entropy");
+    if (fits_clusters(kernel_args)) return launch_clusters(kernel_args, launch);
+    launch_kernel(row_kernel, grid_for(kernel_args.tokens, launch), kThreads, launch, "cross_entropy",
+                  kernel_args);
 }
 
 }  // namespace fp8flow

@@ -17,7 +17,7 @@ namespace fp8flow::hopper::head {
 constexpr int kBlockColumns = static_cast<int>(op::kLossBlock);
 constexpr int kQuads = kBlockColumns / (4 * kWarpSize);  // a thread holds eight times four columns of a block
 static_assert(op::kLossLanes == kWarpSize && kQuads == 8);
-constexpr uint32_t kNanBits = 0x7FC00000u, kMinusInfinityBits = 0xFF800000u;
+constexpr uint32_t kNanBits = 0x7FC00000u;
 
 struct CrossEntropyArgs {
     const float* logits;

@@ -128,10 +128,9 @@ using namespace hopper::head;
 void HopperOps::do_fill_normal(const op::FillNormal& args, const Launch& launch) {
     const int64_t count = args.y.numel();
     if (count == 0) return;
-    fill_normal_kernel<<<grid_for(ceil_div(count, kThreads), launch), kThreads, 0, stream_of(launch)>>>(
-        args.seed, args.stream, static_cast<uint64_t>(args.first),
-        static_cast<float>(args.standard_deviation), args.y.as<float>(), count);
-    check_launch("fill_normal");
+    launch_kernel(fill_normal_kernel, grid_for(ceil_div(count, kThreads), launch), kThreads, launch,
+                  "fill_normal", args.seed, args.stream, args.first, args.standard_deviation,
+                  args.y.as<float>(), count);
 }
 
 void HopperOps::do_add(const op::Add& args, const Launch& launch) {
@@ -143,28 +142,23 @@ void HopperOps::do_cast(const op::Cast& args, const Launch& launch) {
 }
 
 void HopperOps::do_zero(const op::Zero& args, const Launch& launch) {
-    if (args.y.bytes() == 0) return;
-    check_cuda(cudaMemsetAsync(args.y.data, 0, static_cast<std::size_t>(args.y.bytes()), stream_of(launch)),
-               "zero");
+    clear_memory(args.y.data, args.y.bytes(), launch, "zero");
 }
 
 void HopperOps::do_sum(const op::Sum& args, const Launch& launch) {
     if (args.values.numel() == 0) return;
-    sum_kernel<<<1, kThreads, 0, stream_of(launch)>>>(args.values.as<float>(), args.values.numel(),
-                                                      args.sum.as<float>());
-    check_launch("sum");
+    launch_kernel(sum_kernel, 1, kThreads, launch, "sum", args.values.as<float>(), args.values.numel(),
+                  args.sum.as<float>());
 }
 
 void HopperOps::do_count_non_finite(const op::CountNonFinite& args, const Launch& launch) {
     const int64_t count = args.x.numel();
     if (count == 0) return;
     static_assert(sizeof(unsigned long long) == sizeof(int64_t));
-    count_non_finite_kernel<<<grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads, 0,
-                              stream_of(launch)>>>(
-        device_view(args.x), count, is_vectorisable(args.x.data, kUnit),
-        reinterpret_cast<unsigned long long*>(args.count.as<int64_t>()),
-        reinterpret_cast<unsigned long long*>(args.first.as<int64_t>()));
-    check_launch("count_non_finite");
+    launch_kernel(count_non_finite_kernel, grid_for(ceil_div(count, kThreads * kUnit), launch), kThreads,
+                  launch, "count_non_finite", device_view(args.x), count, is_vectorisable(args.x.data, kUnit),
+                  reinterpret_cast<unsigned long long*>(args.count.as<int64_t>()),
+                  reinterpret_cast<unsigned long long*>(args.first.as<int64_t>()));
 }
 
 }  // namespace fp8flow

@@ -252,29 +252,21 @@ void HopperOps::do_embedding(const op::Embedding& args, const Launch& launch) {
     const int64_t words = hidden * size_of(args.y.dtype) / 16, items = tokens * ceil_div(words, kSlabWords);
     if (vectorised && args.table.dtype == args.y.dtype && items < int64_t{1} << 31 &&
         (args.y.dtype == DType::bf16 || args.y.dtype == DType::f32)) {
-        const unsigned grid =
-            launch.sm_limit > 0 ? grid_for(items, launch, 16) : static_cast<unsigned>(items);
-        embedding_copy_kernel<<<grid, kCopyThreads, 0, stream_of(launch)>>>(
-            args.ids.as<int32_t>(), tokens, args.table.dim(0), static_cast<const uint4*>(args.table.data),
-            static_cast<uint4*>(args.y.data), static_cast<int>(words),
-            args.y.dtype == DType::f32 ? kNanBits : kNanBits | kNanBits >> 16);
-        check_launch("embedding");
+        launch_kernel(embedding_copy_kernel, grid_of_items(items, launch, 16), kCopyThreads, launch,
+                      "embedding", args.ids.as<int32_t>(), tokens, args.table.dim(0),
+                      static_cast<const uint4*>(args.table.data), static_cast<uint4*>(args.y.data), words,
+                      args.y.dtype == DType::f32 ? kNanBits : kNanBits | kNanBits >> 16);
         return;
     }
-    embedding_kernel<<<grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize, 0,
-                       stream_of(launch)>>>(args.ids.as<int32_t>(), tokens, device_view(args.table),
-                                            device_view(args.y), vectorised);
-    check_launch("embedding");
+    launch_kernel(embedding_kernel, grid_for(ceil_div(tokens, kRowWarps), launch), kRowWarps * kWarpSize,
+                  launch, "embedding", args.ids.as<int32_t>(), tokens, device_view(args.table),
+                  device_view(args.y), vectorised);
 }
 
 void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const Launch& launch) {
     const int64_t tokens = args.dy.dim(0), hidden = args.dtable.dim(1);
-    const cudaStream_t stream = stream_of(launch);
     const auto zero = [&] {
-        if (args.mode == Gradient::overwrite && args.dtable.numel() > 0)
-            check_cuda(
-                cudaMemsetAsync(args.dtable.data, 0, static_cast<std::size_t>(args.dtable.bytes()), stream),
-                "embedding_backward");
+        if (args.mode == Gradient::overwrite) do_zero({.y = args.dtable}, launch);
     };
     if (tokens == 0 || hidden == 0) return zero();
     const bool wide = args.dy.dtype == DType::bf16 && is_vectorisable(args.dy.data, hidden) &&
@@ -308,8 +300,7 @@ void HopperOps::do_embedding_backward(const op::EmbeddingBackward& args, const L
                   tiles_each = std::clamp<int64_t>(ranges * column_tiles / (int64_t{kNumSms} * 4 * kWaves), 1,
                                                    column_tiles),
                   splits = ceil_div(column_tiles, tiles_each), items = ranges * splits;
-    const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch)
-                                              : static_cast<unsigned>(std::min(items, int64_t{1} << 30));
+    const unsigned grid = grid_of_items(std::min(items, int64_t{1} << 30), launch);
     launch_pdl(kernel, grid, kGradThreads, launch, "embedding_backward", sorted_ids, order,
                device_view(args.dy), args.mode, args.dtable.as<float>(), args.dtable.dim(0), splits);
 }

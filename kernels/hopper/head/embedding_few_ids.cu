@@ -107,9 +107,9 @@ __global__ __launch_bounds__(kWarps* kWarpSize) void few_ids_kernel(const int32_
 
 void embedding_backward_few_ids(const EmbeddingRows& job, const Launch& launch) {
     const int64_t items = ceil_div(job.vocab * ceil_div(job.hidden, kColumns), kWarps);
-    const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, 4) : static_cast<unsigned>(items);
-    launch_pdl(few_ids_kernel, grid, kWarps * kWarpSize, launch, "embedding_backward", job.sorted_ids,
-               job.order, job.dy, job.tokens, job.hidden, job.mode, job.dtable, job.vocab);
+    launch_pdl(few_ids_kernel, grid_of_items(items, launch, 4), kWarps * kWarpSize, launch,
+               "embedding_backward", job.sorted_ids, job.order, job.dy, job.tokens, job.hidden, job.mode,
+               job.dtable, job.vocab);
 }
 
 }  // namespace fp8flow::hopper::head

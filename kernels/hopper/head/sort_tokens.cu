@@ -112,7 +112,6 @@ std::size_t sort_tokens_scratch(int64_t tokens) {
 
 void sort_tokens(const SortTokens& job, const Launch& launch) {
     FP8FLOW_CHECK(job.tokens <= INT32_MAX - kChunk, "{} tokens: positions must fit 32 bits", job.tokens);
-    const cudaStream_t stream = stream_of(launch);
     if (job.tokens <= kMostCounted) {
         launch_pdl(count_before_kernel, grid_for(ceil_div(job.tokens, kRankTokens), launch), kRankThreads,
                    launch, "sorting tokens", job.ids, static_cast<int>(job.tokens), job.sorted_ids,
@@ -120,12 +119,11 @@ void sort_tokens(const SortTokens& job, const Launch& launch) {
         return;
     }
     int32_t* const positions = static_cast<int32_t*>(job.scratch);
-    positions_kernel<<<grid_for(ceil_div(job.tokens, kPositionThreads), launch), kPositionThreads, 0,
-                       stream>>>(static_cast<int>(job.tokens), positions);
-    check_launch("sorting tokens");
+    launch_kernel(positions_kernel, grid_for(ceil_div(job.tokens, kPositionThreads), launch),
+                  kPositionThreads, launch, "sorting tokens", static_cast<int>(job.tokens), positions);
     const std::size_t offset = positions_bytes(job.tokens);
     radix_sort(job, positions, static_cast<uint8_t*>(job.scratch) + offset,
-               sort_tokens_scratch(job.tokens) - offset, stream);
+               sort_tokens_scratch(job.tokens) - offset, stream_of(launch));
 }
 
 }  // namespace fp8flow::hopper::head

@@ -223,6 +223,19 @@ int threads_for(int64_t width) {
     return static_cast<int>(std::min<int64_t>(round_up(ceil_div(width, kUnit), 32), kRowThreads));
 }
 
+// Of op::RmsNorm, and of op::RmsNormQuantize without its FP8 outputs.
+template <class Args> NormForward forward_of(const Args& args) {
+    return {.x = row_view(args.x),
+            .gamma = row_view(args.gamma),
+            .y = row_view(args.y),
+            .rows = args.x.dim(0),
+            .eps = args.eps,
+            .gamma_offset = offset_of(args.gamma_form),
+            .rstd = args.rstd.template as<float>(),
+            .segments = static_cast<int>(op::norm_segments(args.x.cols())),
+            .segment_cols = segment_cols(args.x.cols())};
+}
+
 void launch_norm(const NormForward& args, const Launch& launch) {
     if (args.rows == 0 || launch_norm_held_rows(args, launch) || launch_norm_rows(args, launch)) return;
     launch_pdl(rms_norm_kernel, grid_for(args.rows, launch, kWaveCtas), threads_for(args.x.cols), launch,
@@ -240,40 +253,20 @@ using namespace hopper::norm;
 using namespace hopper::quantize;
 
 void HopperOps::do_rms_norm(const op::RmsNorm& args, const Launch& launch) {
-    launch_norm({.x = row_view(args.x),
-                 .gamma = row_view(args.gamma),
-                 .y = row_view(args.y),
-                 .rows = args.x.dim(0),
-                 .eps = args.eps,
-                 .gamma_offset = offset_of(args.gamma_form),
-                 .rstd = args.rstd.as<float>(),
-                 .fp8 = {},
-                 .scales = {},
-                 .tensor_scale = nullptr,
-                 .amax = nullptr,
-                 .rule = {},
-                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
-                 .segment_cols = segment_cols(args.x.cols())},
-                launch);
+    launch_norm(forward_of(args), launch);
 }
 
 void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Launch& launch) {
     const bool row_tensor = args.rows.layout == ScaleLayout::tensor;
-    launch_norm({.x = row_view(args.x),
-                 .gamma = row_view(args.gamma),
-                 .y = row_view(args.y),
-                 .rows = args.x.dim(0),
-                 .eps = args.eps,
-                 .gamma_offset = offset_of(args.gamma_form),
-                 .rstd = args.rstd.as<float>(),
-                 .fp8 = row_view(args.rows.data),
-                 .scales = row_tensor ? RowScales{} : row_scales(args.rows),
-                 .tensor_scale = row_tensor ? args.rows.scales.as<float>() : nullptr,
-                 .amax = args.amax ? static_cast<int32_t*>(args.amax.data) : nullptr,
-                 .rule = {.scale_format = args.scale_format},
-                 .segments = static_cast<int>(op::norm_segments(args.x.cols())),
-                 .segment_cols = segment_cols(args.x.cols())},
-                launch);
+    NormForward job = forward_of(args);
+    job.fp8 = row_view(args.rows.data);
+    if (row_tensor)
+        job.tensor_scale = args.rows.scales.as<float>();
+    else
+        job.scales = row_scales(args.rows);
+    job.amax = static_cast<int32_t*>(args.amax.data);
+    job.rule.scale_format = args.scale_format;
+    launch_norm(job, launch);
     // delayed scaling with one scale for both copies: the transposed FP8 values are those of the rows
     const bool same_fp8 = row_tensor && args.transposed.layout == ScaleLayout::tensor &&
                           args.transposed.scales.data == args.rows.scales.data &&

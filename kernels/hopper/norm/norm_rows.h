@@ -20,10 +20,10 @@ struct NormForward {
     int64_t rows;
     float eps, gamma_offset;
     float* rstd;
-    RowView fp8;                // optional
-    RowScales scales;           // data == nullptr: one scale for the tensor
-    const float* tensor_scale;  // layout tensor
-    int32_t* amax;              // optional: bits of a float that is not NaN
+    RowView fp8;                          // optional
+    RowScales scales;                     // data == nullptr: one scale for the tensor
+    const float* tensor_scale = nullptr;  // layout tensor
+    int32_t* amax = nullptr;              // optional: bits of a float that is not NaN
     QuantizeRule rule;
     int segments, segment_cols;  // of a row (kernels/ops/norm.h); 1: the whole row
 };

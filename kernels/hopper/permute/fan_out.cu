@@ -140,9 +140,8 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
                                  .dst_scales = wire ? dst.scales.as<float>() : nullptr,
                                  .blocks = wire ? static_cast<int>(dst.scales.dim(0)) : 0,
                                  .dst_block_stride = wire ? dst.scales.dim(1) : 0};
-    // one item a CTA: SMs stay equally busy to the end
-    const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    launch_pdl(fan_out_kernel, grid, kThreads, 0, launch, "permute_pad", kernel_args);
+    launch_pdl(fan_out_kernel, grid_of_items(items, launch, kCtas), kThreads, launch, "permute_pad",
+               kernel_args);
     return true;
 }
 

@@ -23,10 +23,10 @@ constexpr int64_t kCopyVector = 16;  // bytes
 // The source row of a row of dst: from a list (permute), or from its position in its group (pad, unpad). -1:
 // a pad.
 struct RowMap {
-    const int32_t* row_source;  // null: by position in the group
-    const int64_t* source_base;
-    const int64_t* counts;
-    const int64_t* src_offsets;
+    const int32_t* row_source = nullptr;  // null: by position in the group
+    const int64_t* source_base = nullptr;
+    const int64_t* counts = nullptr;
+    const int64_t* src_offsets = nullptr;
     DeviceGroups dst;
     // `list` is row_source from its base; `start` is the first row of the group.
     __device__ int source(const int32_t* list, int group, int start, int row) const {
@@ -43,12 +43,12 @@ struct MoveArgs {
     int64_t row_bytes;
     bool vectorised;
     // scales; scale_blocks 0: none
-    const void* src_scales;
-    DType src_scale_dtype;
-    int64_t src_row_stride, src_block_stride;  // elements from row to row and from block to block
-    float* dst_scales;
-    int scale_blocks;
-    int64_t dst_block_stride;
+    const void* src_scales = nullptr;
+    DType src_scale_dtype = DType::f32;
+    int64_t src_row_stride = 0, src_block_stride = 0;  // elements from row to row and from block to block
+    float* dst_scales = nullptr;
+    int scale_blocks = 0;
+    int64_t dst_block_stride = 0;
 };
 
 // Copies rows and their scales to the destination rows of all groups; pads become zeros.
@@ -138,14 +138,7 @@ void move_rows(const ScaledTensor& src, const ScaledTensor& dst, const RowMap& m
         .dst = device_view(dst.data),
         .map = map,
         .row_bytes = row_bytes,
-        .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.data.data) && is_aligned(dst.data.data),
-        .src_scales = nullptr,
-        .src_scale_dtype = DType::f32,
-        .src_row_stride = 0,
-        .src_block_stride = 0,
-        .dst_scales = nullptr,
-        .scale_blocks = 0,
-        .dst_block_stride = 0};
+        .vectorised = row_bytes % kCopyVector == 0 && is_aligned(src.data.data) && is_aligned(dst.data.data)};
     if (dst.layout != ScaleLayout::none) {
         args.src_scales = src.scales.data;
         args.src_scale_dtype = src.scales.dtype;
@@ -157,8 +150,16 @@ void move_rows(const ScaledTensor& src, const ScaledTensor& dst, const RowMap& m
     }
     constexpr int64_t kShortRow = 4096;
     const auto kernel = row_bytes < kShortRow ? move_rows_kernel<4, 5> : move_rows_kernel<7, 4>;
-    kernel<<<walk_grid(row_capacity, launch), kThreads, 0, stream_of(launch)>>>(args);
-    check_launch(op);
+    launch_kernel(kernel, walk_grid(row_capacity, launch), kThreads, launch, op, args);
+}
+
+// The rows of a group keep their order, with or without pads.
+void regroup(const ScaledTensor& src, const RowGroups& from, const RowGroups& to, const ScaledTensor& dst,
+             const Launch& launch, const char* op) {
+    const RowMap map{.counts = from.counts.as<int64_t>(),
+                     .src_offsets = from.offsets.as<int64_t>(),
+                     .dst = device_groups(to, to.row_capacity)};
+    move_rows(src, dst, map, to.row_capacity, launch, op);
 }
 
 }  // namespace
@@ -172,24 +173,19 @@ using namespace hopper::permute;
 
 void HopperOps::do_permute_pad(const op::PermutePad& args, const Launch& launch) {
     if (launch_fan_out(args, launch)) return;
-    const RowMap map{args.row_source.as<int32_t>(), args.row_source.row_base, nullptr, nullptr,
-                     device_groups(args.groups, args.groups.row_capacity)};
+    const RowMap map{.row_source = args.row_source.as<int32_t>(),
+                     .source_base = args.row_source.row_base,
+                     .dst = device_groups(args.groups, args.groups.row_capacity)};
     move_rows(args.src, args.dst, map, args.groups.row_capacity, launch, "permute_pad");
 }
 
 void HopperOps::do_pad_rows(const op::PadRows& args, const Launch& launch) {
-    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(),
-                     args.src_groups.offsets.as<int64_t>(),
-                     device_groups(args.dst_groups, args.dst_groups.row_capacity)};
-    move_rows(args.src, args.dst, map, args.dst_groups.row_capacity, launch, "pad_rows");
+    regroup(args.src, args.src_groups, args.dst_groups, args.dst, launch, "pad_rows");
 }
 
 void HopperOps::do_unpad_rows(const op::UnpadRows& args, const Launch& launch) {
-    const RowMap map{nullptr, nullptr, args.src_groups.counts.as<int64_t>(),
-                     args.src_groups.offsets.as<int64_t>(),
-                     device_groups(args.dst_groups, args.dst_groups.row_capacity)};
-    move_rows({.data = args.src, .scales = {}}, {.data = args.dst, .scales = {}}, map,
-              args.dst_groups.row_capacity, launch, "unpad_rows");
+    regroup({.data = args.src, .scales = {}}, args.src_groups, args.dst_groups,
+            {.data = args.dst, .scales = {}}, launch, "unpad_rows");
 }
 
 }  // namespace fp8flow

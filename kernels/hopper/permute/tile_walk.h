@@ -15,8 +15,7 @@ constexpr int kRangeRows = kWalkSteps * kTileRows;
 
 // Grid for walk_tiles: one tile a CTA on average; CTAs without a tile exit at once.
 inline unsigned walk_grid(int64_t row_capacity, const Launch& launch) {
-    const int64_t items = ceil_div(row_capacity, int64_t{kRangeRows}) * kWalkSteps;
-    return launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
+    return grid_of_items(ceil_div(row_capacity, int64_t{kRangeRows}) * kWalkSteps, launch);
 }
 
 // How many of a group's `tiles` belong to its first `row` of `rows` rows: monotonic in row, from 0 to tiles.

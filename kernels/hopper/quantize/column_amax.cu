@@ -76,9 +76,8 @@ bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32
         return false;
     const int64_t chunks = ceil_div(shape.cols, kAmaxCols),
                   row_tiles = ceil_div(shape.capacity, kTileRows) + shape.groups.num_groups;
-    column_amax_kernel<<<grid_for(row_tiles * chunks, launch, kAmaxCtas), kThreads, 0, stream_of(launch)>>>(
-        source.values, shape.groups, shape.extent, static_cast<int>(chunks), amax);
-    check_launch("column_amax");
+    launch_kernel(column_amax_kernel, grid_for(row_tiles * chunks, launch, kAmaxCtas), kThreads, launch,
+                  "column_amax", source.values, shape.groups, shape.extent, chunks, amax);
     return true;
 }
 

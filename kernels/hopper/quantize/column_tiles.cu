@@ -343,8 +343,8 @@ bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch
     const ColumnMaps maps = {map(kRows), map(kPiece)};
     constexpr const char* kWhat = "quantize_column_tiles";
     constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_column_tiles_kernel<DType::e5m2>
-                                                           : quantize_column_tiles_kernel<DType::e4m3>;
+    const auto kernel =
+        of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_column_tiles_kernel<kFp8>; });
     allow_shared_memory(kernel, kBytes, kWhat);
     cudaLaunchAttribute together{};  // all CTAs are resident, or the launch fails
     together.id = cudaLaunchAttributeCooperative;

@@ -24,27 +24,10 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
                          const Launch& launch) {
     if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Share::block);
     if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Share::mx);
-    const int64_t entries = shape.groups.num_groups * shape.cols;
-    const bool no_rows = shape.groups.counts == nullptr && shape.groups.rows == 0;
-    uint32_t* amax = workspace.partials_for<uint32_t>(entries);
-    launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
-    if (no_rows) {  // one group of 0 rows
-        check_cuda(cudaMemsetAsync(dst.scales.data, 0, static_cast<std::size_t>(dst.scales.bytes()),
-                                   stream_of(launch)),
-                   "clearing scales");
-    } else {
-        launch_table_scales({.amax = amax,
-                             .columns = shape.cols,
-                             .counts = shape.groups.counts,
-                             .entries = entries,
-                             .dtype = dst.data.dtype,
-                             .rule = rule,
-                             .scales = dst.scales.as<float>(),
-                             .scales2 = nullptr},
-                            launch);
-    }
-    TileOutput output = tile_columns(dst, Share::table);
-    output.multipliers = reinterpret_cast<const float*>(amax);
+    uint32_t* amax = workspace.partials_for<uint32_t>(shape.groups.num_groups * shape.cols);
+    const TileOutput output = launch_column_scales(source, shape, amax, rule, dst, launch);
+    if (shape.groups.counts == nullptr && shape.groups.rows == 0)  // one group of 0 rows
+        clear_memory(dst.scales.data, dst.scales.bytes(), launch, "clearing scales");
     return output;
 }
 

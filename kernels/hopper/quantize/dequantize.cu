@@ -115,31 +115,25 @@ void HopperOps::do_dequantize(const op::Dequantize& args, const Launch& launch) 
     Dequantizer job = dequantizer_of(args.src);
     job.dst = row_view(args.dst);
     job.groups = device_groups(args.groups, by_columns ? fp8.cols() : rows);
+    constexpr const char* kOp = "dequantize";
     if (by_columns) {
         const dim3 grid(grid_for(rows, launch), static_cast<unsigned>(batches));
-        dequantize_columns_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);
-        check_launch("dequantize");
-        return;
+        return launch_kernel(dequantize_columns_kernel, grid, kRowThreads, launch, kOp, job);
     }
     const int64_t capacity = args.groups.num_groups > 0 ? args.groups.row_capacity : rows;
     const bool blocks = args.src.layout == ScaleLayout::vec128 || args.src.layout == ScaleLayout::vec128_wire;
-    const bool source_fp8 = fp8.dtype == DType::e4m3 || fp8.dtype == DType::e5m2;
-    if (blocks && source_fp8 && batches == 1 && args.dst.dtype == DType::bf16 && job.fp8.vector &&
+    if (blocks && is_fp8(fp8.dtype) && batches == 1 && args.dst.dtype == DType::bf16 && job.fp8.vector &&
         job.dst.vector) {
         const int64_t chunks = ceil_div(fp8.cols(), kChunkCols),
                       tasks = ceil_div(capacity, kChunkRows) * chunks;
-        const unsigned grid =
-            launch.sm_limit > 0 ? grid_for(tasks, launch, kChunkCtas) : static_cast<unsigned>(tasks);
         if (tasks == 0) return;
-        const auto kernel = fp8.dtype == DType::e5m2 ? dequantize_blocks_kernel<DType::e5m2>
-                                                     : dequantize_blocks_kernel<DType::e4m3>;
-        kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job, static_cast<int>(chunks));
-    } else {
-        const dim3 block = row_block(fp8.cols());
-        const dim3 grid(grid_for(ceil_div(capacity, block.y), launch), static_cast<unsigned>(batches));
-        dequantize_rows_kernel<<<grid, block, 0, stream_of(launch)>>>(job);
+        const auto kernel = of_fp8(fp8.dtype, [&]<DType kFp8>() { return dequantize_blocks_kernel<kFp8>; });
+        return launch_kernel(kernel, grid_of_items(tasks, launch, kChunkCtas), kRowThreads, launch, kOp, job,
+                             chunks);
     }
-    check_launch("dequantize");
+    const dim3 block = row_block(fp8.cols());
+    const dim3 grid(grid_for(ceil_div(capacity, block.y), launch), static_cast<unsigned>(batches));
+    launch_kernel(dequantize_rows_kernel, grid, block, launch, kOp, job);
 }
 
 }  // namespace fp8flow

@@ -380,8 +380,8 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
                                  .claimed = static_cast<uint32_t*>(args.zeros)};
     constexpr const char* kWhat = "quantize_group_columns";
     constexpr int kBytes = kSlots * kTileBytes;
-    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_group_columns_kernel<DType::e5m2>
-                                                           : quantize_group_columns_kernel<DType::e4m3>;
+    const auto kernel =
+        of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_group_columns_kernel<kFp8>; });
     allow_shared_memory(kernel, kBytes, kWhat);
     launch_pdl(kernel, grid_for(blocks, launch, 1), dim3(kThreads), kBytes, launch, kWhat, job,
                block_maps(src));

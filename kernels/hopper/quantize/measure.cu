@@ -127,21 +127,18 @@ void HopperOps::do_measure_quantization(const op::MeasureQuantization& args, con
                          .transposed = args.copy == op::MeasureQuantization::Copy::transposed,
                          .tile_cols = static_cast<int>(tile_cols),
                          .partials = workspace(launch).partials_for<double>(int64_t{grid} * kWords)};
-    measure_kernel<<<grid, kRowThreads, 0, stream_of(launch)>>>(job);
-    check_launch("measure_quantization");
-    const unsigned joining = static_cast<unsigned>(ceil_div(kWords, 32));
-    join_partials_kernel<<<joining, 32, 0, stream_of(launch)>>>(job.partials, static_cast<int>(grid),
-                                                                args.sums.as<double>());
-    check_launch("measure_quantization");
+    constexpr const char* kOp = "measure_quantization";
+    launch_kernel(measure_kernel, grid, kRowThreads, launch, kOp, job);
+    launch_kernel(join_partials_kernel, static_cast<unsigned>(ceil_div(kWords, 32)), 32, launch, kOp,
+                  job.partials, grid, args.sums.as<double>());
 }
 
 void HopperOps::do_clip_fp8(const op::ClipFp8& args, const Launch& launch) {
     const int64_t rows = args.groups.num_groups > 0 ? args.groups.row_capacity : args.rows.dim(0);
     if (rows == 0 || args.rows.cols() == 0) return;
     const uint8_t most = to_fp8(fp8_max(args.rows.dtype) * args.share, args.rows.dtype);
-    clip_kernel<<<grid_for(rows, launch), kRowThreads, 0, stream_of(launch)>>>(
-        row_view(args.rows), device_groups(args.groups, rows), most);
-    check_launch("clip_fp8");
+    launch_kernel(clip_kernel, grid_for(rows, launch), kRowThreads, launch, "clip_fp8", row_view(args.rows),
+                  device_groups(args.groups, rows), most);
 }
 
 }  // namespace fp8flow

@@ -234,10 +234,6 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
     }
 }
 
-}  // namespace
-
-namespace {
-
 bool is_wide(const RowView& src) {
     return (src.dtype == DType::bf16 || src.dtype == DType::f16) && src.vector;
 }
@@ -255,30 +251,29 @@ ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch
             static_cast<int>(chunks)};
 }
 
-template <DType kSource, DType kFp8> auto blocks_kernel(const QuantizeRule& rule) {
-    return rule.scale_format == ScaleFormat::pow2 ? quantize_blocks_kernel<kSource, kFp8, ScaleFormat::pow2>
-                                                  : quantize_blocks_kernel<kSource, kFp8, ScaleFormat::fp32>;
+// The kernel of a 16-bit source and an FP8 type.
+template <class KernelOf> auto of_types(DType source, DType fp8, KernelOf kernel_of) {
+    return of_fp8(fp8, [&]<DType kFp8>() {
+        return source == DType::f16 ? kernel_of.template operator()<DType::f16, kFp8>()
+                                    : kernel_of.template operator()<DType::bf16, kFp8>();
+    });
 }
 
 void launch_blocks(const RowQuantizer& args, int64_t rows, const Launch& launch) {
-    const bool e5m2 = args.fp8.dtype == DType::e5m2;
-    const auto kernel = args.src.dtype == DType::f16
-                            ? (e5m2 ? blocks_kernel<DType::f16, DType::e5m2>(args.rule)
-                                    : blocks_kernel<DType::f16, DType::e4m3>(args.rule))
-                            : (e5m2 ? blocks_kernel<DType::bf16, DType::e5m2>(args.rule)
-                                    : blocks_kernel<DType::bf16, DType::e4m3>(args.rule));
+    const bool pow2 = args.rule.scale_format == ScaleFormat::pow2;
+    const auto kernel = of_types(args.src.dtype, args.fp8.dtype, [&]<DType kSource, DType kFp8>() {
+        return pow2 ? quantize_blocks_kernel<kSource, kFp8, ScaleFormat::pow2>
+                    : quantize_blocks_kernel<kSource, kFp8, ScaleFormat::fp32>;
+    });
     const ChunkGrid grid = chunk_grid(rows, args.src.cols, Ctas::once, launch);
-    launch_pdl(kernel, grid.ctas, kRowThreads, 0, launch, "quantize_rows", args, grid.chunks);
+    launch_pdl(kernel, grid.ctas, kRowThreads, launch, "quantize_rows", args, grid.chunks);
 }
 
 void launch_whole_rows(const RowQuantizer& args, int64_t rows, const Launch& launch) {
-    const bool e5m2 = args.fp8.dtype == DType::e5m2;
-    const auto kernel = args.src.dtype == DType::f16
-                            ? (e5m2 ? quantize_whole_rows_kernel<DType::f16, DType::e5m2>
-                                    : quantize_whole_rows_kernel<DType::f16, DType::e4m3>)
-                            : (e5m2 ? quantize_whole_rows_kernel<DType::bf16, DType::e5m2>
-                                    : quantize_whole_rows_kernel<DType::bf16, DType::e4m3>);
-    launch_pdl(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, 0, launch, "quantize_rows", args);
+    const auto kernel = of_types(args.src.dtype, args.fp8.dtype, [&]<DType kSource, DType kFp8>() {
+        return quantize_whole_rows_kernel<kSource, kFp8>;
+    });
+    launch_pdl(kernel, grid_for(rows, launch, 4 * kChunkCtas), kRowThreads, launch, "quantize_rows", args);
 }
 
 }  // namespace
@@ -289,17 +284,14 @@ void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const 
     if (rows == 0 || src.cols() == 0) return;
     const RowQuantizer args = {row_view(src), row_view(dst.data), row_scales(dst),
                                device_groups(groups, rows), rule};
-    if (is_wide(args.src) && args.fp8.vector && args.scales.block == kBlock && src.cols() % kBlock == 0) {
-        launch_blocks(args, rows, launch);
-    } else if (is_wide(args.src) && args.fp8.vector && args.scales.block == 0 &&
-               src.cols() >= kWholeRowLeast && src.cols() <= kWholeRowMost) {
-        launch_whole_rows(args, rows, launch);
-    } else {
-        const dim3 block = row_block(src.cols());
-        quantize_rows_kernel<<<grid_for(ceil_div(rows, block.y), launch), block, 0, stream_of(launch)>>>(
-            args);
-    }
-    check_launch("quantize_rows");
+    const bool wide = is_wide(args.src) && args.fp8.vector;
+    if (wide && args.scales.block == kBlock && src.cols() % kBlock == 0)
+        return launch_blocks(args, rows, launch);
+    if (wide && args.scales.block == 0 && src.cols() >= kWholeRowLeast && src.cols() <= kWholeRowMost)
+        return launch_whole_rows(args, rows, launch);
+    const dim3 block = row_block(src.cols());
+    launch_kernel(quantize_rows_kernel, grid_for(ceil_div(rows, block.y), launch), block, launch,
+                  "quantize_rows", args);
 }
 
 bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t rows, uint32_t* amax,
@@ -307,8 +299,7 @@ bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t ro
     if (!is_wide(src)) return false;
     const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::persistent, launch);
     const auto kernel = src.dtype == DType::f16 ? amax_kernel<DType::f16> : amax_kernel<DType::bf16>;
-    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, groups, grid.chunks, amax);
-    check_launch("amax");
+    launch_kernel(kernel, grid.ctas, kRowThreads, launch, "amax", src, groups, grid.chunks, amax);
     return true;
 }
 
@@ -319,14 +310,10 @@ bool launch_scaled_fp8(const RowView& src, const RowView& fp8, const DeviceGroup
                        const float* multiplier, const Launch& launch) {
     if (!is_wide(src) || !fp8.vector) return false;
     const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::once, launch);
-    const bool e5m2 = fp8.dtype == DType::e5m2;
-    const auto kernel =
-        src.dtype == DType::f16
-            ? (e5m2 ? scaled_fp8_kernel<DType::f16, DType::e5m2> : scaled_fp8_kernel<DType::f16, DType::e4m3>)
-            : (e5m2 ? scaled_fp8_kernel<DType::bf16, DType::e5m2>
-                    : scaled_fp8_kernel<DType::bf16, DType::e4m3>);
-    kernel<<<grid.ctas, kRowThreads, 0, stream_of(launch)>>>(src, fp8, groups, grid.chunks, multiplier);
-    check_launch("quantize_tensor");
+    const auto kernel = of_types(
+        src.dtype, fp8.dtype, [&]<DType kSource, DType kFp8>() { return scaled_fp8_kernel<kSource, kFp8>; });
+    launch_kernel(kernel, grid.ctas, kRowThreads, launch, "quantize_tensor", src, fp8, groups, grid.chunks,
+                  multiplier);
     return true;
 }
 

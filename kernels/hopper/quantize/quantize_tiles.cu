@@ -338,6 +338,9 @@ __global__ void table_scales_kernel(const TableScales table) {
     }
 }
 
+int64_t column_entries(const TileShape& shape) {
+    return shape.batches * shape.groups.num_groups * shape.cols;
+}
 unsigned tile_grid(const TileShape& shape, const Launch& launch) {
     const int64_t row_tiles = (ceil_div(shape.capacity, kTile) + shape.groups.num_groups) * shape.batches;
     return grid_for(row_tiles * ceil_div(shape.cols, kTile), launch, 2);
@@ -381,32 +384,43 @@ void launch_quantize_tiles(const TileSource& source, const TileShape& shape, con
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
     if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
     if (rows.share == Share::none && launch_requantize_tiles(source, shape, columns, rule, launch)) return;
-    quantize_tiles_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
-        {source, shape, rows, columns, rule});
-    check_launch("quantize_tiles");
+    launch_kernel(quantize_tiles_kernel, tile_grid(shape, launch), kThreads, launch, "quantize_tiles",
+                  TileJob{source, shape, rows, columns, rule});
 }
 
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,
                       const Launch& launch) {
-    const int64_t entries =
-        what == AmaxOf::everything ? 1 : shape.batches * shape.groups.num_groups * shape.cols;
-    check_cuda(
-        cudaMemsetAsync(amax, 0, static_cast<std::size_t>(entries) * sizeof(uint32_t), stream_of(launch)),
-        "clearing amax");
+    const int64_t entries = what == AmaxOf::everything ? 1 : column_entries(shape);
+    clear_memory(amax, entries * static_cast<int64_t>(sizeof(uint32_t)), launch, "clearing amax");
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
     if (what == AmaxOf::everything && shape.batches == 1 && source.block_scales == nullptr &&
         source.rstd == nullptr && launch_rows_amax(source.values, shape.groups, shape.capacity, amax, launch))
         return;
     if (what == AmaxOf::columns && launch_column_amax(source, shape, amax, launch)) return;
-    tile_amax_kernel<<<tile_grid(shape, launch), kThreads, 0, stream_of(launch)>>>(
-        {source, shape, what, amax});
-    check_launch("tile_amax");
+    launch_kernel(tile_amax_kernel, tile_grid(shape, launch), kThreads, launch, "tile_amax",
+                  AmaxJob{source, shape, what, amax});
 }
 
 void launch_table_scales(const TableScales& table, const Launch& launch) {
     if (table.entries == 0) return;
-    table_scales_kernel<<<grid_for(ceil_div(table.entries, 256), launch), 256, 0, stream_of(launch)>>>(table);
-    check_launch("table_scales");
+    launch_kernel(table_scales_kernel, grid_for(ceil_div(table.entries, 256), launch), 256, launch,
+                  "table_scales", table);
+}
+
+TileOutput launch_column_scales(const TileSource& source, const TileShape& shape, uint32_t* amax,
+                                const QuantizeRule& rule, const ScaledTensor& columns, const Launch& launch) {
+    launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
+    launch_table_scales({.amax = amax,
+                         .columns = shape.cols,
+                         .counts = shape.groups.counts,
+                         .entries = column_entries(shape),
+                         .dtype = columns.data.dtype,
+                         .rule = rule,
+                         .scales = columns.scales.as<float>()},
+                        launch);
+    TileOutput output = tile_columns(columns, Share::table);
+    output.multipliers = reinterpret_cast<const float*>(amax);
+    return output;
 }
 
 void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint32_t* amax, DType dtype,
@@ -415,7 +429,6 @@ void launch_tensor_scale(const TileSource& source, const TileShape& shape, uint3
     launch_tile_amax(source, shape, AmaxOf::everything, amax, launch);
     launch_table_scales({.amax = amax,
                          .columns = 1,
-                         .counts = nullptr,
                          .entries = 1,
                          .dtype = dtype,
                          .rule = rule,

@@ -101,15 +101,20 @@ bool launch_column_amax(const TileSource& source, const TileShape& shape, uint32
 // Replaces amax bits by multipliers and stores the scales; a group of 0 rows has scale 0.
 struct TableScales {
     uint32_t* amax;
-    int64_t columns;        // entries per group
-    const int64_t* counts;  // rows of the groups; null: none is empty
+    int64_t columns;                  // entries per group
+    const int64_t* counts = nullptr;  // rows of the groups; null: none is empty
     int64_t entries;
     DType dtype;
     QuantizeRule rule;
-    float* scales;   // optional
-    float* scales2;  // optional
+    float* scales = nullptr;   // optional
+    float* scales2 = nullptr;  // optional
 };
 void launch_table_scales(const TableScales& table, const Launch& launch);
+
+// One scale per column of a group (or batch), stored in `columns`, the output that is returned; `amax`
+// [group][column] holds its multipliers afterwards.
+TileOutput launch_column_scales(const TileSource& source, const TileShape& shape, uint32_t* amax,
+                                const QuantizeRule& rule, const ScaledTensor& columns, const Launch& launch);
 
 // One scale for the whole tensor, stored in both copies (either may be absent); `amax` (one word) holds its
 // multiplier afterwards.

@@ -58,18 +58,15 @@ using namespace hopper::quantize;
 void HopperOps::do_relayout_scales(const op::RelayoutScales& args, const Launch& launch) {
     const int64_t tokens = args.wire.dim(0), blocks = args.wire.dim(1);
     if (tokens == 0 || blocks == 0) return;
-    relayout_kernel<<<grid_for(ceil_div(tokens, kSide) * ceil_div(blocks, kSide), launch),
-                      dim3(kSide, kSideRows), 0, stream_of(launch)>>>(args.wire.data, args.wire.dtype, tokens,
-                                                                      blocks, args.vec128.as<float>());
-    check_launch("relayout_scales");
+    launch_kernel(relayout_kernel, grid_for(ceil_div(tokens, kSide) * ceil_div(blocks, kSide), launch),
+                  dim3(kSide, kSideRows), launch, "relayout_scales", args.wire.data, args.wire.dtype, tokens,
+                  blocks, args.vec128.as<float>());
 }
 
 void HopperOps::do_delayed_scale_update(const op::DelayedScaleUpdate& args, const Launch& launch) {
-    const int64_t length = args.history.numel();
-    delayed_scale_kernel<<<1, 1, 0, stream_of(launch)>>>(
-        args.position.as<int64_t>(), args.scale_format, args.status ? args.status.as<int32_t>() : nullptr,
-        args.amax.as<float>(), args.history.as<float>(), length, args.scale.as<float>());
-    check_launch("delayed_scale_update");
+    launch_kernel(delayed_scale_kernel, 1, 1, launch, "delayed_scale_update", args.position.as<int64_t>(),
+                  args.scale_format, args.status ? args.status.as<int32_t>() : nullptr, args.amax.as<float>(),
+                  args.history.as<float>(), args.history.numel(), args.scale.as<float>());
 }
 
 }  // namespace fp8flow

@@ -175,9 +175,8 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch) {
     const DType from = source.values.dtype;
-    if ((from != DType::e4m3 && from != DType::e5m2) || source.block_scales == nullptr ||
-        columns.share != Share::block || shape.batches != 1 || shape.cols % kTile != 0 ||
-        !source.values.vector)
+    if (!is_fp8(from) || source.block_scales == nullptr || columns.share != Share::block ||
+        shape.batches != 1 || shape.cols % kTile != 0 || !source.values.vector)
         return false;
     const RequantizeJob job = {.src = source.values,
                                .block_scales = source.block_scales,
@@ -189,11 +188,9 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
                                .cols = shape.cols,
                                .col_tiles = shape.cols / kTile,
                                .rule = rule};
-    const bool to_e5m2 = columns.data.dtype == DType::e5m2;
-    const auto kernel = from == DType::e5m2 ? (to_e5m2 ? requantize_kernel<DType::e5m2, DType::e5m2>
-                                                       : requantize_kernel<DType::e5m2, DType::e4m3>)
-                                            : (to_e5m2 ? requantize_kernel<DType::e4m3, DType::e5m2>
-                                                       : requantize_kernel<DType::e4m3, DType::e4m3>);
+    const auto kernel = of_fp8(from, [&]<DType kFrom>() {
+        return of_fp8(columns.data.dtype, [&]<DType kTo>() { return requantize_kernel<kFrom, kTo>; });
+    });
     constexpr int kMostWaves = 32;  // the capacity may be far above the number of rows
     const int64_t tiles = ceil_div(shape.capacity, kTile) * job.col_tiles;
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);

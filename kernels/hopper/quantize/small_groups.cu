@@ -212,16 +212,13 @@ bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch
                                 .rule = args.rule};
     constexpr int kBytes = kRows * kBlockCols * 2;
     constexpr const char* kWhat = "quantize_small_groups";
-    const auto kernel = args.dst.data.dtype == DType::e5m2 ? quantize_small_groups_kernel<DType::e5m2>
-                                                           : quantize_small_groups_kernel<DType::e4m3>;
+    const auto kernel =
+        of_fp8(args.dst.data.dtype, [&]<DType kFp8>() { return quantize_small_groups_kernel<kFp8>; });
     allow_shared_memory(kernel, kBytes, kWhat);
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                     cudaSharedmemCarveoutMaxShared),
                kWhat);
-    // without an SM limit: a CTA per column block, since groups differ in size
-    const unsigned ctas = launch.sm_limit > 0 ? grid_for(items, launch, kCtas) : static_cast<unsigned>(items);
-    kernel<<<ctas, kThreads, kBytes, stream_of(launch)>>>(job);
-    check_launch(kWhat);
+    launch_kernel(kernel, grid_of_items(items, launch, kCtas), kThreads, kBytes, launch, kWhat, job);
     return true;
 }
 

@@ -230,8 +230,7 @@ void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, co
     if (capacity == 0 || dim == 0) return;
     const int64_t tile_cols = ceil_div(dim, kTile), tiles = tile_cols * ceil_div(capacity, kTile);
     const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.data.data) % kPiece == 0;
-    const auto kernel =
-        src.data.dtype == DType::e5m2 ? transpose_kernel<DType::e5m2> : transpose_kernel<DType::e4m3>;
+    const auto kernel = of_fp8(src.data.dtype, [&]<DType kFp8>() { return transpose_kernel<kFp8>; });
     const Transposer job = {.src = row_view(src.data),
                             .dst = row_view(dst.data),
                             .scales = row_scales(src),

@@ -17,18 +17,6 @@ namespace fp8flow {
 using namespace hopper;
 using namespace hopper::quantize;
 
-namespace {
-
-// Scale tables are padded to a multiple of 4 columns: the pads hold 0.
-void clear_scales(const ScaledTensor& copy, const Launch& launch) {
-    if (copy)
-        check_cuda(cudaMemsetAsync(copy.scales.data, 0, static_cast<std::size_t>(copy.scales.bytes()),
-                                   stream_of(launch)),
-                   "clearing scales");
-}
-
-}  // namespace
-
 void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch& launch) {
     if (!args.fprop && !args.dgrad) return;
     const ScaleLayout layout = args.fprop ? args.fprop.layout : args.dgrad.layout;
@@ -46,8 +34,9 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
     switch (layout) {
         case ScaleLayout::block128:
             if (launch_weight_tiles(args.src, nullptr, rule, args.fprop, args.dgrad, launch)) return;
-            clear_scales(args.fprop, launch);
-            clear_scales(args.dgrad, launch);
+            // scale tables are padded to a multiple of 4 columns: the pads hold 0
+            for (const TensorView* scales : {&args.fprop.scales, &args.dgrad.scales})
+                clear_memory(scales->data, scales->bytes(), launch, "clearing scales");
             break;
         case ScaleLayout::mx32:
             if (!args.fprop && launch_mx_columns(args.src, rule, args.dgrad, launch)) return;
@@ -63,21 +52,10 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
         default: {  // row: the fprop copy by rows; the dgrad copy needs the amax of every column first
             if (args.fprop) launch_quantize_rows(args.src, {}, rule, args.fprop, launch);
             if (!args.dgrad) return;
-            const int64_t entries = shape.batches * cols;
-            uint32_t* amax = workspace(launch).partials_for<uint32_t>(entries);
-            launch_tile_amax(source, shape, AmaxOf::columns, amax, launch);
-            launch_table_scales({.amax = amax,
-                                 .columns = std::max<int64_t>(cols, 1),
-                                 .counts = nullptr,
-                                 .entries = entries,
-                                 .dtype = dtype,
-                                 .rule = rule,
-                                 .scales = args.dgrad.scales.as<float>(),
-                                 .scales2 = nullptr},
-                                launch);
-            TileOutput columns = tile_columns(args.dgrad, Share::table);
-            columns.multipliers = reinterpret_cast<const float*>(amax);
-            launch_quantize_tiles(source, shape, {}, columns, rule, launch);
+            uint32_t* amax = workspace(launch).partials_for<uint32_t>(shape.batches * cols);
+            launch_quantize_tiles(source, shape, {},
+                                  launch_column_scales(source, shape, amax, rule, args.dgrad, launch), rule,
+                                  launch);
             return;
         }
     }

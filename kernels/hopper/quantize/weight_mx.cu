@@ -191,15 +191,11 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Sc
         .col_tiles = static_cast<int>(cols / width),
         .tiles = static_cast<int>(tiles),
         .rounding = rule.mx_rounding};
-    const bool e5m2 = dgrad.data.dtype == DType::e5m2;
-    const auto kernel =
-        src.dtype == DType::f32
-            ? (e5m2 ? mx_columns_kernel<DType::f32, DType::e5m2> : mx_columns_kernel<DType::f32, DType::e4m3>)
-            : (e5m2 ? mx_columns_kernel<DType::bf16, DType::e5m2>
-                    : mx_columns_kernel<DType::bf16, DType::e4m3>);
-    const unsigned grid = launch.sm_limit > 0 ? grid_for(tiles, launch, kCtas) : static_cast<unsigned>(tiles);
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
-    check_launch("mx_columns");
+    const auto kernel = of_fp8(dgrad.data.dtype, [&]<DType kFp8>() {
+        return src.dtype == DType::f32 ? mx_columns_kernel<DType::f32, kFp8>
+                                       : mx_columns_kernel<DType::bf16, kFp8>;
+    });
+    launch_kernel(kernel, grid_of_items(tiles, launch, kCtas), kThreads, launch, "mx_columns", job);
     return true;
 }
 

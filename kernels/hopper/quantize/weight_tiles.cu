@@ -280,22 +280,12 @@ CopyTiles copy_tiles(const ScaledTensor& copy) {
             .scale_stride = static_cast<int>(copy.scales.cols())};
 }
 
-// A CTA per tile, unless the launch is limited.
-unsigned grid_of(const WeightJob& job, const Launch& launch) {
-    return launch.sm_limit > 0 ? grid_for(job.tiles, launch, kCtas) : static_cast<unsigned>(job.tiles);
-}
-void launch(const WeightJob& job, DType fp8, const Launch& launch) {
-    const auto kernel =
-        fp8 == DType::e5m2 ? weight_tiles_kernel<DType::e5m2> : weight_tiles_kernel<DType::e4m3>;
-    launch_pdl(kernel, grid_of(job, launch), kThreads, 0, launch, "weight_tiles", job);
-}
 void launch_step(const WeightJob& job, const op::AdamW& step, DType fp8, const Launch& launch) {
     with_types(step, [&]<class Types>() {
-        const auto kernel = fp8 == DType::e5m2 ? step_tiles_kernel<Types, DType::e5m2>
-                                               : step_tiles_kernel<Types, DType::e4m3>;
+        const auto kernel = of_fp8(fp8, [&]<DType kFp8>() { return step_tiles_kernel<Types, kFp8>; });
         allow_shared_memory(kernel, sizeof(StepShared), "shared memory of step_tiles");
-        launch_pdl(kernel, grid_of(job, launch), kStepThreads, sizeof(StepShared), launch, "step_tiles", job,
-                   pdl_order(launch));
+        launch_pdl(kernel, grid_of_items(job.tiles, launch, kCtas), kStepThreads, sizeof(StepShared), launch,
+                   "step_tiles", job, pdl_order(launch));
     });
 }
 
@@ -304,7 +294,7 @@ bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % k
 }  // namespace
 
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
-                         const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch_args) {
+                         const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch) {
     const int64_t rows = src.dim(-2), cols = src.dim(-1), batches = src.rank == 3 ? src.dim(0) : 1;
     const int64_t tiles = batches * (rows / kTile) * (cols / kTile);
     if (tiles == 0 || tiles > INT32_MAX / 2 || rows % kTile != 0 || cols % kTile != 0) return false;
@@ -320,17 +310,17 @@ bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const Qua
                      .col_tiles = static_cast<int>(cols / kTile),
                      .rule = rule};
     if (!job.src.vector) return false;
+    const DType fp8 = fprop ? fprop.data.dtype : dgrad.data.dtype;
     if (step != nullptr) {
         for (const TensorView* view : {&step->grad, &step->master, &step->m, &step->v, &step->copy})
             if (!is_aligned(view->data)) return false;
         if (step->first_element % 4 != 0) return false;
         job.step = adamw_args(*step);
+        launch_step(job, *step, fp8, launch);
+        return true;
     }
-    const DType fp8 = fprop ? fprop.data.dtype : dgrad.data.dtype;
-    if (step != nullptr)
-        launch_step(job, *step, fp8, launch_args);
-    else
-        launch(job, fp8, launch_args);
+    const auto kernel = of_fp8(fp8, [&]<DType kFp8>() { return weight_tiles_kernel<kFp8>; });
+    launch_pdl(kernel, grid_of_items(job.tiles, launch, kCtas), kThreads, launch, "weight_tiles", job);
     return true;
 }
 

@@ -228,21 +228,10 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
     }
 }
 
-template <bool kBoth> void launch(WideJob job, int64_t row_tiles, const Launch& launch) {
-    const unsigned grid = grid_for(row_tiles * job.col_tiles, launch, kCtas);
-    job.step_rows = static_cast<int>(grid) / job.col_tiles;
-    job.step_cols = static_cast<int>(grid) % job.col_tiles;
-    const auto kernel = job.columns.dtype == DType::e5m2 ? quantize_wide_tiles_kernel<DType::e5m2, kBoth>
-                                                         : quantize_wide_tiles_kernel<DType::e4m3, kBoth>;
-    kernel<<<grid, kThreads, 0, stream_of(launch)>>>(job);
-    check_launch("quantize_wide_tiles");
-}
-
 }  // namespace
 
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
-                                const TileOutput& columns, const QuantizeRule& rule,
-                                const Launch& launch_args) {
+                                const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     const bool both = rows.share != Share::none, table = columns.share == Share::table;
     if (source.values.dtype != DType::bf16 || source.block_scales != nullptr || shape.batches != 1 ||
         source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
@@ -250,6 +239,9 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
     if (columns.share != Share::block && !table) return false;
     if (both && (rows.share != Share::block || !rows.data.vector || rows.data.dtype != columns.data.dtype))
         return false;
+    const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
+    const int col_tiles = shape.cols / kTile;
+    const unsigned grid = grid_for(row_tiles * col_tiles, launch, kCtas);
     const WideJob job = {.src = source.values,
                          .rows = rows.data,
                          .row_scales = rows.scales,
@@ -259,15 +251,14 @@ bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape
                          .groups = shape.groups,
                          .extent = shape.extent,
                          .cols = shape.cols,
-                         .col_tiles = shape.cols / kTile,
-                         .step_rows = 0,
-                         .step_cols = 0,
+                         .col_tiles = col_tiles,
+                         .step_rows = static_cast<int>(grid) / col_tiles,
+                         .step_cols = static_cast<int>(grid) % col_tiles,
                          .rule = rule};
-    const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
-    if (both)
-        launch<true>(job, row_tiles, launch_args);
-    else
-        launch<false>(job, row_tiles, launch_args);
+    const auto kernel = of_fp8(columns.data.dtype, [&]<DType kFp8>() {
+        return both ? quantize_wide_tiles_kernel<kFp8, true> : quantize_wide_tiles_kernel<kFp8, false>;
+    });
+    launch_kernel(kernel, grid, kThreads, launch, "quantize_wide_tiles", job);
     return true;
 }
 

@@ -34,10 +34,9 @@ using namespace hopper::router;
 void HopperOps::do_expert_bias_update(const op::ExpertBiasUpdate& args, const Launch& launch) {
     const int64_t experts = args.counts.dim(0);
     if (experts == 0) return;
-    expert_bias_kernel<<<1, kBiasThreads, 0, stream_of(launch)>>>(
-        args.counts.as<int64_t>(), experts, args.rate, args.status ? args.status.as<int32_t>() : nullptr,
-        args.bias.as<float>());
-    check_launch("expert_bias_update");
+    launch_kernel(expert_bias_kernel, 1, kBiasThreads, launch, "expert_bias_update",
+                  args.counts.as<int64_t>(), experts, args.rate,
+                  args.status ? args.status.as<int32_t>() : nullptr, args.bias.as<float>());
 }
 
 }  // namespace fp8flow

@@ -230,8 +230,8 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
 #pragma unroll
                 for (int n = 0; n < kPiece; ++n) v[n] += add[n];
             }
-            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) = uint4{
-                pack_bf16(v[0], v[1]), pack_bf16(v[2], v[3]), pack_bf16(v[4], v[5]), pack_bf16(v[6], v[7])};
+            *reinterpret_cast<uint4*>(static_cast<uint16_t*>(job.out) + row * job.cols + col) =
+                pack_unit_bf16(v);
         } else {
             write_floats(job, tile.out + row * job.cols + col, job.cols - col, v);
         }
@@ -312,9 +312,8 @@ template <class T> void launch(GemmArgs job, const Launch& launch, const char* o
     const int64_t items = job.row_tiles * job.col_tiles * job.blocks;
     if (items == 0) return;
     allow_shared_memory(mma_kernel<T>, T::kSharedBytes, op);
-    mma_kernel<T>
-        <<<grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, stream_of(launch)>>>(job);
-    check_launch(op);
+    launch_kernel(mma_kernel<T>, grid_for(items, launch, T::kCtasPerSm), T::kThreads, T::kSharedBytes, launch,
+                  op, job);
 }
 
 bool has_wide_rows(const float* out, int64_t cols) {

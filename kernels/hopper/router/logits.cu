@@ -199,9 +199,8 @@ void launch_simt(SimtArgs args, const Launch& launch, const char* op) {
     const int64_t items = args.tiles_m * args.tiles_n * args.blocks;
     if (items == 0) return;
     constexpr int kCtasPerSm = 4;
-    simt_kernel<kAAlongTerms, kBAlongTerms>
-        <<<grid_for(items, launch, kCtasPerSm), kThreads, 0, stream_of(launch)>>>(args);
-    check_launch(op);
+    launch_kernel(simt_kernel<kAAlongTerms, kBAlongTerms>, grid_for(items, launch, kCtasPerSm), kThreads,
+                  launch, op, args);
 }
 
 // dx on CUDA cores.

@@ -285,8 +285,7 @@ void HopperOps::do_router_top_k_backward(const op::RouterTopKBackward& args, con
     }
     const std::size_t bytes = static_cast<std::size_t>(kWarps * experts) * sizeof(float);
     const int64_t wanted = ceil_div(tokens, kWarps);
-    const unsigned ctas =
-        launch.sm_limit > 0 ? grid_for(wanted, launch, kCtasPerSm) : static_cast<unsigned>(wanted);
+    const unsigned ctas = grid_of_items(wanted, launch, kCtasPerSm);
     with_row(experts, [&](auto row) {
         launch_pdl(top_k_backward_kernel<decltype(row)>, ctas + kernel_args.loss_ctas, dim3(kThreads), bytes,
                    launch, "router_top_k_backward", kernel_args, row);

@@ -3,6 +3,7 @@
 // launch.
 #pragma once
 
+#include "kernels/core/dtype.h"
 #include "kernels/core/stream.h"
 #include "kernels/hopper/runtime/cuda_check.h"
 
@@ -26,7 +27,17 @@ inline unsigned grid_for(int64_t blocks_wanted, const Launch& launch, int per_sm
     return static_cast<unsigned>(std::max<int64_t>(1, std::min<int64_t>(blocks_wanted, sms * per_sm)));
 }
 
+// A CTA per item, so that SMs stay equally busy to the end; a limited launch: at most `per_sm` on each SM.
+inline unsigned grid_of_items(int64_t items, const Launch& launch, int per_sm = 8) {
+    return launch.sm_limit > 0 ? grid_for(items, launch, per_sm) : static_cast<unsigned>(items);
+}
+
 inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
+
+inline void clear_memory(void* data, int64_t bytes, const Launch& launch, const char* op) {
+    if (bytes > 0)
+        check_cuda(cudaMemsetAsync(data, 0, static_cast<std::size_t>(bytes), stream_of(launch)), op);
+}
 
 #ifdef __CUDACC__
 // Dynamic shared memory beyond 48 KB, static memory included, is an opt-in of the kernel.
@@ -34,6 +45,25 @@ template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t byte
     check_cuda(
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
         op);
+}
+
+// kernel_of.operator()<kFp8>() of an FP8 dtype: the kernel that has the type as a template argument.
+template <class KernelOf> auto of_fp8(DType dtype, KernelOf kernel_of) {
+    return dtype == DType::e5m2 ? kernel_of.template operator()<DType::e5m2>()
+                                : kernel_of.template operator()<DType::e4m3>();
+}
+
+// An ordinary launch, and its check.
+template <class... Params, class... Args>
+void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, std::size_t shared_bytes,
+                   const Launch& launch, const char* op, const Args&... args) {
+    kernel<<<grid, threads, shared_bytes, stream_of(launch)>>>(static_cast<Params>(args)...);
+    check_launch(op);
+}
+template <class... Params, class... Args>
+void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, const Launch& launch, const char* op,
+                   const Args&... args) {
+    launch_kernel(kernel, grid, threads, 0, launch, op, args...);
 }
 
 // Attributes for launch_with: a grid in clusters of `ctas`, or a programmatic dependent launch (launch_pdl).
