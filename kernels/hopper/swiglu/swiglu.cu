@@ -308,72 +308,88 @@ RowView halves_view(const TensorView& v) {
 bool is_wide(const RowView& t, int width, Output output = Output::values) {
     return t.vector && (t.dtype == DType::bf16 || output != Output::values) && width % kCols == 0;
 }
-Output output_of(const RowView& t, const BlockScales& scales) {
-    return scales.data == nullptr ? Output::values : t.dtype == DType::e5m2 ? Output::e5m2 : Output::e4m3;
-}
-
 constexpr int64_t kManyColumns = int64_t{1} << 20;  // outputs; fewer do not pay for the tables of sigmoids
-template <int kWarps, int kCtas, class Kernel, class Args>
-void run(Kernel kernel, const Args& args, int64_t rows, const Launch& launch, const char* op) {
+
+// work.operator()<Output>() for the output `t`.
+template <class Work> void with_output(const RowView& t, const BlockScales& scales, Work work) {
+    if (scales.data == nullptr)
+        work.template operator()<Output::values>();
+    else if (t.dtype == DType::e5m2)
+        work.template operator()<Output::e5m2>();
+    else
+        work.template operator()<Output::e4m3>();
+}
+
+// A kernel of this file with its warps per CTA and CTAs per SM.
+template <class Args>
+void run(void (*kernel)(Args), int warps, int ctas, const Args& args, int64_t rows, const Launch& launch,
+         const char* op) {
     constexpr int64_t kRowsOfCta = 4;  // per CTA: partly idle CTAs rather than few
-    kernel<<<grid_for(ceil_div(rows, kRowsOfCta), launch, kCtas), dim3(kWarpSize, kWarps), 0,
-             stream_of(launch)>>>(args);
-    check_launch(op);
+    launch_kernel(kernel, grid_for(ceil_div(rows, kRowsOfCta), launch, ctas),
+                  dim3(kWarpSize, static_cast<unsigned>(warps)), launch, op, args);
 }
 
-template <Output kOutput, class Args>
-void launch_forward(const Args& args, int64_t rows, const Launch& launch) {
-    const int width = args.a.cols;
-    const bool wide = is_wide(args.h, width) && is_wide(args.a, width, kOutput);
-    if (!wide)
-        run<AnyValues::kForwardWarps, AnyValues::kForwardCtas>(swiglu_kernel<Args, AnyValues, kOutput>, args,
-                                                               rows, launch, "swiglu");
-    else if (rows * width < kManyColumns)
-        run<WideBf16::kForwardWarps, WideBf16::kForwardCtas>(swiglu_kernel<Args, WideBf16, kOutput>, args,
-                                                             rows, launch, "swiglu");
-    else
-        launch_swiglu_rows(args, kOutput, rows, launch);
-}
-template <class Args> void launch_forward(const Args& args, int64_t rows, const Launch& launch) {
-    if (rows == 0 || args.a.cols == 0) return;
-    switch (output_of(args.a, args.scales)) {
-        case Output::values: return launch_forward<Output::values>(args, rows, launch);
-        case Output::e4m3: return launch_forward<Output::e4m3>(args, rows, launch);
-        case Output::e5m2: return launch_forward<Output::e5m2>(args, rows, launch);
-    }
+// op::Swiglu or op::SwigluQuantize.
+template <class Op>
+void launch_forward(const Op& op, const TensorView& a, const BlockScales& scales, RowTicket* tickets,
+                    const Launch& launch) {
+    const int64_t rows = rows_of(op.groups, op.h);
+    const SwigluForward forward = {.h = halves_view(op.h),
+                                   .prob = row_view(op.prob),
+                                   .a = row_view(a),
+                                   .scales = scales,
+                                   .groups = device_groups(op.groups, rows),
+                                   .tickets = tickets};
+    const int width = forward.a.cols;
+    if (rows == 0 || width == 0) return;
+    with_unit(op.form, forward, [&]<class Args>(const Args& args) {
+        with_output(args.a, scales, [&]<Output kOutput>() {
+            if (!is_wide(args.h, width) || !is_wide(args.a, width, kOutput))
+                run(swiglu_kernel<Args, AnyValues, kOutput>, AnyValues::kForwardWarps,
+                    AnyValues::kForwardCtas, args, rows, launch, "swiglu");
+            else if (rows * width < kManyColumns)
+                run(swiglu_kernel<Args, WideBf16, kOutput>, WideBf16::kForwardWarps, WideBf16::kForwardCtas,
+                    args, rows, launch, "swiglu");
+            else
+                launch_swiglu_rows(args, kOutput, rows, launch);
+        });
+    });
 }
 
-template <Output kOutput, class Args>
-void launch_backward(const Args& args, int64_t rows, const Launch& launch) {
-    const int width = args.da.cols;
-    const bool wide = is_wide(args.da, width) && is_wide(args.h, width) && is_wide(args.dh, width, kOutput);
-    if (!wide)
-        run<AnyValues::kBackwardWarps, AnyValues::kBackwardCtas>(
-            swiglu_backward_kernel<Args, AnyValues, kOutput>, args, rows, launch, "swiglu_backward");
-    else if (rows * width < kManyColumns)
-        run<WideBf16::kBackwardWarps, WideBf16::kBackwardCtas>(
-            swiglu_backward_kernel<Args, WideBf16, kOutput>, args, rows, launch, "swiglu_backward");
-    else
-        launch_swiglu_backward_rows(args, kOutput, rows, launch);
-}
-template <class Args> void launch_backward(const Args& args, int64_t rows, const Launch& launch) {
+// op::SwigluBackward or op::SwigluBackwardQuantize.
+template <class Op>
+void launch_backward(const Op& op, const TensorView& dh, const BlockScales& scales, RowTicket* tickets,
+                     const Launch& launch) {
+    const int64_t rows = rows_of(op.groups, op.h);
+    const SwigluGradient gradient = {.da = row_view(op.da),
+                                     .h = halves_view(op.h),
+                                     .prob = row_view(op.prob),
+                                     .dh = halves_view(dh),
+                                     .dprob = row_view(op.dprob),
+                                     .scales = scales,
+                                     .groups = device_groups(op.groups, rows),
+                                     .tickets = tickets};
+    const int width = gradient.da.cols;
     if (rows == 0) return;
-    switch (output_of(args.dh, args.scales)) {
-        case Output::values: return launch_backward<Output::values>(args, rows, launch);
-        case Output::e4m3: return launch_backward<Output::e4m3>(args, rows, launch);
-        case Output::e5m2: return launch_backward<Output::e5m2>(args, rows, launch);
-    }
-}
-
-void launch_unit(const op::GluForm& form, const SwigluForward& args, int64_t rows, const Launch& launch) {
-    with_unit(form, args, [&](const auto& of) { launch_forward(of, rows, launch); });
-}
-void launch_unit(const op::GluForm& form, const SwigluGradient& args, int64_t rows, const Launch& launch) {
-    with_unit(form, args, [&](const auto& of) { launch_backward(of, rows, launch); });
+    with_unit(op.form, gradient, [&]<class Args>(const Args& args) {
+        with_output(args.dh, scales, [&]<Output kOutput>() {
+            if (!is_wide(args.da, width) || !is_wide(args.h, width) || !is_wide(args.dh, width, kOutput))
+                run(swiglu_backward_kernel<Args, AnyValues, kOutput>, AnyValues::kBackwardWarps,
+                    AnyValues::kBackwardCtas, args, rows, launch, "swiglu_backward");
+            else if (rows * width < kManyColumns)
+                run(swiglu_backward_kernel<Args, WideBf16, kOutput>, WideBf16::kBackwardWarps,
+                    WideBf16::kBackwardCtas, args, rows, launch, "swiglu_backward");
+            else
+                launch_swiglu_backward_rows(args, kOutput, rows, launch);
+        });
+    });
 }
 
 BlockScales block_scales(const ScaledTensor& t, ScaleFormat format) {
     return {t.scales.as<float>(), t.data.dim(0), format};
+}
+RowTicket* tickets_of(const HopperOps::Workspace& workspace) {
+    return workspace.zeros_for<RowTicket>(RowTicket::kCount);
 }
 
 }  // namespace
@@ -386,48 +402,21 @@ using namespace hopper;
 using namespace hopper::swiglu;
 
 void HopperOps::do_swiglu(const op::Swiglu& args, const Launch& launch) {
-    const int64_t rows = rows_of(args.groups, args.h);
-    launch_unit(args.form,
-                SwigluForward{halves_view(args.h),
-                              row_view(args.prob),
-                              row_view(args.a),
-                              {},
-                              device_groups(args.groups, rows),
-                              workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                rows, launch);
+    launch_forward(args, args.a, {}, tickets_of(workspace(launch)), launch);
 }
 
 void HopperOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch& launch) {
-    const int64_t rows = rows_of(args.groups, args.h);
-    launch_unit(args.form,
-                SwigluForward{halves_view(args.h), row_view(args.prob), row_view(args.a.data),
-                              block_scales(args.a, args.scale_format), device_groups(args.groups, rows),
-                              workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                rows, launch);
+    launch_forward(args, args.a.data, block_scales(args.a, args.scale_format), tickets_of(workspace(launch)),
+                   launch);
 }
 
 void HopperOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch& launch) {
-    const int64_t rows = rows_of(args.groups, args.h);
-    launch_unit(args.form,
-                SwigluGradient{row_view(args.da),
-                               halves_view(args.h),
-                               row_view(args.prob),
-                               halves_view(args.dh),
-                               row_view(args.dprob),
-                               {},
-                               device_groups(args.groups, rows),
-                               workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                rows, launch);
+    launch_backward(args, args.dh, {}, tickets_of(workspace(launch)), launch);
 }
 
 void HopperOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch& launch) {
-    const int64_t rows = rows_of(args.groups, args.h);
-    launch_unit(args.form,
-                SwigluGradient{row_view(args.da), halves_view(args.h), row_view(args.prob),
-                               halves_view(args.dh.data), row_view(args.dprob),
-                               block_scales(args.dh, args.scale_format), device_groups(args.groups, rows),
-                               workspace(launch).zeros_for<RowTicket>(RowTicket::kCount)},
-                rows, launch);
+    launch_backward(args, args.dh.data, block_scales(args.dh, args.scale_format),
+                    tickets_of(workspace(launch)), launch);
 }
 
 }  // namespace fp8flow
