@@ -273,8 +273,6 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
     }
 }
 
-enum class Access { any, bf16_vectors };
-
 // Calls visit(first row, end row) for this CTA's tiles. Consecutive CTAs take different groups at the same
 // fraction of each, so that the gradient rows read at one time belong to one part of the tokens, which stays
 // in L2. A group is cut into a power of two of parts, so that no 64-bit division is needed. Every row is read
@@ -297,16 +295,9 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
     }
 }
 
-// The same by routed row, for plans without recv_rows (Access::bf16_vectors) and for any dtype and alignment
-// (Access::any).
-//
-// Lower bound: the rows of src once and, for each, its gradient row, which K of them share; 4 bytes written
-// per row: 529 MB at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s.
-//
-// CTA: tiles of walk_parts, one warp a row: a lane's strand is every 32nd unit, with eight loads in flight,
-// and five shuffles add the strands in the order of the contract. No barriers; row numbers are uniform in a
+// The same by routed row, for any dtype, alignment and K, and for plans without recv_rows. CTA: tiles of
+// walk_parts, one warp a row, a lane's strand every 32nd unit. No barriers; row numbers are uniform in a
 // warp. Deterministic: fixed order, one writer a word.
-template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
     const int64_t base = args.src.base(), prob_base = args.drow_prob.base();
@@ -320,22 +311,16 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
         const int64_t source = row_source[row];
         float strand = 0.0f;
         if (source >= 0) {
-            if constexpr (kAccess == Access::bf16_vectors) {
-                const int units = static_cast<int>(args.hidden / kUnit);
-                strand = strand_dot(static_cast<const uint4*>(args.ddst.data) + source * units,
-                                    static_cast<const uint4*>(args.src.data) + (base + row) * units, units);
-            } else {
-                for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
-                    const int64_t width = args.hidden - column;
-                    float gradient[kUnit], value[kUnit];
-                    load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
-                                 args.vectorised, gradient);
-                    load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
-                                 args.vectorised, value);
+            for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
+                const int64_t width = args.hidden - column;
+                float gradient[kUnit], value[kUnit];
+                load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                             args.vectorised, gradient);
+                load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                             args.vectorised, value);
 #pragma unroll
-                    for (int i = 0; i < kUnit; ++i)
-                        if (i < width) strand = fma_float(gradient[i], value[i], strand);
-                }
+                for (int i = 0; i < kUnit; ++i)
+                    if (i < width) strand = fma_float(gradient[i], value[i], strand);
             }
             strand = add_strands(strand);
         }
@@ -380,8 +365,7 @@ bool launch_unpermute_sums(const op::UnpermuteUnpad& args, const SumResidual& re
                               .addend = static_cast<const uint16_t*>(residual.addend.data),
                               .dst = static_cast<uint16_t*>(args.dst.data),
                               .rounding = residual.rounding};
-    const unsigned grid =
-        launch.sm_limit > 0 ? grid_for(items, launch, sum_ctas(addend)) : static_cast<unsigned>(items);
+    const unsigned grid = grid_of_items(items, launch, sum_ctas(addend));
     const auto kernel =
         few ? sums_kernel<kFewRows>(weighted, addend) : sums_kernel<kMostRows>(weighted, addend);
     launch_pdl(kernel, grid, static_cast<unsigned>(threads), launch, "unpermute_unpad", kernel_args);
@@ -408,9 +392,8 @@ void HopperOps::do_unpermute_unpad(const op::UnpermuteUnpad& args, const Launch&
                                     .topk = args.recv_rows.dim(1),
                                     .hidden = hidden,
                                     .vectorised = vectorised};
-    unpermute_kernel<<<grid_for(ceil_div(capacity, kWarps), launch), kThreads, 0, stream_of(launch)>>>(
-        kernel_args);
-    check_launch("unpermute_unpad");
+    launch_kernel(unpermute_kernel, grid_for(ceil_div(capacity, kWarps), launch), kThreads, launch,
+                  "unpermute_unpad", kernel_args);
 }
 
 void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& args, const Launch& launch) {
@@ -430,15 +413,13 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
     const bool wide = vectorised && args.src.dtype == DType::bf16 && args.ddst.dtype == DType::bf16;
     if (wide && args.recv_rows && kernel_args.topk > 0 && kernel_args.topk <= kWarps) {
         const int64_t items = args.recv_rows.dim(0) + ceil_div(capacity, int64_t{kPadRows});
-        const unsigned grid = launch.sm_limit > 0 ? grid_for(items, launch) : static_cast<unsigned>(items);
-        launch_pdl(token_probs_backward_kernel, grid, static_cast<unsigned>(kernel_args.topk * kWarpSize),
-                   launch, "unpermute_probs_backward", kernel_args);
+        launch_pdl(token_probs_backward_kernel, grid_of_items(items, launch),
+                   static_cast<unsigned>(kernel_args.topk * kWarpSize), launch, "unpermute_probs_backward",
+                   kernel_args);
         return;
     }
-    const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
-                             : unpermute_probs_backward_kernel<Access::any>;
-    kernel<<<grid_for(ceil_div(capacity, kTileRows), launch), kThreads, 0, stream_of(launch)>>>(kernel_args);
-    check_launch("unpermute_probs_backward");
+    launch_kernel(unpermute_probs_backward_kernel, grid_for(ceil_div(capacity, kTileRows), launch), kThreads,
+                  launch, "unpermute_probs_backward", kernel_args);
 }
 
 }  // namespace fp8flow
