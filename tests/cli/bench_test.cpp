@@ -17,23 +17,17 @@ namespace fp8flow {
 namespace {
 
 using nlohmann::json;
-using Texts = std::vector<std::string>;
 
 json rows_of(const std::string& folder) { return json::parse(read_whole(folder + "/bench.json")); }
 
-Texts bench(const Texts& more) {
-    Texts line = {"bench", "--backend", "reference"};
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
-}
+Texts bench(const Texts& more) { return with({"bench", "--backend", "reference"}, more); }
 
 // One row for each shape of an operation.
 json rows_at(const std::string& operation, const Texts& shapes) {
     TemporaryFolder folder;
     Texts line = bench({operation, "--out", folder.path("out"), "--samples", "1"});
     for (const std::string& shape : shapes) line.insert(line.end(), {"--shape", shape});
-    const CommandResult result = fp8flow_alone(line);
-    EXPECT_EQ(result.status, 0) << operation << "\n" << result.err;
+    const CommandResult result = succeeded(fp8flow_alone(line));
     if (result.status != 0) return json::array();
     const json rows = rows_of(folder.path("out"));
     EXPECT_EQ(rows.size(), shapes.size());
@@ -72,8 +66,7 @@ const std::set<std::string> kExchanges = {"gather_routing", "dispatch", "dispatc
 TEST(Bench, EveryOperationRunsOnce) {
     TemporaryFolder folder;
     const CommandResult result =
-        fp8flow_alone(bench({"--suite", "small", "--out", folder.path("out"), "--samples", "2"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+        succeeded(fp8flow_alone(bench({"--suite", "small", "--out", folder.path("out"), "--samples", "2"})));
     std::set<std::string> measured;
     for (const json& row : rows_of(folder.path("out"))) {
         expect_whole(row);
@@ -93,24 +86,21 @@ TEST(Bench, EveryOperationRunsOnce) {
 }
 
 TEST(Bench, CaptureCallsEveryRowAndTimesNothing) {
-    const CommandResult result = fp8flow_alone(bench({"--suite", "small", "--capture"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(fp8flow_alone(bench({"--suite", "small", "--capture"})));
     for (const std::string& name : local_operations())
         EXPECT_NE(result.out.find("captured 0 kernels of " + name + " "), std::string::npos) << name;
 
     TemporaryFolder folder;
-    EXPECT_EQ(fp8flow_alone(bench({"rms_norm", "--capture", "--out", folder.path("out")})).status, 2);
-    const CommandResult many = fp8flow_on_ranks(2, bench({"rms_norm", "--capture"}));
-    EXPECT_EQ(many.status, 2);
-    EXPECT_NE(many.err.find("--capture"), std::string::npos) << many.err;
+    failure(2, fp8flow_alone(bench({"rms_norm", "--capture", "--out", folder.path("out")})));
+    const std::string many = failure(2, fp8flow_on_ranks(2, bench({"rms_norm", "--capture"})));
+    EXPECT_NE(many.find("--capture"), std::string::npos) << many;
 }
 
 TEST(Bench, ExchangesOfTwoRanks) {
     TemporaryFolder folder;
     Texts line = bench({"--suite", "small", "--out", folder.path("out"), "--samples", "2"});
     line.insert(line.begin() + 1, kExchanges.begin(), kExchanges.end());
-    const CommandResult result = fp8flow_on_ranks(2, line);
-    ASSERT_EQ(result.status, 0) << result.err;
+    succeeded(fp8flow_on_ranks(2, line));
     std::map<std::string, json> rows;
     for (const json& row : rows_of(folder.path("out"))) {
         expect_whole(row);
@@ -136,14 +126,13 @@ TEST(Bench, ExchangesOverMessagesAndOnFewSms) {
     Texts line = bench({"dispatch", "combine", "--out", folder.path("out"), "--samples", "2"});
     for (const char* shape : {"dispatcher=alltoall", "sms=8", "dispatcher=alltoall,E=4,K=3,rows=skewed"})
         line.insert(line.end(), {"--shape", shape});
-    const CommandResult result = fp8flow_on_ranks(2, line);
-    ASSERT_EQ(result.status, 0) << result.err;
+    succeeded(fp8flow_on_ranks(2, line));
     EXPECT_EQ(rows_of(folder.path("out")).size(), 6u);
 
     // without the owners' sums: as many bytes on the wire, fewer in memory
     Texts sent = bench({"combine", "--out", folder.path("sent"), "--samples", "2"});
     for (const char* shape : {"part=whole", "part=sent"}) sent.insert(sent.end(), {"--shape", shape});
-    ASSERT_EQ(fp8flow_on_ranks(2, sent).status, 0);
+    succeeded(fp8flow_on_ranks(2, sent));
     const json parts = rows_of(folder.path("sent"));
     ASSERT_EQ(parts.size(), 2u);
     EXPECT_GT(parts[1].at("bytes").get<double>(), 0.0);
@@ -247,9 +236,8 @@ TEST(Bench, OptionsOfTheOperations) {
 
 TEST(Bench, UpstreamWritesItsTable) {
     TemporaryFolder folder;
-    const CommandResult result = fp8flow_alone(
-        bench({"--suite", "upstream", "--match", "T=29 ", "--samples", "1", "--out", folder.path("out")}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(fp8flow_alone(
+        bench({"--suite", "upstream", "--match", "T=29 ", "--samples", "1", "--out", folder.path("out")})));
     const json rows = rows_of(folder.path("out"));
     ASSERT_EQ(rows.size(), 8u);
     for (const json& row : rows) EXPECT_TRUE(row.at("launches").is_null()) << row;  // the host has none
@@ -283,16 +271,13 @@ TEST(Bench, UnfusedFormsMoveTheSameAndHoldMore) {
 
 TEST(Bench, MatchKeepsAPartOfASuite) {
     TemporaryFolder folder;
-    const CommandResult result =
-        fp8flow_alone(bench({"--suite", "small", "--match", "^(swiglu|rms_norm) .*=bf16", "--samples", "1",
-                             "--out", folder.path("out")}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    succeeded(fp8flow_alone(bench({"--suite", "small", "--match", "^(swiglu|rms_norm) .*=bf16", "--samples",
+                                   "1", "--out", folder.path("out")})));
     EXPECT_EQ(rows_of(folder.path("out")).size(), 2u);
 }
 
 TEST(Bench, ListNamesOperationsKeysAndSuites) {
-    const CommandResult result = fp8flow_alone({"bench", "--list"});
-    EXPECT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(fp8flow_alone({"bench", "--list"}));
     for (const std::string& name : local_operations()) expect_contains(result.out, "\n" + name + "  ");
     for (const std::string& name : kExchanges) expect_contains(result.out, "\n" + name + "  ");
     for (const char* part :
@@ -335,12 +320,10 @@ TEST(Bench, WrongCommandLinesAreRefused) {
         {{"bench", "--suite", "small", "--match", "no_such"}, "no selected row matches 'no_such'"},
     };
     for (const Wrong& wrong : wrongs) {
-        Texts line = wrong.line;
-        line.insert(line.end(), {"--backend", "reference"});
-        const CommandResult result = fp8flow_alone(line);
-        EXPECT_EQ(result.status, 2) << wrong.part << "\n" << result.out << result.err;
-        const Texts errors = error_lines(result.err);
-        ASSERT_EQ(errors.size(), 1u) << wrong.part << "\n" << result.err;
+        Texts line = with(wrong.line, {"--backend", "reference"});
+        const std::string result = failure(2, fp8flow_alone(line));
+        const Texts errors = error_lines(result);
+        ASSERT_EQ(errors.size(), 1u) << wrong.part << "\n" << result;
         expect_contains(errors[0], wrong.part);
     }
 }

@@ -40,7 +40,7 @@ std::string temporary_file() {
     return name;
 }
 
-CommandResult run(const std::vector<std::string>& arguments, const std::string& cwd) {
+CommandResult run(const Texts& arguments, const std::string& cwd) {
     RunningCommand command(arguments, cwd);
     const CommandResult result = command.wait(kDeadline);
     EXPECT_FALSE(result.timed_out) << "no end after " << kDeadline << " s; stdout:\n"
@@ -51,7 +51,7 @@ CommandResult run(const std::vector<std::string>& arguments, const std::string& 
 
 }  // namespace
 
-RunningCommand::RunningCommand(const std::vector<std::string>& arguments, const std::string& cwd)
+RunningCommand::RunningCommand(const Texts& arguments, const std::string& cwd)
     : out_path_(temporary_file()), err_path_(temporary_file()), started_(now()) {
     std::vector<char*> argv;
     for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
@@ -102,38 +102,52 @@ CommandResult RunningCommand::wait(double deadline_seconds) {
     return result;
 }
 
-CommandResult fp8flow_alone(const std::vector<std::string>& arguments, const std::string& cwd) {
-    std::vector<std::string> line = {FP8FLOW_EXECUTABLE};
-    line.insert(line.end(), arguments.begin(), arguments.end());
-    return run(line, cwd);
+Texts with(Texts texts, const Texts& more) {
+    texts.insert(texts.end(), more.begin(), more.end());
+    return texts;
 }
 
-std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& arguments) {
-    std::vector<std::string> line = {
-        FP8FLOW_MPIEXEC, "-n",   std::to_string(ranks), "--quiet", "--oversubscribe",
-        "--bind-to",     "none", FP8FLOW_EXECUTABLE};
-    line.insert(line.end(), arguments.begin(), arguments.end());
-    return line;
+CommandResult fp8flow_alone(const Texts& arguments, const std::string& cwd) {
+    return run(with({FP8FLOW_EXECUTABLE}, arguments), cwd);
 }
 
-std::vector<std::string> with_settings(std::vector<std::string> line,
-                                       const std::vector<std::string>& settings) {
+CommandResult succeeded(CommandResult run) {
+    EXPECT_EQ(run.status, 0) << run.out << run.err;
+    return run;
+}
+
+std::string failure(int status, const CommandResult& run) {
+    EXPECT_EQ(run.status, status) << run.out << run.err;
+    return run.err;
+}
+
+Texts mpirun_line(int ranks, const Texts& arguments) {
+    return with({FP8FLOW_MPIEXEC, "-n", std::to_string(ranks), "--quiet", "--oversubscribe", "--bind-to",
+                 "none", FP8FLOW_EXECUTABLE},
+                arguments);
+}
+
+Texts with_settings(Texts line, const Texts& settings) {
     for (const std::string& setting : settings) line.insert(line.end(), {"--set", setting});
     return line;
 }
 
-std::vector<std::string> with_faults(std::vector<std::string> line,
-                                     const std::vector<std::string>& environment) {
-    std::vector<std::string> words = {"env"};
-    words.insert(words.end(), environment.begin(), environment.end());
-    words.insert(words.end(), {"LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
-                               "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"});
+Texts test_run(const std::string& command, const std::string& out, const Texts& settings, const Texts& more) {
+    return with(
+        with_settings({command, config_file("test"), "--backend", "reference", "--out", out}, settings),
+        more);
+}
+
+Texts with_faults(Texts line, const Texts& environment) {
+    const Texts words =
+        with(with({"env"}, environment), {"LD_PRELOAD=" FP8FLOW_BINARY_DIR "/tests/libfp8flow_faults.so",
+                                          "ASAN_OPTIONS=verify_asan_link_order=0:detect_leaks=0"});
     line.insert(std::find(line.begin(), line.end(), std::string(FP8FLOW_EXECUTABLE)), words.begin(),
                 words.end());
     return line;
 }
 
-CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& arguments, const std::string& cwd) {
+CommandResult fp8flow_on_ranks(int ranks, const Texts& arguments, const std::string& cwd) {
     return run(mpirun_line(ranks, arguments), cwd);
 }
 
@@ -154,9 +168,9 @@ std::string config_file(const std::string& name) {
     return std::string(FP8FLOW_SOURCE_DIR "/configs/") + name + ".yaml";
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
+Texts lines_of(const std::string& text) {
     std::istringstream stream(text);
-    std::vector<std::string> lines;
+    Texts lines;
     for (std::string line; std::getline(stream, line);) {
         if (!line.empty() && line.back() == '\r') line.pop_back();
         lines.push_back(line);
@@ -215,8 +229,8 @@ std::vector<double> losses_of(const std::string& out) {
     return losses;
 }
 
-std::vector<std::string> error_lines(const std::string& text) {
-    std::vector<std::string> errors;
+Texts error_lines(const std::string& text) {
+    Texts errors;
     for (const std::string& line : lines_of(text))
         if (line.rfind("fp8flow: error:", 0) == 0) errors.push_back(line);
     return errors;

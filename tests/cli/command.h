@@ -10,6 +10,9 @@
 
 namespace fp8flow {
 
+using Texts = std::vector<std::string>;
+Texts with(Texts texts, const Texts& more);  // the one list after the other
+
 struct CommandResult {
     int status = -1;  // exit status; 128 + signal where a signal ended it
     bool timed_out = false;
@@ -22,7 +25,7 @@ struct CommandResult {
 class RunningCommand {
 public:
     // Runs in the folder `cwd`. The executable is looked for on PATH unless it holds a slash.
-    RunningCommand(const std::vector<std::string>& arguments, const std::string& cwd);
+    RunningCommand(const Texts& arguments, const std::string& cwd);
     ~RunningCommand();
     RunningCommand(const RunningCommand&) = delete;
     RunningCommand& operator=(const RunningCommand&) = delete;
@@ -40,24 +43,27 @@ private:
 
 // fp8flow with these arguments, started without mpirun; or by mpirun on some ranks, which keeps its own
 // remarks to itself.
-CommandResult fp8flow_alone(const std::vector<std::string>& arguments, const std::string& cwd = "");
-CommandResult fp8flow_on_ranks(int ranks, const std::vector<std::string>& arguments,
-                               const std::string& cwd = "");
-std::vector<std::string> mpirun_line(int ranks, const std::vector<std::string>& arguments);
+CommandResult fp8flow_alone(const Texts& arguments, const std::string& cwd = "");
+CommandResult fp8flow_on_ranks(int ranks, const Texts& arguments, const std::string& cwd = "");
+// A run that must end with status 0; and the errors of one that must end with another.
+CommandResult succeeded(CommandResult run);
+std::string failure(int status, const CommandResult& run);
+Texts mpirun_line(int ranks, const Texts& arguments);
 // The line with `--set SETTING` for each.
-std::vector<std::string> with_settings(std::vector<std::string> line,
-                                       const std::vector<std::string>& settings);
+Texts with_settings(Texts line, const Texts& settings);
+// COMMAND of configs/test.yaml on the reference backend, into the folder `out`, with these settings.
+Texts test_run(const std::string& command, const std::string& out, const Texts& settings = {},
+               const Texts& more = {});
 // The line, of the program alone or below mpirun, with tests/cli/faults preloaded into the program.
-std::vector<std::string> with_faults(std::vector<std::string> line,
-                                     const std::vector<std::string>& environment);
+Texts with_faults(Texts line, const Texts& environment);
 
 // The process ids of the ranks: the processes below mpirun that run our program.
 std::vector<int> ranks_below(int mpirun);
 
 std::string config_file(const std::string& name);  // configs/NAME.yaml of the sources
 // The lines of `text` that begin with "fp8flow: error:".
-std::vector<std::string> error_lines(const std::string& text);
-std::vector<std::string> lines_of(const std::string& text);
+Texts error_lines(const std::string& text);
+Texts lines_of(const std::string& text);
 
 // The records of out/metrics.jsonl of a type: run, step or evaluation; empty: of every type but run, which
 // says who ran it and when. Each is checked for its form: a type, flat names without spaces.

@@ -13,16 +13,13 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 // Twelve steps at a rate that sends the norm of the second gradient to 12 to 17, by batch.
 Texts train(const std::string& out, const Texts& settings, const Texts& more = {}) {
-    Texts all = {"training.lr=0.05", "training.lr_warmup_iters=0", "training.lr_decay_style=constant",
-                 "training.train_iters=12", "training.eval_iters=0"};
-    all.insert(all.end(), settings.begin(), settings.end());
-    Texts line = with_settings({"train", config_file("test"), "--backend", "reference", "--out", out}, all);
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+    const Texts all =
+        with({"training.lr=0.05", "training.lr_warmup_iters=0", "training.lr_decay_style=constant",
+              "training.train_iters=12", "training.eval_iters=0"},
+             settings);
+    return test_run("train", out, all, more);
 }
 
 Texts numbers_of(const std::string& out) {
@@ -80,8 +77,7 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     const Texts keys = {"checkpoint.save_interval=1",    "training.on_divergence=rollback",
                         "training.grad_norm_limit=13.5", "output.tensorboard_dir=tb",
                         "output.tensor_stats=true",      "output.tensor_stats_interval=1"};
-    const CommandResult run = fp8flow_alone(train(folder.path("a"), keys));
-    ASSERT_EQ(run.status, 0) << run.err;
+    const CommandResult run = succeeded(fp8flow_alone(train(folder.path("a"), keys)));
     expect_contains(run.out, "back to iteration 1 (3 of 3 times), from there on with batch 5");
     const Texts numbers = numbers_of(folder.path("a"));
     ASSERT_EQ(numbers.size(), 12u);
@@ -101,11 +97,9 @@ TEST(Divergence, GoesBackAndOnWithOtherData) {
     for (const auto& one : transposed.at("iterations")) observed.push_back(one.at("iteration"));
     EXPECT_EQ(observed, all);
 
-    Texts shorter = keys;
-    shorter.push_back("training.train_iters=7");
-    ASSERT_EQ(fp8flow_alone(train(folder.path("b"), shorter)).status, 0);
-    const CommandResult resumed = fp8flow_alone(train(folder.path("b"), keys, {"--resume", "auto"}));
-    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    Texts shorter = with(keys, {"training.train_iters=7"});
+    succeeded(fp8flow_alone(train(folder.path("b"), shorter)));
+    succeeded(fp8flow_alone(train(folder.path("b"), keys, {"--resume", "auto"})));
     EXPECT_EQ(numbers_of(folder.path("b")), numbers);
 }
 

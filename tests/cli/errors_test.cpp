@@ -11,8 +11,6 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 // Standard error holds one report and nothing else; it holds all of `parts`.
 void expect_report(const CommandResult& result, ExitCode code, const Texts& parts) {
     EXPECT_EQ(result.status, static_cast<int>(code)) << result.err;
@@ -72,8 +70,7 @@ TEST(UsageError, AnEmptyValueIsNoValueOfAnyOption) {
     for (const std::string& command : kCommands)
         for (const std::string& option : options_of(command, false)) {
             for (const Texts& given : {Texts{option, ""}, Texts{option + "="}}) {
-                Texts line = {command, config_file("test")};
-                line.insert(line.end(), given.begin(), given.end());
+                const Texts line = with({command, config_file("test")}, given);
                 expect_report(fp8flow_alone(line), ExitCode::usage, {option + ": got an empty value"});
             }
             ++tried;
@@ -92,9 +89,7 @@ TEST(UsageError, NumbersOfOptionsAreCheckedAsThoseOfKeys) {
             ++tried;
         }
     EXPECT_GT(tried, 10u);
-    const CommandResult plan =
-        fp8flow_alone({"plan", config_file("test"), "--gpus", "1e0", "--micro-batch", "2e0"});
-    EXPECT_EQ(plan.status, 0) << plan.err;
+    succeeded(fp8flow_alone({"plan", config_file("test"), "--gpus", "1e0", "--micro-batch", "2e0"}));
 }
 
 TEST(UsageError, NoCommandPrintsHelp) {
@@ -111,13 +106,12 @@ TEST(UsageError, ConfigurationFile) {
     expect_report(fp8flow_alone({"train", folder.path()}), ExitCode::usage, {"something other than a file"});
     const std::string unknown =
         folder.write("unknown.yaml", "training:\n  learning_rat: 1\n  train_itres: 3\n");
-    const CommandResult two = fp8flow_alone({"train", unknown});
-    EXPECT_EQ(two.status, 2);
-    ASSERT_EQ(lines_of(two.err).size(), 3u) << two.err;
-    EXPECT_EQ(lines_of(two.err)[0], "fp8flow: error: 2 problems");
-    expect_contains(lines_of(two.err)[1], unknown + ":2:3: training.learning_rat: got an unknown key");
-    expect_contains(lines_of(two.err)[2], "unknown.yaml:3:3: training.train_itres: got an unknown key");
-    expect_contains(lines_of(two.err)[2], "did you mean 'training.train_iters'");
+    const std::string two = failure(2, fp8flow_alone({"train", unknown}));
+    ASSERT_EQ(lines_of(two).size(), 3u) << two;
+    EXPECT_EQ(lines_of(two)[0], "fp8flow: error: 2 problems");
+    expect_contains(lines_of(two)[1], unknown + ":2:3: training.learning_rat: got an unknown key");
+    expect_contains(lines_of(two)[2], "unknown.yaml:3:3: training.train_itres: got an unknown key");
+    expect_contains(lines_of(two)[2], "did you mean 'training.train_iters'");
     const std::string broken = folder.write("broken.yaml", "training:\n  lr: [1\n");
     expect_report(fp8flow_alone({"train", broken}), ExitCode::usage, {"broken.yaml:"});
 }
@@ -193,10 +187,9 @@ TEST(OutputError, FileSizeLimit) {
 }
 
 TEST(UsageError, ControlCharactersAreEscaped) {
-    const CommandResult result = fp8flow_alone({"train", "a\x1b[2J.yaml"});
-    EXPECT_EQ(result.status, 2);
-    EXPECT_EQ(result.err.find('\x1b'), std::string::npos);
-    expect_contains(result.err, "a\\x1b[2J.yaml: got no such file");
+    const std::string result = failure(2, fp8flow_alone({"train", "a\x1b[2J.yaml"}));
+    EXPECT_EQ(result.find('\x1b'), std::string::npos);
+    expect_contains(result, "a\\x1b[2J.yaml: got no such file");
     EXPECT_LT(fp8flow_alone({"train", std::string(50000, 'x')}).err.size(), 5000u);
 }
 

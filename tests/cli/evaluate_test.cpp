@@ -13,8 +13,6 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 // Learns two texts of a period of 8 by heart.
 class TrainedOnAPeriod : public ::testing::Test {
 protected:
@@ -23,14 +21,13 @@ protected:
         for (const char* name : {"a", "b"})
             for (int i = 0; i < 12; ++i)
                 folder_->write(name + ("/" + std::to_string(i)) + ".txt", period(name[0], 500 + i));
-        const CommandResult trained = fp8flow_on_ranks(
-            2,
-            with_settings({"train", config_file("test"), "--backend", "reference", "--out", "run"},
-                          {"data.data_kind=text", "data.data_path=[a,b]", "model.vocab_size=257",
-                           "data.file_extensions=[.txt]", "parallel.expert_model_parallel_size=2",
-                           "training.train_iters=60", "checkpoint.save_interval=60"}),
-            folder_->path());
-        ASSERT_EQ(trained.status, 0) << trained.err;
+        succeeded(
+            fp8flow_on_ranks(2,
+                             test_run("train", "run",
+                                      {"data.data_kind=text", "data.data_path=[a,b]", "model.vocab_size=257",
+                                       "data.file_extensions=[.txt]", "parallel.expert_model_parallel_size=2",
+                                       "training.train_iters=60", "checkpoint.save_interval=60"}),
+                             folder_->path()));
     }
     static void TearDownTestSuite() { folder_.reset(); }
 
@@ -47,17 +44,14 @@ protected:
                           : fp8flow_on_ranks(ranks, line, folder_->path());
     }
     static nlohmann::json evaluation(int ranks, const Texts& more = {}) {
-        Texts line = {"evaluate", "run", "--out", "evaluation" + std::to_string(++evaluations_)};
-        line.insert(line.end(), more.begin(), more.end());
-        const CommandResult result = run(ranks, line);
-        EXPECT_EQ(result.status, 0) << result.err;
+        const Texts line =
+            with({"evaluate", "run", "--out", "evaluation" + std::to_string(++evaluations_)}, more);
+        succeeded(run(ranks, line));
         return nlohmann::json::parse(read_whole(folder_->path(line[3] + "/evaluate.json")));
     }
     static std::string generated(int ranks, const Texts& more) {
-        Texts line = {"generate", "run"};
-        line.insert(line.end(), more.begin(), more.end());
-        const CommandResult result = run(ranks, line);
-        EXPECT_EQ(result.status, 0) << result.err;
+        const Texts line = with({"generate", "run"}, more);
+        const CommandResult result = succeeded(run(ranks, line));
         return result.out;
     }
 
@@ -80,8 +74,7 @@ TEST_F(TrainedOnAPeriod, EvaluationIsThatOfTheRunOnAnyRanks) {
         EXPECT_NEAR(all.at("bits_per_byte").get<double>(), all.at("loss").get<double>() / std::log(2), 1e-9);
         EXPECT_GT(all.at("next_token_accuracy").get<double>(), 0.9);
     }
-    const CommandResult in_run = run(2, {"evaluate", "run", "--quiet"});
-    EXPECT_EQ(in_run.status, 0) << in_run.err;
+    const CommandResult in_run = succeeded(run(2, {"evaluate", "run", "--quiet"}));
     expect_contains(in_run.out, "weights " + folder_->path("run/checkpoints/"));
     expect_contains(in_run.out, "written: " + folder_->path("run/evaluate.json"));
     EXPECT_TRUE(std::filesystem::exists(folder_->path("run/config.yaml")));
@@ -132,8 +125,7 @@ TEST_F(TrainedOnAPeriod, WhatIsMissingIsSaid) {
                     "scripts/tokens.py");
     expect_contains(error({"evaluate"}), "want a run's folder, a configuration");
     expect_contains(error({"evaluate", "run", "--set", "training.eval_iters=0"}), "with --windows");
-    const CommandResult fresh = run(1, {"evaluate", config_file("test"), "--out", "fresh"});
-    EXPECT_EQ(fresh.status, 0) << fresh.err;
+    const CommandResult fresh = succeeded(run(1, {"evaluate", config_file("test"), "--out", "fresh"}));
     expect_contains(fresh.out, "warning: the weights are as initialised");
     expect_contains(fresh.out, "unknown");  // bits per byte
 }
@@ -173,15 +165,12 @@ TEST(Predictions, AgreeWithTransformers) {
     for (const Expected& model : models) {
         SCOPED_TRACE(model.family);
         const auto run = [&](Texts line) {
-            line.insert(line.end(),
+            line = with(line,
                         {"--hf-config", model.family, "--weights", model.family, "--backend", "reference"});
-            const CommandResult result =
-                fp8flow_alone(with_settings(line, {"model.seq_length=32", "precision.recipe=bf16",
-                                                   "data.data_kind=megatron", "data.data_path=[stream]",
-                                                   "data.held_out_fraction=0.5"}),
-                              folder.path());
-            EXPECT_EQ(result.status, 0) << result.err;
-            return result.out;
+            line = with_settings(line,
+                                 {"model.seq_length=32", "precision.recipe=bf16", "data.data_kind=megatron",
+                                  "data.data_path=[stream]", "data.held_out_fraction=0.5"});
+            return succeeded(fp8flow_alone(line, folder.path())).out;
         };
         run({"evaluate", "--windows", "1000", "--out", "out_" + model.family});
         const auto all =
@@ -220,15 +209,14 @@ TEST(Predictions, AnExportHasTheOrderAndTheWidthOfItsModel) {
     std::string log;
     const auto trained = [&](const char* family, const std::string& out, const char* recipe,
                              const char* rate) {
-        const CommandResult run = fp8flow_alone(
+        const CommandResult run = succeeded(fp8flow_alone(
             with_settings({"train", "run.yaml", "--hf-config", family, "--weights", family, "--backend",
                            "reference", "--export", "f32", "--out", out},
                           {"model.seq_length=32", "training.train_iters=3", "training.eval_iters=0",
                            "training.weight_decay=0.1", std::string("training.lr=") + rate,
                            "training.min_lr=0", "data.synthetic_vocab_size=64",
                            "moe.moe_router_bias_update_rate=0", std::string("precision.recipe=") + recipe}),
-            folder->path());
-        EXPECT_EQ(run.status, 0) << run.err;
+            folder->path()));
         log = run.out;
         return tensors_of(folder->path(out + "/hf"));
     };

@@ -62,8 +62,7 @@ TEST(Families, PlanTakesThemAndTrainSaysWhatIsForeign) {
     for (const Family& family : families()) {
         SCOPED_TRACE(family.type);
         const std::string config = config_of(folder, family);
-        const CommandResult plan = fp8flow_alone({"plan", "--hf-config", config}, folder.path());
-        EXPECT_EQ(plan.status, 0) << plan.err;
+        const CommandResult plan = succeeded(fp8flow_alone({"plan", "--hf-config", config}, folder.path()));
         expect_contains(plan.out, "warning: " + config + ": model_type " + family.type);
         expect_contains(plan.out, family.foreign);
         EXPECT_EQ(plan.out.find("is taken as 256") != std::string::npos,
@@ -72,11 +71,10 @@ TEST(Families, PlanTakesThemAndTrainSaysWhatIsForeign) {
         EXPECT_EQ(plan.out.find("router_aux_loss_coef") != std::string::npos,
                   family.fields.contains("router_aux_loss_coef"))
             << plan.out;
-        const CommandResult refused =
-            fp8flow_alone({"train", yaml, "--hf-config", config, "--backend", "reference", "--out", out});
-        EXPECT_EQ(refused.status, 2) << refused.out;
-        expect_contains(refused.err, config + ": model_type " + family.type);
-        expect_contains(refused.err, family.foreign);
+        const std::string refused = failure(
+            2, fp8flow_alone({"train", yaml, "--hf-config", config, "--backend", "reference", "--out", out}));
+        expect_contains(refused, config + ": model_type " + family.type);
+        expect_contains(refused, family.foreign);
         EXPECT_FALSE(std::filesystem::exists(out));
     }
 }
@@ -89,14 +87,12 @@ TEST(Families, ProfileAndATrainingWithoutAttentionTakeThem) {
         SCOPED_TRACE(family.type);
         const std::string config = config_of(folder, family), out = folder.path(family.type);
         const CommandResult profile =
-            fp8flow_alone({"profile", yaml, "--hf-config", config, "--backend", "reference", "--recipes",
-                           "fp8_flow", "--steps", "1", "--out", out});
-        EXPECT_EQ(profile.status, 0) << profile.err;
+            succeeded(fp8flow_alone({"profile", yaml, "--hf-config", config, "--backend", "reference",
+                                     "--recipes", "fp8_flow", "--steps", "1", "--out", out}));
         expect_contains(profile.out, family.foreign);
         const CommandResult trained =
-            fp8flow_alone({"train", yaml, "--hf-config", config, "--backend", "reference", "--out",
-                           out + "_trained", "--set", "model.attention=false"});
-        EXPECT_EQ(trained.status, 0) << trained.err;
+            succeeded(fp8flow_alone({"train", yaml, "--hf-config", config, "--backend", "reference", "--out",
+                                     out + "_trained", "--set", "model.attention=false"}));
         EXPECT_EQ(trained.out.find(family.foreign), std::string::npos) << trained.out;
     }
 }
@@ -162,12 +158,11 @@ TEST(Families, ReplayComputesTheBlocksOfTransformers) {
                       {{"grad_output", FileDType::f32, {tokens, hidden}}, 101}},
                      0);
         const std::string out = folder.path("out");
-        const CommandResult run = fp8flow_alone(
-            {"replay", "--hf-config", folder.write("config.json", made["config"].dump()), "--input",
-             folder.path("input.safetensors"), "--weights", folder.path("weights.safetensors"), "--layer",
-             std::to_string(made["layer"].get<int>()), "--backend", "reference", "--set",
-             "precision.recipe=bf16", "--out", out});
-        ASSERT_EQ(run.status, 0) << run.err;
+        succeeded(fp8flow_alone({"replay", "--hf-config", folder.write("config.json", made["config"].dump()),
+                                 "--input", folder.path("input.safetensors"), "--weights",
+                                 folder.path("weights.safetensors"), "--layer",
+                                 std::to_string(made["layer"].get<int>()), "--backend", "reference", "--set",
+                                 "precision.recipe=bf16", "--out", out}));
         const TensorSet results(out + "/replay.safetensors"), gradients(out + "/gradients");
         for (const auto& [name, want] : made["results"].items()) expect_sketch(results, name, want, 102);
         for (const auto& [name, want] : made["gradients"].items()) expect_sketch(gradients, name, want, 103);
@@ -177,8 +172,7 @@ TEST(Families, ReplayComputesTheBlocksOfTransformers) {
 }
 
 TEST(Families, AreListed) {
-    const CommandResult list = fp8flow_alone({"families"});
-    EXPECT_EQ(list.status, 0) << list.err;
+    const CommandResult list = succeeded(fp8flow_alone({"families"}));
     expect_contains(list.out, "qwen3_moe         whole");
     expect_contains(list.out, "deepseek_v32      whole    more than 2048 tokens");
     expect_contains(list.out, "gpt_oss           refused  its experts have biases");

@@ -53,7 +53,7 @@ TEST(Job, ErrorOfOneRankEndsTheOthers) {
 // none.
 TEST(Job, ALauncherThatMpiDoesNotSeeIsAnError) {
     struct Case {
-        std::vector<std::string> environment;
+        Texts environment;
         const char* report;  // null: it trains
     };
     const char* const four = "the launcher started 4 tasks, MPI sees 1";
@@ -76,11 +76,11 @@ TEST(Job, ALauncherThatMpiDoesNotSeeIsAnError) {
              {{"WORLD_SIZE=4", "RANK=0"}, nullptr}}) {  // a pod
         SCOPED_TRACE(environment.back());
         TemporaryFolder folder;
-        std::vector<std::string> line = {"env"};
-        line.insert(line.end(), environment.begin(), environment.end());
-        line.insert(line.end(), {FP8FLOW_EXECUTABLE, "train", config_file("test"), "--backend", "reference",
-                                 "--out", folder.path("out"), "--set", "training.train_iters=1"});
-        const CommandResult result = RunningCommand(line, folder.path()).wait(kSeconds);
+        const Texts line = with(with({"env"}, environment), {FP8FLOW_EXECUTABLE});
+        const CommandResult result =
+            RunningCommand(with(line, test_run("train", folder.path("out"), {"training.train_iters=1"})),
+                           folder.path())
+                .wait(kSeconds);
         if (report != nullptr) {
             expect_one_report(result, ExitCode::usage, report);
         } else {
@@ -186,43 +186,35 @@ TEST_F(LongRun, StoppedRankIsNamedAtTheDeadline) {
 
 // The program in an environment without a choice, but for these variables. What OpenMP read of it is on
 // standard error, once for each start.
-CommandResult started(const std::vector<std::string>& environment,
-                      const std::vector<std::string>& arguments) {
-    std::vector<std::string> line = {
-        "env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT", "OMP_DISPLAY_ENV=true"};
-    line.insert(line.end(), environment.begin(), environment.end());
-    line.emplace_back(FP8FLOW_EXECUTABLE);
-    line.insert(line.end(), arguments.begin(), arguments.end());
-    return RunningCommand(line, "").wait(60);
+CommandResult started(const Texts& environment, const Texts& arguments) {
+    const Texts line =
+        with({"env", "-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT", "OMP_DISPLAY_ENV=true"}, environment);
+    return RunningCommand(with(with(line, {FP8FLOW_EXECUTABLE}), arguments), "").wait(60);
 }
 
-std::vector<std::string> policies(const CommandResult& result) {
+Texts policies(const CommandResult& result) {
     const std::regex policy("OMP_WAIT_POLICY *= *'([A-Z]*)'");
-    std::vector<std::string> found;
+    Texts found;
     for (std::sregex_iterator at(result.err.begin(), result.err.end(), policy), end; at != end; ++at)
         found.push_back((*at)[1]);
     return found;
 }
 
 TEST(Threads, WaitPassivelyUnlessToldOtherwise) {
-    const CommandResult ours = started({}, {"--version"});
-    EXPECT_EQ(ours.status, 0) << ours.err;
+    const CommandResult ours = succeeded(started({}, {"--version"}));
     expect_contains(ours.out, "fp8flow ");
     ASSERT_EQ(policies(ours).size(), 2u) << ours.err;
     EXPECT_EQ(policies(ours).back(), "PASSIVE");
-    EXPECT_EQ(policies(started({"OMP_WAIT_POLICY=active"}, {"--version"})),
-              std::vector<std::string>{"ACTIVE"});
+    EXPECT_EQ(policies(started({"OMP_WAIT_POLICY=active"}, {"--version"})), Texts{"ACTIVE"});
     EXPECT_EQ(policies(started({"GOMP_SPINCOUNT=1000"}, {"--version"})).size(), 1u);
 }
 
 TEST(Threads, ArgumentsAndExitStatusSurviveTheSecondStart) {
-    const CommandResult refused = started({}, {"train", "no such file.yaml", "--set", ""});
-    EXPECT_EQ(refused.status, 2);
-    ASSERT_EQ(error_lines(refused.err).size(), 1u);
-    expect_contains(refused.err, "--set: got an empty value");
-    const CommandResult missing = started({}, {"train", "no such file.yaml"});
-    EXPECT_EQ(missing.status, 2);
-    expect_contains(missing.err, "no such file.yaml: got no such file");
+    const std::string refused = failure(2, started({}, {"train", "no such file.yaml", "--set", ""}));
+    ASSERT_EQ(error_lines(refused).size(), 1u);
+    expect_contains(refused, "--set: got an empty value");
+    expect_contains(failure(2, started({}, {"train", "no such file.yaml"})),
+                    "no such file.yaml: got no such file");
 }
 
 }  // namespace

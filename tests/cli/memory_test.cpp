@@ -10,23 +10,19 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 constexpr double kSeconds = 30;
 
 // Two steps with an evaluation and a checkpoint on `ranks` ranks, of which the last has no memory from its
 // allocation `first` on.
 CommandResult run(int ranks, int64_t first, const std::string& out) {
-    Texts line = with_settings(
-        {"train", config_file("test"), "--backend", "reference", "--out", out, "--overwrite"},
-        {"training.train_iters=2", "checkpoint.save_interval=1", "parallel.peer_deadline_seconds=10",
-         fmt::format("parallel.expert_model_parallel_size={}", ranks)});
-    if (ranks > 1)
-        line = mpirun_line(ranks, line);
-    else
-        line.insert(line.begin(), FP8FLOW_EXECUTABLE);
-    line = with_faults(line, {"FAULT_RANK=" + (ranks > 1 ? std::to_string(ranks - 1) : ""),
-                              fmt::format("FAULT_ALLOCATION={}", first)});
+    Texts line =
+        test_run("train", out,
+                 {"training.train_iters=2", "checkpoint.save_interval=1", "parallel.peer_deadline_seconds=10",
+                  fmt::format("parallel.expert_model_parallel_size={}", ranks)},
+                 {"--overwrite"});
+    line = with_faults(ranks > 1 ? mpirun_line(ranks, line) : with({FP8FLOW_EXECUTABLE}, line),
+                       {"FAULT_RANK=" + (ranks > 1 ? std::to_string(ranks - 1) : ""),
+                        fmt::format("FAULT_ALLOCATION={}", first)});
     return RunningCommand(line, "").wait(kSeconds);
 }
 
@@ -79,12 +75,11 @@ TEST(Memory, ARunThatWillNotFitIsRefusedBeforeItTakesAnything) {
 // Rows of all ranks on one: the first step is done again, and everything says so.
 TEST(Memory, WhatARedoneStepLostIsReported) {
     TemporaryFolder folder;
-    Texts line = with_settings(
-        {"train", config_file("test"), "--backend", "reference", "--out", folder.path("out")},
+    const Texts line = test_run(
+        "train", folder.path("out"),
         {"training.train_iters=3", "parallel.expert_model_parallel_size=2", "model.seq_length=256",
          "moe.moe_router_topk=1", "moe.moe_router_pre_softmax=true", "moe.moe_router_force_biased=4"});
-    const CommandResult result = RunningCommand(mpirun_line(2, line), "").wait(kSeconds);
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(RunningCommand(mpirun_line(2, line), "").wait(kSeconds));
     expect_contains(result.out, " iteration 1 is repeated (1 time, ");
     expect_contains(result.out, "  redone         1 of 3 iterations, 1 time in all: ");
     const auto memory = nlohmann::json::parse(read_whole(folder.path("out") + "/memory.json"));

@@ -15,8 +15,6 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 TEST(Pipes, AreRefusedInPlaceOfFiles) {
     const TemporaryFolder folder;
     const std::string pipe = folder.path("pipe"), config = config_file("test");
@@ -25,9 +23,7 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
     ASSERT_EQ(::mkfifo(folder.path("model/model.safetensors.index.json").c_str(), 0600), 0);
     const std::string profile = FP8FLOW_SOURCE_DIR "/docs/results/profile_deepseek_v3_1gpu.json";
     const auto train = [&](const Texts& more) {
-        Texts line = {"train", config, "--backend", "reference", "--out", folder.path("out")};
-        line.insert(line.end(), more.begin(), more.end());
-        return line;
+        return with({"train", config, "--backend", "reference", "--out", folder.path("out")}, more);
     };
     for (const Texts& line : std::vector<Texts>{
              {"train", pipe},
@@ -43,8 +39,7 @@ TEST(Pipes, AreRefusedInPlaceOfFiles) {
              train({"--set", "data.data_kind=text", "--set", "model.vocab_size=257", "--set",
                     "data.data_path=[" + pipe + "]"}),
              train({"--set", "data.data_kind=megatron", "--set", "data.data_path=[" + pipe + "]"})}) {
-        Texts command = {FP8FLOW_EXECUTABLE};
-        command.insert(command.end(), line.begin(), line.end());
+        const Texts command = with({FP8FLOW_EXECUTABLE}, line);
         const CommandResult result = RunningCommand(command, folder.path()).wait(30);
         EXPECT_FALSE(result.timed_out) << testing::PrintToString(line);
         EXPECT_GT(result.status, 0) << testing::PrintToString(line);

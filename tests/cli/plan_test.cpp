@@ -42,8 +42,8 @@ constexpr Shipped kShipped[] = {{"quickstart", 2},
                                 {"layer_qwen3_235b_a22b", 4},
                                 {"layer_mixtral_8x7b", 4}};
 
-std::vector<std::string> plan_of(const std::string& name) {
-    std::vector<std::string> line = {"plan", config_file(name)};
+Texts plan_of(const std::string& name) {
+    Texts line = {"plan", config_file(name)};
     if (name == "text") line.insert(line.end(), {"--set", "data.data_path=texts"});
     return line;
 }
@@ -56,14 +56,12 @@ TEST(Plan, EveryShippedConfiguration) {
     for (const Shipped& shipped : kShipped) {
         auto line = plan_of(shipped.name);
         line.insert(line.end(), {"--gpus", std::to_string(shipped.gpus)});
-        const CommandResult plan = fp8flow_alone(line);
-        ASSERT_EQ(plan.status, 0) << shipped.name << plan.err;
+        const CommandResult plan = succeeded(fp8flow_alone(line));
         for (const char* part : {"Parameters", "FLOPs per token", "Memory per GPU", "Recompute"})
             expect_contains(plan.out, part);
         if (shipped.gpus > 1) expect_contains(plan.out, "Wire per rank and MoE layer");
         // Without --gpus: as many as share the experts.
-        const CommandResult shorter = fp8flow_alone(plan_of(shipped.name));
-        EXPECT_EQ(shorter.status, 0) << shipped.name << shorter.err;
+        const CommandResult shorter = succeeded(fp8flow_alone(plan_of(shipped.name)));
         EXPECT_EQ(shorter.out, plan.out) << shipped.name;
     }
 }
@@ -71,23 +69,21 @@ TEST(Plan, EveryShippedConfiguration) {
 TEST(Plan, JsonGoesBelowOutAndNothingElseIsWritten) {
     TemporaryFolder folder;
     auto line = plan_of("test");
-    ASSERT_EQ(fp8flow_alone(line, folder.path()).status, 0);
+    succeeded(fp8flow_alone(line, folder.path()));
     EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
     line.insert(line.end(), {"--out", "plans", "--json", "plan.json"});
-    const CommandResult plan = fp8flow_alone(line, folder.path());
-    ASSERT_EQ(plan.status, 0) << plan.err;
+    const CommandResult plan = succeeded(fp8flow_alone(line, folder.path()));
     const auto json = nlohmann::json::parse(read_whole(folder.path("plans/plan.json")));
     expect_provenance(json, "fp8flow plan ", 1);
     EXPECT_LT(json.at("memory_bytes").at("saved_used"), json.at("memory_bytes").at("saved_reserved"));
     line.back() = "../plan.json";
-    const CommandResult outside = fp8flow_alone(line, folder.path());
-    EXPECT_EQ(outside.status, 15) << outside.err;
+    failure(15, fp8flow_alone(line, folder.path()));
     EXPECT_FALSE(std::filesystem::exists(folder.path("plan.json")));
 }
 
 TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
-    const CommandResult plan = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "8"});
-    ASSERT_EQ(plan.status, 0) << plan.err;
+    const CommandResult plan =
+        succeeded(fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "8"}));
     expect_contains(plan.out,
                     "training.global_batch_size is 4, and 8 GPUs take multiples of 8: planned with 8");
     expect_contains(plan.out, "8 GPUs (EP 4 x DP 2)");
@@ -97,10 +93,10 @@ TEST(Plan, ABatchThatTheRanksDoNotShareIsPlannedLarger) {
 
 TEST(Plan, OneRunIsPredictedBelowItsTables) {
     TemporaryFolder folder;
-    const CommandResult plan = fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4",
-                                              "--out", "plans", "--json", "plan.json", "--picture", "four"},
-                                             folder.path());
-    ASSERT_EQ(plan.status, 0) << plan.err;
+    const CommandResult plan =
+        succeeded(fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--gpus", "4", "--out", "plans",
+                                 "--json", "plan.json", "--picture", "four"},
+                                folder.path()));
     for (const char* part :
          {"A prediction for the H200, calibrated 2026-11-27 from profile_deepseek_v3_4gpu_recipes.json",
           "Mean error on 38 runs on one host, of unseen models", "EP of parallel.expert_model_parallel_size,",
@@ -122,19 +118,17 @@ TEST(Plan, OneRunIsPredictedBelowItsTables) {
 }
 
 TEST(Plan, ARecipeWithoutSharesIsPlannedAndNotPredicted) {
-    const CommandResult plan =
-        fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--set", "precision.recipe=mxfp8"});
-    ASSERT_EQ(plan.status, 0) << plan.err;
+    const CommandResult plan = succeeded(
+        fp8flow_alone({"plan", config_file("layer_deepseek_v3"), "--set", "precision.recipe=mxfp8"}));
     expect_contains(plan.out, "No prediction of time");
 }
 
 TEST(Plan, SeveralNumbersOfGpusAreATable) {
     TemporaryFolder folder;
     const CommandResult plan =
-        fp8flow_alone({"plan", config_file("qwen3_30b_a3b"), "--gpus", "8,64,2048", "--ep", "8,16",
-                       "--recipes", "bf16,fp8_flow", "--out", "plans", "--json", "table.json"},
-                      folder.path());
-    ASSERT_EQ(plan.status, 0) << plan.err;
+        succeeded(fp8flow_alone({"plan", config_file("qwen3_30b_a3b"), "--gpus", "8,64,2048", "--ep", "8,16",
+                                 "--recipes", "bf16,fp8_flow", "--out", "plans", "--json", "table.json"},
+                                folder.path()));
     expect_contains(plan.out, "extrapolation");
     for (const char* part : {"one row for each (token, host)", "EP: --ep; DP = GPUs / EP",
                              "micro-batch: training.micro_batch_size (", "networks of 90 to 22\nGB/s"})
@@ -157,10 +151,9 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
                    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
                    "num_local_experts": 8, "num_experts_per_tok": 2, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
                    "max_position_embeddings": 32768, "tie_word_embeddings": false, "hidden_act": "silu"})");
-    const CommandResult plan = fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16", "--gpu",
-                                              "h800", "--set", "model.seq_length=4096"},
-                                             folder.path());
-    ASSERT_EQ(plan.status, 0) << plan.err;
+    const CommandResult plan = succeeded(fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16",
+                                                        "--gpu", "h800", "--set", "model.seq_length=4096"},
+                                                       folder.path()));
     for (const char* part : {"uncalibrated: datasheet of the H800", "Does not fit", "Largest:",
                              "sequences of 4096 tokens (model.seq_length; the model takes up to 32768)"})
         expect_contains(plan.out, part);
@@ -168,25 +161,23 @@ TEST(Plan, AHuggingFaceModelNeedsNoConfiguration) {
         fp8flow_alone({"plan", "--hf-config", "config.json", "--gpus", "16"}, folder.path());
     expect_contains(silent.out,
                     "sequences of 256 tokens (model.seq_length, by default; the model takes up to 32768)");
-    const CommandResult profile =
+    const CommandResult profile = succeeded(
         fp8flow_alone({"profile", "--hf-config", "config.json", "--steps", "1", "--set", "num_layers=1",
                        "--set", "hidden_size=128", "--set", "moe_ffn_hidden_size=128", "--set",
                        "seq_length=16", "--set", "num_attention_heads=2", "--set", "num_query_groups=2"},
-                      folder.path());
-    ASSERT_EQ(profile.status, 0) << profile.err;
+                      folder.path()));
     expect_contains(profile.out, "layer");
-    const CommandResult neither = fp8flow_alone({"plan", "--gpus", "16"});
-    EXPECT_EQ(neither.status, 2);
-    expect_contains(neither.err, "want a configuration, or --hf-config");
+    expect_contains(failure(2, fp8flow_alone({"plan", "--gpus", "16"})),
+                    "want a configuration, or --hf-config");
 }
 
 // What `plan --check` of earlier programs did. The profiles are one that gave the calibration, one of an
 // earlier program, one with a part that the formulas leave out, and two that count.
 TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
     TemporaryFolder folder;
-    const auto check = [&](const std::vector<std::string>& options) {
-        std::vector<std::string> line = {"python3", FP8FLOW_SOURCE_DIR "/scripts/calibrate.py", "--program",
-                                         FP8FLOW_EXECUTABLE, "--check"};
+    const auto check = [&](const Texts& options) {
+        Texts line = {"python3", FP8FLOW_SOURCE_DIR "/scripts/calibrate.py", "--program", FP8FLOW_EXECUTABLE,
+                      "--check"};
         for (const char* name :
              {"profile_deepseek_v3_4gpu_recipes", "profile_qwen3_1gpu",
               "profile_100m_4gpu_state_divided_overlapped", "exposed_mixtral_2gpu", "exposed_100m_4gpu",
@@ -196,8 +187,8 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         line.insert(line.end(), options.begin(), options.end());
         return RunningCommand(line, folder.path()).wait(60);
     };
-    const CommandResult done = check({"--max-error", "10", "--max-mean-error", "5", "--json", "check.json"});
-    ASSERT_EQ(done.status, 0) << done.out << done.err;
+    const CommandResult done =
+        succeeded(check({"--max-error", "10", "--max-mean-error", "5", "--json", "check.json"}));
     expect_contains(done.out, "not counted, of earlier programs");
     const auto json = nlohmann::json::parse(read_whole(folder.path("check.json")));
     EXPECT_EQ(json.at("runs"), 6 + 6) << "graphs count, too";
@@ -218,12 +209,8 @@ TEST(Plan, TheCheckCountsRunsAndListsOthersApart) {
         EXPECT_EQ(row.at("other model"),
                   !row.at("file").get<std::string>().starts_with("profile_deepseek_v3"));
     }
-    const CommandResult tight = check({"--max-error", "1"});
-    EXPECT_EQ(tight.status, 1);
-    expect_contains(tight.err, "worse than allowed");
-    const CommandResult other = check({"--gpu", "h20"});
-    EXPECT_EQ(other.status, 1);
-    expect_contains(other.err, "no profile of H20 that can be compared");
+    expect_contains(failure(1, check({"--max-error", "1"})), "worse than allowed");
+    expect_contains(failure(1, check({"--gpu", "h20"})), "no profile of H20 that can be compared");
 }
 
 class ShippedShares : public testing::TestWithParam<const char*> {};
@@ -249,13 +236,12 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
     const auto source = [&](const char* key) {
         return results + "/" + shipped.at("calibration").at(key).get<std::string>();
     };
-    const CommandResult made =
+    const CommandResult made = succeeded(
         RunningCommand({"python3", root + "/scripts/calibrate.py", source("source"), "--launches",
                         source("launches from"), "--attention", source("attention from"), "--datasheet", file,
                         "--check", results, root + "/docs/results", "--program", FP8FLOW_EXECUTABLE},
                        root)
-            .wait(120);
-    ASSERT_EQ(made.status, 0) << made.err;
+            .wait(120));
     const auto json = nlohmann::json::parse(made.out);
     expect_near(json, shipped, GetParam());
     if (GetParam() != std::string("h200")) return;  // the H100's runs are of small models, which hosts bound
@@ -269,9 +255,7 @@ TEST_P(ShippedShares, AreThoseOfTheCalibrationScript) {
 }
 
 TEST(Plan, RankCountThatDoesNotFit) {
-    const CommandResult plan = fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"});
-    EXPECT_EQ(plan.status, 2);
-    expect_contains(plan.err,
+    expect_contains(failure(2, fp8flow_alone({"plan", config_file("quickstart"), "--gpus", "3"})),
                     "parallel.expert_model_parallel_size: got 2, want a divisor of the world size 3");
 }
 
@@ -294,15 +278,12 @@ TEST(Program, DoctorAnswersFirstAndFitsAScreen) {
 }
 
 TEST(Program, VersionAndHelp) {
-    const CommandResult version = fp8flow_alone({"--version"});
-    EXPECT_EQ(version.status, 0);
+    const CommandResult version = succeeded(fp8flow_alone({"--version"}));
     EXPECT_EQ(version.out.rfind("fp8flow 0.", 0), 0u) << version.out;
-    const CommandResult keys = fp8flow_alone({"--help-config"});
-    EXPECT_EQ(keys.status, 0);
+    const CommandResult keys = succeeded(fp8flow_alone({"--help-config"}));
     for (const char* key : {"hidden_size", "moe_router_topk", "recompute_modules", "max_relative_loss_error"})
         expect_contains(keys.out, key);
-    for (const char* command : {"train", "validate", "plan"})
-        EXPECT_EQ(fp8flow_alone({command, "--help"}).status, 0);
+    for (const char* command : {"train", "validate", "plan"}) succeeded(fp8flow_alone({command, "--help"}));
 }
 
 }  // namespace

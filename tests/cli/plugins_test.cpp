@@ -24,18 +24,16 @@ std::string library(const std::string& name) {
     return std::string(FP8FLOW_BINARY_DIR "/tests/lib") + name + ".so";
 }
 
-CommandResult bench(const std::vector<std::string>& more) {
-    std::vector<std::string> line = {"bench", "--backend", "reference", "--samples", "3"};
-    line.insert(line.end(), more.begin(), more.end());
+CommandResult bench(const Texts& more) {
+    const Texts line = with({"bench", "--backend", "reference", "--samples", "3"}, more);
     return fp8flow_alone(line);
 }
 
 json row_of(const std::string& operation, const std::string& plugin, const std::string& shape) {
     TemporaryFolder folder;
-    std::vector<std::string> line = {operation, "--plugin", library(plugin), "--out", folder.path("out")};
+    Texts line = {operation, "--plugin", library(plugin), "--out", folder.path("out")};
     if (!shape.empty()) line.insert(line.end(), {"--shape", shape});
-    const CommandResult result = bench(line);
-    EXPECT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(bench(line));
     json row = json::parse(read_whole(folder.path("out/bench.json"))).at(0);
     expect_contains(result.out, row.at("peer_result").get<std::string>());
     return row;
@@ -50,8 +48,7 @@ TEST(BenchPlugin, ExampleIsEqualAndTimed) {
 
 TEST(BenchPlugin, DescribeNamesWhatAPluginGets) {
     const CommandResult told =
-        bench({"swiglu_quantize", "--describe", "--shape", "M=256,G=2,F=128,rows=balanced"});
-    ASSERT_EQ(told.status, 0) << told.err;
+        succeeded(bench({"swiglu_quantize", "--describe", "--shape", "M=256,G=2,F=128,rows=balanced"}));
     for (const char* line :
          {"h +bf16 +\\[256, 256\\]", "a +e4m3 +\\[256, 128\\]", "a.scales +f32 +\\[1, 256\\] +vec128",
           "groups.counts +i64 +\\[2\\]", "other arguments: groups.num_groups 2"})
@@ -76,7 +73,7 @@ TEST(BenchPlugin, ArgumentsAreNamed) {
 }
 
 TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
-    const auto refused = [](const std::vector<std::string>& line, const std::string& reason) {
+    const auto refused = [](const Texts& line, const std::string& reason) {
         const CommandResult result = bench(line);
         EXPECT_EQ(result.status, static_cast<int>(ExitCode::usage)) << result.err;
         expect_contains(result.err, reason);
@@ -89,7 +86,6 @@ TEST(BenchPlugin, WhatCannotBeUsedIsRefused) {
 // ---- recipes
 
 namespace fs = std::filesystem;
-using Texts = std::vector<std::string>;
 
 const std::string kSources = FP8FLOW_SOURCE_DIR;
 
@@ -125,9 +121,8 @@ protected:
     // runs/NAME.so of a source.
     void build(const std::string& name, const std::string& source) {
         folder_.write("runs/" + name + ".cpp", source);
-        const CommandResult built = shell("g++ -std=c++20 -shared -fPIC -I include -I . runs/" + name +
-                                          ".cpp -o runs/" + name + ".so");
-        ASSERT_EQ(built.status, 0) << built.err;
+        succeeded(shell("g++ -std=c++20 -shared -fPIC -I include -I . runs/" + name + ".cpp -o runs/" + name +
+                        ".so"));
     }
     TemporaryFolder folder_;
 };
@@ -191,10 +186,9 @@ TEST_F(NewRecipe, ARuleIsReplaced) {
     std::set<std::string> losses;
     for (const std::string& rule : lines_of(code[1])) {
         build("own", std::string(source).replace(at, source.find('\n', at) - at, rule));
-        const CommandResult result = shell(
+        succeeded(shell(
             "build/cpu/fp8flow train configs/test.yaml --plugin runs/own.so --set training.train_iters=2 "
-            "--set precision.moe_scaling_aware_transpose=true --out runs/rule --overwrite");
-        ASSERT_EQ(result.status, 0) << rule << result.err;
+            "--set precision.moe_scaling_aware_transpose=true --out runs/rule --overwrite"));
         losses.insert(fmt::format("{}", fmt::join(losses_of(folder_.path("runs/rule")), " ")));
     }
     EXPECT_EQ(losses.size(), 3u);
@@ -204,8 +198,7 @@ TEST_F(NewRecipe, ACommandThatIsPrintedHasThePlugin) {
     build("own", read_whole(kSources + "/examples/custom_recipe.cpp"));
     const std::string few = " --set training.train_iters=3 --set training.eval_iters=1";
     const CommandResult run =
-        shell("build/cpu/fp8flow train configs/test.yaml --plugin runs/own.so --out runs/t" + few);
-    ASSERT_EQ(run.status, 0) << run.err;
+        succeeded(shell("build/cpu/fp8flow train configs/test.yaml --plugin runs/own.so --out runs/t" + few));
     size_t printed = 0;
     const std::regex command(R"(\S*/fp8flow (validate|profile) .*)");
     for (const std::string& line : lines_of(run.out)) {
@@ -218,9 +211,8 @@ TEST_F(NewRecipe, ACommandThatIsPrintedHasThePlugin) {
     }
     EXPECT_EQ(printed, 2u) << run.out;
     // The run's own configuration names the flow: without its library it says what is missing.
-    const CommandResult alone = shell("build/cpu/fp8flow plan runs/t/config.yaml");
-    EXPECT_EQ(alone.status, 2);
-    expect_contains(alone.err, "precision.flow: got e5m2_dy, want the name of a flow that the library of");
+    expect_contains(failure(2, shell("build/cpu/fp8flow plan runs/t/config.yaml")),
+                    "precision.flow: got e5m2_dy, want the name of a flow that the library of");
 }
 
 TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
@@ -233,19 +225,16 @@ TEST_F(NewRecipe, WhatCannotBeUsedIsRefused) {
         "  ScaleLayout row_layout() const override { return ScaleLayout::row; }\n"
         "  ScaleLayout column_layout() const override { return ScaleLayout::group_row; } };\n";
     const auto refused = [&](const std::string& arguments, const std::string& reason) {
-        const CommandResult result = shell("build/cpu/fp8flow plan configs/test.yaml " + arguments);
-        EXPECT_EQ(result.status, 2) << arguments << result.out << result.err;
-        expect_contains(result.err, reason);
+        expect_contains(failure(2, shell("build/cpu/fp8flow plan configs/test.yaml " + arguments)), reason);
     };
     build("two", start +
                      "FP8FLOW_RECIPES(register_flow<A>(\"a\", Recipe::fp8_rowwise), "
                      "register_flow<A>(\"b\", Recipe::fp8_rowwise))\n");
     refused("--plugin runs/two.so", "--plugin: got a, b, want one of them in --set precision.flow=NAME");
     refused("--plugin runs/two.so --set precision.flow=c", "registers: a, b");
-    const CommandResult chosen = shell(
-        "build/cpu/fp8flow plan configs/test.yaml --plugin runs/two.so --set precision.flow=b "
-        "--set moe.moe_row_alignment=32");
-    EXPECT_EQ(chosen.status, 0) << chosen.err;
+    const CommandResult chosen = succeeded(
+        shell("build/cpu/fp8flow plan configs/test.yaml --plugin runs/two.so --set precision.flow=b "
+              "--set moe.moe_row_alignment=32"));
     expect_contains(chosen.out, "Plan: recipe b");
     expect_contains(chosen.out,
                     "warning: precision.flow is b, so precision.recipe is fp8_rowwise and not fp8_flow");

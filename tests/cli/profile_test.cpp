@@ -17,16 +17,9 @@ namespace fp8flow {
 namespace {
 
 using nlohmann::json;
-using Texts = std::vector<std::string>;
 
 Texts profile(const std::string& out, const Texts& more) {
-    Texts line = {"profile",   config_file("test"),
-                  "--backend", "reference",
-                  "--out",     out,
-                  "--set",     "profile.profile_step_start=1",
-                  "--set",     "profile.profile_step_end=3"};
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+    return test_run("profile", out, {"profile.profile_step_start=1", "profile.profile_step_end=3"}, more);
 }
 
 std::map<std::string, json> recipes_of(const std::string& out) {
@@ -87,9 +80,8 @@ TEST(Profile, WritesItsFilesAndSumsAgree) {
     for (const int ranks : {1, 2}) {
         TemporaryFolder folder;
         const std::string out = folder.path("out");
-        const CommandResult run = fp8flow_on_ranks(
-            ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)}));
-        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        const CommandResult run = succeeded(fp8flow_on_ranks(
+            ranks, profile(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)})));
         EXPECT_EQ(run.err, "");
         std::set<std::string> files,
             wanted = {".lock", "config.yaml", "profile.json", "profile.log", "report.html"};
@@ -194,11 +186,10 @@ TEST(Profile, WireBytesAreCountedByLevel) {
     for (const char* dispatcher : {"alltoall", "hierarchical"}) {
         TemporaryFolder folder;
         const std::string out = folder.path("out");
-        const CommandResult run = fp8flow_on_ranks(
+        succeeded(fp8flow_on_ranks(
             4, profile(out, {"--recipes", "fp8_flow", "--set", "parallel.expert_model_parallel_size=4",
                              "--set", "parallel.hosts=2x2", "--set",
-                             std::string("parallel.moe_token_dispatcher_type=") + dispatcher}));
-        ASSERT_EQ(run.status, 0) << run.out << run.err;
+                             std::string("parallel.moe_token_dispatcher_type=") + dispatcher})));
         const json recipe = recipes_of(out).at("fp8_flow");
         const json& bytes = recipe.at("wire bytes");
         EXPECT_GT(bytes.at("between hosts").get<double>(), 0);
@@ -211,9 +202,8 @@ TEST(Profile, WireBytesAreCountedByLevel) {
 
 TEST(Profile, AblationAddsTheSwitchesOfTheFlow) {
     TemporaryFolder folder;
-    const CommandResult run =
-        fp8flow_alone(profile("out", {"--recipes", "fp8_flow", "--ablate", "--steps", "1"}), folder.path());
-    ASSERT_EQ(run.status, 0) << run.out << run.err;
+    succeeded(
+        fp8flow_alone(profile("out", {"--recipes", "fp8_flow", "--ablate", "--steps", "1"}), folder.path()));
     const auto recipes = recipes_of(folder.path("out"));
     for (const char* name : {"fp8_flow", "no_quantize_first", "double_quant", "no_perm_pad", "no_act_fusion",
                              "no_norm_fusion", "+ moe_expert"})
@@ -231,10 +221,9 @@ TEST(Profile, RoutingIsForcedAsAsked) {
          {std::tuple{"skewed_1.25", 1.2, 1.3}, std::tuple{"skewed_2.0", 1.95, 2.05},
           std::tuple{"data", 1.0, 2.0}}) {
         TemporaryFolder folder;
-        const CommandResult run = fp8flow_alone(profile("out", {"--recipes", "bf16", "--steps", "1", "--set",
-                                                                std::string("profile.routing=") + routing}),
-                                                folder.path());
-        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        succeeded(fp8flow_alone(profile("out", {"--recipes", "bf16", "--steps", "1", "--set",
+                                                std::string("profile.routing=") + routing}),
+                                folder.path()));
         const double load = recipes_of(folder.path("out")).at("bf16").at("expert load max over mean");
         EXPECT_GE(load, low) << routing;
         EXPECT_LE(load, high) << routing;
@@ -243,22 +232,19 @@ TEST(Profile, RoutingIsForcedAsAsked) {
 
 TEST(Profile, RefusesWhatItCannotMeasure) {
     TemporaryFolder folder;
-    const CommandResult steps =
-        fp8flow_alone(profile("out", {"--set", "profile.profile_step_start=3"}), folder.path());
-    EXPECT_EQ(steps.status, 2);
-    expect_contains(steps.err, "profile.profile_step_end: got 3, want more than profile_step_start = 3");
-    const CommandResult recipes = fp8flow_alone(profile("out", {"--recipes", "fp8_flw"}), folder.path());
-    EXPECT_EQ(recipes.status, 2);
-    expect_contains(recipes.err, "did you mean 'fp8_flow'");
+    expect_contains(
+        failure(2, fp8flow_alone(profile("out", {"--set", "profile.profile_step_start=3"}), folder.path())),
+        "profile.profile_step_end: got 3, want more than profile_step_start = 3");
+    expect_contains(failure(2, fp8flow_alone(profile("out", {"--recipes", "fp8_flw"}), folder.path())),
+                    "did you mean 'fp8_flow'");
 }
 
 // Every schedule is an arm; and two results, here one and itself, stand beside each other without a run.
 TEST(Profile, SchedulesAndComparison) {
     TemporaryFolder folder;
     const std::string out = folder.path("out"), file = out + "/profile.json";
-    const CommandResult run = fp8flow_alone(profile(
-        out, {"--recipes", "fp8_flow", "--schedules", "--steps", "1", "--set", "model.seq_length=16"}));
-    ASSERT_EQ(run.status, 0) << run.out << run.err;
+    const CommandResult run = succeeded(fp8flow_alone(profile(
+        out, {"--recipes", "fp8_flow", "--schedules", "--steps", "1", "--set", "model.seq_length=16"})));
     const auto recipes = recipes_of(out);
     for (const char* name : {"fp8_flow", "fp8_flow + shared", "fp8_flow + wgrad", "fp8_flow + shared + wgrad",
                              "fp8_flow + turns", "fp8_flow + graph"}) {
@@ -268,8 +254,7 @@ TEST(Profile, SchedulesAndComparison) {
     }
     EXPECT_EQ(recipes.size(), 6u);
 
-    const CommandResult same = fp8flow_alone({"profile", "--compare", file, file});
-    ASSERT_EQ(same.status, 0) << same.err;
+    const CommandResult same = succeeded(fp8flow_alone({"profile", "--compare", file, file}));
     for (const char* text : {"fp8_flow + shared + wgrad", "fc1 wgrad", "+0.000  not resolved", "layer",
                              "commit", "the same machine and configuration"})
         expect_contains(same.out, text);
@@ -288,9 +273,9 @@ TEST(Profile, SchedulesAndComparison) {
         recipe["layer seconds"] = {{"median", layer}, {"min", layer}, {"max", layer}};
         recipe.erase("step seconds by step");  // as programs before wrote it
     }
-    const CommandResult differ = fp8flow_alone({"profile", "--compare", folder.write("a.json", both.dump()),
-                                                folder.write("b.json", other_run.dump())});
-    ASSERT_EQ(differ.status, 0) << differ.err;
+    const CommandResult differ =
+        succeeded(fp8flow_alone({"profile", "--compare", folder.write("a.json", both.dump()),
+                                 folder.write("b.json", other_run.dump())}));
     for (const char* text : {"the runs differ in more than the program", "gpu: not known | NVIDIA H200",
                              "model.seq_length: 16 | 32", "+500.000", "2.000 x", "spread not known"})
         expect_contains(differ.out, text);
@@ -304,9 +289,7 @@ TEST(Profile, SchedulesAndComparison) {
         std::filesystem::create_directory(folder.path(name));
         folder.write(std::string(name) + "/profile.json", run.dump());
     }
-    const CommandResult drawn =
-        fp8flow_alone({"profile", "--compare", "old", "new", "--out", "."}, folder.path());
-    ASSERT_EQ(drawn.status, 0) << drawn.err;
+    succeeded(fp8flow_alone({"profile", "--compare", "old", "new", "--out", "."}, folder.path()));
     const auto page = expect_report_page(read_whole(folder.path("compare.html")));
     const auto& shown = page.at("compare")[0].at("rows");
     EXPECT_EQ(shown[0].at("label"), "layer");
@@ -315,16 +298,13 @@ TEST(Profile, SchedulesAndComparison) {
     for (size_t i = 3; i < shown.size(); ++i)
         EXPECT_LE(std::abs(shown[i].at("delta").get<double>()),
                   std::abs(shown[i - 1].at("delta").get<double>()));
-    const CommandResult missing = fp8flow_alone({"profile", "--compare", file, folder.path("none.json")});
-    EXPECT_EQ(missing.status, 10);
-    expect_contains(missing.err, "none.json is no file");
+    expect_contains(failure(10, fp8flow_alone({"profile", "--compare", file, folder.path("none.json")})),
+                    "none.json is no file");
     const CommandResult other =
         fp8flow_alone({"profile", "--compare", file, folder.write("other.json", "{}")});
     EXPECT_EQ(other.status, 10);
     expect_contains(other.err, "other.json is no profile.json");
-    const CommandResult neither = fp8flow_alone({"profile"});
-    EXPECT_EQ(neither.status, 2);
-    expect_contains(neither.err, "--compare OLD NEW");
+    expect_contains(failure(2, fp8flow_alone({"profile"})), "--compare OLD NEW");
 }
 
 }  // namespace

@@ -22,7 +22,6 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
 using Tensors = std::map<std::string, std::pair<std::vector<int64_t>, std::vector<float>>>;
 
 constexpr int64_t kH = 128, kF = 128, kE = 4;
@@ -76,15 +75,8 @@ Tensors layer_of(int64_t tokens) {
 
 Texts replay(const std::string& input, const std::string& out, const Texts& settings = kLayer,
              const Texts& more = {}) {
-    Texts line =
-        with_settings({"replay", "--backend", "reference", "--input", input, "--out", out}, settings);
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
-}
-
-Texts with(Texts settings, const Texts& more) {
-    settings.insert(settings.end(), more.begin(), more.end());
-    return settings;
+    return with(with_settings({"replay", "--backend", "reference", "--input", input, "--out", out}, settings),
+                more);
 }
 
 // 1 token leaves ranks without any.
@@ -95,11 +87,10 @@ TEST(Replay, RanksShareTokensAndExperts) {
         const std::string input = folder.path("in.safetensors"), one = folder.path("one"),
                           four = folder.path("four");
         save(input, layer_of(tokens));
-        ASSERT_EQ(fp8flow_alone(replay(input, one)).status, 0);
+        succeeded(fp8flow_alone(replay(input, one)));
         // 2 ranks share the experts, twice
-        const CommandResult result =
-            fp8flow_on_ranks(4, replay(input, four, with(kLayer, {"parallel.expert_model_parallel_size=2"})));
-        ASSERT_EQ(result.status, 0) << result.err;
+        succeeded(fp8flow_on_ranks(
+            4, replay(input, four, with(kLayer, {"parallel.expert_model_parallel_size=2"}))));
         expect_provenance(nlohmann::json::parse(read_whole(one + "/replay.json")), "fp8flow replay ", 1);
         expect_provenance(nlohmann::json::parse(read_whole(four + "/replay.json")), "fp8flow replay ", 4);
         const TensorSet a(one + "/replay.safetensors"), b(four + "/replay.safetensors");
@@ -128,9 +119,8 @@ TEST(Replay, WithoutAGradientItGoesForwardOnly) {
     layer.erase("grad_output");
     save(folder.path("in.safetensors"), layer);
     const CommandResult result =
-        fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"),
-                             with(kLayer, {"precision.recipe=fp8_flow"}), {"--intermediates"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+        succeeded(fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"),
+                                       with(kLayer, {"precision.recipe=fp8_flow"}), {"--intermediates"})));
     expect_contains(result.out, "no grad_output in the input, so no backward");
     EXPECT_FALSE(std::filesystem::exists(folder.path("out/gradients")));
     EXPECT_FALSE(TensorSet(folder.path("out/replay.safetensors")).contains("grad_hidden_states"));
@@ -196,13 +186,12 @@ TEST(Replay, IntermediatesFollowFromOneAnother) {
         SCOPED_TRACE(recipe);
         const bool invariant = std::string(recipe) != "fp8_tensorwise";  // which is refused with it
         const std::string out = folder.path(recipe);
-        const CommandResult result = fp8flow_on_ranks(
+        succeeded(fp8flow_on_ranks(
             4, replay(folder.path("in.safetensors"), out,
                       with(kLayer, {"parallel.expert_model_parallel_size=2",
                                     fmt::format("moe.moe_combine_order={}", invariant ? "invariant" : "rank"),
                                     fmt::format("precision.recipe={}", recipe)}),
-                      {"--intermediates"}));
-        ASSERT_EQ(result.status, 0) << result.err;
+                      {"--intermediates"})));
         const TensorSet results(out + "/replay.safetensors");
         EXPECT_EQ(results.names(),
                   (Texts{"grad_hidden_states", "output", "router_logits", "topk_ids", "topk_weights"}));
@@ -308,9 +297,8 @@ TEST(Replay, GivenRouting) {
         routing, {.layers = {0}, .tokens = kTokens, .topk = 2, .num_experts = kE, .seq_length = kTokens}, {})
         .write(0, 0, ids);
     for (const int ranks : {1, 2}) {
-        const CommandResult result = fp8flow_on_ranks(
-            ranks, replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"}));
-        ASSERT_EQ(result.status, 0) << result.err;
+        succeeded(fp8flow_on_ranks(
+            ranks, replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"})));
         const TensorSet set(folder.path("out/replay.safetensors"));
         const auto bytes = set.find("topk_ids").bytes();
         EXPECT_TRUE(std::equal(bytes.begin(), bytes.end(), reinterpret_cast<const uint8_t*>(ids.data())));
@@ -322,10 +310,9 @@ TEST(Replay, GivenRouting) {
                         1e-6);
     }
     save(input, layer_of(kTokens - 1));
-    const CommandResult refused =
-        fp8flow_alone(replay(input, folder.path("out"), kLayer, {"--routing", routing, "--overwrite"}));
-    EXPECT_EQ(refused.status, 10);
-    expect_contains(refused.err, "is I16[11, 2], this run wants I16[10, 2]");
+    expect_contains(failure(10, fp8flow_alone(replay(input, folder.path("out"), kLayer,
+                                                     {"--routing", routing, "--overwrite"}))),
+                    "is I16[11, 2], this run wants I16[10, 2]");
 }
 
 TEST(Replay, WhatDoesNotFitIsRefusedByName) {
@@ -334,10 +321,9 @@ TEST(Replay, WhatDoesNotFitIsRefusedByName) {
         Tensors layer = layer_of(4);
         change(layer);
         save(folder.path("in.safetensors"), layer);
-        const CommandResult result =
-            fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"), kLayer, more));
-        EXPECT_EQ(result.status, 10) << result.err;
-        return result.err;
+        const std::string result = failure(
+            10, fp8flow_alone(replay(folder.path("in.safetensors"), folder.path("out"), kLayer, more)));
+        return result;
     };
     expect_contains(refused([](Tensors& t) { t.erase("hidden_states"); }),
                     "has no tensor \"hidden_states\" [tokens, hidden_size]");
@@ -365,8 +351,8 @@ TEST(Replay, AgreesWithNumpyInFloat64) {
          {Texts{"--ranks", "1"}, Texts{"--ranks", "1", "--norm"},
           Texts{"--ranks", "2", "--recipes", "bf16,fp8_flow", "--stages"},
           Texts{"--recipes", "fp8_tensorwise,fp8_rowwise,mxfp8", "--families", "deepseek_v3"}}) {
-        Texts line = {"python3", script, "--fp8flow", FP8FLOW_EXECUTABLE, "--backend", "reference"};
-        line.insert(line.end(), options.begin(), options.end());
+        const Texts line =
+            with({"python3", script, "--fp8flow", FP8FLOW_EXECUTABLE, "--backend", "reference"}, options);
         const CommandResult result = RunningCommand(line, "").wait(280);
         if (result.status == 77 || result.status == 127) GTEST_SKIP() << "python3 with numpy is not here";
         EXPECT_EQ(result.status, 0) << result.out << result.err;

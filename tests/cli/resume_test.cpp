@@ -17,15 +17,13 @@ namespace fp8flow {
 namespace {
 
 namespace fs = std::filesystem;
-using Texts = std::vector<std::string>;
 
 Texts train(const std::string& out, int ranks, const Texts& more = {}, const Texts& settings = {}) {
-    Texts all = {"checkpoint.save_interval=4", "training.train_iters=48", "training.eval_interval=20",
-                 "parallel.expert_model_parallel_size=" + std::to_string(ranks)};
-    all.insert(all.end(), settings.begin(), settings.end());
-    Texts line = with_settings({"train", config_file("test"), "--backend", "reference", "--out", out}, all);
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+    const Texts all =
+        with({"checkpoint.save_interval=4", "training.train_iters=48", "training.eval_interval=20",
+              "parallel.expert_model_parallel_size=" + std::to_string(ranks)},
+             settings);
+    return test_run("train", out, all, more);
 }
 
 // What does not depend on the clock: iteration, losses, norms.
@@ -63,14 +61,13 @@ void run_with_kills(const std::string& out, int ranks, int kills, uint64_t seed)
         if (fs::exists(out + "/memory.json")) break;  // it was faster than we
     }
     const Texts last = train(out, ranks, {"--resume", "auto"});
-    const CommandResult result = ranks > 1 ? fp8flow_on_ranks(ranks, last) : fp8flow_alone(last);
-    EXPECT_EQ(result.status, 0) << result.out << result.err;
+    succeeded(ranks > 1 ? fp8flow_on_ranks(ranks, last) : fp8flow_alone(last));
 }
 
 TEST(Resume, KilledAgainAndAgainTheNumbersAreThoseOfAStraightRun) {
     TemporaryFolder folder;
     const std::string straight = folder.path("straight");
-    ASSERT_EQ(fp8flow_alone(train(straight, 1)).status, 0);
+    succeeded(fp8flow_alone(train(straight, 1)));
     for (const uint64_t seed : {1, 2, 3}) {
         const std::string out = folder.path("killed" + std::to_string(seed));
         run_with_kills(out, 1, 5, seed);
@@ -81,7 +78,7 @@ TEST(Resume, KilledAgainAndAgainTheNumbersAreThoseOfAStraightRun) {
 TEST(Resume, ALostRankOfTwoLosesNothing) {
     TemporaryFolder folder;
     const std::string straight = folder.path("straight"), out = folder.path("killed");
-    ASSERT_EQ(fp8flow_on_ranks(2, train(straight, 2)).status, 0);
+    succeeded(fp8flow_on_ranks(2, train(straight, 2)));
     run_with_kills(out, 2, 2, 7);
     EXPECT_EQ(numbers_of(out), numbers_of(straight));
 }
@@ -92,8 +89,8 @@ TEST(Resume, WhatItSays) {
     const auto run = [&](const Texts& more, const Texts& settings = {}) {
         return fp8flow_alone(train(out, 1, more, settings));
     };
-    CommandResult result = run({"--resume", "auto"}, {"training.train_iters=6", "training.eval_interval=0"});
-    ASSERT_EQ(result.status, 0) << result.err;
+    CommandResult result =
+        succeeded(run({"--resume", "auto"}, {"training.train_iters=6", "training.eval_interval=0"}));
     expect_contains(result.out, "warning: no checkpoint to resume from: beginning at iteration 1");
     expect_contains(result.out, "checkpoint after iteration 4: ");
     expect_contains(result.out, "checkpoint after iteration 6: ");
@@ -182,8 +179,8 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     const std::string out = folder.path("run");
     const Texts settings = {"training.train_iters=9", "training.eval_interval=0",
                             "output.tensorboard_dir=tb"};
-    Texts line = train(out, 1, {}, settings);
-    line.insert(line.end(), {"--set", "training.train_iters=1000000", "--set", "checkpoint.most_recent_k=0"});
+    Texts line = with(train(out, 1, {}, settings),
+                      {"--set", "training.train_iters=1000000", "--set", "checkpoint.most_recent_k=0"});
     line.insert(line.begin(), FP8FLOW_EXECUTABLE);
     {
         RunningCommand command(line, "");
@@ -210,10 +207,10 @@ TEST(Resume, WhatWasRedoneCountsOnce) {
     folder.write("run/metrics.jsonl", damaged);
 
     // A run that adds nothing to it leaves no iteration in it that is not its own, nor what dead ones left.
-    CommandResult result = fp8flow_alone(train(out, 1, {"--resume", "auto"},
-                                               {"training.train_iters=5", "training.eval_iters=0",
-                                                "output.metrics=false", "checkpoint.save_interval=0"}));
-    ASSERT_EQ(result.status, 0) << result.err;
+    CommandResult result =
+        succeeded(fp8flow_alone(train(out, 1, {"--resume", "auto"},
+                                      {"training.train_iters=5", "training.eval_iters=0",
+                                       "output.metrics=false", "checkpoint.save_interval=0"})));
     EXPECT_EQ(metrics_of(out, "step").size(), 3u);
     EXPECT_FALSE(fs::exists(out + "/.config.yaml.tmp.1"));
     EXPECT_FALSE(fs::exists(out + "/hf/.model-00001-of-00001.safetensors.tmp.1"));
@@ -235,10 +232,9 @@ TEST(Resume, OneFolderHoldsOneTrajectory) {
     TemporaryFolder folder;
     const std::string out = folder.path("run");
     const Texts short_run = {"training.train_iters=9", "training.eval_iters=0"};
-    ASSERT_EQ(fp8flow_alone(train(out, 1, {}, short_run)).status, 0);
+    succeeded(fp8flow_alone(train(out, 1, {}, short_run)));
     for (const char* interval : {"0", "4"}) {
-        Texts settings = short_run;
-        settings.push_back(std::string("checkpoint.save_interval=") + interval);
+        Texts settings = with(short_run, {std::string("checkpoint.save_interval=") + interval});
         const CommandResult refused =
             fp8flow_alone(train(out, 1, {"--resume", out + "/checkpoints/step_00000008"}, settings));
         EXPECT_EQ(refused.status, static_cast<int>(ExitCode::checkpoint)) << refused.out;
@@ -246,7 +242,7 @@ TEST(Resume, OneFolderHoldsOneTrajectory) {
         EXPECT_EQ(metrics_of(out, "step").size(), 9u);
     }
     fs::remove_all(out + "/checkpoints/step_00000009");
-    EXPECT_EQ(fp8flow_alone(train(out, 1, {"--resume", out}, short_run)).status, 0);
+    succeeded(fp8flow_alone(train(out, 1, {"--resume", out}, short_run)));
     EXPECT_EQ(metrics_of(out, "step").size(), 9u);
 }
 
@@ -258,8 +254,7 @@ TEST(Resume, ARunIsKnownThroughItsResumes) {
     const auto run = [](const std::string& out, int iterations, const Texts& more, Texts settings = {}) {
         settings.insert(settings.end(), {"training.train_iters=" + std::to_string(iterations),
                                          "training.eval_iters=0", "checkpoint.most_recent_k=1"});
-        const CommandResult result = fp8flow_alone(train(out, 1, more, settings));
-        EXPECT_EQ(result.status, 0) << result.err;
+        succeeded(fp8flow_alone(train(out, 1, more, settings)));
     };
     const auto checkpoints = [&] {
         std::set<std::string> names;
@@ -294,24 +289,22 @@ TEST(Resume, RecordedRouting) {
     const std::string a = folder.path("a"), b = folder.path("b"), of_a = folder.path("a.routing"),
                       of_b = folder.path("b.routing");
     const Texts settings = {"training.train_iters=8", "training.eval_iters=0"};
-    ASSERT_EQ(fp8flow_alone(train(a, 1, {"--record-routing", of_a}, settings)).status, 0);
-    const CommandResult resumed = fp8flow_on_ranks(
+    succeeded(fp8flow_alone(train(a, 1, {"--record-routing", of_a}, settings)));
+    const CommandResult resumed = succeeded(fp8flow_on_ranks(
         2, train(b, 2,
                  {"--resume", a + "/checkpoints/step_00000004", "--routing", of_a, "--record-routing", of_b},
-                 settings));
-    ASSERT_EQ(resumed.status, 0) << resumed.err;
+                 settings)));
     expect_contains(resumed.out, "equal top-k ");
     const auto loads_of = [](const std::string& out) {
-        std::vector<std::string> loads;
+        Texts loads;
         for (const nlohmann::json& record : metrics_of(out, "step"))
             if (record["iteration"] > 4) loads.push_back(record["tokens_per_expert"].dump());
         return loads;
     };
     EXPECT_EQ(loads_of(a).size(), 4u);
     EXPECT_EQ(loads_of(a), loads_of(b));
-    const CommandResult refused = fp8flow_alone(train(folder.path("c"), 1, {"--routing", of_b}, settings));
-    EXPECT_EQ(refused.status, 10);
-    expect_contains(refused.err, "did not come to sample 0");
+    expect_contains(failure(10, fp8flow_alone(train(folder.path("c"), 1, {"--routing", of_b}, settings))),
+                    "did not come to sample 0");
 }
 
 }  // namespace

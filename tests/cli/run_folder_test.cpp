@@ -18,16 +18,9 @@ namespace fp8flow {
 namespace {
 
 namespace fs = std::filesystem;
-using Texts = std::vector<std::string>;
 
 Texts train(const std::string& out, const Texts& more = {}) {
-    Texts line = {"train",     config_file("test"),
-                  "--backend", "reference",
-                  "--out",     out,
-                  "--set",     "training.train_iters=3",
-                  "--set",     "training.eval_iters=0"};
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+    return test_run("train", out, {"training.train_iters=3", "training.eval_iters=0"}, more);
 }
 
 // Every file and folder below, hidden ones too, with content.
@@ -68,12 +61,11 @@ TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
         const std::string out = "runs/" + std::to_string(ranks);
         const Texts line =
             train(out, {"--set", "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
-        ASSERT_EQ(fp8flow_on_ranks(ranks, line, folder_.path()).status, 0);
+        succeeded(fp8flow_on_ranks(ranks, line, folder_.path()));
         const auto first = tree_of(folder_.path(out));
         EXPECT_EQ(first.at(".lock"), "");
         for (const char* number : {"-2", "-3"}) {
-            const CommandResult again = fp8flow_on_ranks(ranks, line, folder_.path());
-            ASSERT_EQ(again.status, 0) << again.err;
+            const CommandResult again = succeeded(fp8flow_on_ranks(ranks, line, folder_.path()));
             EXPECT_EQ(lines_of(again.out).front(),
                       "warning: " + out + " holds another run: this one goes to " + out + number +
                           " (--overwrite replaces the other, train --resume auto continues it)");
@@ -87,19 +79,17 @@ TEST_F(RunFolders, AFolderThatIsTakenGivesTheNextNumber) {
 // The name of a folder is not YAML: "exp #2" is not exp, of which --overwrite would remove the checkpoints.
 TEST_F(RunFolders, NamesAreTakenLiterally) {
     const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "training.train_iters=2"};
-    ASSERT_EQ(fp8flow_alone(train("exp", saves), folder_.path()).status, 0);
+    succeeded(fp8flow_alone(train("exp", saves), folder_.path()));
     const auto first = tree_of(folder_.path("exp"));
     for (const std::string out : {"exp #2", " blanks ", "o'brien", "[x]", "{}"}) {
         SCOPED_TRACE(out);
-        Texts line = train(out, saves);
-        line.emplace_back("--overwrite");
-        ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
+        Texts line = with(train(out, saves), {"--overwrite"});
+        succeeded(fp8flow_alone(line, folder_.path()));
         EXPECT_TRUE(fs::exists(folder_.path(out) + "/checkpoints/step_00000002"));
         EXPECT_EQ(tree_of(folder_.path("exp")), first);
-        const CommandResult resumed = fp8flow_alone(
+        const CommandResult resumed = succeeded(fp8flow_alone(
             train("resumed", {"--resume", out, "--overwrite", "--set", "training.train_iters=2"}),
-            folder_.path());
-        EXPECT_EQ(resumed.status, 0) << resumed.err;
+            folder_.path()));
         expect_contains(resumed.out, "resumed from ");
     }
 }
@@ -112,10 +102,8 @@ TEST_F(RunFolders, EveryCommandFollowsTheRule) {
          {Texts{"validate", config, "--set", "training.train_iters=6", "--set", "validate.recipes=[bf16]"},
           Texts{"profile", config, "--steps", "1", "--recipes", "bf16"},
           Texts{"bench", "rms_norm", "--samples", "1"}}) {
-        Texts line = command;
-        line.insert(line.end(), backend.begin(), backend.end());
-        const CommandResult next = fp8flow_alone(line, folder_.path());
-        EXPECT_EQ(next.status, 0) << next.err;
+        const Texts line = with(command, backend);
+        const CommandResult next = succeeded(fp8flow_alone(line, folder_.path()));
         expect_contains(next.out, "out holds another run: this one goes to out-2");
         EXPECT_GT(names_in(folder_.path("out-2")).size(), 1u);
         EXPECT_EQ(names_in(folder_.path("out")), (std::set<std::string>{"notes.txt"}));
@@ -133,10 +121,9 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
     EXPECT_TRUE(fs::exists(folder_.path("out/tensor_stats.json")));
     folder_.write("out/notes.txt", "mine");
     folder_.write("out/.report.html.tmp.1", "of a process that died");
-    const CommandResult second = fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=2", "--set",
-                                                             "training.train_iters=2", "--overwrite"}),
-                                               folder_.path());
-    EXPECT_EQ(second.status, 0) << second.err;
+    succeeded(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=2", "--set",
+                                          "training.train_iters=2", "--overwrite"}),
+                            folder_.path()));
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{".lock", "step_00000002"}));
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 2u);
     EXPECT_EQ(names_in(folder_.path("out")),
@@ -156,11 +143,7 @@ TEST_F(RunFolders, OverwriteReplacesARunAndItsCheckpoints) {
 TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
     const std::string config = config_file("test");
     const Texts to = {"--backend", "reference", "--out", "out", "--overwrite"};
-    const auto run = [&](Texts line) {
-        line.insert(line.end(), to.begin(), to.end());
-        const CommandResult result = fp8flow_alone(line, folder_.path());
-        EXPECT_EQ(result.status, 0) << result.err;
-    };
+    const auto run = [&](const Texts& line) { succeeded(fp8flow_alone(with(line, to), folder_.path())); };
     const Texts commands[] = {
         {"train", config, "--set", "training.train_iters=2", "--set", "output.tensorboard_dir=tb",
          "--tensor-stats", "--set", "output.tensor_stats_interval=1"},
@@ -191,17 +174,15 @@ TEST_F(RunFolders, OverwriteLeavesNoFileOfAnEarlierRun) {
 // A run that resumes from another run's checkpoint is a new run.
 TEST_F(RunFolders, ResumedFromElsewhere) {
     const Texts saves = {"--set", "checkpoint.save_interval=2", "--set", "checkpoint.most_recent_k=0"};
-    ASSERT_EQ(fp8flow_alone(train("from", saves), folder_.path()).status, 0);
-    ASSERT_EQ(fp8flow_alone(train("out", saves), folder_.path()).status, 0);
+    succeeded(fp8flow_alone(train("from", saves), folder_.path()));
+    succeeded(fp8flow_alone(train("out", saves), folder_.path()));
     const auto before = tree_of(folder_.path("out"));
-    Texts line = train("out", saves);
-    line.insert(line.end(), {"--resume", "from/checkpoints/step_00000002"});
-    ASSERT_EQ(fp8flow_alone(line, folder_.path()).status, 0);
+    Texts line = with(train("out", saves), {"--resume", "from/checkpoints/step_00000002"});
+    succeeded(fp8flow_alone(line, folder_.path()));
     EXPECT_EQ(tree_of(folder_.path("out")), before);
     EXPECT_EQ(losses_of(folder_.path("out-2")).size(), 1u);
     line.push_back("--overwrite");
-    const CommandResult replaced = fp8flow_alone(line, folder_.path());
-    EXPECT_EQ(replaced.status, 0) << replaced.err;
+    succeeded(fp8flow_alone(line, folder_.path()));
     EXPECT_EQ(losses_of(folder_.path("out")).size(), 1u);
     EXPECT_EQ(names_in(folder_.path("out/checkpoints")), (std::set<std::string>{".lock", "step_00000003"}));
 }
@@ -219,7 +200,7 @@ TEST_F(RunFolders, CheckpointsHaveOneOwner) {
 }
 
 TEST_F(RunFolders, AStartThatFailsLeavesNothing) {
-    ASSERT_EQ(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=3"}), folder_.path()).status, 0);
+    succeeded(fp8flow_alone(train("out", {"--set", "checkpoint.save_interval=3"}), folder_.path()));
     const auto before = tree_of(folder_.path());
     const Texts no_data = {"--set", "data.data_kind=text",     "--set", "model.vocab_size=257",
                            "--set", "data.data_path=/nowhere", "--set", "checkpoint.save_interval=1"},
@@ -247,8 +228,7 @@ TEST_F(RunFolders, AStartThatFailsLeavesNothing) {
 
 TEST_F(RunFolders, ALiveRunIsLeftAlone) {
     const auto run = start_long_run("out");
-    const CommandResult other = fp8flow_alone(train("out"), folder_.path());
-    EXPECT_EQ(other.status, 0) << other.err;
+    const CommandResult other = succeeded(fp8flow_alone(train("out"), folder_.path()));
     expect_contains(other.out, "this one goes to out-2");
     for (const Texts& more : {Texts{"--overwrite"}, Texts{"--resume", "auto"}}) {
         const CommandResult refused = fp8flow_alone(train("out", more), folder_.path());
@@ -258,7 +238,7 @@ TEST_F(RunFolders, ALiveRunIsLeftAlone) {
     ASSERT_EQ(::kill(run->pid(), SIGKILL), 0);
     run->wait(30);
     EXPECT_NE(read_whole(folder_.path("out/.lock")), "");
-    EXPECT_EQ(fp8flow_alone(train("out", {"--overwrite"}), folder_.path()).status, 0);  // at once
+    succeeded(fp8flow_alone(train("out", {"--overwrite"}), folder_.path()));  // at once
     EXPECT_EQ(read_whole(folder_.path("out/.lock")), "");
 }
 
@@ -291,8 +271,7 @@ TEST_F(RunFolders, ARunThatLostItsFolderStops) {
 // Taken from a live run, which ends; and on a file system without locks.
 TEST_F(RunFolders, TakingOver) {
     const auto run = start_long_run("out", {"--set", "checkpoint.save_interval=1"});
-    const CommandResult taken = fp8flow_alone(train("out", {"--overwrite", "--take-over"}), folder_.path());
-    EXPECT_EQ(taken.status, 0) << taken.err;
+    succeeded(fp8flow_alone(train("out", {"--overwrite", "--take-over"}), folder_.path()));
     const CommandResult ended = run->wait(60);
     EXPECT_EQ(ended.status, static_cast<int>(ExitCode::output)) << ended.err;
     expect_contains(ended.err, "this run has lost its folder");

@@ -13,8 +13,6 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 constexpr int kOutput = static_cast<int>(ExitCode::output);
 
 class Terminal : public testing::Test {
@@ -22,15 +20,13 @@ protected:
     // The program in a shell, with what follows it there. The status is the program's, not that of a pipe's
     // end.
     CommandResult run(const Texts& arguments, const std::string& rest) {
-        Texts line = {"bash", "-c", "\"$@\" " + rest + "; exit ${PIPESTATUS[0]}", "bash", FP8FLOW_EXECUTABLE};
-        line.insert(line.end(), arguments.begin(), arguments.end());
-        return RunningCommand(line, folder_.path()).wait(60);
+        const Texts shell = {"bash", "-c", "\"$@\" " + rest + "; exit ${PIPESTATUS[0]}", "bash",
+                             FP8FLOW_EXECUTABLE};
+        return RunningCommand(with(shell, arguments), folder_.path()).wait(60);
     }
     static Texts train(const Texts& settings = {}) {
-        return with_settings({"train", config_file("test"), "--backend", "reference", "--out", "out",
-                              "--overwrite", "--set", "training.train_iters=3", "--set",
-                              "training.eval_iters=0", "--set", "checkpoint.save_interval=3"},
-                             settings);
+        const Texts all = {"training.train_iters=3", "training.eval_iters=0", "checkpoint.save_interval=3"};
+        return test_run("train", "out", with(all, settings), {"--overwrite"});
     }
     TemporaryFolder folder_;
 };
@@ -54,8 +50,7 @@ TEST_F(Terminal, AnAnswerThatCannotBeWrittenIsAnError) {
             EXPECT_EQ(error_lines(full.err).size(), 1u) << line[0] << rest << full.err;
             expect_contains(full.err, "standard output cannot be written: ");
         }
-        const CommandResult read = run(line, "| true");
-        EXPECT_EQ(read.status, 0) << line[0] << read.err;
+        const CommandResult read = succeeded(run(line, "| true"));
         EXPECT_TRUE(error_lines(read.err).empty()) << line[0] << read.err;
     }
 }
@@ -63,8 +58,7 @@ TEST_F(Terminal, AnAnswerThatCannotBeWrittenIsAnError) {
 // A run's results are its files.
 TEST_F(Terminal, ARunOutlivesItsTerminal) {
     for (const char* rest : {">/dev/full", ">&-", "| head -n 1", "| true"}) {
-        const CommandResult run = this->run(train(), rest);
-        EXPECT_EQ(run.status, 0) << rest << run.err;
+        const CommandResult run = succeeded(this->run(train(), rest));
         const std::string warning = "warning: standard output cannot be written";
         EXPECT_EQ(run.err.find(warning), 0u) << rest << run.err;
         EXPECT_EQ(lines_of(run.err).size(), 1u) << rest << run.err;

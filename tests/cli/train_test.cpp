@@ -21,16 +21,10 @@ namespace fp8flow {
 namespace {
 
 using nlohmann::json;
-using Texts = std::vector<std::string>;
 
 Texts train(const std::string& out, const Texts& settings = {},
             const std::string& config = config_file("test")) {
-    Texts line = {"train", config, "--backend", "reference", "--out", out};
-    for (const std::string& setting : settings) {
-        line.push_back("--set");
-        line.push_back(setting);
-    }
-    return line;
+    return with_settings({"train", config, "--backend", "reference", "--out", out}, settings);
 }
 
 std::set<std::string> files_below(const std::string& folder) {
@@ -93,8 +87,7 @@ TEST(Train, PrintsStepsAndWritesItsFilesBelowOut) {
         TemporaryFolder folder;
         const Texts line = train("runs/a", {"training.train_iters=6", "output.time_stages=true",
                                             "parallel.expert_model_parallel_size=" + std::to_string(ranks)});
-        const CommandResult run = fp8flow_on_ranks(ranks, line, folder.path());
-        ASSERT_EQ(run.status, 0) << run.out << run.err;
+        const CommandResult run = succeeded(fp8flow_on_ranks(ranks, line, folder.path()));
         EXPECT_EQ(run.err, "");
         size_t steps = 0;
         for (const std::string& text : lines_of(run.out)) {
@@ -140,11 +133,10 @@ TEST(Train, SameCommandSameLossesAndSavedConfigurationReloads) {
     for (const int ranks : {1, 2}) {
         TemporaryFolder folder;
         const Texts settings = {"training.train_iters=5", "precision.recipe=fp8_blockwise"};
-        ASSERT_EQ(fp8flow_on_ranks(ranks, train(folder.path("a"), settings)).status, 0);
-        ASSERT_EQ(fp8flow_on_ranks(ranks, train(folder.path("b"), settings)).status, 0);
+        succeeded(fp8flow_on_ranks(ranks, train(folder.path("a"), settings)));
+        succeeded(fp8flow_on_ranks(ranks, train(folder.path("b"), settings)));
         const Texts again = train(folder.path("c"), {}, folder.path("a/config.yaml"));
-        const CommandResult reloaded = fp8flow_on_ranks(ranks, again);
-        ASSERT_EQ(reloaded.status, 0) << reloaded.err;
+        succeeded(fp8flow_on_ranks(ranks, again));
         const std::vector<double> losses = losses_of(folder.path("a"));
         ASSERT_EQ(losses.size(), 5u);
         EXPECT_EQ(losses_of(folder.path("b")), losses);
@@ -160,10 +152,9 @@ TEST(Train, TextFolderReportsBitsPerByte) {
             text += "line " + std::to_string(i * j) + " of a text, more of the same\n";
         folder.write("texts/" + std::to_string(i) + ".txt", text);
     }
-    const CommandResult run = fp8flow_alone(
+    const CommandResult run = succeeded(fp8flow_alone(
         train(folder.path("out"), {"training.train_iters=12", "data.data_kind=text", "model.vocab_size=257",
-                                   "data.data_path=" + folder.path("texts")}));
-    ASSERT_EQ(run.status, 0) << run.err;
+                                   "data.data_path=" + folder.path("texts")})));
     std::smatch match;
     ASSERT_TRUE(std::regex_search(
         run.out, match, std::regex(R"(held-out loss (\d\.\d{4}) nats = (\d\.\d{4}) bits per byte)")))
@@ -192,8 +183,7 @@ TEST(Train, TokenShards) {
     EXPECT_EQ(without.out.find("lm loss"), std::string::npos);
 
     folder.write("shards/tiny_val.bin", shard_of(2000));
-    const CommandResult run = fp8flow_alone(line);
-    ASSERT_EQ(run.status, 0) << run.err;
+    const CommandResult run = succeeded(fp8flow_alone(line));
     expect_contains(run.out, "perplexity");
     const std::vector<double> losses = losses_of(folder.path("out"));
     EXPECT_LT(losses.back(), losses.front() - 1.0);  // the successor of a token is certain
@@ -203,10 +193,8 @@ TEST(Train, TokenShards) {
 TEST(Train, DumpsTheTokensThatItWouldRead) {
     const TemporaryFolder folder;
     const std::string out = folder.path("tokens");
-    Texts line = train(out);
-    line.insert(line.end(), {"--dump-samples", "11"});
-    const CommandResult result = fp8flow_on_ranks(2, line);
-    ASSERT_EQ(result.status, 0) << result.err;
+    Texts line = with(train(out), {"--dump-samples", "11"});
+    const CommandResult result = succeeded(fp8flow_on_ranks(2, line));
     expect_contains(result.out, "written: " + out + "/samples.npy: 11 windows of 33 tokens, int32");
     EXPECT_EQ(files_below(out), (std::set<std::string>{".lock", "samples.npy"}));
     const std::string file = read_whole(out + "/samples.npy");
@@ -223,24 +211,21 @@ TEST(Train, DumpsTheTokensThatItWouldRead) {
                     kWindow * sizeof(int32_t));
         EXPECT_EQ(got, want) << i;
     }
-    Texts resumed = line;
-    resumed.insert(resumed.end(), {"--resume", "auto"});
-    const CommandResult refused = fp8flow_alone(resumed);
-    EXPECT_EQ(refused.status, 2);
-    expect_contains(refused.err, "--dump-samples: got checkpoint.load = auto, want none");
+    Texts resumed = with(line, {"--resume", "auto"});
+    expect_contains(failure(2, fp8flow_alone(resumed)),
+                    "--dump-samples: got checkpoint.load = auto, want none");
     line.back() = "0";
-    EXPECT_EQ(fp8flow_alone(line).status, 2);
+    failure(2, fp8flow_alone(line));
 }
 
 TEST(Train, TensorStatisticsOfEveryFp8Recipe) {
     for (const char* recipe : {"fp8_tensorwise", "fp8_blockwise", "fp8_flow", "fp8_rowwise", "mxfp8"}) {
         TemporaryFolder folder;
-        Texts line = train(folder.path("out"),
-                           {"training.train_iters=2", "training.eval_iters=0",
-                            "output.tensor_stats_interval=1", std::string("precision.recipe=") + recipe});
-        line.push_back("--tensor-stats");
-        const CommandResult run = fp8flow_alone(line);
-        ASSERT_EQ(run.status, 0) << recipe << run.err;
+        Texts line = with(train(folder.path("out"), {"training.train_iters=2", "training.eval_iters=0",
+                                                     "output.tensor_stats_interval=1",
+                                                     std::string("precision.recipe=") + recipe}),
+                          {"--tensor-stats"});
+        const CommandResult run = succeeded(fp8flow_alone(line));
         EXPECT_TRUE(std::regex_search(run.out, std::regex("tensor +values +zero bytes +underflow +at maximum "
                                                           "+clipped +scale min +scale max +NMSE vs BF16")))
             << run.out;
@@ -265,11 +250,10 @@ TEST(Train, TensorStatisticsByLayer) {
     TemporaryFolder folder;
     const Texts settings = {"training.train_iters=6", "training.eval_iters=0", "checkpoint.save_interval=4",
                             "output.tensor_stats_interval=2", "output.tensor_stats=true"};
-    ASSERT_EQ(fp8flow_alone(train(folder.path("out"), settings)).status, 0);
-    Texts again = train(folder.path("out"), settings);
-    again.insert(again.end(), {"--resume", "auto", "--set", "training.train_iters=8"});
-    const CommandResult resumed = fp8flow_alone(again);
-    ASSERT_EQ(resumed.status, 0) << resumed.err;
+    succeeded(fp8flow_alone(train(folder.path("out"), settings)));
+    Texts again =
+        with(train(folder.path("out"), settings), {"--resume", "auto", "--set", "training.train_iters=8"});
+    succeeded(fp8flow_alone(again));
     std::map<int64_t, std::map<int64_t, std::set<std::string>>> seen;
     for (const std::string& line : lines_of(read_whole(folder.path("out/tensor_stats.jsonl")))) {
         const json record = json::parse(line);
@@ -300,10 +284,8 @@ TEST(Train, TransposedCopiesOverTime) {
     TemporaryFolder folder;
     const Texts settings = {"training.train_iters=5", "training.eval_iters=0",
                             "output.tensor_stats_interval=2"};
-    Texts line = train(folder.path("out"), settings);
-    line.push_back("--tensor-stats");
-    const CommandResult run = fp8flow_alone(line);
-    ASSERT_EQ(run.status, 0) << run.err;
+    Texts line = with(train(folder.path("out"), settings), {"--tensor-stats"});
+    const CommandResult run = succeeded(fp8flow_alone(line));
     expect_contains(run.out, "transposed_stats.json");
     const json stats = json::parse(read_whole(folder.path("out/transposed_stats.json")));
     expect_provenance(stats, "fp8flow train ", 1);
@@ -324,18 +306,16 @@ TEST(Train, TransposedCopiesOverTime) {
         }
         EXPECT_EQ(tensors, (std::set<std::string>{"a^T", "dh^T", "dye^T", "xe^T"}));
     }
-    const CommandResult without = fp8flow_alone(train(folder.path("off"), settings));
-    ASSERT_EQ(without.status, 0) << without.err;
+    succeeded(fp8flow_alone(train(folder.path("off"), settings)));
     EXPECT_EQ(losses_of(folder.path("off")), losses_of(folder.path("out")));
     EXPECT_FALSE(std::filesystem::exists(folder.path("off/transposed_stats.json")));
 }
 
 TEST(Train, StatisticsOfARecipeWithoutFp8SaySo) {
     TemporaryFolder folder;
-    Texts line = train(folder.path("out"), {"training.train_iters=2", "precision.recipe=bf16"});
-    line.push_back("--tensor-stats");
-    const CommandResult run = fp8flow_alone(line);
-    ASSERT_EQ(run.status, 0) << run.err;
+    Texts line = with(train(folder.path("out"), {"training.train_iters=2", "precision.recipe=bf16"}),
+                      {"--tensor-stats"});
+    const CommandResult run = succeeded(fp8flow_alone(line));
     expect_contains(run.out, "no quantised tensor was observed (recipe bf16");
 }
 
@@ -344,7 +324,7 @@ TEST(Train, WritesEventFilesWhereAsked) {
     TemporaryFolder folder;
     const Texts settings = {"training.train_iters=4", "output.tensorboard_dir=tb",
                             "output.tensorboard_log_interval=2"};
-    ASSERT_EQ(fp8flow_alone(train("run", settings), folder.path()).status, 0);
+    succeeded(fp8flow_alone(train("run", settings), folder.path()));
     std::set<std::string> files = files_below(folder.path("run/tb"));
     ASSERT_EQ(files.size(), 1u);
     EXPECT_EQ(files.begin()->rfind("events.out.tfevents.", 0), 0u);

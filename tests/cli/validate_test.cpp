@@ -19,21 +19,12 @@ namespace fp8flow {
 namespace {
 
 using nlohmann::json;
-using Texts = std::vector<std::string>;
 
 // A limit between the interval of the sound flow and that of the faulted one.
 Texts validate(const std::string& out, const Texts& settings) {
-    Texts line = {"validate", config_file("test"), "--backend", "reference", "--out", out};
-    for (const char* setting : {"training.train_iters=40", "validate.recipes=[bf16, fp8_flow]",
-                                "validate.max_relative_loss_error=0.02"}) {
-        line.push_back("--set");
-        line.push_back(setting);
-    }
-    for (const std::string& setting : settings) {
-        line.push_back("--set");
-        line.push_back(setting);
-    }
-    return line;
+    const Texts all = {"training.train_iters=40", "validate.recipes=[bf16, fp8_flow]",
+                       "validate.max_relative_loss_error=0.02"};
+    return test_run("validate", out, with(all, settings));
 }
 
 struct Outcome {
@@ -43,8 +34,7 @@ struct Outcome {
 
 Outcome outcome_of(int ranks, const std::string& out, const Texts& more) {
     Outcome outcome;
-    Texts line = validate(out, {});
-    line.insert(line.end(), more.begin(), more.end());
+    const Texts line = with(validate(out, {}), more);
     outcome.run = ranks == 1 ? fp8flow_alone(line) : fp8flow_on_ranks(ranks, line);
     EXPECT_EQ(outcome.run.err, "");
     const json result = json::parse(read_whole(out + "/validate.json"));
@@ -62,29 +52,28 @@ std::string last_line(const std::string& text) {
     return lines.empty() ? "" : lines.back();
 }
 
+// The faulted run is on two ranks, and has the sound arm of the other.
 TEST(Validate, SoundFlowPassesAndPlantedFaultMisses) {
-    for (const int ranks : {1, 2}) {
-        TemporaryFolder folder;
-        const Outcome sound = outcome_of(ranks, folder.path("sound"), {});
-        EXPECT_EQ(sound.run.status, 0) << sound.run.out;
-        EXPECT_EQ(last_line(sound.run.out), "verdict: pass");
-        EXPECT_EQ(sound.arms.at("fp8_flow").at("verdict"), "pass");
-        EXPECT_LT(sound.arms.at("bf16 control").at("max relative error"), 0.01);
-        EXPECT_GT(sound.arms.at("bf16 control").at("max relative error"), 0.0);
-
-        const Outcome faulted = outcome_of(
-            ranks, folder.path("faulted"),
-            {"--plugin", FP8FLOW_BINARY_DIR "/tests/libplanted_faults.so", "--arm",
-             "wrong_scales@fp8_flow:flow=wrong_scales", "--arm", "half_range@fp8_flow:flow=half_range"});
-        EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
-        EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
-        EXPECT_EQ(faulted.arms.at("fp8_flow").at("verdict"), "pass");
-        const json& fault = faulted.arms.at("wrong_scales");
-        EXPECT_EQ(fault.at("verdict"), "miss");
-        const json& difference = fault.at("training_difference");
-        EXPECT_GT(difference.at("interval_percent").at(0), difference.at("detectable_percent"));
-        EXPECT_NE(faulted.arms.at("half_range").at("losses"), faulted.arms.at("fp8_flow").at("losses"));
+    TemporaryFolder folder;
+    const Outcome sound = outcome_of(1, folder.path("sound"), {});
+    EXPECT_EQ(sound.run.status, 0) << sound.run.out;
+    EXPECT_EQ(last_line(sound.run.out), "verdict: pass");
+    const Outcome faulted = outcome_of(
+        2, folder.path("faulted"),
+        {"--plugin", FP8FLOW_BINARY_DIR "/tests/libplanted_faults.so", "--arm",
+         "wrong_scales@fp8_flow:flow=wrong_scales", "--arm", "half_range@fp8_flow:flow=half_range"});
+    EXPECT_EQ(faulted.run.status, 1) << faulted.run.out;
+    EXPECT_EQ(last_line(faulted.run.out), "verdict: miss");
+    for (const Outcome* outcome : {&sound, &faulted}) {
+        EXPECT_EQ(outcome->arms.at("fp8_flow").at("verdict"), "pass");
+        EXPECT_LT(outcome->arms.at("bf16 control").at("max relative error"), 0.01);
+        EXPECT_GT(outcome->arms.at("bf16 control").at("max relative error"), 0.0);
     }
+    const json& fault = faulted.arms.at("wrong_scales");
+    EXPECT_EQ(fault.at("verdict"), "miss");
+    const json& difference = fault.at("training_difference");
+    EXPECT_GT(difference.at("interval_percent").at(0), difference.at("detectable_percent"));
+    EXPECT_NE(faulted.arms.at("half_range").at("losses"), faulted.arms.at("fp8_flow").at("losses"));
 }
 
 TEST(Validate, AnIntervalOverTheLimitIsInconclusiveAndSaysWhatWouldDecide) {
@@ -99,9 +88,9 @@ TEST(Validate, AnIntervalOverTheLimitIsInconclusiveAndSaysWhatWouldDecide) {
 
 TEST(Validate, WithoutAControlArmThereIsNoNoiseFloor) {
     TemporaryFolder folder;
-    Texts line = validate(folder.path("out"), {"training.train_iters=6", "validate.control_arm=false",
-                                               "validate.warmup_iters=2", "validate.recipes=[bf16]"});
-    line.push_back("--ablate");
+    Texts line = with(validate(folder.path("out"), {"training.train_iters=6", "validate.control_arm=false",
+                                                    "validate.warmup_iters=2", "validate.recipes=[bf16]"}),
+                      {"--ablate"});
     const CommandResult run = fp8flow_alone(line);
     EXPECT_LE(run.status, 1) << run.err;
     expect_contains(run.out, "no noise floor: no control arm ran");
@@ -152,12 +141,10 @@ constexpr const char* kArm =
 
 // Two arms with three seeds.
 Texts six_jobs(const std::string& out, const Texts& more = {}, const std::string& seeds = "3,1,2") {
-    Texts line = with_settings({"validate", config_file("test"), "--backend", "reference", "--out", out,
-                                "--seeds", seeds, "--arm", kArm},
-                               {"training.train_iters=6", "training.eval_iters=1", "validate.warmup_iters=1",
-                                "validate.control_arm=none"});
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+    return test_run("validate", out,
+                    {"training.train_iters=6", "training.eval_iters=1", "validate.warmup_iters=1",
+                     "validate.control_arm=none"},
+                    with({"--seeds", seeds, "--arm", kArm}, more));
 }
 
 const Texts kJobs = {"bf16-1", "bf16-2", "bf16-3", "flow-1", "flow-2", "flow-3"};
@@ -196,8 +183,7 @@ TEST(ValidateJobs, SixProcessesJoinedEqualOne) {
     for (const char* seed : {"2", "3", "1"})
         for (const char* arm : {"flow", "bf16"}) {
             const std::string job = std::string(arm) + ":" + seed;
-            const CommandResult run = fp8flow_alone(six_jobs(folder.path("jobs"), {"--only", job}));
-            ASSERT_EQ(run.status, 0) << run.err;
+            succeeded(fp8flow_alone(six_jobs(folder.path("jobs"), {"--only", job})));
             EXPECT_FALSE(std::filesystem::exists(folder.path("jobs/validate.json")));
         }
     join.insert(join.end(), {folder.path("jobs"), "--out", folder.path("joined")});
@@ -229,8 +215,7 @@ bool has_checkpoint(const std::string& folder) {
 
 // Its second job has three steps on record, and a checkpoint.
 void end_in_the_middle(const Texts& line, const std::string& out, int signal, int status) {
-    Texts command = {FP8FLOW_EXECUTABLE};
-    command.insert(command.end(), line.begin(), line.end());
+    const Texts command = with({FP8FLOW_EXECUTABLE}, line);
     RunningCommand run(command, "");
     const std::string job = out + "/runs/flow-1";
     while (
@@ -263,8 +248,7 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
         EXPECT_FALSE(std::filesystem::exists(out + "/runs/flow-1/checkpoints"));
     }
     // The recording goes on with the arm that is recorded, the first job.
-    Texts recorded = longer;
-    recorded.insert(recorded.end(), {"--routing-of", "flow"});
+    Texts recorded = with(longer, {"--routing-of", "flow"});
     ASSERT_LE(fp8flow_alone(six_jobs(folder.path("given"), recorded, "1")).status, 1);
     Texts line = six_jobs(folder.path("given_ended"), recorded, "1");
     end_in_the_middle(line, folder.path("given_ended"), SIGKILL, 128 + SIGKILL);
@@ -272,11 +256,9 @@ TEST(ValidateJobs, AnInterruptedValidationResumesToTheSameReport) {
     ASSERT_LE(fp8flow_alone(line).status, 1);
     EXPECT_EQ(statement(folder.path("given_ended")), statement(folder.path("given")));
     // Another configuration is not mixed in.
-    Texts other = six_jobs(folder.path("whole"), longer, "1");
-    other.insert(other.end(), {"--resume", "auto", "--set", "training.lr=0.1"});
-    const CommandResult refused = fp8flow_alone(other);
-    EXPECT_EQ(refused.status, 2);
-    expect_contains(refused.err, "the runs differ in training.lr");
+    Texts other =
+        with(six_jobs(folder.path("whole"), longer, "1"), {"--resume", "auto", "--set", "training.lr=0.1"});
+    expect_contains(failure(2, fp8flow_alone(other)), "the runs differ in training.lr");
 }
 
 // The copy of the arm that is recorded gets its routing, and so its bits.
@@ -301,22 +283,18 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
     expect_contains(read_whole(folder.path("one/report.html")), "top-k choices equal to the given ones");
 
     const auto only = [&](const std::string& job) {
-        Texts line = six_jobs(folder.path("jobs"), more, "1");
-        line.insert(line.end(), {"--only", job});
+        Texts line = with(six_jobs(folder.path("jobs"), more, "1"), {"--only", job});
         return fp8flow_alone(line);
     };
-    const CommandResult early = only("bf16:1");
-    EXPECT_EQ(early.status, 10);
-    expect_contains(early.err, "run flow:1 first");
+    expect_contains(failure(10, only("bf16:1")), "run flow:1 first");
     for (const char* job : {"flow:1", "bf16:1", "copy:1"}) EXPECT_EQ(only(job).status, 0) << job;
     ASSERT_LE(
         fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("joined")}).status, 1);
     EXPECT_EQ(statement(folder.path("one")), statement(folder.path("joined")));
 
     std::filesystem::remove_all(folder.path("jobs/runs/bf16-1"));  // an ablation needs its own baseline alone
-    const CommandResult ablation =
-        fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("ablation")});
-    EXPECT_EQ(ablation.status, 0) << ablation.err;
+    const CommandResult ablation = succeeded(
+        fp8flow_alone({"validate", "--join", folder.path("jobs"), "--out", folder.path("ablation")}));
     const json rest = json::parse(read_whole(folder.path("ablation/validate.json"))).at("arms");
     ASSERT_EQ(rest.size(), 2u);
     EXPECT_EQ(rest[0].at("verdict"), "baseline");
@@ -327,10 +305,9 @@ TEST(ValidateJobs, TheOthersTakeTheRoutingOfAnArm) {
 TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
     TemporaryFolder folder;
     const auto train = [&](const std::string& out, const std::string& only, const Texts& more = {}) {
-        Texts line = six_jobs(folder.path(out), {"--only", only, "--set", "training.train_iters=2"});
-        line.insert(line.end(), more.begin(), more.end());
-        const CommandResult run = fp8flow_alone(line);
-        ASSERT_EQ(run.status, 0) << run.err;
+        const Texts line =
+            with(six_jobs(folder.path(out), {"--only", only, "--set", "training.train_iters=2"}), more);
+        succeeded(fp8flow_alone(line));
     };
     const auto refused = [&](const Texts& folders, const std::string& reason) {
         Texts line = {"validate", "--out", folder.path("joined"), "--join"};
@@ -367,9 +344,8 @@ TEST(ValidateJobs, WhatCannotBeJoinedIsNamed) {
         EXPECT_LE(equal.status, 1) << equal.err;
         EXPECT_EQ(json::parse(read_whole(folder.path("equal/validate.json"))).at("equal_commits").size(), 2u);
     }
-    const CommandResult none = fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}));
-    EXPECT_EQ(none.status, 2);
-    expect_contains(none.err, "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
+    expect_contains(failure(2, fp8flow_alone(six_jobs(folder.path("none"), {"--only", "flow:4"}))),
+                    "--only: got flow:4, want one of bf16:1, flow:1, bf16:2");
 }
 
 TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {
@@ -379,10 +355,8 @@ TEST(ValidateJobs, ArmsThatAreWrongAreRefused) {
                                             {"flow:recipe=fp9", "--arm flow: "},
                                             {"flow:hidden_size=256", "arms must differ in the recipe alone"},
                                             {"bf16:recipe=mxfp8", "two arms have this name"}}) {
-        const CommandResult run = fp8flow_alone({"validate", config_file("test"), "--backend", "reference",
-                                                 "--out", folder.path("out"), "--arm", arm});
-        EXPECT_EQ(run.status, 2) << arm;
-        expect_contains(run.err, reason);
+        expect_contains(
+            failure(2, fp8flow_alone(test_run("validate", folder.path("out"), {}, {"--arm", arm}))), reason);
     }
 }
 

@@ -44,35 +44,23 @@ void expect_nothing_left() {
 }
 
 // mpirun of a short run with a preloaded fault.
-std::vector<std::string> faulty(int ranks, const std::vector<std::string>& environment,
-                                const std::string& out, const std::vector<std::string>& more = {}) {
-    std::vector<std::string> line = mpirun_line(ranks, {"train", config_file("test")});
-    const std::vector<std::string> options = {"--backend",
-                                              "reference",
-                                              "--out",
-                                              out,
-                                              "--start-deadline",
-                                              std::to_string(kDeadline),
-                                              "--set",
-                                              "training.train_iters=2",
-                                              "--set",
-                                              "checkpoint.save_interval=1",
-                                              "--set",
-                                              "parallel.peer_deadline_seconds=" + std::to_string(kDeadline)};
-    line.insert(line.end(), options.begin(), options.end());
-    line.insert(line.end(), more.begin(), more.end());
-    return with_faults(line, environment);
+Texts faulty(int ranks, const Texts& environment, const std::string& out, const Texts& more = {}) {
+    const std::string deadline = std::to_string(kDeadline);
+    const Texts line = test_run("train", out,
+                                {"training.train_iters=2", "checkpoint.save_interval=1",
+                                 "parallel.peer_deadline_seconds=" + deadline},
+                                {"--start-deadline", deadline});
+    return with_faults(mpirun_line(ranks, with(line, more)), environment);
 }
 
-void lose(int ranks, int victim, int signal, const std::string& call,
-          const std::vector<std::string>& more = {}) {
+void lose(int ranks, int victim, int signal, const std::string& call, const Texts& more = {}) {
     SCOPED_TRACE(call + ", signal " + std::to_string(signal) + ", rank " + std::to_string(victim) + " of " +
                  std::to_string(ranks));
     TemporaryFolder folder;
-    std::vector<std::string> environment = {"FAULT_RANK=" + std::to_string(victim), "FAULT_CALL=" + call,
-                                            "FAULT_SIGNAL=" + std::to_string(signal),
-                                            "FAULT_STATUSES=" + folder.path("statuses")};
-    environment.insert(environment.end(), more.begin(), more.end());
+    const Texts environment =
+        with({"FAULT_RANK=" + std::to_string(victim), "FAULT_CALL=" + call,
+              "FAULT_SIGNAL=" + std::to_string(signal), "FAULT_STATUSES=" + folder.path("statuses")},
+             more);
     RunningCommand run(faulty(ranks, environment, folder.path("out")), "");
     const CommandResult result = run.wait(kDeadline + kSeconds);
     EXPECT_FALSE(result.timed_out) << result.err;
@@ -81,14 +69,14 @@ void lose(int ranks, int victim, int signal, const std::string& call,
     const int peer = static_cast<int>(ExitCode::peer);
     std::set<int> handed_on = {peer, 128 + SIGSEGV};
     if (signal == SIGSTOP) {
-        const std::vector<std::string> statuses = lines_of(read_whole(folder.path("statuses")));
+        const Texts statuses = lines_of(read_whole(folder.path("statuses")));
         ASSERT_FALSE(statuses.empty()) << result.err;
         EXPECT_EQ(statuses[0], std::to_string(peer));
     } else {
         handed_on.insert(128 + signal);
     }
     EXPECT_TRUE(handed_on.contains(result.status)) << result.status << "\n" << result.err;
-    const std::vector<std::string> errors = error_lines(result.err);
+    const Texts errors = error_lines(result.err);
     ASSERT_EQ(errors.size(), 1u) << result.err;
     expect_contains(errors[0], "rank " + std::to_string(victim) + " (process");
     expect_nothing_left();
@@ -115,26 +103,21 @@ TEST(Watchdog, RankThatStartsAfterTheReportAddsNone) {
 TEST(Watchdog, WithoutProcNobodyIsLost) {
     TemporaryFolder folder;
     RunningCommand run(faulty(2, {"FAULT_NO_PROC=1"}, folder.path("out")), "");
-    const CommandResult result = run.wait(90);
-    EXPECT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(run.wait(90));
     EXPECT_TRUE(error_lines(result.err).empty()) << result.err;
 }
 
 // One rank writes its part for longer than the deadline, and the other waits for it.
 TEST(Watchdog, SlowExportIsWaitedFor) {
     TemporaryFolder folder;
-    std::vector<std::string> more = {"--export", "f32"};
-    for (const char* setting :
-         {"parallel.expert_model_parallel_size=2", "model.qk_layernorm=true",
-          "moe.moe_shared_expert_intermediate_size=0", "training.eval_iters=0", "precision.recipe=bf16"}) {
-        more.push_back("--set");
-        more.push_back(setting);
-    }
+    const Texts more = with_settings(
+        {"--export", "f32"},
+        {"parallel.expert_model_parallel_size=2", "model.qk_layernorm=true",
+         "moe.moe_shared_expert_intermediate_size=0", "training.eval_iters=0", "precision.recipe=bf16"});
     const auto started = std::chrono::steady_clock::now();
     RunningCommand run(
         faulty(2, {"FAULT_RANK=0", "FAULT_SLOW=/hf/", "FAULT_SLEEP_MS=250"}, folder.path("out"), more), "");
-    const CommandResult result = run.wait(90);
-    EXPECT_EQ(result.status, 0) << result.err;
+    succeeded(run.wait(90));
     EXPECT_GT(std::chrono::steady_clock::now() - started, std::chrono::duration<double>(1.5 * kDeadline));
     EXPECT_TRUE(std::filesystem::exists(folder.path("out") + "/hf/config.json"));
     expect_nothing_left();

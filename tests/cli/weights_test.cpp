@@ -16,22 +16,14 @@
 namespace fp8flow {
 namespace {
 
-using Texts = std::vector<std::string>;
-
 // Qwen3's layers at the size of a test; nothing moves, so that every step has the loss of the weights.
 const Texts kModel = {"model.qk_layernorm=true", "moe.moe_shared_expert_intermediate_size=0",
                       "training.train_iters=2",  "training.lr=0",
                       "training.min_lr=0",       "training.eval_iters=0",
                       "precision.recipe=bf16",   "moe.moe_combine_order=invariant"};
 
-Texts train(const std::string& out, Texts settings, const Texts& more = {}) {
-    Texts line = {"train", config_file("test"), "--backend", "reference", "--out", out};
-    for (const std::string& setting : settings) {
-        line.push_back("--set");
-        line.push_back(setting);
-    }
-    line.insert(line.end(), more.begin(), more.end());
-    return line;
+Texts train(const std::string& out, const Texts& settings, const Texts& more = {}) {
+    return test_run("train", out, settings, more);
 }
 
 double first_loss(const std::string& out) { return losses_of(out).at(0); }
@@ -39,22 +31,18 @@ double first_loss(const std::string& out) { return losses_of(out).at(0); }
 TEST(Weights, ARunStartsFromAnExportedModel) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a"), b = folder.path("b"), c = folder.path("c");
-    Texts settings = kModel;
-    settings.push_back("parallel.expert_model_parallel_size=2");
-    const CommandResult exported = fp8flow_on_ranks(2, train(a, settings, {"--export", "f32"}));
-    ASSERT_EQ(exported.status, 0) << exported.err;
+    Texts settings = with(kModel, {"parallel.expert_model_parallel_size=2"});
+    const CommandResult exported = succeeded(fp8flow_on_ranks(2, train(a, settings, {"--export", "f32"})));
     expect_contains(exported.out, "weights: written to " + a + "/hf/");
     EXPECT_TRUE(std::filesystem::exists(a + "/hf/model-00002-of-00002.safetensors"));
     EXPECT_TRUE(std::filesystem::exists(a + "/hf/config.json"));
 
     settings = kModel;
     settings.push_back("training.seed=99");
-    const CommandResult other = fp8flow_alone(train(b, settings));
-    ASSERT_EQ(other.status, 0) << other.err;
+    succeeded(fp8flow_alone(train(b, settings)));
     settings.back() = "training.seed=1234";  // of the data; the weights come from the file
     const CommandResult loaded =
-        fp8flow_alone(train(c, settings, {"--weights", a + "/hf", "--hf-config", a + "/hf"}));
-    ASSERT_EQ(loaded.status, 0) << loaded.err;
+        succeeded(fp8flow_alone(train(c, settings, {"--weights", a + "/hf", "--hf-config", a + "/hf"})));
     expect_contains(loaded.out, "weights: " + a + "/hf (");
     EXPECT_NEAR(first_loss(c), first_loss(a), 1e-6);
     EXPECT_GT(std::abs(first_loss(b) - first_loss(a)), 1e-4);
@@ -63,9 +51,8 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
     const std::string own = read_whole(c + "/config.yaml");
     expect_contains(own, "# Written by: fp8flow train " + config_file("test") + " --backend reference");
     expect_contains(own, "pretrained_checkpoint: \"" + a + "/hf\"\n");
-    const CommandResult again =
-        fp8flow_alone({"train", c + "/config.yaml", "--backend", "reference", "--out", folder.path("again")});
-    ASSERT_EQ(again.status, 0) << again.err;
+    const CommandResult again = succeeded(fp8flow_alone(
+        {"train", c + "/config.yaml", "--backend", "reference", "--out", folder.path("again")}));
     EXPECT_EQ(losses_of(folder.path("again")), losses_of(c));
     // It names the backend, too, in the commands that come next.
     expect_contains(again.out, "profile " + c + "/config.yaml --out " + folder.path("again") +
@@ -80,7 +67,7 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
 
     // An export on fewer ranks leaves no file of this one, and neither does --overwrite without an export.
     settings = kModel;
-    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--export", "bf16", "--overwrite"})).status, 0);
+    succeeded(fp8flow_alone(train(a, settings, {"--export", "bf16", "--overwrite"})));
     const auto models_in = [&](const std::string& out) {
         int found = 0;
         for (const auto& entry : std::filesystem::directory_iterator(out + "/hf"))
@@ -88,10 +75,9 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
         return found;
     };
     EXPECT_EQ(models_in(a), 3);
-    const CommandResult refused = fp8flow_alone(train(a, settings, {"--weights", a + "/hf", "--overwrite"}));
-    EXPECT_EQ(refused.status, 2);
-    expect_contains(refused.err, "--overwrite would remove what --weights " + a + "/hf reads");
-    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--overwrite"})).status, 0);
+    expect_contains(failure(2, fp8flow_alone(train(a, settings, {"--weights", a + "/hf", "--overwrite"}))),
+                    "--overwrite would remove what --weights " + a + "/hf reads");
+    succeeded(fp8flow_alone(train(a, settings, {"--overwrite"})));
     EXPECT_EQ(models_in(a), 0);
 }
 
@@ -99,7 +85,7 @@ TEST(Weights, ARunStartsFromAnExportedModel) {
 TEST(Weights, AnExportCarriesWhatCameIn) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a"), b = folder.path("b"), c = folder.path("c");
-    ASSERT_EQ(fp8flow_alone(train(a, kModel, {"--export", "bf16"})).status, 0);
+    succeeded(fp8flow_alone(train(a, kModel, {"--export", "bf16"})));
     auto json = nlohmann::json::parse(read_whole(a + "/hf/config.json"));
     EXPECT_FALSE(json.contains("eos_token_id"));
     const nlohmann::json special = {{"bos_token_id", 1},
@@ -114,9 +100,8 @@ TEST(Weights, AnExportCarriesWhatCameIn) {
                                                       {"merges.txt", "a b\n"}};
     for (const auto& [name, text] : files) std::ofstream(a + "/hf/" + name) << text;
     std::ofstream(a + "/hf/README.md") << "of that model";
-    const CommandResult exported = fp8flow_alone(
-        train(b, kModel, {"--weights", a + "/hf", "--hf-config", a + "/hf/config.json", "--export", "fp8"}));
-    ASSERT_EQ(exported.status, 0) << exported.err;
+    const CommandResult exported = succeeded(fp8flow_alone(
+        train(b, kModel, {"--weights", a + "/hf", "--hf-config", a + "/hf/config.json", "--export", "fp8"})));
     expect_contains(exported.out, "weights: written to " + b +
                                       "/hf/ with generation_config.json, merges.txt, tokenizer.json, "
                                       "tokenizer_config.json\n");
@@ -126,28 +111,25 @@ TEST(Weights, AnExportCarriesWhatCameIn) {
     for (const auto& [name, text] : files) EXPECT_EQ(read_whole(b + "/hf/" + name), text);
     EXPECT_FALSE(std::filesystem::exists(b + "/hf/README.md"));
     // A run that resumes knows the model from its configuration; an export without one leaves nothing of it.
-    Texts longer = kModel;
-    longer.insert(longer.end(), {"training.train_iters=3", "checkpoint.pretrained_checkpoint=" + a + "/hf"});
-    ASSERT_EQ(fp8flow_alone(train(c, longer, {"--export", "bf16"})).status, 0);
+    Texts longer = with(kModel, {"training.train_iters=3", "checkpoint.pretrained_checkpoint=" + a + "/hf"});
+    succeeded(fp8flow_alone(train(c, longer, {"--export", "bf16"})));
     EXPECT_EQ(read_whole(c + "/hf/tokenizer.json"), files.at("tokenizer.json"));
-    ASSERT_EQ(fp8flow_alone(train(c, kModel, {"--export", "bf16", "--overwrite"})).status, 0);
+    succeeded(fp8flow_alone(train(c, kModel, {"--export", "bf16", "--overwrite"})));
     EXPECT_FALSE(std::filesystem::exists(c + "/hf/tokenizer.json"));
 }
 
 TEST(Weights, AnExportOfAnEarlierIterationIsSaid) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a");
-    Texts settings = kModel;
-    settings.emplace_back("checkpoint.save_interval=1");
-    ASSERT_EQ(fp8flow_alone(train(a, settings, {"--export", "bf16"})).status, 0);
+    Texts settings = with(kModel, {"checkpoint.save_interval=1"});
+    succeeded(fp8flow_alone(train(a, settings, {"--export", "bf16"})));
     settings.emplace_back("training.train_iters=3");
-    const CommandResult resumed = fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet"}));
-    EXPECT_EQ(resumed.status, 0) << resumed.err;
+    const CommandResult resumed =
+        succeeded(fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet"})));
     expect_contains(resumed.out, "warning: " + a + "/hf has the weights of an earlier iteration");
     settings.back() = "training.train_iters=4";
     const CommandResult exported =
-        fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet", "--export", "bf16"}));
-    EXPECT_EQ(exported.status, 0) << exported.err;
+        succeeded(fp8flow_alone(train(a, settings, {"--resume", "auto", "--quiet", "--export", "bf16"})));
     EXPECT_EQ(exported.out.find("earlier iteration"), std::string::npos);
 }
 
@@ -159,25 +141,13 @@ TEST(Weights, AFamilyThatTrainDoesNotKnowIsRefusedWithWhatIsPossible) {
         R"({"model_type":"axk1","num_hidden_layers":2,"hidden_size":128,"vocab_size":64,"rms_norm_eps":1e-6,)"
         R"("moe_intermediate_size":128,"intermediate_size":256,"n_routed_experts":4,"num_experts_per_tok":2,)"
         R"("n_group":1,"first_k_dense_replace":1})");
+    const std::string yaml = folder.write("c.yaml", "training: {global_batch_size: 1}");
     const auto run = [&](const Texts& more) {
-        Texts line = {"train",
-                      "--hf-config",
-                      json,
-                      "--backend",
-                      "reference",
-                      "--out",
-                      folder.path("a"),
-                      "--set",
-                      "training.train_iters=1",
-                      "--set",
-                      "model.seq_length=16",
-                      "--set",
-                      "data.synthetic_order=1",
-                      "--set",
-                      "training.eval_iters=0"};
-        line.insert(line.begin() + 1, folder.write("c.yaml", "training: {global_batch_size: 1}"));
-        line.insert(line.end(), more.begin(), more.end());
-        return fp8flow_alone(line);
+        const Texts line = with_settings(
+            {"train", yaml, "--hf-config", json, "--backend", "reference", "--out", folder.path("a")},
+            {"training.train_iters=1", "model.seq_length=16", "data.synthetic_order=1",
+             "training.eval_iters=0"});
+        return fp8flow_alone(with(line, more));
     };
     expect_contains(run({}).err, "train does with --set model.attention=false, without attention");
     EXPECT_EQ(run({"--set", "model.attention=false"}).status, 0);
@@ -195,20 +165,14 @@ TEST(Weights, DividedStateIsExportedAndLoadedAsAWhole) {
         SCOPED_TRACE(ranks_sharing);
         std::string losses[2];
         for (const bool divided : {false, true}) {
-            Texts settings = kModel;
-            settings.push_back(std::string("parallel.expert_model_parallel_size=") + ranks_sharing);
-            settings.push_back("training.lr=0.001");
-            settings.push_back("precision.recipe=fp8_flow");
-            settings.push_back("training.main_grads_dtype=bf16");
-            settings.push_back(std::string("training.use_distributed_optimizer=") +
-                               (divided ? "true" : "false"));
+            const Texts settings = with(
+                kModel, {std::string("parallel.expert_model_parallel_size=") + ranks_sharing,
+                         "training.lr=0.001", "precision.recipe=fp8_flow", "training.main_grads_dtype=bf16",
+                         std::string("training.use_distributed_optimizer=") + (divided ? "true" : "false")});
             const std::string out = folder.path(std::string(ranks_sharing) + (divided ? "divided" : "whole"));
-            const CommandResult exported = fp8flow_on_ranks(2, train(out, settings, {"--export", "f32"}));
-            ASSERT_EQ(exported.status, 0) << exported.err;
+            succeeded(fp8flow_on_ranks(2, train(out, settings, {"--export", "f32"})));
             const std::string model = folder.path(std::string(ranks_sharing) + "whole/hf");
-            const CommandResult loaded =
-                fp8flow_on_ranks(2, train(out + "_loaded", settings, {"--weights", model}));
-            ASSERT_EQ(loaded.status, 0) << loaded.err;
+            succeeded(fp8flow_on_ranks(2, train(out + "_loaded", settings, {"--weights", model})));
             losses[divided] = std::to_string(first_loss(out + "_loaded"));
         }
         EXPECT_EQ(losses[0], losses[1]);
@@ -228,16 +192,14 @@ TEST(Weights, DividedStateIsExportedAndLoadedAsAWhole) {
 TEST(Weights, WhatDoesNotFitIsListed) {
     const TemporaryFolder folder;
     const std::string a = folder.path("a");
-    ASSERT_EQ(fp8flow_alone(train(a, kModel, {"--export", "bf16"})).status, 0);
-    Texts settings = kModel;
-    settings.push_back("moe.num_experts=8");
-    settings.push_back("model.ffn_hidden_size=128");
-    const CommandResult result = fp8flow_alone(train(folder.path("b"), settings, {"--weights", a + "/hf"}));
-    EXPECT_EQ(result.status, 10);
+    succeeded(fp8flow_alone(train(a, kModel, {"--export", "bf16"})));
+    Texts settings = with(kModel, {"moe.num_experts=8", "model.ffn_hidden_size=128"});
+    const std::string result =
+        failure(10, fp8flow_alone(train(folder.path("b"), settings, {"--weights", a + "/hf"})));
     settings = kModel;
     settings.push_back("model.rotary_base=500000");
-    const CommandResult other = fp8flow_alone(train(folder.path("d"), settings, {"--weights", a + "/hf"}));
-    EXPECT_EQ(other.status, 0) << other.err;
+    const CommandResult other =
+        succeeded(fp8flow_alone(train(folder.path("d"), settings, {"--weights", a + "/hf"})));
     expect_contains(other.out,
                     "hf/config.json: rope_theta: model.rotary_base is 10000 there and 500000 here");
     EXPECT_EQ(other.out.find("warning: " + a), other.out.rfind("warning: " + a));  // and nothing else
@@ -245,20 +207,18 @@ TEST(Weights, WhatDoesNotFitIsListed) {
          {"tensor \"model.layers.0.mlp.gate_proj.weight\" is BF16[256, 128], want [128, 128]",
           "tensor \"model.layers.1.mlp.gate.weight\" is BF16[4, 128], want [8, 128]",
           "tensor \"model.layers.1.mlp.experts.7.down_proj.weight\" is missing, want [128, 128]"})
-        expect_contains(result.err, part);
-    const CommandResult absent =
-        fp8flow_alone(train(folder.path("c"), kModel, {"--weights", folder.path("none")}));
-    EXPECT_EQ(absent.status, 10);
-    expect_contains(absent.err, "none: No such file");
+        expect_contains(result, part);
+    expect_contains(
+        failure(10, fp8flow_alone(train(folder.path("c"), kModel, {"--weights", folder.path("none")}))),
+        "none: No such file");
 }
 
 TEST(Weights, AnExportThatNobodyCouldReadIsRefusedBeforeTraining) {
     const TemporaryFolder folder;
-    const CommandResult shared = fp8flow_alone({"train", config_file("test"), "--backend", "reference",
-                                                "--out", folder.path("a"), "--export", "bf16"});
-    EXPECT_EQ(shared.status, 2);
-    expect_contains(shared.err, "export: no family computes what this configuration says");
-    EXPECT_EQ(fp8flow_alone(train(folder.path("b"), kModel, {"--export", "int4"})).status, 2);
+    expect_contains(failure(2, fp8flow_alone({"train", config_file("test"), "--backend", "reference", "--out",
+                                              folder.path("a"), "--export", "bf16"})),
+                    "export: no family computes what this configuration says");
+    failure(2, fp8flow_alone(train(folder.path("b"), kModel, {"--export", "int4"})));
     const CommandResult config =
         fp8flow_alone(train(folder.path("c"), kModel, {"--hf-config", folder.path("none.json")}));
     EXPECT_EQ(config.status, 2);

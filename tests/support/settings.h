@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: MIT
-// Keys of a configuration compared with the lines that its dump has for them.
+// Configurations: keys compared with the lines of the dump, and the error of a file.
 #pragma once
 
 #include "model/config/fields.h"
+#include "tests/support/files.h"
 
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,12 @@ inline void expect_settings(const Config& config, const std::vector<std::string>
         ASSERT_NE(field, nullptr) << key;
         EXPECT_EQ(key + ": " + field->get(config), line);
     }
+}
+
+// The error of reading `yaml` under the name t.yaml, or "" where it is accepted.
+inline std::string config_error(const std::string& yaml, const std::vector<std::string>& overrides = {},
+                                std::optional<int64_t> world_size = std::nullopt) {
+    return error_or_none(ExitCode::usage, [&] { parse_config(yaml, "t.yaml", overrides, world_size); });
 }
 
 }  // namespace fp8flow

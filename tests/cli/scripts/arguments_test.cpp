@@ -19,8 +19,8 @@ namespace fs = std::filesystem;
 constexpr double kSeconds = 120;  // a busy machine takes long to load torch
 const std::string kRoot = FP8FLOW_SOURCE_DIR, kUnknown = "--no-such-argument";
 
-std::vector<std::string> scripts() {
-    std::vector<std::string> found = {kRoot + "/.ci/run"};
+Texts scripts() {
+    Texts found = {kRoot + "/.ci/run"};
     for (const auto& entry : fs::directory_iterator(kRoot + "/scripts"))
         if (entry.is_regular_file() && ::access(entry.path().c_str(), X_OK) == 0)
             found.push_back(entry.path().string());
@@ -29,15 +29,15 @@ std::vector<std::string> scripts() {
 
 TEST(Scripts, HelpPrintsTheUsageAndAnUnknownArgumentIsAnError) {
     const TemporaryFolder folder;
-    const std::vector<std::string> all = scripts();
+    const Texts all = scripts();
     ASSERT_GT(all.size(), 15u);
     for (const std::string& script : all) {
         SCOPED_TRACE(script);
         const std::string name = fs::path(script).filename().string();
         const bool needs_python = script.ends_with(".py");
         if (needs_python && !fs::exists("/usr/bin/python3")) continue;
-        const CommandResult help = RunningCommand({script, "--help"}, folder.path()).wait(kSeconds);
-        EXPECT_EQ(help.status, 0) << help.err;
+        const CommandResult help =
+            succeeded(RunningCommand({script, "--help"}, folder.path()).wait(kSeconds));
         EXPECT_GE(lines_of(help.out).size(), 2u) << help.out;
         EXPECT_EQ(help.err, "");
         const CommandResult unknown = RunningCommand({script, kUnknown}, folder.path()).wait(kSeconds);
@@ -52,10 +52,9 @@ TEST(Scripts, HelpPrintsTheUsageAndAnUnknownArgumentIsAnError) {
 // What a script hands on is looked at before an hour of building.
 TEST(Scripts, ArgumentsForOthersAreCheckedFirst) {
     const TemporaryFolder folder;
-    for (const std::vector<std::string>& line :
-         {std::vector<std::string>{kRoot + "/scripts/train.sh", "-n", "1", "--train_iters=3"},
-          std::vector<std::string>{kRoot + "/scripts/test.sh", "-R", "permute", "--verbos"},
-          std::vector<std::string>{kRoot + "/scripts/test.sh", "-R"}}) {
+    for (const Texts& line : {Texts{kRoot + "/scripts/train.sh", "-n", "1", "--train_iters=3"},
+                              Texts{kRoot + "/scripts/test.sh", "-R", "permute", "--verbos"},
+                              Texts{kRoot + "/scripts/test.sh", "-R"}}) {
         const CommandResult result = RunningCommand(line, folder.path()).wait(kSeconds);
         EXPECT_EQ(result.status, 2) << result.out << result.err;
         EXPECT_EQ(result.out, "");

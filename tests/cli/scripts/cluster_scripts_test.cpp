@@ -24,30 +24,28 @@ CommandResult run_bash(const std::string& text, const TemporaryFolder& folder) {
 TEST(FetchDeps, RefusesAnArchiveWithAnotherSum) {
     const TemporaryFolder folder;
     folder.write("from/fmt-9.1.0.tar.gz", "not what was released");
-    const CommandResult result = run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder);
-    EXPECT_EQ(result.status, 2);
-    EXPECT_NE(result.err.find("fmt-9.1.0.tar.gz has SHA-256"), std::string::npos) << result.err;
+    const std::string result =
+        failure(2, run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder));
+    EXPECT_NE(result.find("fmt-9.1.0.tar.gz has SHA-256"), std::string::npos) << result;
     EXPECT_TRUE(std::filesystem::is_empty(folder.path("prefix/archives")));
 }
 
 TEST(FetchDeps, NamesAMissingArchive) {
     const TemporaryFolder folder;
     std::filesystem::create_directory(folder.path("from"));
-    const CommandResult result = run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder);
-    EXPECT_EQ(result.status, 2);
-    EXPECT_NE(result.err.find("fmt: fmt-9.1.0.tar.gz is not in from"), std::string::npos) << result.err;
+    const std::string result =
+        failure(2, run_bash(kScripts + "fetch_deps.sh --prefix prefix --from from", folder));
+    EXPECT_NE(result.find("fmt: fmt-9.1.0.tar.gz is not in from"), std::string::npos) << result;
 }
 
 TEST(FetchDeps, BuildsFindThePrefix) {
     const TemporaryFolder folder;
     std::filesystem::create_directory(folder.path("prefix"));
     const std::string source = "source " + kScripts + "common.sh; ";
-    const CommandResult there = run_bash(source + "FP8FLOW_DEPS=prefix deps_prefix", folder);
-    EXPECT_EQ(there.status, 0) << there.err;
+    const CommandResult there = succeeded(run_bash(source + "FP8FLOW_DEPS=prefix deps_prefix", folder));
     EXPECT_EQ(lines_of(there.out).back(), std::filesystem::canonical(folder.path("prefix")).string());
-    const CommandResult missing = run_bash(source + "FP8FLOW_DEPS=nowhere deps_prefix", folder);
-    EXPECT_EQ(missing.status, 2);
-    EXPECT_NE(missing.err.find("FP8FLOW_DEPS: nowhere is not a folder"), std::string::npos) << missing.err;
+    const std::string missing = failure(2, run_bash(source + "FP8FLOW_DEPS=nowhere deps_prefix", folder));
+    EXPECT_NE(missing.find("FP8FLOW_DEPS: nowhere is not a folder"), std::string::npos) << missing;
 }
 
 class Slurm : public ::testing::Test {
@@ -74,8 +72,7 @@ protected:
 };
 
 TEST_F(Slurm, StartsOneRankATask) {
-    const CommandResult result = submit("", "--set training.train_iters=10");
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(submit("", "--set training.train_iters=10"));
     const std::string line = lines_of(result.out).back();
     EXPECT_NE(line.find("/mpirun -n 8 --map-by ppr:4:node "), std::string::npos) << line;
     EXPECT_NE(line.find("/fp8flow train " + folder_.path("configs/small_4gpu.yaml") +
@@ -86,8 +83,8 @@ TEST_F(Slurm, StartsOneRankATask) {
 }
 
 TEST_F(Slurm, TakesAConfigACommandAndALauncher) {
-    const CommandResult result = submit("FP8FLOW_LAUNCHER=srun FP8FLOW_COMMAND=validate", "configs/own.yaml");
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result =
+        succeeded(submit("FP8FLOW_LAUNCHER=srun FP8FLOW_COMMAND=validate", "configs/own.yaml"));
     const std::string line = lines_of(result.out).back();
     EXPECT_NE(line.find("/srun "), std::string::npos) << line;
     EXPECT_NE(line.find("/fp8flow validate configs/own.yaml "), std::string::npos) << line;
@@ -111,11 +108,10 @@ protected:
 };
 
 TEST_F(Hosts, TrainOnTwo) {
-    const CommandResult result =
+    const CommandResult result = succeeded(
         launch(here_, "nodea:1,nodeb:1 train " + config_file("test") +
                           " --backend reference --out out --set parallel.expert_model_parallel_size=2"
-                          " --set training.train_iters=2 --set training.eval_iters=0");
-    ASSERT_EQ(result.status, 0) << result.out << result.err;
+                          " --set training.train_iters=2 --set training.eval_iters=0"));
     EXPECT_NE(result.out.find("== nodeb: 1 ranks, "), std::string::npos) << result.out;
     EXPECT_NE(result.out.find("done: 2 iterations"), std::string::npos) << result.out;
     EXPECT_TRUE(std::filesystem::exists(folder_.path("out/metrics.jsonl")));
@@ -128,20 +124,18 @@ TEST_F(Hosts, LooksAtEachFirst) {
                   "#!/bin/sh\nif [ $1 = nodea ]; then echo no route >&2; exit 255; fi\n"
                   "echo 0123456789abcdef; echo missing; echo 1\n");
     std::filesystem::permissions(folder_.path("shell"), std::filesystem::perms::owner_all);
-    const CommandResult result = launch(folder_.path("shell"), train);
-    EXPECT_EQ(result.status, 2);
+    const std::string result = failure(2, launch(folder_.path("shell"), train));
     for (const char* text :
          {"nodea: no answer by ", "no route", "nodeb: ", " is another build (0123456789abcdef, here ",
           " is missing; hosts need one file system", "nodeb: 2 ranks, but 1 GPUs"})
-        EXPECT_NE(result.err.find(text), std::string::npos) << text << " in " << result.err;
+        EXPECT_NE(result.find(text), std::string::npos) << text << " in " << result;
     EXPECT_FALSE(std::filesystem::exists(folder_.path("out")));
     EXPECT_EQ(launch(here_, "nodea train " + config_file("test")).status, 2);
     EXPECT_EQ(launch(here_, "nodea:1 plan " + config_file("test")).status, 2);
     for (const char* host : {"-oProxyCommand", "-l", ".", ""}) {  // the first two are options of ssh
-        const CommandResult refused =
-            launch(here_, std::string("nodea:1,") + host + ":1 train " + config_file("test"));
-        EXPECT_EQ(refused.status, 2);
-        EXPECT_NE(refused.err.find("want HOST:RANKS"), std::string::npos) << refused.err;
+        const std::string refused =
+            failure(2, launch(here_, std::string("nodea:1,") + host + ":1 train " + config_file("test")));
+        EXPECT_NE(refused.find("want HOST:RANKS"), std::string::npos) << refused;
     }
     EXPECT_EQ(launch(here_, "nodea:1 train missing.yaml").status, 2);
     EXPECT_EQ(launch(here_, train, "/nowhere/fp8flow").status, 2);
@@ -189,7 +183,7 @@ TEST_F(Slurm, AJobStopsBeforeItsLimitGoesBackToTheQueueAndResumes) {
                         folder_);
     };
     const CommandResult stopped = run("7", "scheduler " + job);
-    const std::vector<std::string> lines = lines_of(stopped.out);
+    const Texts lines = lines_of(stopped.out);
     ASSERT_EQ(lines.size(), 4u) << stopped.out << stopped.err << read_whole(folder_.path("log1"));
     EXPECT_EQ(lines[0], "status 16, requeued 7") << read_whole(folder_.path("log1"));
     EXPECT_EQ(lines[1], "status 16, requeued 7") << read_whole(folder_.path("log2"));
@@ -197,8 +191,7 @@ TEST_F(Slurm, AJobStopsBeforeItsLimitGoesBackToTheQueueAndResumes) {
     expect_contains(read_whole(folder_.path("log2")), "resumed from ");
     EXPECT_FALSE(std::filesystem::exists(folder_.path("runs/slurm-7-2")));
 
-    const CommandResult straight = run("8", job + " --set training.train_iters=" + lines[3]);
-    ASSERT_EQ(straight.status, 0) << straight.out << straight.err;
+    succeeded(run("8", job + " --set training.train_iters=" + lines[3]));
     const auto losses = [&](const std::string& number) {
         return losses_of(folder_.path("runs/slurm-" + number));
     };

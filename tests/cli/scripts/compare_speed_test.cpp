@@ -59,9 +59,7 @@ TEST(CompareSpeed, WithinTheSpreadOfOldIsNotSlower) {
 
 TEST(CompareSpeed, ATurnThatFailsEndsItAndKeepsWhatWasMeasured) {
     const TemporaryFolder folder;
-    const CommandResult result = compare(folder, {100, 100}, {100});
-    EXPECT_EQ(result.status, 3);
-    expect_contains(result.err, "no more times");
+    expect_contains(failure(3, compare(folder, {100, 100}, {100})), "no more times");
     EXPECT_EQ(nlohmann::json::parse(read_whole(folder.path("report.json")))["runs"].size(), 3u);
 }
 

@@ -70,8 +70,8 @@ protected:
         for (const json& row : report.at("checks")) results[row.at("check")] = row.at("result");
         return results;
     }
-    std::vector<std::string> ran() const {
-        std::vector<std::string> lines = lines_of(read_whole(folder_.path("ran")));
+    Texts ran() const {
+        Texts lines = lines_of(read_whole(folder_.path("ran")));
         std::sort(lines.begin(), lines.end());
         return lines;
     }
@@ -94,7 +94,7 @@ TEST_F(GpuCheck, RunsWhatFitsAndSaysWhatBecameOfIt) {
 
 TEST_F(GpuCheck, SelectsByLabelAndName) {
     EXPECT_EQ(check("--label multi-gpu --only '_2$'", 0), (Results{{"gpu_pair_2", "passed"}}));
-    EXPECT_EQ(ran(), std::vector<std::string>{"gpu_pair_2: 0,1, require"});
+    EXPECT_EQ(ran(), Texts{"gpu_pair_2: 0,1, require"});
     EXPECT_EQ(check("--label sanitizer", 0), (Results{{"memcheck_gpu_one", "passed"}}));
     EXPECT_EQ(check("--only profile", 0), (Results{{"profile_a_1", "passed"}}));
     EXPECT_EQ(check("--label gpu --skip 'bad|absent'", 0), (Results{{"gpu_one", "passed"}}));
@@ -112,7 +112,7 @@ TEST_F(GpuCheck, WhatPassedIsNotRunAgain) {
 
 TEST_F(GpuCheck, RanksShareGpus) {
     EXPECT_EQ(check("--share 4 --only pair_4", 0), (Results{{"gpu_pair_4", "passed"}}));
-    EXPECT_EQ(ran(), std::vector<std::string>{"gpu_pair_4: 0,1, require"});
+    EXPECT_EQ(ran(), Texts{"gpu_pair_4: 0,1, require"});
 }
 
 // The keys and values of every run in cmake/GpuRuns.cmake, as ctest's file of this build has them.
@@ -120,7 +120,7 @@ TEST(GpuRuns, HaveValidConfigurations) {
     int runs = 0;
     for (const std::string& line : lines_of(read_whole(FP8FLOW_BINARY_DIR "/CTestTestfile.cmake"))) {
         std::string config, last;
-        std::vector<std::string> settings;
+        Texts settings;
         std::istringstream words(line.starts_with("add_test(") ? line : "");
         for (std::string word; std::getline(words, word, '"') && std::getline(words, word, '"');
              last = word) {

@@ -55,17 +55,15 @@ protected:
         return run(environment + " python3 " FP8FLOW_SOURCE_DIR "/scripts/preprocess_data.py " + arguments);
     }
     void refuse(const std::string& arguments, const std::string& reason) const {
-        const CommandResult result = preprocess(arguments);
-        EXPECT_EQ(result.status, 2) << result.err;
-        EXPECT_NE(result.err.find(reason), std::string::npos) << result.err;
+        const std::string result = failure(2, preprocess(arguments));
+        EXPECT_NE(result.find(reason), std::string::npos) << result;
     }
 
     TemporaryFolder folder_;
 };
 
 TEST_F(PreprocessData, TrainingReadsIt) {
-    const CommandResult result = preprocess("model text --out data/my");
-    ASSERT_EQ(result.status, 0) << result.err;
+    const CommandResult result = succeeded(preprocess("model text --out data/my"));
     const int64_t tokens = 3001 + 3 * ((3 << 20) + 1);
     EXPECT_NE(result.out.find("4 documents, " + std::to_string(tokens) +
                               " tokens of 16 bits, vocabulary of 257; 1 files left out"),
@@ -93,8 +91,7 @@ TEST_F(PreprocessData, GoesOnWhereItWasInterrupted) {
     ASSERT_EQ(preprocess("model text --out whole").status, 0);
     ASSERT_EQ(preprocess("model text --out parts", "STOP_AFTER=3").status, 9);
     EXPECT_FALSE(std::filesystem::exists(folder_.path("parts.idx")));
-    const CommandResult rest = preprocess("model text --out parts");
-    ASSERT_EQ(rest.status, 0) << rest.err;
+    const CommandResult rest = succeeded(preprocess("model text --out parts"));
     EXPECT_NE(rest.err.find("goes on after"), std::string::npos) << rest.err;
     for (const char* ending : {".bin", ".idx", ".json"})
         EXPECT_TRUE(read_whole(folder_.path("whole") + ending) == read_whole(folder_.path("parts") + ending))
@@ -109,9 +106,8 @@ TEST_F(PreprocessData, TokensOfATextAndBack) {
     EXPECT_EQ(run(script + "encode model 'a b'").out, "97,32,98\n");
     EXPECT_EQ(run("printf 'warning: x\\n104,105\\n' | PYTHONPATH=python " + script + "decode model").out,
               "hi\n");
-    const CommandResult refused = run(script + "decode model 1,x");
-    EXPECT_EQ(refused.status, 2);
-    EXPECT_NE(refused.err.find("tokens.py: '1,x' is no list of token ids"), std::string::npos) << refused.err;
+    const std::string refused = failure(2, run(script + "decode model 1,x"));
+    EXPECT_NE(refused.find("tokens.py: '1,x' is no list of token ids"), std::string::npos) << refused;
 }
 
 TEST_F(PreprocessData, Refuses) {

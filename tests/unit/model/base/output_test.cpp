@@ -133,17 +133,7 @@ TEST(OutputFolder, WritesNothingOutside) {
     const OutputFolder out(folder.path("run"));
     for (const std::string name :
          {"../outside.txt", "/etc/passwd", "a/b", "..", ".", "", ".hidden", "a b", "new\nline"}) {
-        expect_contains(error_of(ExitCode::output,
-                                 [&] {
-                                     try {
-                                         out.write_atomic(name, "bad");
-                                     } catch (const Error& error) {  // a name may hold a line end; the test
-                                                                     // of one line is not about it
-                                         std::string text = error.what();
-                                         for (char& c : text) c = c == '\n' ? ' ' : c;
-                                         throw Error(error.code(), text);
-                                     }
-                                 }),
+        expect_contains(error_or_none(ExitCode::output, [&] { out.write_atomic(name, "bad"); }),
                         "is no plain file name");
         EXPECT_THROW(out.open_lines(name, LineFile::Start::append), Error);
         EXPECT_THROW(out.subfolder(name), Error);

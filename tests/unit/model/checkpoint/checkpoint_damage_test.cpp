@@ -32,16 +32,12 @@ protected:
 
     // The text of the refusal; empty: the checkpoint passed.
     std::string refusal(int64_t step = 2) const {
-        try {
+        return error_or_none(ExitCode::checkpoint, [&] {
             const CheckpointFolder opened(std::make_shared<Disk>(), folder_.path());
             const CheckpointReader reader(opened, step);
             for (int64_t f = 0; f < static_cast<int64_t>(reader.manifest().files.size()); ++f)
                 reader.verify_file(f);
-        } catch (const Error& error) {
-            EXPECT_EQ(static_cast<int>(error.code()), static_cast<int>(ExitCode::checkpoint)) << error.what();
-            return error.what();
-        }
-        return "";
+        });
     }
 
     TemporaryFolder folder_;
@@ -165,14 +161,9 @@ TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
     expect_same_bits(rest.state, straight.state);
     // Nothing whole is left: an error, not a new beginning.
     for (const int64_t step : {3, 4}) damage(step);
-    const std::string text = [&] {
-        try {
-            train_with_checkpoints(config, 2, {folder_.path(), 5});
-        } catch (const Error& error) {
-            return std::string(error.what());
-        }
-        return std::string();
-    }();
+    const std::string text = error_or_none(ExitCode::checkpoint, [&] {
+        train_with_checkpoints(config, 2, {folder_.path(), 5});
+    });
     expect_contains(text, "none of 2 checkpoints is whole");
     expect_contains(text, "step_00000004/rank_0001.safetensors: tensor ");
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
 // Hostile and broken YAML: each input is refused with its own message, and none crashes, hangs or is half
 // accepted.
-#include "kernels/core/error.h"
 #include "model/config/config.h"
 #include "model/config/layer_pattern.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -20,17 +20,6 @@ std::string repeated(const std::string& text, size_t times) {
     return out;
 }
 
-// The error of reading `yaml`; "" where it is accepted. Anything but Error(usage) fails the test.
-std::string error_of(const std::string& yaml) {
-    try {
-        parse_config(yaml, "t");
-        return {};
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::usage) << error.what();
-        return error.what();
-    }
-}
-
 struct BadInput {
     std::string yaml;
     std::string error;  // the beginning of the message
@@ -40,17 +29,17 @@ TEST(HostileConfig, EchoedValuesAreCutAndEscaped) {
     for (const std::string& yaml : {"model: {num_layers: " + repeated("x", 5000) + "}",
                                     repeated("s", 1000) + ": {}", "model: {" + repeated("k", 1000) + ": 1}",
                                     "model: {num_layers: [" + repeated("x, ", 2000) + "x]}"}) {
-        const std::string text = error_of(yaml);
+        const std::string text = config_error(yaml);
         EXPECT_FALSE(text.empty());
         EXPECT_LT(text.size(), 700u) << text;
     }
-    const std::string text = error_of("model: {num_layers: \"\\e[2J\\n1\"}");
+    const std::string text = config_error("model: {num_layers: \"\\e[2J\\n1\"}");
     EXPECT_NE(text.find("got \\x1b[2J\\n1, want"), std::string::npos) << text;
     EXPECT_EQ(text.find('\x1b'), std::string::npos);
 }
 
 TEST(HostileConfig, MoreTokensThanAreCounted) {
-    const std::string text = error_of("training: {train_iters: 9007199254740992}");
+    const std::string text = config_error("training: {train_iters: 9007199254740992}");
     EXPECT_NE(text.find("training.train_iters: got 9007199254740992, want at most"), std::string::npos)
         << text;
 }
@@ -59,54 +48,57 @@ TEST(HostileConfig, EachInputIsRefusedWithItsOwnMessage) {
     const std::string no_settings = "got no settings, want sections";
     const std::vector<BadInput> inputs = {
         // Size, depth, characters.
-        {std::string(65537, '#'), "t: got 65537 bytes, want at most 65536"},
-        {"a: " + repeated("[", 60000), "t:1:"},
-        {repeated("{a: ", 15000), "t:1:"},
-        {repeated("- ", 30000), "t:1:"},
-        {std::string("model: {}\0", 10), "t: got control characters, want text"},
-        {"output: {out: \"a\x04\"}", "t: got control characters, want text"},
-        {"output: {out: \xff\xfe}", "t: got bytes that are no UTF-8, want text"},
-        {"output: {out: \xc0\xaf}", "t: got bytes that are no UTF-8, want text"},
-        {"output: {out: \xe2\x82", "t: got bytes that are no UTF-8, want text"},
+        {std::string(65537, '#'), "t.yaml: got 65537 bytes, want at most 65536"},
+        {"a: " + repeated("[", 60000), "t.yaml:1:"},
+        {repeated("{a: ", 15000), "t.yaml:1:"},
+        {repeated("- ", 30000), "t.yaml:1:"},
+        {std::string("model: {}\0", 10), "t.yaml: got control characters, want text"},
+        {"output: {out: \"a\x04\"}", "t.yaml: got control characters, want text"},
+        {"output: {out: \xff\xfe}", "t.yaml: got bytes that are no UTF-8, want text"},
+        {"output: {out: \xc0\xaf}", "t.yaml: got bytes that are no UTF-8, want text"},
+        {"output: {out: \xe2\x82", "t.yaml: got bytes that are no UTF-8, want text"},
         // What YAML has and configurations do not need.
-        {"a: &a [1,1]\nb: [*a,*a,*a]", "t:1:1: a: got an unknown section"},
-        {"model: &a {num_layers: [*a]}", "t:1:"},
-        {"model: *a", "t:1:8: got text that is no YAML"},
-        {"model: {}\n---\nmoe: {}", "t: got several YAML documents, want one"},
-        {"model: {<<: {num_layers: 2}}", "t:1:9: model.<<: got an unknown key"},
+        {"a: &a [1,1]\nb: [*a,*a,*a]", "t.yaml:1:1: a: got an unknown section"},
+        {"model: &a {num_layers: [*a]}", "t.yaml:1:"},
+        {"model: *a", "t.yaml:1:8: got text that is no YAML"},
+        {"model: {}\n---\nmoe: {}", "t.yaml: got several YAML documents, want one"},
+        {"model: {<<: {num_layers: 2}}", "t.yaml:1:9: model.<<: got an unknown key"},
         // Quotes and brackets.
-        {"output: {out: \"abc}", "t:1:"},
-        {"model: {num_layers: 2", "t:1:"},
-        {"model: ]", "t:1:8: got text that is no YAML"},
-        {"model: [num_layers}", "t:1:19: got text that is no YAML"},
-        {"model: {num_layers: 2]", "t:1:22: got text that is no YAML"},
+        {"output: {out: \"abc}", "t.yaml:1:"},
+        {"model: {num_layers: 2", "t.yaml:1:"},
+        {"model: ]", "t.yaml:1:8: got text that is no YAML"},
+        {"model: [num_layers}", "t.yaml:1:19: got text that is no YAML"},
+        {"model: {num_layers: 2]", "t.yaml:1:22: got text that is no YAML"},
         // Structure.
-        {"", "t: " + no_settings},
-        {"# only a comment\n", "t: " + no_settings},
-        {"- model\n- moe\n", "t:1:1: " + no_settings},
-        {"just text", "t:1:1: " + no_settings},
-        {"[]: 1", "t:1:1: got a key that is no text"},
-        {"model: {[a]: 1}", "t:1:9: model: got a key that is no text"},
-        {"model: [1, 2]", "t:1:1: model: got a list, want key: value lines below it"},
-        {"model: {num_layers: {a: 1}}", "t:1:21: model.num_layers: got a map, want an integer in [1, 4096]"},
-        {"data: {data_path: [[a], b]}", "t:1:19: data.data_path: got a list, want a list of texts"},
-        {"model: {num_layers: }", "t:1:9: model.num_layers: got nothing"},
-        {"model:\n  num_layers: 2\n moe:\n  num_experts: 4\n", "t:3:2: got text that is no YAML"},
-        {"model: num_layers: 2", "t:1:18: got text that is no YAML"},
+        {"", "t.yaml: " + no_settings},
+        {"# only a comment\n", "t.yaml: " + no_settings},
+        {"- model\n- moe\n", "t.yaml:1:1: " + no_settings},
+        {"just text", "t.yaml:1:1: " + no_settings},
+        {"[]: 1", "t.yaml:1:1: got a key that is no text"},
+        {"model: {[a]: 1}", "t.yaml:1:9: model: got a key that is no text"},
+        {"model: [1, 2]", "t.yaml:1:1: model: got a list, want key: value lines below it"},
+        {"model: {num_layers: {a: 1}}",
+         "t.yaml:1:21: model.num_layers: got a map, want an integer in [1, 4096]"},
+        {"data: {data_path: [[a], b]}", "t.yaml:1:19: data.data_path: got a list, want a list of texts"},
+        {"model: {num_layers: }", "t.yaml:1:9: model.num_layers: got nothing"},
+        {"model:\n  num_layers: 2\n moe:\n  num_experts: 4\n", "t.yaml:3:2: got text that is no YAML"},
+        {"model: num_layers: 2", "t.yaml:1:18: got text that is no YAML"},
         // Numbers.
-        {"model: {num_layers: 99999999999999999999}", "t:1:21: model.num_layers: got 99999999999999999999"},
-        {"model: {num_layers: -1}", "t:1:21: model.num_layers: got -1, want an integer in [1, 4096]"},
-        {"model: {num_layers: 0x1001}", "t:1:21: model.num_layers: got 0x1001, want an integer in [1, 4096]"},
+        {"model: {num_layers: 99999999999999999999}",
+         "t.yaml:1:21: model.num_layers: got 99999999999999999999"},
+        {"model: {num_layers: -1}", "t.yaml:1:21: model.num_layers: got -1, want an integer in [1, 4096]"},
+        {"model: {num_layers: 0x1001}",
+         "t.yaml:1:21: model.num_layers: got 0x1001, want an integer in [1, 4096]"},
         {"model: {hidden_size: 9223372036854775807}",
-         "t:1:22: model.hidden_size: got 9223372036854775807, want"},
-        {"training: {lr: .inf}", "t:1:16: training.lr: got .inf, want a number >= 0"},
-        {"training: {lr: 1e999}", "t:1:16: training.lr: got 1e999, want a number >= 0"},
-        {"training: {lr: \"\"}", "t:1:16: training.lr: got empty text, want a number >= 0"},
+         "t.yaml:1:22: model.hidden_size: got 9223372036854775807, want"},
+        {"training: {lr: .inf}", "t.yaml:1:16: training.lr: got .inf, want a number >= 0"},
+        {"training: {lr: 1e999}", "t.yaml:1:16: training.lr: got 1e999, want a number >= 0"},
+        {"training: {lr: \"\"}", "t.yaml:1:16: training.lr: got empty text, want a number >= 0"},
         {"model:\n  moe_layer_freq: ([0]*99999999)\n",
-         "t:2:19: model.moe_layer_freq: got ([0]*99999999), want"},
+         "t.yaml:2:19: model.moe_layer_freq: got ([0]*99999999), want"},
     };
     for (const auto& [yaml, error] : inputs) {
-        EXPECT_EQ(error_of(yaml).substr(0, error.size()), error) << yaml.substr(0, 80);
+        EXPECT_EQ(config_error(yaml).substr(0, error.size()), error) << yaml.substr(0, 80);
     }
 }
 
@@ -116,7 +108,7 @@ TEST(HostileConfig, HarmlessFormsPass) {
           "%YAML 1.2\n---\nmodel: {}", "model:\n", "output: {out: \"a [[[[[[[[[[ & * ! b\"}",
           "output: {out: a&b*c!d}", "output: {out: 'it''s'}",
           "data:\n  data_path:\n  - /a#b\n  - \"/c # d\"\n  data_kind: text\n"}) {
-        EXPECT_EQ(error_of(yaml), "") << yaml;
+        EXPECT_EQ(config_error(yaml), "") << yaml;
     }
 }
 
@@ -139,7 +131,7 @@ TEST(HostileConfig, MutatedFilesNeverCrash) {
             if (kind == 2) text.erase(at, 1 + below(8));
             if (kind == 3) text.insert(at, text.substr(below(text.size()), below(40)));
         }
-        accepted += error_of(text).empty() ? 1 : 0;
+        accepted += config_error(text).empty() ? 1 : 0;
     }
     EXPECT_GT(accepted, 0);     // edits inside comments are harmless
     EXPECT_LT(accepted, 2000);  // others are not

@@ -4,9 +4,7 @@
 // Long because it covers every rule of a configuration and every shipped file.
 #include "model/config/config.h"
 
-#include "kernels/core/error.h"
 #include "model/config/meanings.h"
-#include "tests/support/files.h"
 #include "tests/support/settings.h"
 
 #include <fmt/format.h>
@@ -18,18 +16,6 @@ namespace fp8flow {
 namespace {
 
 const std::string kConfigs = FP8FLOW_SOURCE_DIR "/configs/";
-
-// The error text of reading `yaml` under the name t.yaml, or "" where it is accepted.
-std::string error_in(const std::string& yaml, const std::vector<std::string>& overrides = {},
-                     std::optional<int64_t> world_size = std::nullopt) {
-    try {
-        parse_config(yaml, "t.yaml", overrides, world_size);
-        return {};
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::usage);
-        return error.what();
-    }
-}
 
 TEST(Config, DefaultsAreLegal) {
     const Config config = parse_config("model: {}", "t.yaml");
@@ -82,9 +68,9 @@ TEST(Config, EverySpellingOfYamlsCoreSchema) {
         config, {"qk_layernorm: true", "fp8_wgrad: false", "num_layers: 3", "num_experts: 8",
                  "moe_router_topk: 4", "lr: 0.5", "min_lr: 1", "clip_grad: 10", "file_extensions: [\".h\"]"});
     for (const char* other : {"yes", "on", "tRUE", "1", "~"})
-        EXPECT_NE(error_in("model: {}", {std::string("qk_layernorm=") + other}), "") << other;
+        EXPECT_NE(config_error("model: {}", {std::string("qk_layernorm=") + other}), "") << other;
     for (const char* other : {"0x", "0o8", "0x-3", "+-3", "++3", "1_000", "03x"})
-        EXPECT_NE(error_in("model: {}", {std::string("num_layers=") + other}), "") << other;
+        EXPECT_NE(config_error("model: {}", {std::string("num_layers=") + other}), "") << other;
 }
 
 TEST(Config, TextOfAnOverrideIsTakenLiterally) {
@@ -103,27 +89,27 @@ TEST(Config, TextOfAnOverrideIsTakenLiterally) {
                      {"output.out='exp #2'", "data_path=[a, 'b #']", "tensorboard_dir=\"\""});
     EXPECT_EQ(quoted.output.out, "exp #2");
     EXPECT_EQ(quoted.data.data_path, (std::vector<std::string>{"a", "b #"}));
-    EXPECT_EQ(error_in("model: {}", {"output.out="}), "--set: output.out: got nothing, want text");
-    EXPECT_EQ(error_in("model: {}", {"output.out=a\xff"}),
+    EXPECT_EQ(config_error("model: {}", {"output.out="}), "--set: output.out: got nothing, want text");
+    EXPECT_EQ(config_error("model: {}", {"output.out=a\xff"}),
               "--set output.out: got bytes that are no UTF-8, want text");
 }
 
 TEST(Config, NumbersThatFp32DoesNotHoldAreRefused) {
-    EXPECT_EQ(error_in("training: {lr: 1e-320}"),
+    EXPECT_EQ(config_error("training: {lr: 1e-320}"),
               "t.yaml:1:16: training.lr: got 1e-320, want a number >= 0; FP32 has no such number, the "
               "nearest is 0");
-    EXPECT_EQ(error_in("training: {clip_grad: 1e39}"),
+    EXPECT_EQ(config_error("training: {clip_grad: 1e39}"),
               "t.yaml:1:23: training.clip_grad: got 1e39, want a number >= 0; FP32 has no such number, the "
               "nearest is inf");
-    EXPECT_EQ(error_in("training: {adam_beta2: 0.99999999999}"),
+    EXPECT_EQ(config_error("training: {adam_beta2: 0.99999999999}"),
               "t.yaml:1:24: training.adam_beta2: got 0.99999999999, want a number in [0, 1); FP32 has no "
               "such number, the nearest is 1");
-    EXPECT_EQ(error_in("training: {adam_eps: 1e-21}"),
+    EXPECT_EQ(config_error("training: {adam_eps: 1e-21}"),
               "t.yaml:1:22: training.adam_eps: got 1e-21, want a number >= 1e-20");
-    EXPECT_EQ(error_in("data: {max_bytes: 9223372036854775807}"),
+    EXPECT_EQ(config_error("data: {max_bytes: 9223372036854775807}"),
               "t.yaml:1:19: data.max_bytes: got 9223372036854775807, want an integer >= 1; the largest is "
               "9007199254740992");
-    EXPECT_EQ(error_in("training: {eval_iters: 9007199254740992}"),
+    EXPECT_EQ(config_error("training: {eval_iters: 9007199254740992}"),
               "t.yaml:1:24: training.eval_iters: got 9007199254740992, want at most 2251799813685248: with "
               "global_batch_size 8 and seq_length 256 they have more tokens than are counted");
 }
@@ -270,7 +256,7 @@ TEST(Config, FieldErrorsAreExact) {
          "t.yaml:1:25: model.moe_layer_freq: got ([0]*3+[2]), want N (every N-th layer is MoE), a list of 0 "
          "and 1, or ([0]*3+[1]*58)"},
     };
-    for (const auto& bad : cases) EXPECT_EQ(error_in(bad.yaml), bad.error) << bad.yaml;
+    for (const auto& bad : cases) EXPECT_EQ(config_error(bad.yaml), bad.error) << bad.yaml;
 }
 
 // Rules between fields; without a world size.
@@ -384,28 +370,28 @@ TEST(Config, RuleErrorsAreExact) {
          "t.yaml:1:21: validate.recipes: got a list without bf16, want bf16 in it: it is the baseline of "
          "every comparison"},
     };
-    for (const auto& bad : cases) EXPECT_EQ(error_in(bad.yaml), bad.error) << bad.yaml;
+    for (const auto& bad : cases) EXPECT_EQ(config_error(bad.yaml), bad.error) << bad.yaml;
 }
 
 TEST(Config, WorldSizeErrorsAreExact) {
     const std::string yaml =
         "moe: {num_experts: 8}\nparallel: {expert_model_parallel_size: 4}\n"
         "training: {global_batch_size: 12}\n";
-    EXPECT_EQ(error_in(yaml), "");
-    EXPECT_EQ(error_in(yaml, {}, 4), "");
+    EXPECT_EQ(config_error(yaml), "");
+    EXPECT_EQ(config_error(yaml, {}, 4), "");
     EXPECT_EQ(
-        error_in(yaml, {}, 6),
+        config_error(yaml, {}, 6),
         "t.yaml:2:40: parallel.expert_model_parallel_size: got 4, want a divisor of the world size 6 (world "
         "= expert parallel x data parallel); nearest expert_model_parallel_size 2, or mpirun -n 4 or 8");
-    EXPECT_EQ(error_in(yaml, {}, 8),
+    EXPECT_EQ(config_error(yaml, {}, 8),
               "t.yaml:3:31: training.global_batch_size: got 12, want a multiple of micro_batch_size 1 x "
               "world size 8 = 8; nearest 8 or 16");
 }
 
 TEST(Config, HostsHoldAllRanks) {
     const std::string yaml = "parallel: {hosts: 2x4}\n";
-    EXPECT_EQ(error_in(yaml, {}, 8), "");
-    EXPECT_EQ(error_in(yaml, {}, 4),
+    EXPECT_EQ(config_error(yaml, {}, 8), "");
+    EXPECT_EQ(config_error(yaml, {}, 4),
               "t.yaml:1:19: parallel.hosts: got 2x4, want as many ranks as the job has, 4");
     const Config config = parse_config(yaml, "t.yaml");
     EXPECT_EQ(config.parallel.hosts, 2);
@@ -414,7 +400,7 @@ TEST(Config, HostsHoldAllRanks) {
 
 TEST(Config, TwoLevelsWantWholeHostsOrOne) {
     const auto problem = [](const char* hosts, int64_t sharing, const char* dispatcher, int64_t world) {
-        return error_in(
+        return config_error(
             fmt::format(
                 "parallel: {{hosts: {}, expert_model_parallel_size: {}, moe_token_dispatcher_type: {}}}\n",
                 hosts, sharing, dispatcher),
@@ -433,7 +419,7 @@ TEST(Config, TwoLevelsWantWholeHostsOrOne) {
 TEST(Config, AllProblemsAtOnceAndNoneTwice) {
     // num_experts has no usable value, so the rules that read it stay silent; everything else is reported.
     EXPECT_EQ(
-        error_in(
+        config_error(
             "model:\n  hidden_size: 100\n  colour: red\nmoe:\n  num_experts: many\n  moe_router_topk: 9\n"
             "  moe_row_alignment: 32\n",
             {"lr=fast"}),
@@ -445,15 +431,15 @@ TEST(Config, AllProblemsAtOnceAndNoneTwice) {
 }
 
 TEST(Config, OverrideErrorsAreExact) {
-    EXPECT_EQ(error_in("model: {}", {"num_layers"}), "--set: got num_layers, want section.key=value");
-    EXPECT_EQ(error_in("model: {}", {"moe.num_layers=2"}),
+    EXPECT_EQ(config_error("model: {}", {"num_layers"}), "--set: got num_layers, want section.key=value");
+    EXPECT_EQ(config_error("model: {}", {"moe.num_layers=2"}),
               "--set: moe.num_layers: got a key of another section, want model.num_layers");
     EXPECT_EQ(
-        error_in("model: {}", {"top_k=2"}),
+        config_error("model: {}", {"top_k=2"}),
         "--set: top_k: got an unknown key, want one of --help-config; did you mean 'moe.moe_router_topk'");
-    EXPECT_EQ(error_in("model: {}", {"num_layers="}),
+    EXPECT_EQ(config_error("model: {}", {"num_layers="}),
               "--set: model.num_layers: got nothing, want an integer in [1, 4096]");
-    EXPECT_TRUE(error_in("model: {}", {"num_layers=*x"})
+    EXPECT_TRUE(config_error("model: {}", {"num_layers=*x"})
                     .starts_with("--set model.num_layers:1:1: got text that is no YAML"));
 }
 

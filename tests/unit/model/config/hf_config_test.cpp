@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 // A Hugging Face config.json becomes the configuration that computes the same; what a layer of ours does not
-// compute is listed, all of it at once. Long because every family has its case. tests/data/hf_published.json has what the authors of models publish,
-// tests/data/hf_families.json what the classes of Transformers 5.24 write.
+// compute is listed, all of it at once. Long because every family has its case. tests/data/hf_published.json
+// has what the authors of models publish, tests/data/hf_families.json what the classes of Transformers 5.24
+// write.
 #include "model/config/hf_config.h"
 #include "layers/rope.h"
 #include "model/config/config.h"
@@ -49,14 +50,9 @@ Config config_of(const Json& json, const std::string& yaml = kYaml, const Lines&
     return parse_config(yaml, "t.yaml", overrides, std::nullopt, parse_hf_config(json.dump(), "config.json"));
 }
 std::string refused(const Json& json, const std::string& yaml = kYaml) {
-    try {
-        config_of(json, yaml);
-    } catch (const Error& error) {
-        EXPECT_EQ(error.code(), ExitCode::usage);
-        return error.what();
-    }
-    ADD_FAILURE() << "was not refused: " << json.dump();
-    return "";
+    const std::string error = error_or_none(ExitCode::usage, [&] { config_of(json, yaml); });
+    EXPECT_NE(error, "") << json;
+    return error;
 }
 int64_t dense_layers(const Config& c) {
     return std::count(c.model.moe_layer_freq.begin(), c.model.moe_layer_freq.end(), 0);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // A YAML without sections: the names of Megatron-LM's arguments.
-#include "kernels/core/error.h"
 #include "model/config/config.h"
+#include "tests/support/settings.h"
 
 #include <gtest/gtest.h>
 
@@ -9,15 +9,6 @@
 
 namespace fp8flow {
 namespace {
-
-std::string error_of(const std::string& text) {
-    try {
-        parse_config(text, "t.yaml");
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "no error";
-}
 
 TEST(MegatronArguments, NeedNoSections) {
     const Config config = parse_config(
@@ -40,17 +31,17 @@ TEST(MegatronArguments, AnFp8RecipeCountsMoreThanBf16) {
 }
 
 TEST(MegatronArguments, OthersAreErrors) {
-    EXPECT_EQ(
-        error_of("num_layers: 2\nmoe-layer-recompute: true").find("t.yaml:2:1: moe_layer_recompute: got an "),
-        0u);
-    EXPECT_EQ(error_of("num_layers: 2\nnum-layers: 3"),
+    EXPECT_EQ(config_error("num_layers: 2\nmoe-layer-recompute: true")
+                  .find("t.yaml:2:1: moe_layer_recompute: got an "),
+              0u);
+    EXPECT_EQ(config_error("num_layers: 2\nnum-layers: 3"),
               "t.yaml:2:1: num_layers: got this argument twice, want it once");
     EXPECT_EQ(
-        error_of("num_layers: 2\ntensor-model-parallel-size: 2"),
+        config_error("num_layers: 2\ntensor-model-parallel-size: 2"),
         "t.yaml:2:1: parallel.tensor_model_parallel_size: got 2, want 1 (only data and expert parallelism "
         "are implemented)");
     EXPECT_EQ(
-        error_of("num_layers: 2\nfp8: hybrid"),
+        config_error("num_layers: 2\nfp8: hybrid"),
         "t.yaml:2:1: fp8: got an unknown key, want one of --help-config; did you mean 'precision.recipe'");
 }
 

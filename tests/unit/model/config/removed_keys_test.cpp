@@ -1,22 +1,13 @@
 // SPDX-License-Identifier: MIT
 // Keys of earlier versions: ignored where their value changed nothing, refused otherwise.
-#include "kernels/core/error.h"
 #include "model/config/fields.h"
+#include "tests/support/settings.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 namespace fp8flow {
 namespace {
-
-std::string error_of(const std::string& yaml, const std::vector<std::string>& overrides = {}) {
-    try {
-        parse_config(yaml, "t.yaml", overrides);
-        return {};
-    } catch (const Error& error) {
-        return error.what();
-    }
-}
 
 // A value that changed nothing is ignored, silently for a key of Megatron's; any other is refused.
 TEST(RemovedKeys, AreIgnoredOrRefused) {
@@ -43,7 +34,7 @@ TEST(RemovedKeys, AreIgnoredOrRefused) {
             EXPECT_NE(config.warnings[0].find(" is no key any more and is ignored: "), std::string::npos)
                 << config.warnings[0];
         }
-        const std::string refused = error_of(fmt::format("{}:\n  {}: {}\n", c.section, c.key, c.refused));
+        const std::string refused = config_error(fmt::format("{}:\n  {}: {}\n", c.section, c.key, c.refused));
         EXPECT_EQ(refused.rfind(fmt::format("t.yaml:2:{}: {}.{}: got {}, ", 5 + std::string(c.key).size(),
                                             c.section, c.key, c.refused),
                                 0),
@@ -51,9 +42,10 @@ TEST(RemovedKeys, AreIgnoredOrRefused) {
             << refused;
         EXPECT_NE(refused.find(c.answer), std::string::npos) << refused;
     }
-    EXPECT_NE(error_of("model: {}", {"gemm_backend=cublaslt"}).find("no longer there"), std::string::npos);
-    EXPECT_EQ(error_of("model: {}", {"kernels.gemm_backend=native"}), "");
-    EXPECT_NE(error_of("model: {}", {"model.gemm_backend=native"}).find("got an unknown key"),
+    EXPECT_NE(config_error("model: {}", {"gemm_backend=cublaslt"}).find("no longer there"),
+              std::string::npos);
+    EXPECT_EQ(config_error("model: {}", {"kernels.gemm_backend=native"}), "");
+    EXPECT_NE(config_error("model: {}", {"model.gemm_backend=native"}).find("got an unknown key"),
               std::string::npos);
 }
 

@@ -45,12 +45,9 @@ TEST(RequireFit, RefusesOnAllRanksOrWarns) {
         report::RunLog log(1, {});  // silent
         require_fit(log, {small, small}, backend, world, 2, WhereShort::refuse);
         require_fit(log, {small, large}, backend, world, 2, WhereShort::warn);
-        try {
+        messages[static_cast<size_t>(world.rank())] = error_of(ExitCode::memory, [&] {
             require_fit(log, {large, small}, backend, world, 2, WhereShort::refuse);
-        } catch (const Error& error) {
-            EXPECT_EQ(error.code(), ExitCode::memory);
-            messages[static_cast<size_t>(world.rank())] = error.what();
-        }
+        });
     });
     EXPECT_EQ(messages[0], messages[1]);
     expect_contains(messages[0], "this run will not fit: a rank needs ");
