@@ -154,14 +154,6 @@ __device__ void store_rows(const Shape& shape, const OutRows& to, int64_t start,
     }
 }
 
-// Sum of the eight partial sums of eight consecutive threads: ((0+4)+(2+6)) + ((1+5)+(3+7)).
-__device__ __forceinline__ float sum_lanes(float x) {
-    x += __shfl_xor_sync(kFullMask, x, 4);
-    x += __shfl_xor_sync(kFullMask, x, 2);
-    x += __shfl_xor_sync(kFullMask, x, 1);
-    return x;
-}
-
 struct ForwardArgs {
     Shape shape;
     const void *q, *k, *v;
@@ -267,7 +259,7 @@ __device__ __forceinline__ void add_values(const ForwardArgs& args, const QueryT
     }
 #pragma unroll
     for (int half = 0; half < T::kSums; ++half) {
-        const float sum = sum_lanes(lane_sum[half]);
+        const float sum = combine_lanes(lane_sum[half]);
         if (lane == 0) shared.row_sum[lane_row + T::kSumRows * half] = sum;
     }
 }
@@ -324,7 +316,7 @@ struct BackwardArgs {
 __global__ void __launch_bounds__(kThreads) delta_kernel(BackwardArgs args, int64_t rows) {
     const int lane = static_cast<int>(threadIdx.x) % kLanes;
     const int64_t step = static_cast<int64_t>(gridDim.x) * (kThreads / kLanes);
-    // whole warps stay in the loop, because sum_lanes shuffles
+    // whole warps stay in the loop, because combine_lanes shuffles
     for (int64_t first = static_cast<int64_t>(blockIdx.x) * (kThreads / kLanes); first < rows;
          first += step) {
         const int64_t row = first + static_cast<int>(threadIdx.x) / kLanes;
@@ -333,7 +325,7 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(BackwardArgs args, int6
             for (int d = lane; d < args.shape.value_depth; d += kLanes)
                 sum = fma_float(load_float(args.dout, args.shape.dtype, row * args.shape.value_depth + d),
                                 load_float(args.o, args.shape.dtype, row * args.shape.value_depth + d), sum);
-        sum = sum_lanes(sum);
+        sum = combine_lanes(sum);
         if (lane == 0 && row < rows) args.delta[row] = sum;
     }
 }

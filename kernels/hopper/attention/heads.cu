@@ -101,10 +101,7 @@ template <int kLanes> __device__ __forceinline__ uint4 rotate(const Place& place
 
 __device__ __forceinline__ void load_gamma(const float* gamma, int unit, bool active, float (&g)[kUnit]) {
     if (gamma == nullptr || !active) return;
-    const float4* in = reinterpret_cast<const float4*>(gamma) + 2 * unit;
-    const float4 a = in[0], b = in[1];
-    g[0] = a.x, g[1] = a.y, g[2] = a.z, g[3] = a.w;
-    g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
+    load_floats(reinterpret_cast<const float4*>(gamma) + 2 * unit, g);
 }
 
 // unit + the bias of its columns, rounded to BF16; lanes without columns keep theirs.
@@ -129,17 +126,11 @@ __device__ __forceinline__ Head head_of(const HeadsArgs& args, int64_t token, in
     const int first_k = args.q.count, first_v = first_k + args.k.count;
     const bool is_q = n < first_k, is_v = n >= first_v;
     const int count = is_q ? args.q.count : is_v ? args.v.count : args.k.count;
-    return {is_q,
-            is_v,
-            is_q   ? args.q.data
-            : is_v ? args.v.data
-                   : args.k.data,
-            is_q ? args.q.raw : args.k.raw,
-            is_q ? args.q.rstd : args.k.rstd,
-            token * count + n -
-                (is_q   ? 0
-                 : is_v ? first_v
-                        : first_k)};
+    uint16_t* const data = is_q ? args.q.data : is_v ? args.v.data : args.k.data;
+    uint16_t* const raw = is_q ? args.q.raw : args.k.raw;
+    float* const rstd = is_q ? args.q.rstd : args.k.rstd;
+    const int first = is_q ? 0 : is_v ? first_v : first_k;
+    return {is_q, is_v, data, raw, rstd, token * count + n - first};
 }
 __device__ __forceinline__ uint4* unit_at(uint16_t* data, int64_t row, int depth, int unit) {
     return reinterpret_cast<uint4*>(data + row * depth) + unit;
@@ -446,7 +437,7 @@ bool takes(const TensorView& qkv, const TensorView& q, const TensorView& gamma,
     if (q.dtype != DType::bf16 || depth % (2 * kUnit) != 0 || depth > 32 * kUnit || qkv.numel() == 0)
         return false;
     for (const TensorView& view : views)
-        if (reinterpret_cast<uintptr_t>(view.data) % 16 != 0) return false;
+        if (!is_aligned(view.data)) return false;
     return true;
 }
 

@@ -187,8 +187,7 @@ Latent latent_of(const TensorView& q, const TensorView& k, const TensorView& v, 
 bool is_wide(const Latent& args) {
     bool wide = args.dtype == DType::bf16 && args.nope % kUnit == 0 && args.half % kUnit == 0 &&
                 args.value % kUnit == 0;
-    for (const void* data : {args.q, args.k, args.v, args.kv, args.k_rope})
-        wide = wide && reinterpret_cast<uintptr_t>(data) % 16 == 0;
+    for (const void* data : {args.q, args.k, args.v, args.kv, args.k_rope}) wide = wide && is_aligned(data);
     return wide;
 }
 

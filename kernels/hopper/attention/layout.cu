@@ -188,8 +188,7 @@ void copy_packed(const TensorView& qkv, const TensorView& q, const TensorView& k
     if (qkv.numel() == 0) return;
     const int64_t width = size_of(qkv.dtype), depth_bytes = q.dim(2) * width;
     bool aligned = depth_bytes % 16 == 0;
-    for (const TensorView* view : {&qkv, &q, &k, &v})
-        aligned = aligned && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+    for (const TensorView* view : {&qkv, &q, &k, &v}) aligned = aligned && is_aligned(view->data);
     const int64_t word = aligned ? 16 : width;
     const auto words_of = [&](const TensorView& view) { return view.dim(1) * depth_bytes / word; };
     const Packed packed{.data = qkv.bytes_ptr(),
@@ -221,11 +220,8 @@ void HopperOps::do_rope(const op::Rope& args, const Launch& launch) {
     const int64_t heads = args.x.dim(1), half = args.x.dim(2) / 2;
     const int64_t head_groups = ceil_div(heads, kRopeHeads),
                   items = args.x.dim(0) * head_groups * (half / kUnit);
-    const auto is_aligned = [](const TensorView& view) {
-        return reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
-    };
-    if (args.x.dtype == DType::bf16 && half % kUnit == 0 && is_aligned(args.x) && is_aligned(args.table) &&
-        std::max(items, args.table.dim(0)) <= UINT32_MAX) {
+    if (args.x.dtype == DType::bf16 && half % kUnit == 0 && is_aligned(args.x.data) &&
+        is_aligned(args.table.data) && std::max(items, args.table.dim(0)) <= UINT32_MAX) {
         const RopeUnits job{.x = static_cast<uint16_t*>(args.x.data),
                             .table = args.table.as<float>(),
                             .length = static_cast<uint32_t>(args.table.dim(0)),

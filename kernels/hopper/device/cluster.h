@@ -14,10 +14,6 @@ __device__ __forceinline__ uint32_t cluster_rank() {
     asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
     return rank;
 }
-// Stores a word at an address of cluster_address; visible there after the next cluster_sync.
-__device__ __forceinline__ void store_remote_word(uint32_t to, uint32_t word) {
-    asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
-}
 // Barrier over all threads of the cluster's CTAs that have not exited, whole warps: diverged lanes reconverge
 // first.
 __device__ __forceinline__ void cluster_sync() {

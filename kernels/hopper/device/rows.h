@@ -94,10 +94,7 @@ __device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col
             unpack_unit(*reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(t.data) + first),
                         t.dtype, v);
         } else if (t.dtype == DType::f32) {
-            const float4* in = reinterpret_cast<const float4*>(static_cast<const float*>(t.data) + first);
-            const float4 a = in[0], b = in[1];
-            v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-            v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+            load_floats(static_cast<const float*>(t.data) + first, v);
         } else {
             const uint2 fp8 = *reinterpret_cast<const uint2*>(static_cast<const uint8_t*>(t.data) + first);
             const uint32_t w[2] = {fp8.x, fp8.y};

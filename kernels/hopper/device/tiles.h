@@ -109,6 +109,19 @@ __device__ __forceinline__ void store_transposed(const uint32_t* transposed, uin
     }
 }
 
+// Stores the first kCols columns of a whole transposed tile, where columns are aligned: from column `col` on,
+// this thread's first, whose `piece` goes to `out`; every thread a piece of every kThreads / 8-th column.
+template <int kThreads, int kColumns, int kCols = static_cast<int>(kBlock)>
+__device__ __forceinline__ void store_whole_columns(const uint32_t* transposed, int col, int piece,
+                                                    uint8_t* out, int64_t stride) {
+#pragma unroll
+    for (int i = 0; i < kCols * kTransposedPieces / kThreads; ++i, col += kThreads / kTransposedPieces) {
+        *reinterpret_cast<uint4*>(out) =
+            *reinterpret_cast<const uint4*>(transposed + transposed_index<kColumns>(col, piece));
+        out += kThreads / kTransposedPieces * stride;
+    }
+}
+
 // Stores a transposed tile of 128 columns, columns [col_tile * 128, ...) of `to`, rows [row, row + rows) of
 // its contiguous dimension: 8 threads per column, so that stores cover whole lines of 128 bytes where the
 // tile is whole and its rows are aligned.
@@ -123,15 +136,8 @@ __device__ __forceinline__ void store_tile_columns(const RowView& to, const uint
                    row + first;
     const bool aligned =
         (reinterpret_cast<uintptr_t>(to.data) | static_cast<uintptr_t>(row | stride)) % kTransposedPiece == 0;
-    if (aligned && rows == kTile) {
-#pragma unroll
-        for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(transposed + transposed_index<kColumns>(col, piece));
-            out += kThreads / kTransposedPieces * stride;
-        }
-        return;
-    }
+    if (aligned && rows == kTile)
+        return store_whole_columns<kThreads, kColumns>(transposed, col, piece, out, stride);
 #pragma unroll 1
     for (int i = 0; i < kSteps; ++i, col += kThreads / kTransposedPieces) {
         const uint32_t* words = transposed + transposed_index<kColumns>(col, piece);

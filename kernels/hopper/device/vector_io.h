@@ -9,18 +9,12 @@ namespace fp8flow::hopper {
 
 // True when every multiple of 8 elements of every row (row_length apart) can be read and written as a vector.
 inline bool is_vectorisable(const void* data, int64_t row_length) {
-    return reinterpret_cast<uintptr_t>(data) % 16 == 0 && row_length % kUnit == 0;
+    return is_aligned(data) && row_length % kUnit == 0;
 }
 
 __device__ __forceinline__ void load8(const void* data, DType dtype, int64_t i, float (&v)[kUnit]) {
     switch (dtype) {
-        case DType::f32: {
-            const float4* from = reinterpret_cast<const float4*>(static_cast<const float*>(data) + i);
-            const float4 low = from[0], high = from[1];
-            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
-            return;
-        }
+        case DType::f32: return load_floats(static_cast<const float*>(data) + i, v);
         case DType::bf16:
         case DType::f16: {
             const uint4 bits = *reinterpret_cast<const uint4*>(static_cast<const uint16_t*>(data) + i);

@@ -48,7 +48,21 @@ __device__ __forceinline__ void store_float(void* data, DType dtype, int64_t i, 
     }
 }
 
+constexpr bool is_half(DType dtype) { return dtype == DType::bf16 || dtype == DType::f16; }
+
+inline bool is_aligned(const void* data, uintptr_t bytes = 16) {
+    return reinterpret_cast<uintptr_t>(data) % bytes == 0;
+}
+
 constexpr int kUnit = 8;  // a unit: neighbouring elements that a thread moves at once
+
+// Eight floats at a multiple of 16 bytes.
+__device__ __forceinline__ void load_floats(const void* from, float (&v)[kUnit]) {
+    const float4* in = static_cast<const float4*>(from);
+    const float4 a = in[0], b = in[1];
+    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
+    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+}
 
 // A tensor of rows as a kernel argument. `vector`: every unit is whole and aligned for wide accesses.
 struct RowView {
@@ -62,7 +76,7 @@ struct RowView {
 };
 inline RowView row_view(const TensorView& v) {
     if (!v) return {};
-    const bool vector = v.cols() % kUnit == 0 && reinterpret_cast<uintptr_t>(v.data) % 16 == 0;
+    const bool vector = v.cols() % kUnit == 0 && is_aligned(v.data);
     return {v.data, v.row_base, static_cast<int>(v.cols()), v.dtype, vector};
 }
 

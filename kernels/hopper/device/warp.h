@@ -13,6 +13,13 @@ constexpr unsigned kFullMask = 0xFFFFFFFFu;
 // Tells the compiler that a value is the same in all lanes: what follows from it (stages, descriptors, trip
 // counts) then stays in uniform registers.
 __device__ __forceinline__ int warp_uniform(int value) { return __shfl_sync(kFullMask, value, 0); }
+// The sum over a warp at distance 16, 8, 4, 2, 1; every lane gets it.
+template <class T> __device__ __forceinline__ T warp_sum(T lane) {
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
+        lane += __shfl_xor_sync(kFullMask, lane, distance);
+    return lane;
+}
 // Eight neighbouring threads each hold one partial sum (a lane of kernels/reference/rows.h); all of them get
 // ((0+4)+(2+6)) + ((1+5)+(3+7)). Every thread of `mask` calls it.
 __device__ __forceinline__ float combine_lanes(float lane, unsigned mask = kFullMask) {

@@ -47,10 +47,6 @@ __device__ __forceinline__ float warp_largest(float largest) {
     const int bits = __reduce_max_sync(kFullMask, ordered_bits(largest));
     return __int_as_float(bits ^ (bits >> 31 & 0x7FFFFFFF));
 }
-__device__ __forceinline__ float warp_sum(float sum) {
-    for (int mask = kWarpSize / 2; mask > 0; mask /= 2) sum += __shfl_xor_sync(kFullMask, sum, mask);
-    return sum;
-}
 __device__ __forceinline__ void set_columns_from(Columns& x, int count, int lane, float value) {
 #pragma unroll
     for (int j = 0; j < kQuads; ++j)

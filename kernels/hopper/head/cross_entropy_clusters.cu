@@ -390,8 +390,7 @@ template <class Out> void launch_as(const CrossEntropyArgs& args, const Launch& 
 bool fits_clusters(const CrossEntropyArgs& args) {
     constexpr int64_t kWord = 16 / sizeof(uint16_t);  // elements of a gradient
     return args.columns <= int64_t{kMostBlocks} * kBlockColumns && args.columns % kWord == 0 &&
-           reinterpret_cast<uintptr_t>(args.logits) % 16 == 0 &&
-           reinterpret_cast<uintptr_t>(args.dlogits) % 16 == 0;
+           is_aligned(args.logits) && is_aligned(args.dlogits);
 }
 
 void launch_clusters(const CrossEntropyArgs& args, const Launch& launch) {

@@ -5,6 +5,7 @@
 
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/pdl.h"
+#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/runtime/launch.h"
 
 #include <cuda_runtime.h>
@@ -116,8 +117,6 @@ __global__ void __launch_bounds__(kMostPairs* kChunks) narrow_gamma_kernel(const
     const float2 before = args.mode == Gradient::accumulate ? *out : float2{0.0f, 0.0f};
     *out = args.mode == Gradient::accumulate ? float2{before.x + total.x, before.y + total.y} : total;
 }
-
-bool is_aligned(const void* data, uintptr_t bytes) { return reinterpret_cast<uintptr_t>(data) % bytes == 0; }
 
 }  // namespace
 

@@ -119,10 +119,7 @@ __device__ __forceinline__ void take_gamma(const NormBackward& args, const RowPa
         for (int j = 0; j < kUnits; ++j) {
             const int unit = thread + j * kNormThreads;
             if (unit >= part.units) continue;
-            const float4* const in = reinterpret_cast<const float4*>(slot) + 2 * unit;
-            const float4 a = in[0], b = in[1];
-            g[j][0] = a.x, g[j][1] = a.y, g[j][2] = a.z, g[j][3] = a.w;
-            g[j][4] = b.x, g[j][5] = b.y, g[j][6] = b.z, g[j][7] = b.w;
+            load_floats(reinterpret_cast<const float4*>(slot) + 2 * unit, g[j]);
         }
         __syncwarp();
         if (thread % kLanes == 0) mbarrier_arrive(&shared.gamma_empty);
@@ -330,15 +327,13 @@ template <DType kType, Rows kRows> BackwardKernel kernel_of(int units) {
 }  // namespace
 
 bool launch_norm_backward_front(NormBackward args, const Launch& launch) {
-    const DType type = args.x.dtype;
-    const bool f16 = type == DType::f16, with_residual = args.dresidual.data != nullptr;
+    const bool with_residual = args.dresidual.data != nullptr;
     const int units = units_a_thread(args.segment_cols), teams = teams_of(units);
     if (units == 1 || args.chunks != teams || !is_backward_fetchable(args)) return false;
     const bool copied = is_backward_wide(args);
-    const BackwardKernel kernel = copied ? (f16 ? kernel_of<DType::f16, Rows::copied>(units)
-                                                : kernel_of<DType::bf16, Rows::copied>(units))
-                                         : (f16 ? kernel_of<DType::f16, Rows::fetched>(units)
-                                                : kernel_of<DType::bf16, Rows::fetched>(units));
+    const BackwardKernel kernel = of_half(args.x.dtype, [&]<DType kType>() {
+        return copied ? kernel_of<kType, Rows::copied>(units) : kernel_of<kType, Rows::fetched>(units);
+    });
     const int row_bytes = (with_residual ? 3 : 2) * slot_bytes(args.segment_cols),
               sums = (teams - 1) * static_cast<int>(sizeof(float)) *
                      static_cast<int>(round_up(args.segment_cols, kUnit)),

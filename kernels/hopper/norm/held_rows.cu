@@ -146,9 +146,9 @@ template <DType kType> HeldLaunch held_launch(const NormForward& args, NormForm 
 
 bool launch_norm_held_rows(const NormForward& args, const Launch& launch) {
     const NormForm form = form_of(args);
-    const bool f16 = args.x.dtype == DType::f16;
-    if (!(f16 || args.x.dtype == DType::bf16) || !has_whole_units(args, form)) return false;
-    const HeldLaunch held = f16 ? held_launch<DType::f16>(args, form) : held_launch<DType::bf16>(args, form);
+    if (!is_half(args.x.dtype) || !has_whole_units(args, form)) return false;
+    const HeldLaunch held =
+        of_half(args.x.dtype, [&]<DType kType>() { return held_launch<kType>(args, form); });
     if (held.kernel == nullptr) return false;
     constexpr int kLimitedThreads = 1024, kAnyNumber = 1 << 20;  // per SM
     const int ctas = launch.sm_limit > 0 ? kLimitedThreads / held.threads : kAnyNumber;

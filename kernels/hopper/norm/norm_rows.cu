@@ -136,13 +136,13 @@ template <DType kType> ForwardKernel copied_kernel(const NormForward& args) {
 }  // namespace
 
 bool launch_norm_rows(const NormForward& args, const Launch& launch) {
-    const bool f16 = args.x.dtype == DType::f16;
-    ForwardKernel kernel = f16 ? copied_kernel<DType::f16>(args) : copied_kernel<DType::bf16>(args);
+    ForwardKernel kernel = of_half(args.x.dtype, [&]<DType kType>() { return copied_kernel<kType>(args); });
     int ctas = ctas_of(units_a_thread(args.segment_cols), form_of(args));
     if (kernel == nullptr) {
         if (!is_fetchable(args.x)) return false;
-        kernel = f16 ? norm_rows_kernel<kMostUnits, NormForm::odd, DType::f16>
-                     : norm_rows_kernel<kMostUnits, NormForm::odd, DType::bf16>;
+        kernel = of_half(args.x.dtype, [&]<DType kType>() -> ForwardKernel {
+            return norm_rows_kernel<kMostUnits, NormForm::odd, kType>;
+        });
         ctas = ctas_of(kMostUnits, NormForm::odd);
     }
     launch_rows(kernel, args, args.rows, ctas, kNormThreads, kSlots * slot_bytes(args.segment_cols), launch,

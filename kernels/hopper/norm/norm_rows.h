@@ -54,7 +54,7 @@ __device__ __forceinline__ void load_gamma(const RowView& gamma, float offset, i
 // The sum over a segment: thread t holds strand t (units t, t + 256, ...). A barrier separates the two
 // functions; every thread gets the sum. `warp_sums` are eight words, 0 where the CTA has no such warp.
 __device__ __forceinline__ void store_strand(float strand, float* warp_sums) {
-    for (int step = 16; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
+    strand = warp_sum(strand);
     if (threadIdx.x % 32 == 0) warp_sums[threadIdx.x / 32] = strand;
 }
 __device__ __forceinline__ float row_sum(const float* warp_sums) {
@@ -184,10 +184,7 @@ template <DType kType> __device__ __forceinline__ uint4 pack_unit(const float (&
 // A unit of gamma, fp32 and aligned.
 __device__ __forceinline__ void load_wide_gamma(const RowView& gamma, float offset, int unit,
                                                 float (&g)[kUnit]) {
-    const float4* in = static_cast<const float4*>(gamma.data) + 2 * unit;
-    const float4 a = in[0], b = in[1];
-    g[0] = a.x, g[1] = a.y, g[2] = a.z, g[3] = a.w;
-    g[4] = b.x, g[5] = b.y, g[6] = b.z, g[7] = b.w;
+    load_floats(static_cast<const float4*>(gamma.data) + 2 * unit, g);
     if (offset == 0.0f) return;
 #pragma unroll
     for (int i = 0; i < kUnit; ++i) g[i] = offset + g[i];
@@ -246,8 +243,7 @@ inline bool is_wide(const RowView& rows, DType dtype) {
            op::norm_segments(rows.cols) <= kMostSegments;
 }
 inline bool is_fetchable(const RowView& rows) {
-    return (rows.dtype == DType::bf16 || rows.dtype == DType::f16) && rows.cols >= kMinWidth &&
-           op::norm_segments(rows.cols) <= kMostSegments;
+    return is_half(rows.dtype) && rows.cols >= kMinWidth && op::norm_segments(rows.cols) <= kMostSegments;
 }
 // The same for x, dy, dx and dresidual of a backward pass.
 inline bool is_backward_wide(const NormBackward& args) {

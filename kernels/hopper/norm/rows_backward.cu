@@ -205,27 +205,21 @@ __global__ __launch_bounds__(row_teams_of(kUnits) * kNormThreads,
 }
 
 using BackwardKernel = void (*)(NormBackward);
-template <DType kType> BackwardKernel kernel_of(int units) {
-    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::copied>
-                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::copied>;
-}
-template <DType kType> BackwardKernel fetching_kernel_of(int units) {
-    return units == 1 ? norm_backward_rows_kernel<1, kType, Rows::fetched>
-                      : norm_backward_rows_kernel<kMostUnits, kType, Rows::fetched>;
+template <DType kType, Rows kRows> BackwardKernel rows_kernel_of(int units) {
+    return units == 1 ? norm_backward_rows_kernel<1, kType, kRows>
+                      : norm_backward_rows_kernel<kMostUnits, kType, kRows>;
 }
 
 }  // namespace
 
 bool launch_norm_backward_rows(const NormBackward& args, const Launch& launch) {
-    const bool f16 = args.x.dtype == DType::f16;
     if (!is_backward_fetchable(args)) return false;
-    const bool copied = is_backward_wide(args);
-    const int units = units_a_thread(args.segment_cols), teams = row_teams_of(units);
-    const BackwardKernel kernel = copied
-                                      ? (f16 ? kernel_of<DType::f16>(units) : kernel_of<DType::bf16>(units))
-                                  : f16 ? fetching_kernel_of<DType::f16>(units)
-                                        : fetching_kernel_of<DType::bf16>(units);
-    const int slot = slot_bytes(args.segment_cols);
+    const int units = units_a_thread(args.segment_cols), teams = row_teams_of(units),
+              slot = slot_bytes(args.segment_cols);
+    const BackwardKernel kernel = of_half(args.x.dtype, [&]<DType kType>() {
+        return is_backward_wide(args) ? rows_kernel_of<kType, Rows::copied>(units)
+                                      : rows_kernel_of<kType, Rows::fetched>(units);
+    });
     launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(kNormThreads, teams),
                 teams * kTeamSlots * slot, launch, "rms_norm_backward", true);
     return true;

@@ -46,11 +46,6 @@ __device__ __forceinline__ void add_squares(const float4& x, double (&sums)[kFou
     sums[2] = __fma_rn(static_cast<double>(x.z), static_cast<double>(x.z), sums[2]);
     sums[3] = __fma_rn(static_cast<double>(x.w), static_cast<double>(x.w), sums[3]);
 }
-// The sum of 32 lanes by butterfly shuffles, in all lanes.
-__device__ __forceinline__ double warp_sum(double sum) {
-    for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
-    return sum;
-}
 
 template <class T>
 __global__ __launch_bounds__(kSumThreads, kSumCtas) void block_sums_kernel(const T* values, int64_t count,
@@ -221,7 +216,7 @@ void HopperOps::do_norm_squared(const op::NormSquared& args, const Launch& launc
     if (blocks == 0) return;
     double* const sums =
         args.block_sums ? args.block_sums.as<double>() : workspace(launch).partials_for<double>(blocks);
-    const bool vectorised = reinterpret_cast<uintptr_t>(args.x.data) % 16 == 0;
+    const bool vectorised = is_aligned(args.x.data);
     const auto sum_blocks = [&]<class T>() {
         allow_shared_memory(block_sums_kernel<T>, kSumBytes<T>, "shared memory of norm_squared");
         launch_pdl(block_sums_kernel<T>, grid_for(ceil_div(blocks, kWarps), launch, kSumCtas), kSumThreads,
@@ -256,7 +251,7 @@ void HopperOps::do_adamw(const op::AdamW& args, const Launch& launch) {
     const AdamWArgs kernel_args = adamw_args(args);
     bool vectorised = args.first_element % 4 == 0;
     for (const TensorView* view : {&args.grad, &args.master, &args.m, &args.v, &args.copy})
-        vectorised = vectorised && reinterpret_cast<uintptr_t>(view->data) % 16 == 0;
+        vectorised = vectorised && is_aligned(view->data);
     with_types(args, [&]<class Types>() {
         launch_pdl(adamw_kernel<Types>, grid_for(ceil_div(count, 4 * kAdamWThreads), launch), kAdamWThreads,
                    launch, "adamw", kernel_args, vectorised, pdl_order(launch));

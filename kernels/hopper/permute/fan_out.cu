@@ -115,13 +115,10 @@ bool launch_fan_out(const op::PermutePad& args, const Launch& launch) {
     const TensorView& recv_rows = args.recv_rows;
     const ScaledTensor &src = args.src, &dst = args.dst;
     const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype), tokens = recv_rows.dim(0);
-    const auto is_aligned = [](const TensorView& v) {
-        return reinterpret_cast<uintptr_t>(v.data) % kPiece == 0;
-    };
     const bool plain = src.layout == ScaleLayout::none && dst.layout == ScaleLayout::none,
                wire = src.layout == ScaleLayout::vec128_wire && dst.layout == ScaleLayout::vec128;
     if (recv_rows.dim(1) > kMostPlaces || src.data.row_base != nullptr || row_bytes % kPiece != 0 ||
-        !is_aligned(src.data) || !is_aligned(dst.data) || !(plain || wire))
+        !is_aligned(src.data.data) || !is_aligned(dst.data.data) || !(plain || wire))
         return false;
     const int64_t items = tokens + ceil_div(args.groups.row_capacity, kScaleRows);
     if (items == 0 || row_bytes == 0) return true;

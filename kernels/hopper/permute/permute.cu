@@ -130,9 +130,6 @@ void move_rows(const ScaledTensor& src, const ScaledTensor& dst, const RowMap& m
                const Launch& launch, const char* op) {
     const int64_t row_bytes = dst.data.cols() * size_of(dst.data.dtype);
     if (row_capacity == 0 || row_bytes == 0) return;
-    const auto is_aligned = [](const void* data) {
-        return reinterpret_cast<uintptr_t>(data) % kCopyVector == 0;
-    };
     MoveArgs args{
         .src = device_view(src.data),
         .dst = device_view(dst.data),

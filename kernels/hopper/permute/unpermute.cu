@@ -205,7 +205,7 @@ struct ProbsBackwardArgs {
 };
 
 // Dot product of two BF16 rows in the order of op::UnpermuteProbsBackward: a lane's strand is every 32nd
-// unit, with eight loads in flight; add_strands adds the strands with five shuffles. Called by whole warps.
+// unit, with eight loads in flight; warp_sum adds the strands. Called by whole warps.
 __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4* values, int units) {
     constexpr int kInFlight = 4;  // of each operand
     float strand = 0.0f;
@@ -229,11 +229,6 @@ __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4*
             for (int i = 0; i < kUnit; ++i) strand = fma_float(gradient[i], value[i], strand);
         }
     }
-    return strand;
-}
-__device__ __forceinline__ float add_strands(float strand) {
-#pragma unroll
-    for (int step = kWarpSize / 2; step > 0; step /= 2) strand += __shfl_xor_sync(kFullMask, strand, step);
     return strand;
 }
 
@@ -267,8 +262,8 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
         const int place = args.recv_rows[token * args.topk + static_cast<int>(threadIdx.x) / kWarpSize];
         if (place < 0) continue;  // the same in a whole warp
         const float dot =
-            add_strands(strand_dot(static_cast<const uint4*>(args.ddst.data) + token * units,
-                                   static_cast<const uint4*>(args.src.data) + (base + place) * units, units));
+            warp_sum(strand_dot(static_cast<const uint4*>(args.ddst.data) + token * units,
+                                static_cast<const uint4*>(args.src.data) + (base + place) * units, units));
         if (threadIdx.x % kWarpSize == 0) drow_prob[place] = dot;
     }
 }
@@ -322,7 +317,7 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
                 for (int i = 0; i < kUnit; ++i)
                     if (i < width) strand = fma_float(gradient[i], value[i], strand);
             }
-            strand = add_strands(strand);
+            strand = warp_sum(strand);
         }
         if (lane == 0) drow_prob[row] = strand;
     });

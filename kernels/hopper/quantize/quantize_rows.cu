@@ -234,9 +234,7 @@ __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQua
     }
 }
 
-bool is_wide(const RowView& src) {
-    return (src.dtype == DType::bf16 || src.dtype == DType::f16) && src.vector;
-}
+bool is_wide(const RowView& src) { return is_half(src.dtype) && src.vector; }
 
 struct ChunkGrid {
     unsigned ctas;
@@ -253,9 +251,8 @@ ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch
 
 // The kernel of a 16-bit source and an FP8 type.
 template <class KernelOf> auto of_types(DType source, DType fp8, KernelOf kernel_of) {
-    return of_fp8(fp8, [&]<DType kFp8>() {
-        return source == DType::f16 ? kernel_of.template operator()<DType::f16, kFp8>()
-                                    : kernel_of.template operator()<DType::bf16, kFp8>();
+    return of_half(source, [&]<DType kSource>() {
+        return of_fp8(fp8, [&]<DType kFp8>() { return kernel_of.template operator()<kSource, kFp8>(); });
     });
 }
 
@@ -298,7 +295,7 @@ bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t ro
                       const Launch& launch) {
     if (!is_wide(src)) return false;
     const ChunkGrid grid = chunk_grid(rows, src.cols, Ctas::persistent, launch);
-    const auto kernel = src.dtype == DType::f16 ? amax_kernel<DType::f16> : amax_kernel<DType::bf16>;
+    const auto kernel = of_half(src.dtype, [&]<DType kSource>() { return amax_kernel<kSource>; });
     launch_kernel(kernel, grid.ctas, kRowThreads, launch, "amax", src, groups, grid.chunks, amax);
     return true;
 }

@@ -153,15 +153,8 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     int col = static_cast<int>(threadIdx.x) / kPieces;
     uint8_t* out = static_cast<uint8_t*>(args.dst.data) + (place.first_col() + col) * stride + dst_base +
                    place.row + first;
-    if (aligned && rows == kTile && cols == kTile) {
-#pragma unroll
-        for (int i = 0; i < kTile * kPieces / kThreads; ++i, col += kThreads / kPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(transposed + transposed_index<kPiece>(col, piece));
-            out += kThreads / kPieces * stride;
-        }
-        return;
-    }
+    if (aligned && rows == kTile && cols == kTile)
+        return store_whole_columns<kThreads, kPiece>(transposed, col, piece, out, stride);
 #pragma unroll 1
     for (int i = 0; i < kTile * kPieces / kThreads; ++i) {
         if (col < cols) {
@@ -229,7 +222,7 @@ void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, co
     const int64_t capacity = groups.num_groups > 0 ? groups.row_capacity : extent;
     if (capacity == 0 || dim == 0) return;
     const int64_t tile_cols = ceil_div(dim, kTile), tiles = tile_cols * ceil_div(capacity, kTile);
-    const bool wide = dim % kPiece == 0 && reinterpret_cast<uintptr_t>(src.data.data) % kPiece == 0;
+    const bool wide = dim % kPiece == 0 && is_aligned(src.data.data);
     const auto kernel = of_fp8(src.data.dtype, [&]<DType kFp8>() { return transpose_kernel<kFp8>; });
     const Transposer job = {.src = row_view(src.data),
                             .dst = row_view(dst.data),

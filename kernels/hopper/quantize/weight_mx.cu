@@ -155,19 +155,12 @@ __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob
         encode_tile<kSource, kFp8>(words, pick(largest, octet % 4), job.rounding, scales, transposed);
         __syncthreads();
         const int piece = thread % kPieces;
-        int col = thread / kPieces;
+        const int col = thread / kPieces;
         uint8_t* out =
             job.fp8 + (batch * cols + col0 + col) * rows + int64_t{row_tile} * kTileRows + piece * kPiece;
-#pragma unroll
-        for (int i = 0; i < kWidth * kPieces / kThreads; ++i, col += kThreads / kPieces) {
-            *reinterpret_cast<uint4*>(out) =
-                *reinterpret_cast<const uint4*>(transposed + transposed_index<kCols>(col, piece));
-            out += kThreads / kPieces * rows;
-        }
+        store_whole_columns<kThreads, kCols, kWidth>(transposed, col, piece, out, rows);
     }
 }
-
-bool is_mx_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
 
 }  // namespace
 
@@ -178,7 +171,7 @@ bool launch_mx_columns(const TensorView& src, const QuantizeRule& rule, const Sc
     const int64_t width = src.dtype == DType::f32 ? kTileCols<DType::f32> : kTileCols<DType::bf16>;
     if (rows % kTileRows != 0 || cols % width != 0) return false;
     for (const void* data : {src.data, dgrad.data.data, dgrad.scales.data})
-        if (!is_mx_aligned(data)) return false;
+        if (!is_aligned(data)) return false;
     const int64_t tiles = batches * (rows / kTileRows) * (cols / width);
     if (tiles == 0 || tiles > INT32_MAX / 2) return false;
     const MxJob job = {

@@ -76,16 +76,11 @@ __device__ __forceinline__ void store_transposed(const WeightJob& job, const Pla
                                                  const uint32_t* transposed) {
     const int rows = job.row_tiles * kTile, cols = job.col_tiles * kTile;
     const int piece = static_cast<int>(threadIdx.x) % kPieces;
-    int col = static_cast<int>(threadIdx.x) / kPieces;
+    const int col = static_cast<int>(threadIdx.x) / kPieces;
     uint8_t* out = job.dgrad.data +
                    (static_cast<int64_t>(place.batch) * cols + place.col_tile * kTile + col) * rows +
                    place.row_tile * kTile + piece * kPiece;
-#pragma unroll
-    for (int i = 0; i < kTile * kPieces / kCtaThreads; ++i, col += kCtaThreads / kPieces) {
-        *reinterpret_cast<uint4*>(out) =
-            *reinterpret_cast<const uint4*>(transposed + transposed_index<kColumns>(col, piece));
-        out += static_cast<int64_t>(kCtaThreads / kPieces) * rows;
-    }
+    store_whole_columns<kCtaThreads, kColumns>(transposed, col, piece, out, rows);
 }
 
 // Eight rows of a unit from `at` on, all loads issued before the first is used.
@@ -94,12 +89,7 @@ __device__ __forceinline__ void load_rows(const WeightJob& job, int64_t at, floa
     if (job.src.dtype == DType::f32) {
         const float* in = static_cast<const float*>(job.src.data) + at;
 #pragma unroll
-        for (int k = 0; k < kRows; ++k, in += stride) {
-            const float4 a = reinterpret_cast<const float4*>(in)[0],
-                         b = reinterpret_cast<const float4*>(in)[1];
-            v[k][0] = a.x, v[k][1] = a.y, v[k][2] = a.z, v[k][3] = a.w;
-            v[k][4] = b.x, v[k][5] = b.y, v[k][6] = b.z, v[k][7] = b.w;
-        }
+        for (int k = 0; k < kRows; ++k, in += stride) load_floats(in, v[k]);
         return;
     }
     const uint16_t* in = static_cast<const uint16_t*>(job.src.data) + at;
@@ -288,8 +278,6 @@ void launch_step(const WeightJob& job, const op::AdamW& step, DType fp8, const L
                    "step_tiles", job, pdl_order(launch));
     });
 }
-
-bool is_aligned(const void* data) { return reinterpret_cast<uintptr_t>(data) % kPiece == 0; }
 
 }  // namespace
 

@@ -220,9 +220,8 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
         const int row_in = piece / kPerRow<T>, col_in = piece % kPerRow<T> * kPiece;
         const int64_t row = tile.first_row + row_in, col = tile.first_col + col_in;
         if (row >= job.rows || col >= job.cols) continue;
-        const float4* from = reinterpret_cast<const float4*>(finished + row_in * T::kOutLine + col_in);
-        const float4 low = from[0], high = from[1];
-        float v[kPiece] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+        float v[kPiece];
+        load_floats(finished + row_in * T::kOutLine + col_in, v);
         if (T::kKind == Kind::input) {
             if (job.addend != nullptr) {
                 float add[kPiece];
@@ -316,9 +315,7 @@ template <class T> void launch(GemmArgs job, const Launch& launch, const char* o
                   op, job);
 }
 
-bool has_wide_rows(const float* out, int64_t cols) {
-    return cols % 4 == 0 && reinterpret_cast<uintptr_t>(out) % 16 == 0;
-}
+bool has_wide_rows(const float* out, int64_t cols) { return cols % 4 == 0 && is_aligned(out); }
 
 // Bytes: dlogits once, and as many out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of
 // a token; the first CTA also writes the offsets of the blocks of tokens.
@@ -342,10 +339,7 @@ __global__ __launch_bounds__(kSplitThreads) void split_gradient_kernel(const flo
         const float* from = dlogits + token * parts.experts + expert;
         float v[kPiece];
         if (wide) {
-            const float4 low = reinterpret_cast<const float4*>(from)[0],
-                         high = reinterpret_cast<const float4*>(from)[1];
-            v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
-            v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+            load_floats(from, v);
         } else {
 #pragma unroll
             for (int j = 0; j < kPiece; ++j) v[j] = expert + j < parts.experts ? from[j] : 0.0f;
@@ -387,7 +381,7 @@ void launch_logits(const LogitsGemm& job, const Launch& on) {
 void launch_split_gradient(const float* dlogits, const SplitGradient& parts, const Launch& on) {
     const int64_t pitch = SplitGradient::pitch_of(parts.experts), count = parts.tokens * pitch / kPiece;
     if (count == 0) return;
-    const bool wide = parts.experts % kPiece == 0 && reinterpret_cast<uintptr_t>(dlogits) % 16 == 0;
+    const bool wide = parts.experts % kPiece == 0 && is_aligned(dlogits);
     launch_pdl(split_gradient_kernel, grid_for(ceil_div(count, kSplitThreads), on), kSplitThreads, on,
                "router_logits_backward: parts", dlogits, parts, pitch, wide);
 }

@@ -372,8 +372,6 @@ __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const flo
     }
 }
 
-bool is_aligned(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
-
 }  // namespace
 
 bool wgmma_supports_logits(const LogitsGemm& job) {

@@ -174,8 +174,7 @@ struct BlockSums {
     float* out;
 };
 void add_blocks(const BlockSums& job, const Launch& launch) {
-    const bool wide =
-        job.cols % 4 == 0 && job.out_pitch % 4 == 0 && reinterpret_cast<uintptr_t>(job.out) % 16 == 0;
+    const bool wide = job.cols % 4 == 0 && job.out_pitch % 4 == 0 && is_aligned(job.out);
     const unsigned grid = grid_for(ceil_div(job.rows * job.cols, kThreads * (wide ? 4 : 1)), launch);
     const auto kernel = wide ? add_blocks_kernel<4> : add_blocks_kernel<1>;
     launch_pdl(kernel, grid, kThreads, launch, "router: block sums", job.sums, job.blocks, job.rows, job.cols,

@@ -69,13 +69,6 @@ __device__ __forceinline__ void prefetch_rows(const float* logits, int64_t first
         prefetch_line_to_l2(logits + at);
 }
 
-// A sum over the warp at distance 16, 8, 4, 2, 1; every thread gets the result.
-__device__ __forceinline__ float warp_sum(float lane) {
-#pragma unroll
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2)
-        lane += __shfl_xor_sync(kFullMask, lane, distance);
-    return lane;
-}
 template <int kCount> __device__ __forceinline__ float sum_of(const float (&values)[kCount]) {
     float lane = 0.0f;
 #pragma unroll
@@ -129,6 +122,22 @@ __device__ __forceinline__ void map_in_shared(const R& row, float (&v)[R::kCount
         }
 }
 
+// terms = near_of(terms) where the whole warp may take it, else far_of(terms), which has the same bits; 0 in
+// places without an expert. Returns their sum.
+template <class R, class Near, class Far>
+__device__ __forceinline__ float sum_of_terms(const R& row, float (&terms)[R::kCount], bool near,
+                                              float* shared, const Near& near_of, const Far& far_of) {
+    if (__all_sync(kFullMask, near)) {
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? near_of(terms[j]) : 0.0f;
+    } else {
+        map_in_shared(row, terms, shared, far_of);
+#pragma unroll
+        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? terms[j] : 0.0f;
+    }
+    return sum_of(terms);
+}
+
 // terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their
 // sum. Arguments within kNearScore of 0 take the short exponential, which has the same bits.
 constexpr float kNearScore = 64.0f;
@@ -143,15 +152,8 @@ __device__ __forceinline__ float softmax_terms(const R& row, const float (&logit
         near = near & (logits[j] >= bound | !row.has(j));  // no branches
         terms[j] = logits[j] - largest;
     }
-    if (__all_sync(kFullMask, near)) {
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? exp_near(terms[j]) : 0.0f;
-    } else {
-        map_in_shared(row, terms, shared, [](float x) { return exp_float(x); });
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j) terms[j] = row.has(j) ? terms[j] : 0.0f;
-    }
-    return sum_of(terms);
+    return sum_of_terms(
+        row, terms, near, shared, [](float x) { return exp_near(x); }, [](float x) { return exp_float(x); });
 }
 
 // scores = sigmoid(logits); 0 in places without an expert. Returns their sum.
@@ -164,15 +166,9 @@ __device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logit
         near = near & (fabsf(logits[j]) <= kNearScore | !row.has(j));
         scores[j] = logits[j];
     }
-    if (__all_sync(kFullMask, near)) {
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? sigmoid_near(scores[j]) : 0.0f;
-    } else {
-        map_in_shared(row, scores, shared, [](float x) { return sigmoid_float(x); });
-#pragma unroll
-        for (int j = 0; j < R::kCount; ++j) scores[j] = row.has(j) ? scores[j] : 0.0f;
-    }
-    return sum_of(scores);
+    return sum_of_terms(
+        row, scores, near, shared, [](float x) { return sigmoid_near(x); },
+        [](float x) { return sigmoid_float(x); });
 }
 
 __device__ __forceinline__ bool is_post_softmax(const op::RouterOptions& options) {

@@ -53,6 +53,12 @@ template <class KernelOf> auto of_fp8(DType dtype, KernelOf kernel_of) {
                                 : kernel_of.template operator()<DType::e4m3>();
 }
 
+// The same of a 16-bit float type.
+template <class KernelOf> auto of_half(DType dtype, KernelOf kernel_of) {
+    return dtype == DType::f16 ? kernel_of.template operator()<DType::f16>()
+                               : kernel_of.template operator()<DType::bf16>();
+}
+
 // An ordinary launch, and its check.
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, std::size_t shared_bytes,
