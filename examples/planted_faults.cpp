@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Recipes that are fp8_flow with a fault, to see whether `fp8flow validate CONFIG --plugin FILE`
-// distinguishes them from fp8_flow, with how many tokens and seeds: docs/evidence.md#would-validate-find-a-bug.
+// distinguishes them from fp8_flow, with how many tokens and seeds:
+// docs/evidence.md#would-validate-find-a-bug.
 #include <fp8flow/recipe.h>
 
 #include <algorithm>

@@ -34,14 +34,14 @@ void check_wire_rows(const ScaledTensor& rows, const char* what, int64_t num_row
                   rows.data.dim(1), kBlock);
 }
 
-void check_shares(const Shares& shares, const TensorView& values, int ranks) {
+void check_shards(const Shards& shards, const TensorView& values, int ranks) {
     FP8FLOW_CHECK(values.rank == 1 && values.row_base == nullptr, "values are {}, must have one dimension",
                   describe(values));
-    FP8FLOW_CHECK(shares.size() == static_cast<size_t>(ranks), "{} shares for {} ranks", shares.size(),
+    FP8FLOW_CHECK(shards.size() == static_cast<size_t>(ranks), "{} shards for {} ranks", shards.size(),
                   ranks);
-    for (const std::vector<Slice>& share : shares) {
+    for (const std::vector<Slice>& shard : shards) {
         int64_t end = 0;
-        for (const Slice& slice : share) {
+        for (const Slice& slice : shard) {
             FP8FLOW_CHECK(
                 slice.first >= end && slice.count >= 0 && slice.first + slice.count <= values.numel(),
                 "elements {} to {} of {}, after those before {}", slice.first, slice.first + slice.count,
@@ -51,8 +51,8 @@ void check_shares(const Shares& shares, const TensorView& values, int ranks) {
     }
 }
 
-double bytes_of_share(const std::vector<Slice>& share, const TensorView& values) {
-    return static_cast<double>(elements_of(share) * size_of(values.dtype));
+double bytes_of_shard(const std::vector<Slice>& shard, const TensorView& values) {
+    return static_cast<double>(elements_of(shard) * size_of(values.dtype));
 }
 
 }  // namespace
@@ -166,25 +166,25 @@ void Exchange::all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, 
     });
 }
 
-void Exchange::reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+void Exchange::reduce_scatter(Ranks ranks, const TensorView& values, const Shards& shards,
                               const Launch& launch) {
-    check_shares(shares, values, num_ranks(ranks));
+    check_shards(shards, values, num_ranks(ranks));
     FP8FLOW_CHECK(values.dtype == DType::f32 || values.dtype == DType::bf16 || values.dtype == DType::i64,
                   "no sum of {}", describe(values));
     if (num_ranks(ranks) == 1) return;
-    // Each rank sends every share but its own to the rank that has it.
+    // Each rank sends every shard but its own to the rank that has it.
     double sent = 0;
-    for (size_t r = 0; r < shares.size(); ++r)
-        if (r != static_cast<size_t>(rank_among(ranks))) sent += bytes_of_share(shares[r], values);
-    reduced("reduce_scatter", sent, [&] { do_reduce_scatter({ranks, values, shares}, launch); });
+    for (size_t r = 0; r < shards.size(); ++r)
+        if (r != static_cast<size_t>(rank_among(ranks))) sent += bytes_of_shard(shards[r], values);
+    reduced("reduce_scatter", sent, [&] { do_reduce_scatter({ranks, values, shards}, launch); });
 }
 
-void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch) {
-    check_shares(shares, values, num_ranks(ranks));
+void Exchange::all_gather(Ranks ranks, const TensorView& values, const Shards& shards, const Launch& launch) {
+    check_shards(shards, values, num_ranks(ranks));
     if (num_ranks(ranks) == 1) return;
-    const double own = bytes_of_share(shares[static_cast<size_t>(rank_among(ranks))], values);
+    const double own = bytes_of_shard(shards[static_cast<size_t>(rank_among(ranks))], values);
     const double sent = static_cast<double>(num_ranks(ranks) - 1) * own;
-    reduced("all_gather", sent, [&] { do_all_gather({ranks, values, shares}, launch); });
+    reduced("all_gather", sent, [&] { do_all_gather({ranks, values, shards}, launch); });
 }
 
 void Exchange::require_capturable() const {
@@ -226,7 +226,7 @@ namespace {
 }  // namespace
 
 void Exchange::do_all_reduce(Reduce, Ranks, const TensorView&, const Launch&) { fail_alone(); }
-void Exchange::do_reduce_scatter(const Shared&, const Launch&) { fail_alone(); }
-void Exchange::do_all_gather(const Shared&, const Launch&) { fail_alone(); }
+void Exchange::do_reduce_scatter(const Sharded&, const Launch&) { fail_alone(); }
+void Exchange::do_all_gather(const Sharded&, const Launch&) { fail_alone(); }
 
 }  // namespace fp8flow

@@ -21,7 +21,7 @@
 #pragma once
 
 #include "kernels/core/arena.h"
-#include "kernels/core/shares.h"
+#include "kernels/core/shards.h"
 #include "kernels/dispatch_plan.h"
 #include "kernels/ops.h"
 
@@ -33,7 +33,7 @@ enum class Reduce : uint8_t { sum, max };
 // parallelism).
 enum class Ranks : uint8_t { world, expert_replicas };
 
-// Bytes that left this rank (to other ranks only), by leg, since the last reset.
+// Bytes that this rank sent to other ranks since the last reset.
 struct WireBytes {
     double routing = 0, dispatch = 0, combine = 0;
     // The part that went to ranks on other hosts; 0 if the exchange does not know the hosts.
@@ -44,24 +44,24 @@ struct WireBytes {
 
 class Exchange {
 public:
-    // This rank's number among some ranks, and how many they are.
-    struct Place {
+    // This rank in a group of `size` ranks.
+    struct GroupRank {
         int rank = 0, size = 1;
     };
-    struct Places {
-        Place experts;  // the ranks that share the experts
-        Place world, replicas;
+    struct GroupRanks {
+        GroupRank experts;  // expert-parallel group
+        GroupRank world, replicas;
     };
     virtual ~Exchange() = default;
     Exchange(const Exchange&) = delete;
     Exchange& operator=(const Exchange&) = delete;
-    const Places& places() const { return places_; }
-    int rank() const { return places_.experts.rank; }
-    int size() const { return places_.experts.size; }
-    int rank_among(Ranks ranks) const { return place_among(ranks).rank; }
-    int num_ranks(Ranks ranks) const { return place_among(ranks).size; }
+    const GroupRanks& group_ranks() const { return group_ranks_; }
+    int rank() const { return group_ranks_.experts.rank; }
+    int size() const { return group_ranks_.experts.size; }
+    int rank_among(Ranks ranks) const { return group_rank(ranks).rank; }
+    int num_ranks(Ranks ranks) const { return group_rank(ranks).size; }
     // True on exactly one of the ranks that hold the same experts.
-    bool holds_first_replica() const { return places_.replicas.rank == 0; }
+    bool holds_first_replica() const { return group_ranks_.replicas.rank == 0; }
 
     // Sends every rank's routing to all ranks: ids [T, K] i32 and probs [T, K] f32 -> all_ids, all_probs
     // [G, S, K], S = tokens_per_rank >= T. Absent tokens get id -1 and probability 0.
@@ -96,28 +96,28 @@ public:
     // In place over `ranks`, in ascending rank order: f32 (sum, max), bf16 (sum in f32, rounded to nearest
     // even at the end), i64 (sum), one i32 (max).
     void all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch = {});
-    // The two halves of a sum over ranks. values [N], in place. `shares` lists the slices of each rank and is
-    // the same on all ranks. Elements in no share stay as they are. With one rank nothing changes.
-    // reduce_scatter: this rank's share becomes the sum over the ranks, f32, bf16 or i64, with the bits of
-    // all_reduce; other shares stay as they are.
-    void reduce_scatter(Ranks ranks, const TensorView& values, const Shares& shares,
+    // The two halves of a sum over ranks. values [N], in place. `shards` lists the slices of each rank and is
+    // the same on all ranks. Elements of no shard are not changed. With one rank nothing changes.
+    // reduce_scatter: this rank's shard becomes the sum over the ranks, f32, bf16 or i64, with the bits of
+    // all_reduce; other shards are not changed.
+    void reduce_scatter(Ranks ranks, const TensorView& values, const Shards& shards,
                         const Launch& launch = {});
-    // all_gather: every rank receives every share. Any dtype: bytes are copied.
-    void all_gather(Ranks ranks, const TensorView& values, const Shares& shares, const Launch& launch = {});
+    // all_gather: every rank receives every shard. Any dtype: bytes are copied.
+    void all_gather(Ranks ranks, const TensorView& values, const Shards& shards, const Launch& launch = {});
     // Throws Error(peer) if a wait for another rank on the device passed its deadline. Call it after waiting
-    // for the device. Results since then are worthless.
+    // for the device. Results since then are invalid.
     virtual void check_peers() {}
-    // Throws Error(usage) if a call stops the host, because such calls cannot be captured (Device::capture).
+    // Throws Error(usage) if a call waits on the host: such calls cannot be captured (Device::capture).
     virtual void require_capturable() const;
 
     // May wait for the device, if it counts bytes that depend on routing. Call it between steps.
     virtual WireBytes wire_bytes() const { return wire_; }
-    // Copies the counters at this point of the stream without stopping the host: bytes of routing, dispatch
+    // Copies the counters at this point of the stream, without a wait on the host: bytes of routing, dispatch
     // and combine to host[0..2], bytes to other hosts to host[3] if hosts are known. `host` is page-locked
     // (Device::allocate_host). Read it after waiting for a later event. Only differences between two copies
     // count, because an exchange that counts on the device never resets its words. An exchange made of others
-    // copies kWireWords for each, at most kMostWireSets sets. The caller zeroes all words and adds up the
-    // sets.
+    // copies kWireWords words for each of them, at most kMostWireSets sets. The caller zeroes all words and
+    // adds up the sets.
     static constexpr int kWireWords = 4, kMostWireSets = 3;
     virtual void copy_wire_counters(uint64_t* host, const Launch&) {
         host[0] = static_cast<uint64_t>(wire_.routing);
@@ -134,24 +134,24 @@ public:
 
 protected:
     // `ops` work where the tensors are, and outlive the exchange.
-    Exchange(Ops& ops, CombineOrder order, const Places& places)
-        : ops_(ops), order_(order), places_(places) {}
-    // For an exchange that hands its calls on to `inner`.
-    explicit Exchange(const Exchange* inner) : Exchange(inner->ops_, inner->order_, inner->places_) {}
+    Exchange(Ops& ops, CombineOrder order, const GroupRanks& group_ranks)
+        : ops_(ops), order_(order), group_ranks_(group_ranks) {}
+    // For an exchange that forwards its calls to `inner`.
+    explicit Exchange(const Exchange* inner) : Exchange(inner->ops_, inner->order_, inner->group_ranks_) {}
 
     // The calls after their checks. An exchange of one rank has no reductions.
     struct Routing {
         const TensorView &ids, &probs, &all_ids, &all_probs;
     };
-    struct Call {  // what a call that moves rows works with
+    struct Call {  // of dispatch and combine
         const DispatchPlan& plan;
         Arena& scratch;
         const Launch& launch;
     };
-    struct Shared {
+    struct Sharded {
         Ranks ranks;
         const TensorView& values;
-        const Shares& shares;
+        const Shards& shards;
     };
     virtual void do_gather_routing(const Routing& routing, const Launch& launch) = 0;
     // By default do_dispatch_rows into scratch, then permute and pad.
@@ -161,8 +161,8 @@ protected:
     virtual void do_combine(const Combine& args, const Call& call) = 0;
     // Called with more than one rank, and values.
     virtual void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch);
-    virtual void do_reduce_scatter(const Shared& shared, const Launch& launch);
-    virtual void do_all_gather(const Shared& shared, const Launch& launch);
+    virtual void do_reduce_scatter(const Sharded& sharded, const Launch& launch);
+    virtual void do_all_gather(const Sharded& sharded, const Launch& launch);
 
     // Uninitialised tensors for `count` rows like `rows`.
     static ScaledTensor rows_like(const ScaledTensor& rows, int64_t count, Arena& scratch);
@@ -174,12 +174,12 @@ protected:
     WireBytes wire_;  // backends add what they send
 
 private:
-    const Place& place_among(Ranks ranks) const {
-        return ranks == Ranks::world ? places_.world : places_.replicas;
+    const GroupRank& group_rank(Ranks ranks) const {
+        return ranks == Ranks::world ? group_ranks_.world : group_ranks_.replicas;
     }
     template <class Step> void observed(const char* name, const OpCost& cost, Step step);
     template <class Step> void reduced(const char* name, double sent, Step step);
-    const Places places_;
+    const GroupRanks group_ranks_;
     int64_t num_dispatches_ = 0, num_combines_ = 0;
     OpObserver* observer_ = nullptr;
 };

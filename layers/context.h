@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Context: the only bundle handed down through the layers. Forward calls push what backward needs onto
-// `saved` (and `rows` for routed rows); `scratch` lives for one layer call. No globals. Read next:
-// flows/flow.h.
+// Context: what every layer call gets: operations, exchange, arenas, streams, and the sizes of this
+// micro-batch. The forward keeps what the backward needs in `saved` (and `rows` for routed rows); `scratch`
+// lives for one layer call. Read next: flows/flow.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -18,7 +18,7 @@ namespace fp8flow {
 
 class SideStream;
 class TensorStats;
-class Turn;
+class InterleavedMicroBatch;
 class WireStream;
 struct Context;
 
@@ -46,9 +46,8 @@ struct Context {
     int64_t tokens = 0;  // T of this rank in this micro-batch
     int64_t tokens_per_rank = 0;  // S: the largest T over all ranks
     int64_t seq_length = 0;
-    int64_t layer_row_capacity = 0;  // row capacity of one MoE layer
-    const std::vector<int64_t>* known_rows =
-        nullptr;           // by layer, where the host knows them: of this rank's experts; for costs only
+    int64_t layer_row_capacity = 0;                    // row capacity of one MoE layer
+    const std::vector<int64_t>* known_rows = nullptr;  // by layer, if the host knows them; for costs only
     RowGroups all_tokens;  // one group of the T rows: what shared experts and dense FFNs run on
     int64_t num_micro_batches = 1;
     int64_t micro_batch = 0;  // index inside the step
@@ -58,54 +57,54 @@ struct Context {
     bool reduces_gradients = false;            // the last micro-batch: overlap_grad_reduce
     // overlap_param_gather: the first micro-batch of the next step gathers the working copies.
     bool overlaps_param_gather = false;
-    // The last micro-batch, where nothing else is added to expert gradients: weight gradients leave the sums
-    // of their squares, which the gradient norm takes (combine order rank).
+    // The last micro-batch, if nothing else is added to expert gradients: weight-gradient GEMMs also write
+    // the sums of their squares for the gradient norm (combine order rank).
     bool sums_squares = false;
     DelayedWgrads* delayed = nullptr;  // absent: every micro-batch computes its own weight gradients
     bool recomputing = false;  // a forward re-run in the backward, or an evaluation: count no statistics
-    // What stochastic rounding counts by, in addition to the tensor and the micro-batch.
+    // Inputs of stochastic rounding's random numbers, in addition to the tensor and the micro-batch.
     struct Rounding {
         uint64_t seed = 0;
         TensorView step;      // [1] i64 on the device: rounding_step()
-        int64_t replica = 0;  // of the ranks that hold the same experts
+        int64_t replica = 0;  // of this rank, among the ranks that hold the same experts
     } rounding = {};
-    // Of all MoE layers, one after the other, with routing from a file or into one; absent: neither.
+    // Routing from a file or into one, for all MoE layers; absent: neither.
     struct Routing {
         TensorView given;  // [layers, S, K] i32: the experts, in place of the routers' choices
-        // Page-locked [layers, S, K]: gets what the routers choose in the forward, with given ids too.
+        // Page-locked [layers, S, K]: receives the routers' choices in the forward, also with given ids.
         int32_t* chosen = nullptr;
     } routing = {};
-    TensorView step_status;  // [1] i32 device word: 0 fine; otherwise every persistent write is skipped
+    TensorView step_status;  // [1] i32 on the device: 0: fine; otherwise every persistent write is skipped
     TensorStats* tensor_stats = nullptr;
-    int64_t layer = 0;              // of the model, for tensor_stats
-    GemmObserver* gemms = nullptr;  // absent: nobody
-    SideStream* side = nullptr;     // null: operations run one after the other
-    WireStream* wire = nullptr;     // null: exchange calls run between the other operations
-    Turn* turn = nullptr;           // null: micro-batches are not interleaved
+    int64_t layer = 0;  // of the model, for tensor_stats
+    GemmObserver* gemms = nullptr;
+    SideStream* side = nullptr;                    // null: operations run one after the other
+    WireStream* wire = nullptr;                    // null: exchange calls run between the other operations
+    InterleavedMicroBatch* interleaved = nullptr;  // null: not interleaved
     Launch launch = {};
 
-    // Until the end of the scope this is a stage of the journey (norm, fc1, ...), or a part of the model (the
-    // MoE layer, the head, ...).
+    // Times a stage (norm, fc1, ...) or a part of the model (MoE layer, head, ...) until the end of the
+    // scope.
     StageTimer::Scope stage(const char* name) { return stage(name, launch); }
     StageTimer::Scope stage(const char* name, const Launch& of) {
         return {timer, StageLevel::stage, name, of};
     }
     StageTimer::Scope part(const char* name) { return {timer, StageLevel::part, name, launch}; }
-    // The same micro-batch on other memory.
+    // The same micro-batch with other arenas.
     Context with(Arena& other_saved, Arena& other_scratch) const;
     // Whether expert weight gradients of this micro-batch wait for the next one's.
     bool delays_wgrads() const { return delayed != nullptr && delayed->waits(); }
 };
 
-// Marks the arenas of saved activations. forget() drops what a forward saved since then, because the backward
-// runs the forward again (recompute moe, full).
-class KeptSince {
+// A mark in the arenas of saved activations. rewind() drops what a forward saved since then, because the
+// backward runs the forward again (recompute moe, full).
+class SavedMark {
 public:
-    explicit KeptSince(const Context& ctx)
+    explicit SavedMark(const Context& ctx)
         : saved_(ctx.saved.mark()),
           delayed_(ctx.delayed != nullptr ? ctx.delayed->arena().mark() : Arena::Mark{}),
           depth_(ctx.rows.depth()) {}
-    void forget(Context& ctx) const {
+    void rewind(Context& ctx) const {
         ctx.saved.rewind(saved_);
         if (ctx.delayed != nullptr) ctx.delayed->arena().rewind(delayed_);
         ctx.rows.pop(depth_);

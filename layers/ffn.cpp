@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The FFN of rows that stay on their rank, as a flow with one group and no dispatch.
+// The FFN as a flow with one group of rows and no dispatch.
 #include "layers/ffn.h"
 
 #include <cmath>
@@ -89,7 +89,7 @@ void Ffn::backward(Context& ctx, const TokenRows& x, const TokenRows& dy, bool r
 
 namespace {
 
-// The gate is a router with one expert, which every token chooses: its probability is sigmoid(logit).
+// The gate is a router with one expert that every token chooses; the probability is sigmoid(logit).
 constexpr op::RouterOptions kGate = {.score = op::Score::sigmoid};
 
 }  // namespace

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// SwiGLU FFN on rows that stay on their rank: the shared expert and dense-FFN layers. Follows the recipe and
-// reuses the norm's FP8 rows.
+// SwiGLU FFN without dispatch: the shared expert and dense FFN layers. It follows the recipe and reuses the
+// norm's FP8 rows.
 #pragma once
 
 #include "layers/flows/flow.h"
@@ -53,7 +53,7 @@ struct ExpertWeightsSpec {
     WeightFormat format;
     DType plain_dtype = DType::bf16;
 };
-// The gated unit of routed experts, and of rows that stay on their rank.
+// The GLU of routed experts, and of shared experts and dense FFNs.
 op::GluForm routed_form(const GluSpec& glu);
 op::GluForm local_form(const GluSpec& glu);
 

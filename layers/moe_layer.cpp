@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Forward and backward of the MoE layer, and what each recompute mode keeps or makes again.
+// Forward and backward of the MoE layer, and its recompute modes.
 #include "layers/moe_layer.h"
 
 #include "layers/schedule/wire_stream.h"
@@ -62,10 +62,10 @@ int64_t MoeLayer::worst_rows(MoeSpec moe, int64_t tokens_per_rank, int64_t exper
 
 void MoeLayer::forward(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
                        const TensorView& y) const {
-    const KeptSince kept(ctx);
+    const SavedMark mark(ctx);
     saved.depth = ctx.rows.depth();
     forward_once(ctx, x, residual, saved, y);
-    if (recompute_.moe) kept.forget(ctx);  // only the layer's input stays
+    if (recompute_.moe) mark.rewind(ctx);  // only the layer's input stays
 }
 
 void MoeLayer::forward_once(Context& ctx, const TokenRows& x, const TensorView& residual, MoeSaved& saved,
@@ -164,7 +164,7 @@ void MoeLayer::make_plan(Context& ctx, MoeSaved& saved) const {
     auto timed = ctx.stage("plan", wire);
     const int64_t ranks = ctx.exchange.size(), slots = ctx.tokens_per_rank, topk = moe_.moe_router_topk;
     TensorView all_ids, all_probs;
-    if (ranks == 1) {  // its own routing is all there is
+    if (ranks == 1) {  // nothing to gather
         all_ids = saved.route.ids.reshape({1, slots, topk});
         all_probs = saved.route.probs.reshape({1, slots, topk});
     } else {

@@ -36,8 +36,8 @@ public:
 
     const Router& router() const { return *router_; }
     Router& router() { return *router_; }
-    // Row capacity of a rank in this layer at the start, for the given slots per rank; and the rows that the
-    // worst routing needs.
+    // Initial row capacity of a rank in this layer for the given slots per rank; and the rows that the worst
+    // routing needs.
     static int64_t row_capacity(const MoeSpec& moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
     static int64_t worst_rows(MoeSpec moe, int64_t tokens_per_rank, int64_t expert_parallel_size);
 
@@ -47,8 +47,8 @@ private:
     SideStream* side_of(const Context& ctx) const;
     Context begin_shared_expert(const Context& ctx) const;
     void make_plan(Context& ctx, MoeSaved& saved) const;
-    // routed: rows shared over layers, where the experts' tensors live; layer: rows of this layer alone (the
-    // unpadded twin).
+    // routed: rows of the row arena, for the experts' tensors; layer: rows of this layer only, for the plan
+    // without padding.
     enum class PlanRows { routed, layer };
     DispatchPlan plan_for(Context& ctx, const TensorView& all_ids, const TensorView& all_probs,
                           int64_t alignment, PlanRows rows, const Launch& launch) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One pass that writes BF16 rows and the FP8 rows of the recipe; delayed scaling keeps its history here.
+// RMSNorm with the FP8 rows of the recipe, and the history of delayed scaling.
 #include "layers/norm.h"
 
 #include "layers/tensor_stats.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The norm before attention or the FFN: BF16 rows for the router and the BF16 GEMMs, and, from the same pass,
-// the FP8 rows that the recipe puts on the wire.
+// The norm before attention or the FFN. One operation writes BF16 rows for the router and the BF16 GEMMs, and
+// the FP8 rows of the recipe.
 #pragma once
 
 #include "layers/flows/flow.h"
@@ -28,8 +28,8 @@ public:
     // dx = norm backward of dy + dresidual.
     void backward(Context& ctx, const TensorView& dy, const TensorView& dresidual, const NormSaved& saved,
                   const TensorView& dx) const;
-    // Start of a step, also of a redone one: the running maximum to zero. End of a step: the delayed scale of
-    // the next one.
+    // begin_step sets the running maximum to zero, also for a redone step. update_state computes the delayed
+    // scale of the next step.
     void begin_step(Context& ctx) const;
     void update_state(Context& ctx, const TensorView& step) const;
     // History and scale, for checkpoints; none without a delayed scale.

@@ -89,9 +89,9 @@ Parameter& ParameterStore::add(const ParameterSpec& spec) {
     p.shard = spec.expert ? shards_.expert : shards_.dense;
     StateCut& cut = spec.expert ? expert_cut_ : dense_cut_;
     p.first_gradient = cut.first;
-    p.shares = state_shares(p.numel(), p.shard.size, cut);
+    p.shards = state_shards(p.numel(), p.shard.size, cut);
     if (!p.frozen) cut = next_cut(cut, p.numel(), p.shard.size, gradient_alignment(spec.expert));
-    p.slice = p.shares[static_cast<size_t>(p.shard.rank)].front();
+    p.slice = p.shards[static_cast<size_t>(p.shard.rank)].front();
     const bool here = masters_ == Masters::own;
     if (here && p.is_sharded())
         allocate_shard(p);

@@ -25,7 +25,7 @@ public:
         if (flow_ != nullptr) return flow_->linear_backward(ctx, layer(), x, dy, saved, dx);
         backward(ctx, dy.plain, x.plain, ctx.grad_mode, dx);
     }
-    // The FP8 rows that whoever makes dy writes in addition; absent: none.
+    // FP8 rows that the operation that computes dy also writes; absent: none.
     ScaledTensor gradient_rows(Context& ctx) const {
         return flow_ != nullptr ? flow_->gradient_rows(ctx, weight_.spec.shape[0]) : ScaledTensor{};
     }

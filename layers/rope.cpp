@@ -12,19 +12,19 @@ namespace fp8flow {
 
 namespace {
 
-// YaRN's m(x): how much attention sharpens with the length.
+// YaRN's m(x): attention scaling with the length.
 double yarn_mscale(const RopeSpec& rope, double x) {
     return rope.rotary_scaling_factor <= 1 ? 1.0 : 0.1 * x * std::log(rope.rotary_scaling_factor) + 1.0;
 }
 
-// The pair that turns `turns` times in the original length, as a real number.
+// The pair that makes `turns` rotations in the original length, as a real number.
 double yarn_pair(const ModelSpec& model, int64_t rotated, double turns) {
     const double length = static_cast<double>(model.rope.original_max_position_embeddings);
     return static_cast<double>(rotated) * std::log(length / (turns * 2 * std::numbers::pi)) /
            (2 * std::log(model.rotary_base));
 }
 
-// Pairs that turn fast keep their frequency, slow ones are divided by the factor, a ramp between them.
+// High frequencies stay, low frequencies are divided by the factor, with a ramp between them.
 double yarn(const ModelSpec& model, int64_t rotated, int64_t pair, double frequency) {
     const RopeSpec& rope = model.rope;
     const double low = std::max(std::floor(yarn_pair(model, rotated, rope.beta_fast)), 0.0);

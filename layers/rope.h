@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Rotary position embedding as data for op::Rope, which rotates the pairs (i, i + D/2) of a head by a table.
-// Partial rotation, interleaved pairs and scaled frequencies are other tables, and another order of the rows
-// of the query and key projections: the device has one operation. Read next: layers/attention/attention.h.
+// Rotary position embedding for op::Rope, which rotates the pairs (i, i + D/2) of a head by a table. Partial
+// rotation, interleaved pairs and scaled frequencies need another table, or another order of the rows of the
+// query and key projections, but no other operation. Read next: layers/attention/attention.h.
 #pragma once
 
 #include "layers/spec.h"
@@ -19,12 +19,12 @@ struct RopeHead {
     bool interleaved = false;
 };
 
-// Our row d of a head is row rope_rows(head)[d] of the checkpoint: those before `first` stay, and of the
-// others rotated pairs come first in both halves. It applies to every row of a head's queries and keys:
-// weights, biases, and gammas of their norms.
+// Row d of a head is row rope_rows(head)[d] of the checkpoint. Rows before `first` stay; of the others,
+// rotated pairs come first in both halves. Applies to weights, biases, and gammas of the norms of queries and
+// keys.
 std::vector<int64_t> rope_rows(const RopeHead& head);
 
-// [length, dim/2, 2] f32 cos and sin, computed in double. The first rotated/2 pairs turn, the other ones have
+// [length, dim/2, 2] f32 cos and sin, computed in double. The first rotated/2 pairs rotate, the others have
 // angle 0. Scaled frequencies: Transformers' modeling_rope_utils.
 std::vector<float> rope_table(const ModelSpec& model, int64_t length, int64_t dim, int64_t rotated);
 
@@ -32,7 +32,7 @@ std::vector<float> rope_table(const ModelSpec& model, int64_t length, int64_t di
 std::vector<float> rope_table(const ModelSpec& model);
 int64_t rope_dims(const ModelSpec& model);
 
-// What YaRN multiplies the softmax scale of multi-latent attention by: m(mscale_all_dim)^2.
+// YaRN's factor of the softmax scale in multi-latent attention: m(mscale_all_dim)^2.
 double rope_softmax_factor(const RopeSpec& rope);
 
 // Dimensions of a head that rotate: rotary_percent of kv_channels, none of them with rope_type none.

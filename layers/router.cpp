@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Routing of one layer in the order of the formulas: logits, scores, choice, losses; their gradients upwards.
+// Routing of one layer: logits, scores, choice, losses, and their gradients.
 #include "layers/router.h"
 
 #include "kernels/core/error.h"
@@ -43,14 +43,14 @@ Router::Router(ParameterStore& store, Device& device, const ModelSpec& model, co
     }
 }
 
-void Router::place_in_model(int64_t moe_layer, const TensorView& counts, const TensorView& losses) {
+void Router::use_model_statistics(int64_t moe_layer, const TensorView& counts, const TensorView& losses) {
     moe_layer_ = moe_layer;
     counts_ = counts;
     losses_ = losses;
     owns_statistics_ = false;
 }
 
-// Forced ids are made once: a step must neither compute on the host nor wait for copies from it.
+// Given ids are made once, because a step must not compute on the host or wait for copies from it.
 TensorView Router::given_ids(Context& ctx) const {
     if (ctx.routing.given) return ctx.routing.given[moe_layer_].slice(0, ctx.tokens);
     if (moe_.given_ids == nullptr) return {};
@@ -69,7 +69,7 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
     saved.logits = ctx.saved.tensor(DType::f32, {ctx.tokens, experts}, "route");
     saved.ids = ctx.saved.tensor(DType::i32, {ctx.tokens, topk}, "route");
     saved.probs = ctx.saved.tensor(DType::f32, {ctx.tokens, topk}, "route");
-    saved.balance = place_balance(ctx);
+    saved.balance = allocate_balance(ctx);
     ArenaScope scope(ctx.scratch);
     // A forward that is re-run in the backward must not count its tokens twice.
     TensorView counts = counts_;
@@ -87,11 +87,11 @@ void Router::forward(Context& ctx, const TensorView& xn, RouterSaved& saved) con
                                 .counts = counts,
                                 .balance = saved.balance};
     ctx.ops.router_top_k(choice, ctx.launch);
-    if (ctx.routing.chosen != nullptr && !ctx.recomputing) show_choice(ctx, choice);
+    if (ctx.routing.chosen != nullptr && !ctx.recomputing) record_choice(ctx, choice);
 }
 
-// With given ids the router chooses as well, for nobody but the host.
-void Router::show_choice(Context& ctx, op::RouterTopK choice) const {
+// Copies the router's own choice to the host, also with given ids.
+void Router::record_choice(Context& ctx, op::RouterTopK choice) const {
     if (choice.forced_ids) {
         choice.forced_ids = {};
         choice.ids = ctx.scratch.tensor(DType::i32, {ctx.tokens, moe_.moe_router_topk}, "route");
@@ -106,8 +106,8 @@ void Router::show_choice(Context& ctx, op::RouterTopK choice) const {
                                     static_cast<size_t>(choice.ids.bytes()), ctx.launch.stream);
 }
 
-// Sets are sequences where a loss is taken by sequence.
-op::RouterBalance Router::place_balance(Context& ctx) const {
+// A set is a sequence if a loss is computed per sequence.
+op::RouterBalance Router::allocate_balance(Context& ctx) const {
     const auto& types = moe_.moe_router_load_balancing_type;
     const bool by_sequence =
         std::find(types.begin(), types.end(), BalancingLoss::seq_aux_loss) != types.end();
@@ -154,9 +154,9 @@ void Router::backward(Context& ctx, const TensorView& dprobs, const TensorView& 
 }
 
 // coeff * E/(K n^2) * sum_e counts_e P_e over a set of n tokens: this rank's micro-batch (aux_loss), each
-// sequence (seq_aux_loss), or the global batch so far (global_aux_loss); averaged over micro-batches, as the
-// main loss is. The ranks' parts are averaged, those of global_aux_loss, which add up to the loss, as its key
-// says.
+// sequence (seq_aux_loss), or the global batch so far (global_aux_loss). Averaged over micro-batches and
+// ranks, as the main loss. The parts of global_aux_loss add up to the loss: moe_global_aux_loss_gradient says
+// whether their gradients are averaged or added.
 op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double coeff,
                                      const op::RouterBalance& balance) const {
     const auto weight_for = [&](double tokens) {
@@ -174,7 +174,7 @@ op::BalanceTerm Router::balance_term(Context& ctx, BalancingLoss type, double co
     const double tokens = static_cast<double>(ctx.tokens),
                  micro_batches = static_cast<double>(ctx.num_micro_batches);
     if (type == BalancingLoss::global_aux_loss) {
-        // every rank takes part in the reduction, also one without tokens
+        // every rank takes part in the reduction, also without tokens
         on_wire(ctx, [&](const Launch& wire) {
             ctx.exchange.all_reduce(Reduce::sum, Ranks::world, counts, wire);
         });

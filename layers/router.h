@@ -23,18 +23,18 @@ public:
            DType plain_dtype, int layer);
 
     void forward(Context& ctx, const TensorView& xn, RouterSaved& saved) const;
-    // dx = dx_in + the router's part; balancing and z-loss gradients are added here, once per micro-batch.
+    // dx = dx_in + the router's part, with the gradients of balancing losses and z-loss.
     void backward(Context& ctx, const TensorView& dprobs, const TensorView& xn, const RouterSaved& saved,
                   const TensorView& dx_in, const TensorView& dx) const;
 
-    // A model keeps the statistics of its layers side by side: counts [E] i64, losses() f32; it zeroes them
-    // at the start of a step, all layers' at once. Otherwise they are the router's own.
-    // moe_layer: its number among the MoE layers, by which it finds its part of Context::Routing.
-    void place_in_model(int64_t moe_layer, const TensorView& counts, const TensorView& losses);
+    // Makes the router use the model's statistics: counts [E] i64, losses() f32, which the model sets to zero
+    // for all layers at once at the start of a step. Without this call the router owns them. moe_layer: index
+    // among the MoE layers, for Context::Routing.
+    void use_model_statistics(int64_t moe_layer, const TensorView& counts, const TensorView& losses);
     void set_global_loss_gradient(GlobalLossGradient rule) { moe_.moe_global_aux_loss_gradient = rule; }
 
-    // Start of a step: statistics to zero. End of a step: counts summed over all ranks (here, or by the model
-    // for all layers at once), then the expert bias moved.
+    // Start of a step: begin_step sets statistics to zero. End of a step: reduce_counts sums the counts over
+    // all ranks (or the model does, for all layers at once), then update_bias.
     void begin_step(Context& ctx) const;
     void reduce_counts(Context& ctx) const;
     void update_bias(Context& ctx) const;
@@ -44,18 +44,17 @@ public:
     TensorView step_counts() const { return counts_; }                 // [E] i64
     TensorView balancing_loss() const { return losses_.slice(0, 1); }  // [1] f32, coefficient included
     TensorView z_loss() const { return losses_.slice(1, 1); }          // [1] f32, coefficient included
-    // [op::kRouterLosses] f32: both, then the balancing losses one by one, as moe_router_load_balancing_type
-    // has them.
+    // [op::kRouterLosses] f32: both, then each balancing loss in the order of moe_router_load_balancing_type.
     TensorView losses() const { return losses_; }
     TensorView expert_bias() const { return bias_; }  // [E] f32; absent without moe_router_enable_expert_bias
     const std::string& name() const { return name_; }  // "layers.3.moe.router"
 
 private:
-    op::RouterBalance place_balance(Context& ctx) const;
+    op::RouterBalance allocate_balance(Context& ctx) const;
     op::BalanceTerm balance_term(Context& ctx, BalancingLoss type, double coeff,
                                  const op::RouterBalance& balance) const;
     TensorView given_ids(Context& ctx) const;
-    void show_choice(Context& ctx, op::RouterTopK choice) const;
+    void record_choice(Context& ctx, op::RouterTopK choice) const;
 
     ModelSpec model_;
     MoeSpec moe_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The shared buffers by key and the views into them; the first row of a layer is read on the device.
+// Buffers by tensor kind, and views into them.
 #include "layers/row_arena.h"
 
 #include "kernels/core/error.h"

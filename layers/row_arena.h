@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// RowArena: saved tensors with one row per routed token copy. All MoE layers share one buffer per tensor kind
-// (capacity: the sum over layers); where a layer's rows begin is a device word, since it depends on routing.
-// Layers push in the forward and pop in the backward.
+// RowArena: saved tensors with one row per routed token copy. All MoE layers share one buffer per tensor
+// kind, with the capacity of all layers together. The first row of a layer is a word on the device, because
+// it depends on routing. Layers push in the forward and pop in the backward.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -45,11 +45,11 @@ public:
     // Bytes per row of every kind in use, and bytes reserved.
     const std::map<std::string, double>& bytes_per_row() const { return bytes_per_row_; }
     int64_t reserved_bytes() const { return reserved_; }
-    // Rows in use, padding included: of all layers that were last saved at the same time. With recompute of
-    // whole layers, one layer is saved at a time, so it is the last layer's. Waits for the device.
+    // Rows in use with padding, of all layers that were last saved at the same time. (With recompute of whole
+    // layers: of the last layer.) Waits for the device.
     int64_t used_rows() const;
-    // The most rows that plans have needed since the arena was made, fitting or not, in blocks of 128: for
-    // one layer, and summed over the layers saved at the same time. Waits for the device.
+    // The most rows that plans have needed so far, even if they did not fit, in blocks of 128: for one layer,
+    // and over the layers saved at the same time. Waits for the device.
     struct Wanted {
         int64_t layer = 0, together = 0;
     };

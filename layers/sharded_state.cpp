@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// State of the optimizer that ranks share (use_distributed_optimizer): who has which slice, and how what one
-// rank wrote comes to all. Source: ZeRO stage 1 (Rajbhandari et al. 2019), Megatron-LM's distributed
-// optimizer.
+// Sharded optimizer state (use_distributed_optimizer): the slice of each rank, the reduction of gradients,
+// and gathering of what each rank updated. Source: ZeRO stage 1 (Rajbhandari et al. 2019), Megatron-LM's
+// distributed optimizer.
 #include "layers/parameter.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ constexpr int64_t kNormBlock = op::kNormSquaredBlock;
 
 TensorView flat(const TensorView& whole) { return make_view(whole.data, whole.dtype, {whole.numel()}); }
 
-constexpr int64_t kGatheredAlign = 64;  // elements: where each master of those gathered together begins
+constexpr int64_t kGatheredAlign = 64;  // elements: alignment of each master in the gather buffer
 
 }  // namespace
 
@@ -27,9 +27,9 @@ int64_t gathered_elements(const std::vector<int64_t>& masters, int64_t most) {
     return std::max(largest, std::min(all, most));
 }
 
-Shares state_shares(int64_t numel, int64_t size, const StateCut& at) {
+Shards state_shards(int64_t numel, int64_t size, const StateCut& at) {
     const int64_t end = at.first + numel;
-    // the first and the last block that begins inside
+    // the first and the last block that begin inside this parameter
     const int64_t first = (at.first / kNormBlock + 1) * kNormBlock,
                   last = (end - 1) / kNormBlock * kNormBlock;
     const auto cut = [&](int64_t part) {
@@ -38,11 +38,11 @@ Shares state_shares(int64_t numel, int64_t size, const StateCut& at) {
         const int64_t nearest = (at.first + numel * part / size + kNormBlock / 2) / kNormBlock * kNormBlock;
         return std::clamp(nearest, first, last);
     };
-    Shares shares(static_cast<size_t>(size));
+    Shards shards(static_cast<size_t>(size));
     for (int64_t part = 0; part < size; ++part)
-        shares[static_cast<size_t>((at.rank + part) % size)] = {
+        shards[static_cast<size_t>((at.rank + part) % size)] = {
             {cut(part) - at.first, cut(part + 1) - cut(part)}};
-    return shares;
+    return shards;
 }
 
 StateCut next_cut(const StateCut& at, int64_t numel, int64_t size, int64_t alignment) {
@@ -61,56 +61,56 @@ TensorView Parameter::part_here(const TensorView& whole) const {
     return flat(whole).slice(slice.first, slice.count);
 }
 
-bool ParameterStore::divides_gradients(bool expert) const {
+bool ParameterStore::shards_gradients(bool expert) const {
     return expert ? shards_.expert.size > 1 && !shards_.whole_expert_gradients : shards_.dense.size > 1;
 }
 
-// Two slices of a rank are one where only padding is between them.
-Shares ParameterStore::gradient_shares(size_t first, size_t last, bool expert) const {
-    Shares shares(static_cast<size_t>((expert ? shards_.expert : shards_.dense).size));
+// Two slices of a rank become one if only padding is between them.
+Shards ParameterStore::gradient_shards(size_t first, size_t last, bool expert) const {
+    Shards shards(static_cast<size_t>((expert ? shards_.expert : shards_.dense).size));
     int64_t begin = -1;
     for (size_t i = first; i < last; ++i) {
         const Parameter& p = parameters_[i];
         if (p.spec.expert != expert || p.frozen) continue;
         if (begin < 0) begin = p.first_gradient;
-        for (size_t r = 0; r < shares.size(); ++r) {
-            const Slice& slice = p.shares[r].front();
+        for (size_t r = 0; r < shards.size(); ++r) {
+            const Slice& slice = p.shards[r].front();
             const int64_t at = p.first_gradient - begin + slice.first;
-            std::vector<Slice>& share = shares[r];
+            std::vector<Slice>& shard = shards[r];
             if (slice.count == 0) continue;
-            if (!share.empty() && at - share.back().first - share.back().count < gradient_alignment(expert))
-                share.back().count = at + slice.count - share.back().first;
+            if (!shard.empty() && at - shard.back().first - shard.back().count < gradient_alignment(expert))
+                shard.back().count = at + slice.count - shard.back().first;
             else
-                share.push_back({at, slice.count});
+                shard.push_back({at, slice.count});
         }
     }
-    return shares;
+    return shards;
 }
 
 void ParameterStore::reduce_gradients(Exchange& exchange, int64_t replica, size_t first, size_t last,
                                       const Launch& launch) {
     const auto [dense, expert] = gradients_of(first, last);
-    if (dense && divides_gradients(false))
-        exchange.reduce_scatter(Ranks::world, dense, gradient_shares(first, last, false), launch);
+    if (dense && shards_gradients(false))
+        exchange.reduce_scatter(Ranks::world, dense, gradient_shards(first, last, false), launch);
     else if (dense)
         exchange.all_reduce(Reduce::sum, Ranks::world, dense, launch);
-    if (expert && divides_gradients(true))
-        exchange.reduce_scatter(Ranks::expert_replicas, expert, gradient_shares(first, last, true), launch);
+    if (expert && shards_gradients(true))
+        exchange.reduce_scatter(Ranks::expert_replicas, expert, gradient_shards(first, last, true), launch);
     else if (expert)
         reduce_expert_gradients(exchange, replica, expert, launch);
 }
 
 void ParameterStore::gather_gradients(Exchange& exchange) {
-    if (dense_gradients_ && divides_gradients(false))
-        exchange.all_gather(Ranks::world, dense_gradients_, gradient_shares(false));
-    if (expert_gradients_ && divides_gradients(true))
-        exchange.all_gather(Ranks::expert_replicas, expert_gradients_, gradient_shares(true));
+    if (dense_gradients_ && shards_gradients(false))
+        exchange.all_gather(Ranks::world, dense_gradients_, gradient_shards(false));
+    if (expert_gradients_ && shards_gradients(true))
+        exchange.all_gather(Ranks::expert_replicas, expert_gradients_, gradient_shards(true));
 }
 
 void ParameterStore::gather_master(Exchange& exchange, const Parameter& p, const TensorView& whole,
                                    const Launch& launch) {
     place_slice(p, whole, launch);
-    exchange.all_gather(p.ranks(), flat(whole), p.shares, launch);
+    exchange.all_gather(p.ranks(), flat(whole), p.shards, launch);
 }
 
 void ParameterStore::place_slice(const Parameter& p, const TensorView& whole, const Launch& launch) {
@@ -121,20 +121,19 @@ void ParameterStore::place_slice(const Parameter& p, const TensorView& whole, co
 
 namespace {
 
-// Tensors of one dtype that the same ranks share, in one piece of memory, as one tensor: a gather costs its
-// waits, and so there are fewer. All ranks have the same tensors at the same places.
+// Tensors of one dtype that are contiguous and sharded over the same ranks, gathered in one call.
 struct Run {
     Ranks ranks = Ranks::world;
-    TensorView values;  // [N], what lies between the tensors included
-    Shares shares;
+    TensorView values;  // [N], with the gaps between the tensors
+    Shards shards;
 
     void add(const Parameter& p, const TensorView& whole) {
-        if (!values) *this = {p.ranks(), make_view(whole.data, whole.dtype, {0}), Shares(p.shares.size())};
+        if (!values) *this = {p.ranks(), make_view(whole.data, whole.dtype, {0}), Shards(p.shards.size())};
         const int64_t begin = (whole.bytes_ptr() - values.bytes_ptr()) / size_of(values.dtype);
         values = make_view(values.data, values.dtype, {begin + p.numel()});
-        for (size_t r = 0; r < shares.size(); ++r) {
-            const Slice& slice = p.shares[r].front();
-            if (slice.count > 0) shares[r].push_back({begin + slice.first, slice.count});
+        for (size_t r = 0; r < shards.size(); ++r) {
+            const Slice& slice = p.shards[r].front();
+            if (slice.count > 0) shards[r].push_back({begin + slice.first, slice.count});
         }
     }
 };
@@ -155,10 +154,10 @@ void ParameterStore::gather_copies(Exchange& exchange, const std::vector<const P
     for (const Parameter* p : parameters)
         if (p->is_sharded() && p->plain && !p->fprop)
             runs[{kind_of_copy(p->spec), p->plain_chunk}].add(*p, p->plain);
-    for (const auto& [place, run] : runs) exchange.all_gather(run.ranks, run.values, run.shares, launch);
+    for (const auto& [place, run] : runs) exchange.all_gather(run.ranks, run.values, run.shards, launch);
 }
 
-// One call for as many masters as the buffer holds, then their copies.
+// Gathers as many masters per call as the buffer holds, then writes their copies.
 void ParameterStore::gather_masters(Exchange& exchange, bool expert,
                                     const std::vector<const Parameter*>& parameters, const Launch& launch) {
     std::vector<std::pair<const Parameter*, TensorView>> masters;
@@ -166,7 +165,7 @@ void ParameterStore::gather_masters(Exchange& exchange, bool expert,
     int64_t end = 0;
     const auto finish = [&] {
         if (masters.empty()) return;
-        exchange.all_gather(run.ranks, run.values, run.shares, launch);
+        exchange.all_gather(run.ranks, run.values, run.shards, launch);
         for (const auto& [p, master] : masters) write_copies(*p, master, launch);
         masters.clear();
         run = {};

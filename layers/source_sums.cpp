@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: MIT
-// Reductions of expert gradients over ranks. Where the tokens of each source rank have sums of their own
-// (combine order `invariant`), these are added in ascending rank order of the source, over all ranks of the
-// job: the sum that ranks which hold all experts make, ((s0 + s1) + s2) + ..., whoever holds an expert.
+// Reductions of expert gradients over ranks. With combine order `invariant` the tokens of each source rank
+// have separate sums. These are added in ascending source rank over the whole job, ((s0 + s1) + s2) + ..., so
+// the result does not depend on which rank holds an expert.
 #include "layers/parameter.h"
 
 namespace fp8flow {
 
 namespace {
 
-constexpr int64_t kRowsBytes = 64 << 20;  // of one piece of the gradients of all sources
-constexpr int64_t kUnit = 64;             // a row of a piece is so many elements or a multiple
+constexpr int64_t kRowsBytes = 64 << 20;  // bytes of one piece of the gradients of all sources
+constexpr int64_t kUnit = 64;             // a row of a piece has a multiple of so many elements
 
 }  // namespace
 
@@ -28,16 +28,16 @@ std::vector<TensorView> ParameterStore::rows_of_sources(Exchange& exchange, int6
     }
     const TensorView all =
         sums_.tensor(piece.dtype, {replicas * sources_, round_up(piece.numel(), kUnit)}, "sums");
-    Shares shares(static_cast<size_t>(replicas));
+    Shards shards(static_cast<size_t>(replicas));
     for (int64_t row = 0; row < all.dim(0); ++row) {
         rows.push_back(make_view(all[row].data, piece.dtype, {piece.numel()}));
-        shares[static_cast<size_t>(row / sources_)].push_back({row * all.dim(1), piece.numel()});
+        shards[static_cast<size_t>(row / sources_)].push_back({row * all.dim(1), piece.numel()});
     }
     for (int64_t source = 0; source < sources_; ++source) {
         const TensorView& row = rows[static_cast<size_t>(replica * sources_ + source)];
         ops_.device().copy(row.data, own(source).data, static_cast<size_t>(row.bytes()), launch.stream);
     }
-    exchange.all_gather(Ranks::expert_replicas, make_view(all.data, piece.dtype, {all.numel()}), shares,
+    exchange.all_gather(Ranks::expert_replicas, make_view(all.data, piece.dtype, {all.numel()}), shards,
                         launch);
     return rows;
 }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What a model is made of: the plain structs that the layers read. model/config/config.h fills them from
-// YAML; the field names are Megatron's leaf keys, so that a reader can go from a config file to the code by
-// searching for one word.
+// The structs that describe a model to the layers. model/config/config.h fills them from YAML. Field names
+// are Megatron's keys, so a search for a key of a configuration finds the code that reads it.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -29,7 +28,7 @@ enum class GlobalLossGradient : uint8_t { mean, sum };
 enum class Fp8Format : uint8_t { e4m3, hybrid };  // hybrid: gradients in E5M2
 // Where the routing probability multiplies: SwiGLU, before fc2; or the sums of combine, after it.
 enum class ProbsIn : uint8_t { swiglu, combine };
-// What one RMS of qk_layernorm is over, with a gamma of so many values: a head, or all heads of a token.
+// One RMS and gamma of qk_layernorm is over a head, or over all heads of a token.
 enum class QkLayernormType : uint8_t { per_head, per_layer };
 enum class RecomputeGranularity : uint8_t { none, selective, full };
 
@@ -38,7 +37,7 @@ enum class RopeType : uint8_t { rope, none, linear, ntk, yarn, llama3 };
 
 struct RopeSpec {
     RopeType rope_type = RopeType::rope;
-    double rotary_percent = 1.0;                           // share of a head's dimensions that rotate
+    double rotary_percent = 1.0;                           // part of a head's dimensions that rotates
     double rotary_scaling_factor = 1.0;                    // of all types but rope and none
     int64_t original_max_position_embeddings = 4096;       // yarn, llama3: length before scaling
     double beta_fast = 32.0, beta_slow = 1.0;              // yarn
@@ -46,7 +45,7 @@ struct RopeSpec {
     double low_freq_factor = 1.0, high_freq_factor = 4.0;  // llama3
 };
 
-// The gated unit of experts and FFNs: g sigmoid(alpha g) (u + offset) of a gate g and an up u.
+// The GLU activation of experts and FFNs: g sigmoid(alpha g) (u + offset) of a gate g and an up u.
 struct GluSpec {
     bool quick_geglu = false;                        // alpha is 1.702; false: 1, SwiGLU
     double glu_linear_offset = 0;                    // offset
@@ -175,15 +174,14 @@ struct RecomputeSpec {
     SavedRows saved_rows = SavedRows::sorted;  // fp8_flow
 };
 
-// What the optimizer's tensors are kept in: Megatron's names. Masters are FP32.
+// Types of the optimizer's tensors, with Megatron's names. Masters are FP32.
 enum class StateDtype : uint8_t { fp32, bf16 };
 struct StateDtypes {
     StateDtype main_grads_dtype = StateDtype::fp32;  // of routed experts; all others have FP32 gradients
     StateDtype exp_avg_dtype = StateDtype::fp32;
     StateDtype exp_avg_sq_dtype = StateDtype::fp32;
 };
-// Parameters that are not trained: no weight gradient where one is a GEMM of its own, no part in the gradient
-// norm, no update.
+// Parameters that are not trained: no update, no part in the gradient norm, and no weight-gradient GEMM.
 struct Freeze {
     std::vector<std::string> names;  // each a part of a parameter's name, with wildcards as in file names
     bool keeps_moments = false;      // in memory, for a run that trains them later

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// TensorStats (--tensor-stats): what quantisation did to each tensor of each layer in an observed step, and
-// what the transposed copies of weight gradients lost of the rows they were made from. The device measures
-// the tensors that the step uses (kernels/ops/measure.h); the host reads the sums when the step is launched.
+// TensorStats (--tensor-stats): the quantisation error of each tensor of each layer in an observed step, and
+// the error of transposed copies against the rows they were made from. The device measures the tensors that
+// the step uses (kernels/ops/measure.h); the host reads the sums after it has launched the step.
 #pragma once
 
 #include "layers/context.h"
@@ -38,7 +38,7 @@ private:
 
 class TensorStats {
 public:
-    // What is observed until end_iteration belongs to this iteration, whose earlier rows are forgotten.
+    // Observations until end_iteration belong to this iteration. Drops earlier rows of it.
     void begin_iteration(int64_t iteration);
     // Waits for the device and reads what it has measured.
     void end_iteration();
@@ -51,7 +51,7 @@ public:
     // rows [M, C] with row scales, copy [C, M] with scales tile128 or vec128, of the same groups.
     void observe_transposed(Context& ctx, const std::string& weight, const char* tensor,
                             const ScaledTensor& rows, const ScaledTensor& copy, const RowGroups& groups);
-    // The FP8 copy against the master that it was made from; nothing where other ranks hold parts of that.
+    // The FP8 copy against its master; nothing if the master is sharded.
     void observe_weight(Context& ctx, std::string_view stage, const Parameter& weight);
 
     // Iterations ascending, then as observed.

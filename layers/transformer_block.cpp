@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The block as two residual branches, forward and backward, and which precision a layer has.
+// The block as two residual branches, forward and backward, and the precision of each layer.
 #include "layers/transformer_block.h"
 
 #include "layers/attention/latent_attention.h"
@@ -67,11 +67,11 @@ TransformerBlock::TransformerBlock(ParameterStore& store, Device& device, const 
 
 void TransformerBlock::forward(Context& ctx, const TensorView& x, BlockSaved& saved,
                                const TensorView& y) const {
-    const KeptSince kept(ctx);
+    const SavedMark mark(ctx);
     ctx.layer = layer_;
     forward_once(ctx, x, saved, y);
     if (recompute_.recompute_granularity != RecomputeGranularity::full) return;
-    kept.forget(ctx);  // only the block's input stays
+    mark.rewind(ctx);  // only the block's input stays
     saved = {};
     saved.x = x;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// One transformer block: norm, attention, residual; norm, MoE (or dense FFN), residual. Forward pushes what
-// backward needs; backward reads the same list upwards.
+// One transformer block: norm, attention, residual; norm, MoE (or dense FFN), residual. The forward saves
+// what the backward needs; the backward runs the same steps in reverse.
 #pragma once
 
 #include "layers/attention/attention.h"
@@ -34,8 +34,8 @@ public:
     Router* router() { return moe_ ? &moe_->router() : nullptr; }
     Attention* attention() { return attention_.get(); }
     void begin_step(Context& ctx) const;
-    // Router statistics reduced over ranks, then update_state. A model reduces those of all layers at once
-    // and calls the second part alone.
+    // Reduces router statistics over ranks, then update_state. A model reduces the statistics of all layers
+    // at once and calls update_state only.
     void end_step(Context& ctx, const TensorView& step) const;
     // Updates expert bias and delayed scales, unless the step status is set.
     void update_state(Context& ctx, const TensorView& step) const;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// ExchangeGroups: the groups of ranks that an exchange works among, and where they are. The groups outlive
-// the exchange.
+// ExchangeGroups: the process groups of an exchange, and the hosts of their ranks. The groups outlive the
+// exchange.
 #pragma once
 
 #include "kernels/comm/host_layout.h"
@@ -12,33 +12,33 @@
 namespace fp8flow {
 
 struct ExchangeGroups {
-    ExchangeGroups(ProcessGroup& all, ProcessGroup& sharing_experts, ProcessGroup& with_same_experts,
-                   int rank_in_messages = -1, HostLayout hosts_of_sharing = {})
+    ExchangeGroups(ProcessGroup& all, ProcessGroup& expert_parallel_group, ProcessGroup& replicas,
+                   int rank_in_job = -1, HostLayout hosts_of_group = {})
         : world(all),
-          expert_parallel(sharing_experts),
-          expert_replicas(&with_same_experts),
-          job_rank(rank_in_messages),
-          hosts(std::move(hosts_of_sharing)) {}
-    // All ranks share the experts, and experts have no replicas. Implicit: callers with one group pass it.
+          expert_parallel(expert_parallel_group),
+          expert_replicas(&replicas),
+          job_rank(rank_in_job),
+          hosts(std::move(hosts_of_group)) {}
+    // One expert-parallel group of all ranks, without replicas. Implicit: callers with one group pass it.
     // NOLINTNEXTLINE(google-explicit-constructor)
-    ExchangeGroups(ProcessGroup& all, int rank_in_messages = -1, HostLayout its_hosts = {})
-        : world(all), expert_parallel(all), job_rank(rank_in_messages), hosts(std::move(its_hosts)) {}
+    ExchangeGroups(ProcessGroup& all, int rank_in_job = -1, HostLayout hosts_of_group = {})
+        : world(all), expert_parallel(all), job_rank(rank_in_job), hosts(std::move(hosts_of_group)) {}
 
     ProcessGroup& world;
-    ProcessGroup& expert_parallel;            // the ranks that share the experts
+    ProcessGroup& expert_parallel;
     ProcessGroup* expert_replicas = nullptr;  // the ranks with the same experts; null: this rank alone
     int job_rank;                             // names this rank in messages; -1: its rank in `world`
-    HostLayout hosts;  // of expert_parallel, to count what crosses them; default: one host
+    HostLayout hosts;  // of expert_parallel, to count the bytes between hosts; default: one host
 
     int rank_of_job() const { return job_rank < 0 ? world.rank() : job_rank; }
-    // Of more than one rank.
+    // Call it for groups of more than one rank.
     ProcessGroup& among(Ranks ranks) const { return ranks == Ranks::world ? world : *expert_replicas; }
-    Exchange::Places places() const {
-        const auto place = [](const ProcessGroup& group) {
-            return Exchange::Place{group.rank(), group.size()};
+    Exchange::GroupRanks group_ranks() const {
+        const auto rank_in = [](const ProcessGroup& group) {
+            return Exchange::GroupRank{group.rank(), group.size()};
         };
-        return {place(expert_parallel), place(world),
-                expert_replicas != nullptr ? place(*expert_replicas) : Exchange::Place{}};
+        return {rank_in(expert_parallel), rank_in(world),
+                expert_replicas != nullptr ? rank_in(*expert_replicas) : Exchange::GroupRank{}};
     }
 };
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The reference exchange. Both sides of every message know its size and order from the plan, so only data is
-// sent: a rank packs what a peer needs in ascending token order, the peer unpacks it in order (source rank,
-// token).
+// The reference exchange. Sender and receiver know the size and order of every message from the plan, so only
+// data is sent. A rank packs the rows for a peer in ascending token order. Received rows are in order (source
+// rank, token).
 #include "kernels/comm/group_exchange.h"
 
 #include "kernels/comm/plan_messages.h"
@@ -15,19 +15,19 @@ namespace fp8flow {
 
 using namespace comm;
 
-void GroupExchange::count_sent(double& leg, const Parts& parts) {
+void GroupExchange::count_sent(double& counter, const Parts& parts) {
     for (int r = 0; r < size(); ++r) {
         if (r == rank()) continue;
         const auto bytes = static_cast<double>(parts[static_cast<std::size_t>(r)].bytes);
-        leg += bytes;
+        counter += bytes;
         if (!groups_.hosts.same_host(r, rank())) wire_.between_hosts += bytes;
     }
 }
 
-void GroupExchange::exchange_rows(double& leg, const TensorView& outbox, const Parts& send_parts,
+void GroupExchange::exchange_rows(double& counter, const TensorView& outbox, const Parts& send_parts,
                                   const TensorView& inbox, const Parts& recv_parts) {
     groups_.expert_parallel.all_to_all(outbox.data, send_parts, inbox.data, recv_parts);
-    count_sent(leg, send_parts);
+    count_sent(counter, send_parts);
 }
 
 void GroupExchange::do_gather_routing(const Routing& routing, const Launch&) {
@@ -180,8 +180,9 @@ void GroupExchange::combine_choices(const Combine& args, const Call& call) {
     add_returned_rows(args, call, returned, recv_parts);
 }
 
-// Owner's side: a token's rows in ascending expert order, which is also ascending rank order; every rank's
-// rows arrive in the order in which they are used here. In order `rank` its sums are weighted already.
+// On the token's owner: adds the rows of a token in ascending expert order, which is also ascending rank
+// order. The rows of each rank arrive in the order in which they are used here. In order `rank` the sums
+// already have their weights.
 void GroupExchange::add_returned_rows(const Combine& args, const Call& call, const TensorView& returned,
                                       const Parts& parts) {
     const DispatchPlan& plan = call.plan;
@@ -244,14 +245,14 @@ void GroupExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& 
     *values.as<int32_t>() = static_cast<int32_t>(word);
 }
 
-void GroupExchange::do_reduce_scatter(const Shared& shared, const Launch&) {
-    visit_values(shared.values,
-                 [&](auto span) { groups_.among(shared.ranks).reduce_scatter_sum(span, shared.shares); });
+void GroupExchange::do_reduce_scatter(const Sharded& sharded, const Launch&) {
+    visit_values(sharded.values,
+                 [&](auto span) { groups_.among(sharded.ranks).reduce_scatter_sum(span, sharded.shards); });
 }
 
-void GroupExchange::do_all_gather(const Shared& shared, const Launch&) {
-    const auto element = static_cast<std::size_t>(size_of(shared.values.dtype));
-    groups_.among(shared.ranks).all_gather_shares(shared.values.data, element, shared.shares);
+void GroupExchange::do_all_gather(const Sharded& sharded, const Launch&) {
+    const auto element = static_cast<std::size_t>(size_of(sharded.values.dtype));
+    groups_.among(sharded.ranks).all_gather_shards(sharded.values.data, element, sharded.shards);
 }
 
 }  // namespace fp8flow

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Numbers hosts and places.
+// Numbers hosts and local ranks.
 #include "kernels/comm/host_layout.h"
 
 #include <algorithm>
@@ -14,7 +14,7 @@ HostLayout::HostLayout(std::span<const int> host_of) {
         if (first) hosts_.emplace_back();
         std::vector<int>& there = hosts_[static_cast<std::size_t>(found->second)];
         host_of_.push_back(found->second);
-        place_of_.push_back(static_cast<int>(there.size()));
+        local_ranks_.push_back(static_cast<int>(there.size()));
         there.push_back(static_cast<int>(rank));
     }
 }
@@ -25,7 +25,7 @@ HostLayout HostLayout::consecutive(int first_rank, int num_ranks, int ranks_per_
     return HostLayout(host_of);
 }
 
-bool HostLayout::even() const {
+bool HostLayout::hosts_have_equal_sizes() const {
     return std::ranges::all_of(
         hosts_, [&](const std::vector<int>& ranks) { return ranks.size() == hosts_[0].size(); });
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // ProcessGroup over MPI: non-blocking point-to-point messages, polled until all are done or the deadline
-// passes, so that a dead or stalled peer is named instead of waited for. Groups are lists of ranks with a tag
-// of their own on one communicator; no MPI call blocks but that of hosts().
+// passes, so that a dead or stalled peer is reported. A group is a list of ranks with its own tag on one
+// communicator. Only hosts() uses a blocking MPI call.
 #include "kernels/comm/process_group.h"
 #include "kernels/comm/progress.h"
 #include "kernels/core/error.h"
@@ -23,12 +23,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::size_t kPieceBytes = std::size_t{64}
-                                    << 20;  // of a message: counts are int in MPI; progress is seen per piece
+// Messages are sent in pieces: MPI counts are int, and each piece that arrives is progress.
+constexpr std::size_t kPieceBytes = std::size_t{64} << 20;
 // Polling yields the core at first; after this long without progress it sleeps between polls, to leave the
 // cores to the late peer.
 constexpr std::chrono::milliseconds kYieldFor{100};
-constexpr std::chrono::microseconds kNap{50};
+constexpr std::chrono::microseconds kPollInterval{50};
 
 std::string text_of(int code) {
     char text[MPI_MAX_ERROR_STRING] = "";
@@ -67,7 +67,7 @@ public:
           tag_(tag) {}
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(members_.size()); }
-    std::unique_ptr<ProcessGroup> split(int color, int order) override;
+    std::unique_ptr<ProcessGroup> split(int color, int key) override;
     std::vector<int> hosts() override;
 
     void duplicate_world();
@@ -79,7 +79,7 @@ protected:
 private:
     void check(int code, const char* operation, int peer);
     void wait(const char* operation);
-    [[noreturn]] void give_up(const char* operation);
+    [[noreturn]] void fail_late(const char* operation);
 
     std::shared_ptr<World> world_;
     std::vector<int> members_;  // ranks of the world
@@ -96,7 +96,7 @@ void MpiGroup::check(int code, const char* operation, int peer) {
             members_[static_cast<std::size_t>(rank_)], peer, operation, activity(), text_of(code));
 }
 
-void MpiGroup::give_up(const char* operation) {
+void MpiGroup::fail_late(const char* operation) {
     std::set<int> peers;
     for (std::size_t i = 0; i < requests_.size(); ++i)
         if (requests_[i] != MPI_REQUEST_NULL) peers.insert(pieces_[i].peer);
@@ -113,8 +113,9 @@ void MpiGroup::wait(const char* operation) {
     done_.resize(requests_.size());
     statuses_.resize(requests_.size());
     const std::chrono::duration<double> deadline(world_->deadline_seconds);
-    // Another rank of this host that works is waited for. The steady clock is the watchdog's.
-    const auto heard_of = [] { return Clock::time_point(std::chrono::nanoseconds(newest_progress())); };
+    // While another rank of this host makes progress, this rank keeps waiting. The watchdog uses the same
+    // clock.
+    const auto host_progress = [] { return Clock::time_point(std::chrono::nanoseconds(newest_progress())); };
     const Waiting waiting;
     auto last_progress = Clock::now();
     while (true) {
@@ -137,10 +138,10 @@ void MpiGroup::wait(const char* operation) {
         const auto now = Clock::now();
         if (num_done > 0) {
             last_progress = now;
-        } else if (now - last_progress > deadline && now - heard_of() > deadline) {
-            give_up(operation);
+        } else if (now - last_progress > deadline && now - host_progress() > deadline) {
+            fail_late(operation);
         } else if (now - last_progress > kYieldFor) {
-            std::this_thread::sleep_for(kNap);
+            std::this_thread::sleep_for(kPollInterval);
         } else {
             sched_yield();
         }
@@ -166,7 +167,7 @@ void MpiGroup::transfer(const char* operation, const void* send, std::span<const
             pieces_.push_back({members_[peer], is_send ? -1 : bytes});
         }
     };
-    // Starting with the next rank, so that the ranks do not all send to rank 0 first.
+    // Each rank starts with its successor, so that not all ranks send to rank 0 first.
     for (std::size_t i = 1; i < ranks; ++i)
         begin((self + ranks - i) % ranks, recv_parts[(self + ranks - i) % ranks], false);
     for (std::size_t i = 1; i < ranks; ++i) begin((self + i) % ranks, send_parts[(self + i) % ranks], true);
@@ -178,23 +179,23 @@ void MpiGroup::transfer(const char* operation, const void* send, std::span<const
     wait(operation);
 }
 
-std::unique_ptr<ProcessGroup> MpiGroup::split(int color, int order) {
-    struct Vote {
-        Seat seat;
+std::unique_ptr<ProcessGroup> MpiGroup::split(int color, int key) {
+    struct Proposal {
+        SplitKey key;
         int next_tag;
     };
-    const Vote mine{{color, order}, world_->next_tag};
-    std::vector<Vote> votes(members_.size());
-    all_gather(&mine, sizeof mine, votes.data());
-    std::vector<Seat> seats;
-    int tag = 0;  // unused by all members; disjoint groups of one split may share it
-    for (const Vote& vote : votes) {
-        seats.push_back(vote.seat);
-        tag = std::max(tag, vote.next_tag);
+    const Proposal mine{{color, key}, world_->next_tag};
+    std::vector<Proposal> proposals(members_.size());
+    all_gather(&mine, sizeof mine, proposals.data());
+    std::vector<SplitKey> keys;
+    int tag = 0;  // not used by any member; disjoint groups of one split may have the same
+    for (const Proposal& proposal : proposals) {
+        keys.push_back(proposal.key);
+        tag = std::max(tag, proposal.next_tag);
     }
     std::vector<int> members;
     int rank = 0;
-    for (const std::size_t r : members_of(color, seats)) {
+    for (const std::size_t r : members_of(color, keys)) {
         if (r == static_cast<std::size_t>(rank_)) rank = static_cast<int>(members.size());
         members.push_back(members_[r]);
     }

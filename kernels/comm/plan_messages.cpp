@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Counts of messages, and rows stored.
+// Sizes of messages, the order of choices, and storing a row of sums.
 #include "kernels/comm/plan_messages.h"
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Messages that follow from a plan (both sides know sizes and order), and sums of rows. Private to
-// kernels/comm.
+// Sizes and order of messages, derived from a plan on both sides, and sums of rows. Private to kernels/comm.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -42,9 +41,9 @@ struct Sizes {
 // Rows that arrive from each rank, and rows that go to each rank.
 std::vector<int64_t> received_counts(const DispatchPlan& plan);
 std::vector<int64_t> sent_counts(const DispatchPlan& plan);
-// (token, k) choices of rank `owner`'s tokens by the rank that hosts the expert.
+// Number of (token, k) choices of rank `owner`'s tokens, by the rank that hosts the expert.
 std::vector<int64_t> choices_of(const DispatchPlan& plan, int64_t owner);
-// Choices of every rank's tokens for the experts of `rank`.
+// Number of choices of every rank's tokens for the experts of `rank`.
 std::vector<int64_t> choices_for(const DispatchPlan& plan, int64_t rank);
 // The choices of one token, numbered as in `ids`, in ascending expert order.
 void sort_choices(const int32_t* ids, int64_t topk, std::vector<int64_t>& order);
@@ -97,7 +96,7 @@ inline TensorView byte_buffer(Arena& scratch, int64_t bytes, const char* categor
     return scratch.tensor(DType::e8m0, {bytes}, category);  // the one-byte type
 }
 
-// Messages of `rows`: values of a row, and its scales.
+// Bytes of a row in a message: its values and its scales.
 struct MessageShape {
     int64_t row_bytes, scale_bytes;
 

@@ -45,20 +45,20 @@ void reduce_rows(const T* rows, std::size_t ranks, std::size_t count, T* result,
     }
 }
 
-// The slices one after the other, out of `data` and into it.
-std::size_t pack(const std::byte* data, std::size_t element, const std::vector<Slice>& share, std::byte* to) {
+// Copies the slices between `data` and a packed buffer; returns the packed bytes.
+std::size_t pack(const std::byte* data, std::size_t element, const std::vector<Slice>& shard, std::byte* to) {
     std::size_t done = 0;
-    for (const Slice& slice : share) {
+    for (const Slice& slice : shard) {
         const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
         std::memcpy(to + done, data + static_cast<std::size_t>(slice.first) * element, bytes);
         done += bytes;
     }
     return done;
 }
-std::size_t unpack(const std::byte* from, std::size_t element, const std::vector<Slice>& share,
+std::size_t unpack(const std::byte* from, std::size_t element, const std::vector<Slice>& shard,
                    std::byte* data) {
     std::size_t done = 0;
-    for (const Slice& slice : share) {
+    for (const Slice& slice : shard) {
         const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
         std::memcpy(data + static_cast<std::size_t>(slice.first) * element, from + done, bytes);
         done += bytes;
@@ -66,16 +66,16 @@ std::size_t unpack(const std::byte* from, std::size_t element, const std::vector
     return done;
 }
 
-// Of every rank a part as long as its share, one after the other.
-std::vector<Part> parts_of(const Shares& round, std::size_t element) {
+// Consecutive parts, one per rank, each as long as the shard of its rank.
+std::vector<Part> parts_of(const Shards& round, std::size_t element) {
     std::vector<Part> parts;
-    for (const std::vector<Slice>& share : round)
+    for (const std::vector<Slice>& shard : round)
         parts.push_back({parts.empty() ? 0 : parts.back().offset + parts.back().bytes,
-                         static_cast<std::size_t>(elements_of(share)) * element});
+                         static_cast<std::size_t>(elements_of(shard)) * element});
     return parts;
 }
 
-// So many elements of a rank at a time that all ranks' are a piece.
+// Rounds in which the shards of all ranks together fill a piece.
 RoundLimits limits_of(std::size_t ranks, std::size_t element) {
     return {.elements = std::max<int64_t>(1, static_cast<int64_t>(kReducePieceBytes / (ranks * element))),
             .slices = std::numeric_limits<int64_t>::max()};
@@ -83,12 +83,12 @@ RoundLimits limits_of(std::size_t ranks, std::size_t element) {
 
 }  // namespace
 
-std::vector<std::size_t> ProcessGroup::members_of(int color, std::span<const Seat> seats) {
+std::vector<std::size_t> ProcessGroup::members_of(int color, std::span<const SplitKey> keys) {
     std::vector<std::size_t> members;
-    for (std::size_t r = 0; r < seats.size(); ++r)
-        if (seats[r].color == color) members.push_back(r);
+    for (std::size_t r = 0; r < keys.size(); ++r)
+        if (keys[r].color == color) members.push_back(r);
     std::ranges::stable_sort(members,
-                             [&](std::size_t a, std::size_t b) { return seats[a].order < seats[b].order; });
+                             [&](std::size_t a, std::size_t b) { return keys[a].key < keys[b].key; });
     return members;
 }
 
@@ -164,10 +164,10 @@ std::byte* ProcessGroup::scratch(std::size_t bytes) {
     return scratch_.data();
 }
 
-template <class T> void ProcessGroup::reduce_scatter_sum(std::span<T> values, const Shares& shares) {
+template <class T> void ProcessGroup::reduce_scatter_sum(std::span<T> values, const Shards& shards) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
     auto* const data = reinterpret_cast<std::byte*>(values.data());
-    for (const Shares& round : rounds_of(shares, limits_of(ranks, sizeof(T)))) {
+    for (const Shards& round : rounds_of(shards, limits_of(ranks, sizeof(T)))) {
         const std::vector<Part> parts = parts_of(round, sizeof(T));
         const std::size_t own = parts[self].bytes / sizeof(T);
         const std::size_t bytes = parts.back().offset + parts.back().bytes;
@@ -181,10 +181,10 @@ template <class T> void ProcessGroup::reduce_scatter_sum(std::span<T> values, co
     }
 }
 
-void ProcessGroup::all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares) {
+void ProcessGroup::all_gather_shards(void* data, std::size_t element_bytes, const Shards& shards) {
     const auto ranks = static_cast<std::size_t>(size()), self = static_cast<std::size_t>(rank());
     auto* const values = static_cast<std::byte*>(data);
-    for (const Shares& round : rounds_of(shares, limits_of(ranks, element_bytes))) {
+    for (const Shards& round : rounds_of(shards, limits_of(ranks, element_bytes))) {
         const std::vector<Part> parts = parts_of(round, element_bytes);
         const std::size_t bytes = parts.back().offset + parts.back().bytes;
         std::byte* const received = scratch(bytes + parts[self].bytes);
@@ -195,9 +195,9 @@ void ProcessGroup::all_gather_shares(void* data, std::size_t element_bytes, cons
     }
 }
 
-template void ProcessGroup::reduce_scatter_sum(std::span<float>, const Shares&);
-template void ProcessGroup::reduce_scatter_sum(std::span<Bf16>, const Shares&);
-template void ProcessGroup::reduce_scatter_sum(std::span<int64_t>, const Shares&);
+template void ProcessGroup::reduce_scatter_sum(std::span<float>, const Shards&);
+template void ProcessGroup::reduce_scatter_sum(std::span<Bf16>, const Shards&);
+template void ProcessGroup::reduce_scatter_sum(std::span<int64_t>, const Shards&);
 
 void ProcessGroup::all_reduce_sum(std::span<float> values) {
     all_reduce("all_reduce_sum", values, [](float a, float b) { return a + b; });

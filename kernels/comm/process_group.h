@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/core/dtype.h"
-#include "kernels/core/shares.h"
+#include "kernels/core/shards.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -29,7 +29,7 @@ public:
     const std::string& activity() const { return *activity_; }
 
     void barrier();
-    // recv[r * bytes ...] = what rank r sent. `send` may be this rank's part of `recv`.
+    // Rank r's bytes go to recv + r * bytes. `send` may be this rank's part of `recv`.
     void all_gather(const void* send, std::size_t bytes, void* recv);
     // Bytes send_parts[r] of `send` go to rank r; sizes are known on both sides (zero is legal).
     // send_parts[rank] is copied locally.
@@ -40,15 +40,15 @@ public:
                     std::span<const Part> recv_parts);
     void broadcast(void* data, std::size_t bytes, int root);
     void broadcast(std::string& text, int root);  // of any length
-    // A new group of the ranks with the same color, in ascending order of `order`, equal ones by rank.
-    virtual std::unique_ptr<ProcessGroup> split(int color, int order) = 0;
+    // A new group of the ranks with the same color, ordered by key, then by rank (as MPI_Comm_split).
+    virtual std::unique_ptr<ProcessGroup> split(int color, int key) = 0;
     std::unique_ptr<ProcessGroup> split(int color) { return split(color, 0); }
 
-    // The host of every rank, by any number; for set-up. Collective over all ranks of the job.
+    // A number that identifies the host of each rank; for set-up. Collective over all ranks of the job.
     virtual std::vector<int> hosts() { return std::vector<int>(static_cast<std::size_t>(size()), 0); }
 
-    // In place: element-wise fp32 sum in ascending rank order (shards exchanged, summed by their owner,
-    // gathered): the same bits on every rank and for every transport.
+    // In place: element-wise FP32 sum in ascending rank order, as a reduce-scatter and an all-gather. The
+    // same bits on every rank and with every transport.
     void all_reduce_sum(std::span<float> values);
     void all_reduce_sum(std::span<Bf16> values);  // in FP32, rounded to nearest even at the end
     void all_reduce_sum(std::span<double> values);
@@ -56,25 +56,25 @@ public:
     void all_reduce_max(std::span<float> values);  // NaN only where every rank has NaN
     void all_reduce_max(std::span<int64_t> values);
     bool all_true(bool here);  // on every rank of the group
-    // This rank's share becomes the sum over the ranks, with the bits of all_reduce_sum; the rest stays.
-    // T: float, Bf16 or int64_t.
-    template <class T> void reduce_scatter_sum(std::span<T> values, const Shares& shares);
-    // Every rank's share of `data`, elements of so many bytes, comes to all.
-    void all_gather_shares(void* data, std::size_t element_bytes, const Shares& shares);
+    // This rank's shard becomes the sum over the ranks, with the bits of all_reduce_sum. The rest is not
+    // changed. T: float, Bf16 or int64_t.
+    template <class T> void reduce_scatter_sum(std::span<T> values, const Shards& shards);
+    // Every rank receives every shard of `data`. Elements have `element_bytes`.
+    void all_gather_shards(void* data, std::size_t element_bytes, const Shards& shards);
 
 protected:
     explicit ProcessGroup(std::shared_ptr<std::string> activity) : activity_(std::move(activity)) {}
     const std::shared_ptr<std::string>& shared_activity() const { return activity_; }
 
-    // For split: what every rank of a group says, and the ranks of a color in their new order.
-    struct Seat {
-        int color = 0, order = 0;
+    // For split: the arguments of every rank, and the ranks of a color in their new order.
+    struct SplitKey {
+        int color = 0, key = 0;
     };
-    static std::vector<std::size_t> members_of(int color, std::span<const Seat> seats);
+    static std::vector<std::size_t> members_of(int color, std::span<const SplitKey> keys);
 
-    // The one operation of a transport: all_to_all under the name of the collective it is part of. Returns
-    // when everything has arrived and `send` may be reused; throws Error(peer) past the deadline, and where a
-    // peer's sizes differ from those that this rank expects.
+    // The one operation of a transport: an all_to_all. `operation` names the collective in errors. Returns
+    // when everything has arrived and `send` may be reused. Throws Error(peer) past the deadline, or if a
+    // peer sends other sizes than this rank expects.
     virtual void transfer(const char* operation, const void* send, std::span<const Part> send_parts,
                           void* recv, std::span<const Part> recv_parts) = 0;
 
@@ -84,7 +84,7 @@ private:
     std::byte* scratch(std::size_t bytes);
 
     std::shared_ptr<std::string> activity_;
-    std::vector<std::byte> scratch_;  // of reductions and gathers of shares; grows once
+    std::vector<std::byte> scratch_;  // of reductions and gathers
 };
 
 // Over MPI; MPI_Init must have been called. Waits poll and throw Error(peer) after `deadline_seconds` without

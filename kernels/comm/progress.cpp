@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Notes of a process alone, until it shares them.
+// The progress record of this process, its own until share_progress.
 #include "kernels/comm/progress.h"
 
 #include <chrono>
@@ -8,8 +8,8 @@ namespace fp8flow {
 
 namespace {
 
-ProgressNotes alone;
-ProgressNotes* own = &alone;
+ProgressRecord alone;
+ProgressRecord* own = &alone;
 int64_t (*newest_of_all)() = [] { return alone.progress.load(std::memory_order_relaxed); };
 
 }  // namespace
@@ -30,7 +30,7 @@ Waiting::~Waiting() {
 
 int64_t newest_progress() { return newest_of_all(); }
 
-void share_progress(ProgressNotes& notes, int64_t (*newest)()) {
+void share_progress(ProgressRecord& notes, int64_t (*newest)()) {
     own = &notes;
     newest_of_all = newest;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// That this rank makes progress or waits for others. A note is a few relaxed stores. Deadlines count silence:
-// a rank that waits looks at the newest progress of the ranks that share its notes (model/job/watchdog.h).
+// Records that this rank makes progress or waits for others, by a few relaxed stores. Deadlines count the
+// time without progress of all ranks that share a record: those of a host (model/job/watchdog.h).
 #pragma once
 
 #include <atomic>
@@ -10,7 +10,7 @@ namespace fp8flow {
 
 void note_progress();
 
-// While one exists, this rank waits for others: its silence is theirs.
+// While one exists, this rank waits for other ranks, so its missing progress is theirs.
 class Waiting {
 public:
     Waiting();
@@ -19,14 +19,15 @@ public:
     Waiting& operator=(const Waiting&) = delete;
 };
 
-// Nanoseconds of the monotonic clock: the newest progress of this rank, or of all that share its notes.
+// Time of the newest progress of this rank, or of all that share its record, in nanoseconds of the steady
+// clock.
 int64_t newest_progress();
 
-struct ProgressNotes {
+struct ProgressRecord {
     std::atomic<int32_t> waits;
     std::atomic<int64_t> progress;
 };
-// Notes of this process go there from now on; `newest` answers for all ranks that share them.
-void share_progress(ProgressNotes& own, int64_t (*newest)());
+// From now on this process records its progress in `own`. `newest` returns that of all ranks that share it.
+void share_progress(ProgressRecord& own, int64_t (*newest)());
 
 }  // namespace fp8flow

@@ -21,7 +21,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// State of all ranks: every field of Job and Team is guarded by Job::mutex.
+// State of all ranks. Job::mutex guards every field of Job and Team.
 struct Job {
     std::mutex mutex;
     std::condition_variable changed;
@@ -40,7 +40,7 @@ struct Job {
 
 // One group of the job.
 struct Team {
-    // What a member publishes during a transfer; valid until all have copied.
+    // What a member publishes for a transfer. Valid until all members have copied.
     struct Post {
         const char* operation = nullptr;
         const std::byte* send = nullptr;
@@ -78,7 +78,7 @@ public:
     }
     int rank() const override { return rank_; }
     int size() const override { return static_cast<int>(team_->members.size()); }
-    std::unique_ptr<ProcessGroup> split(int color, int order) override;
+    std::unique_ptr<ProcessGroup> split(int color, int key) override;
     const std::shared_ptr<Job>& job() const { return team_->job; }
 
 protected:
@@ -119,7 +119,7 @@ void ThreadGroup::await_posts(const char* operation) {
     const Team& team = *team_;
     std::unique_lock lock(job()->mutex);
     const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(job()->deadline);
-    const auto awaited = [&](bool only_gone) {
+    const auto missing = [&](bool only_gone) {
         std::vector<int> ranks;
         for (std::size_t r = 0; r < team.members.size(); ++r)
             if (!team.here[r] && (team.gone[r] || !only_gone)) ranks.push_back(team.members[r]);
@@ -134,17 +134,17 @@ void ThreadGroup::await_posts(const char* operation) {
     arrive();
     while (team.num_barriers == barrier_number) {
         check_failure();
-        if (const auto ranks = awaited(true); !ranks.empty())
+        if (const auto ranks = missing(true); !ranks.empty())
             fail_here(operation, fmt::format("rank {} left the group while awaited", fmt::join(ranks, ", ")));
         if (Clock::now() >= deadline)
             fail_here(operation, fmt::format("no answer from rank {} for {:g} s",
-                                             fmt::join(awaited(false), ", "), job()->deadline.count()));
+                                             fmt::join(missing(false), ", "), job()->deadline.count()));
         job()->changed.wait_until(lock, deadline);
     }
 }
 
-// Waits until every member has copied. No deadline: all of them are copying. Nobody may return earlier,
-// whatever has failed, because the others still read its buffers.
+// Waits until every member has copied; without a deadline, because copies end. After a failure, too, a rank
+// may not return earlier: the others still read its buffers.
 void ThreadGroup::await_copies() {
     std::unique_lock lock(job()->mutex);
     const uint64_t barrier_number = team_->num_barriers;
@@ -178,11 +178,11 @@ void ThreadGroup::transfer(const char* operation, const void* send, std::span<co
     fail_here(operation, mismatch);
 }
 
-std::unique_ptr<ProcessGroup> ThreadGroup::split(int color, int order) {
-    const Seat own{color, order};
-    std::vector<Seat> seats(team_->members.size());
-    all_gather(&own, sizeof own, seats.data());
-    const std::vector<std::size_t> ranks = members_of(color, seats);
+std::unique_ptr<ProcessGroup> ThreadGroup::split(int color, int key) {
+    const SplitKey own{color, key};
+    std::vector<SplitKey> keys(team_->members.size());
+    all_gather(&own, sizeof own, keys.data());
+    const std::vector<std::size_t> ranks = members_of(color, keys);
     const std::size_t leader = ranks[0];
     std::vector<int> members;
     int rank = 0;
@@ -200,7 +200,7 @@ std::unique_ptr<ProcessGroup> ThreadGroup::split(int color, int order) {
         const std::lock_guard lock(job()->mutex);
         team = team_->offers[leader];
     }
-    barrier();  // all have taken their team: the leader may post the next offer
+    barrier();  // all members have their team
     return std::make_unique<ThreadGroup>(std::move(team), rank, shared_activity());
 }
 

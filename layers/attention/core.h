@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What every kind of attention ends with: core attention over q, k and v, and the output projection. Core
+// The last part of every kind of attention: core attention over q, k and v, and the output projection. Core
 // attention is BF16 in every recipe. Read next: layers/attention/attention.h.
 #pragma once
 

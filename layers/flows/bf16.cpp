@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Recipe bf16: the baseline every claim is measured against. BF16 on the wire and in every GEMM, no casts.
+// Recipe bf16, the baseline of all comparisons: BF16 on the wire and in every GEMM, no casts.
 // The internal recipe fp32 of the gradient checks is the same file with fp32 tensors.
 #include "layers/flows/steps.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The forward and backward list shared by the recipes that cast around every GEMM.
+// Forward and backward of the recipes that cast around every GEMM.
 #include "layers/flows/cast_flow.h"
 
 #include <fmt/format.h>
@@ -189,7 +189,7 @@ void CastFlow::activation(Context& ctx, const ExpertWeights& w, ExpertsSaved& sa
     if (columns) saved.act = {};
 }
 
-// ---- backward: the same list read upwards
+// ---- backward: the same steps in reverse
 void CastFlow::experts_backward(Context& ctx, const TensorView& dye, const ExpertWeights& w,
                                 ExpertsSaved& saved, const TensorView& drow_prob,
                                 const TensorView& dxe) const {

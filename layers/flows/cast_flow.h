@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// CastFlow: BF16 between operators, a cast around every GEMM: the structure shared by fp8_blockwise,
-// fp8_tensorwise, fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four dual-direction
-// casts per layer, forward + backward.
+// CastFlow: BF16 between operators and a cast around every GEMM. Base class of fp8_blockwise, fp8_tensorwise,
+// fp8_rowwise and mxfp8, which differ only in how a tensor is quantised. Four casts per layer in forward and
+// backward, each in both orientations.
 #pragma once
 
 #include "layers/flows/steps.h"

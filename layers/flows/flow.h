@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Flow: how one recipe takes tokens through their experts and back. One implementation file per list:
-// bf16.cpp, fp8_flow.cpp, cast_flow.cpp; each shows its forward and its backward as a list of steps.
-// Shared steps: steps.h.
+// Flow: the forward and backward of experts in one recipe. Implementations: bf16.cpp, fp8_flow.cpp,
+// cast_flow.cpp. Each is a list of steps (steps.h).
 #pragma once
 
 #include "layers/context.h"
@@ -38,8 +37,8 @@ inline constexpr std::array<const char*, 5> kQuantizedNames = {"x", "a", "dY", "
 struct Rule {
     DType dtype = DType::e4m3;  // or e5m2
     ScaleFormat scales = ScaleFormat::pow2;
-    float clip = 1;  // values beyond this share of the dtype's largest value, times their scale, are clipped
-    // Scales along the rows, and of the transposed copy for weight gradients. none: those of the recipe.
+    float clip = 1;  // clips FP8 values at this fraction of the dtype's largest value
+    // Scale layouts of the rows, and of the transposed copy for weight gradients. none: those of the recipe.
     ScaleLayout rows = ScaleLayout::none, columns = ScaleLayout::none;
 };
 
@@ -49,7 +48,7 @@ struct ExpertWeights {
     Parameter* w2 = nullptr;
 };
 
-// The exchange's plan, and for the unfused permute + pad ablation its twin without padding.
+// The exchange's plan, and for the unfused permute + pad ablation the same plan without padding.
 struct FlowPlan {
     DispatchPlan padded;
     DispatchPlan unpadded;
@@ -73,7 +72,7 @@ struct ExpertsSaved {
     ScaledTensor a_t;       // [F, M]
 };
 
-// Which of its intermediate results the experts keep for the backward.
+// Recompute modes of the experts.
 struct ExpertsRecompute {
     bool activation = false;             // moe_act: the SwiGLU output is rebuilt from h
     bool experts = false;                // moe_expert: h too is rebuilt, from the received rows
@@ -87,14 +86,14 @@ public:
         : precision_(precision), recompute_(recompute) {}
     virtual ~Flow() = default;
 
-    // The one place that says how a tensor is quantised. What no kernel can do, make_flow refuses.
+    // How each tensor is quantised. make_flow rejects rules that no kernel supports.
     virtual Rule rule_of(Quantized tensor) const;
     virtual void check_rules() const;  // throws Error(usage) with tensor and rule
     virtual WeightFormat weight_format() const = 0;
     virtual NormOutput norm_output() const { return NormOutput::plain; }
     // What an expert's rows may be padded to (moe_row_alignment), ascending.
     virtual std::vector<int64_t> row_alignments() const = 0;
-    // Bytes of one value of a GEMM's operand, its share of the scales included.
+    // Bytes per value of a GEMM operand, scales included.
     virtual double operand_bytes() const = 0;
     // Bytes that one row keeps from the forward to the backward, scales included, for experts [2F, H] and
     // [H, F]. Routed: in addition to the plan. Local (dense_forward): in addition to the norm's output. BF16
@@ -134,9 +133,8 @@ public:
     };
     virtual void backward(Context& ctx, const Backward& io, ExpertsSaved& saved) const = 0;
 
-    // The same experts on rows that stay where they are (shared expert, dense FFN): one group of all T rows,
-    // saved.prob as the caller sets it. The backward takes x again, since its buffer may have been rebuilt
-    // (recompute layernorm).
+    // The same experts without dispatch (shared expert, dense FFN): one group of all T rows; the caller sets
+    // saved.prob. The backward takes x again, because its buffer may have been rebuilt (recompute layernorm).
     virtual void dense_forward(Context& ctx, const TokenRows& x, const ExpertWeights& weights,
                                ExpertsSaved& saved, const TensorView& y) const = 0;
     virtual void dense_backward(Context& ctx, const TokenRows& x, const TokenRows& dy,
@@ -166,7 +164,7 @@ protected:
     // moe_apply_probs_in: combine. The forward's activation is not weighted, but fc2's weight gradient reads
     // the weighted one. So the forward keeps none, and the backward makes it with SwiGLU's factor.
     bool merges_in_combine() const { return precision_.moe_apply_probs_in == ProbsIn::combine; }
-    // What the forward leaves to the backward to make again: h, and SwiGLU's output.
+    // Whether the backward recomputes h, and SwiGLU's output.
     bool drops_h() const { return recompute_.experts; }
     bool drops_a(bool routed = true) const {
         return drops_h() || recompute_.activation || (routed && merges_in_combine());
@@ -180,7 +178,7 @@ protected:
 ScaledTensor wire_rows(Arena& arena, const Rule& rule, int64_t tokens, int64_t width, const char* category);
 // Throws Error(usage): a rule that no kernel follows.
 [[noreturn]] void refuse_rule(Quantized tensor, std::string_view got, std::string_view want);
-// The last step of every quantisation, where the rule clips.
+// The last step of every quantisation, if the rule clips.
 void clip(Context& ctx, const Rule& rule, const ScaledTensor& rows, const RowGroups& groups);
 
 std::unique_ptr<Flow> make_flow(const PrecisionSpec& precision, const ExpertsRecompute& recompute);

@@ -4,7 +4,8 @@
 // BF16.
 //
 //  1. Quantise before dispatch: FP8 rows and E8M0 scale bytes on the wire.
-//  2. Scaling-aware transpose: weight gradients read a transposed copy made by exponent arithmetic, without
+//  2. Scaling-aware transpose: weight gradients read a transposed copy that was made by exponent shifts,
+//  without
 //     dequantising.
 //  3. Fused permute + pad: part of dispatch.
 //  4. Fused activation + quantise: SwiGLU x prob writes FP8, forward and backward.
@@ -178,7 +179,7 @@ void Fp8Flow::linear_backward(Context& ctx, const Linear& layer, const TokenRows
     data_gradient(ctx, layer.name.stage, rows, layer.weight, saved.groups, dx);
 }
 
-// --tensor-stats compares with plain rows, which are not written where FP8 rows are. Only a cast clips.
+// --tensor-stats compares with plain rows, which are not written if FP8 rows are. Only a cast clips.
 ScaledTensor Fp8Flow::gradient_rows(Context& ctx, int64_t width) const {
     const Rule rule = rule_of(Quantized::dy);
     if (ctx.tensor_stats != nullptr || rule.clip < 1) return {};

@@ -90,7 +90,7 @@ private:
     void rebuild(Context& ctx, const ExpertWeights& w, ExpertsSaved& saved) const;
 };
 
-// Whether a switch of `precision` departs from the flow as fp8_flow.cpp shows it.
+// Whether a switch of `precision` replaces a step of fp8_flow.cpp.
 bool is_ablation(const PrecisionSpec& precision);
 // Fp8Flow with the steps that the switches replace.
 std::unique_ptr<Flow> make_fp8_flow_ablation(const PrecisionSpec& precision,

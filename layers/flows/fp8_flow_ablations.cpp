@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The ablations of fp8_flow. Each switch of PrecisionSpec that is off replaces one step of the flow, and the
-// time and loss then show what that step gains.
+// The ablations of fp8_flow. Each switch of PrecisionSpec that is off replaces one step of the flow.
 #include "layers/flows/fp8_flow.h"
 
 namespace fp8flow {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// One key selects the recipe.
+// Makes the flow of a recipe, registers flows of plugins, and checks rules.
 #include "kernels/core/error.h"
 #include "layers/flows/steps.h"
 
@@ -56,7 +56,7 @@ std::optional<Recipe> base_of_flow(const std::string& name) {
 }
 
 void Flow::linear_forward(Context&, const Linear&, const TokenRows&, ExpertsSaved&, const TensorView&) const {
-    fail(ExitCode::usage, "this flow has no linear layers: want precision.fp8_attention_linears: false");
+    fail(ExitCode::usage, "this flow has no linear layers: set precision.fp8_attention_linears: false");
 }
 void Flow::linear_backward(Context&, const Linear&, const TokenRows&, const TokenRows&, ExpertsSaved&,
                            const TensorView&) const {

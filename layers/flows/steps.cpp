@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The shared steps: memory of routed rows by lifetime, dispatch, combine, GEMMs; no recipe decides
-// anything here.
+// The steps of flows: memory of routed rows by lifetime, dispatch, combine, GEMMs. Nothing here depends on
+// the recipe.
 #include "layers/flows/steps.h"
 
 #include "kernels/core/error.h"
@@ -19,7 +19,7 @@ Arena& arena_of(Context& ctx, Life life) {
     fail(ExitCode::internal, "unknown life {}", static_cast<int>(life));
 }
 
-// Scales that belong to the layer rather than to its rows: one per tensor, or one per group and column.
+// Scales that are not per row: one per tensor, or one per group and column.
 TensorView layer_scales(Context& ctx, const ExpertsSaved& saved, Life life, ScaleLayout layout, int64_t width,
                         const char* kind) {
     Arena& arena = arena_of(ctx, life);
@@ -82,7 +82,7 @@ void await(Context& ctx, Event ready) {
 
 namespace {
 
-// A place for every row that may arrive, in wire layout.
+// A buffer for every row that may arrive, in wire layout.
 ScaledTensor received_rows(Arena& arena, const ScaledTensor& tokens, const DispatchPlan& plan) {
     const int64_t rows = plan.all_ids.dim(0) * plan.all_ids.dim(1);
     ScaledTensor received{.data = arena.tensor(tokens.data.dtype, {rows, tokens.data.cols()}, "dispatch"),
@@ -242,8 +242,8 @@ void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, cons
 
 namespace {
 
-// Of a gradient in BF16: the same for any number of ranks that share the experts. replica: of the sums that
-// are made of the weight's gradient, over all ranks.
+// Stochastic rounding of a gradient in BF16, the same for every expert-parallel size. replica: number of this
+// rank's sum among all sums of the weight's gradient.
 StochasticRounding rounding_of(const Context& ctx, const Parameter& weight, int64_t replica) {
     constexpr int64_t kMoments = 2;  // uses 0 and 1 of a tensor are its moments
     const int64_t use = kMoments + replica * ctx.num_micro_batches + ctx.micro_batch;
@@ -256,7 +256,7 @@ TensorView squares_of(const Context& ctx, const Parameter& weight) {
     return ctx.sums_squares ? weight.squares : TensorView{};
 }
 
-// The operands with the groups of one source rank, and the scales that belong to groups.
+// The operands with the groups of one source rank, and with the scales of these groups.
 op::WgradOperands of_source(op::WgradOperands operands, int64_t source, int64_t experts) {
     if (!operands || operands.groups.num_groups == experts) return operands;
     operands.groups = operands.groups.slice(source * experts, experts);

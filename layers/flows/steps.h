@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Steps that several flows share: where routed rows live, dispatch and combine (fused or not), GEMMs,
-// weight gradients. A flow reads as a list of these. Read next: fp8_flow.cpp.
+// The steps that flows consist of: memory of routed rows, dispatch and combine (fused or not), GEMMs, weight
+// gradients. Read next: fp8_flow.cpp.
 #pragma once
 
 #include "layers/flows/flow.h"
@@ -10,12 +10,13 @@
 
 namespace fp8flow::steps {
 
-// backward: kept from the forward until the backward of the layer; call: scratch of this layer call; next:
-// until the weight gradients of a later micro-batch (moe_wgrad_micro_batches).
+// How long a tensor lives. backward: from the forward until the backward of the layer. call: this layer call.
+// next: until the weight gradients of a later micro-batch (moe_wgrad_micro_batches).
 enum class Life { backward, call, next };
 
 inline Life keep_unless(bool dropped) { return dropped ? Life::call : Life::backward; }
-// Of an operand of an expert weight gradient: longer than `alone` where that waits for the next micro-batch.
+// For an operand of an expert weight gradient: longer than `alone` if the gradient waits for the next
+// micro-batch.
 inline Life wgrad_life(const Context& ctx, const ExpertsSaved& saved, Life alone) {
     return saved.routed && ctx.delays_wgrads() ? Life::next : alone;
 }
@@ -39,8 +40,8 @@ void begin_dense(Context& ctx, ExpertsSaved& saved);
 
 // Later work of the main stream waits for the event, if a side stream records it.
 void await(Context& ctx, Event ready);
-// Runs work that the data gradients do not wait for: with delay_wgrad_compute on the side stream, in parallel
-// with them; otherwise on this stream.
+// Runs work that data gradients do not depend on: on the side stream with delay_wgrad_compute, otherwise on
+// this stream.
 inline bool runs_aside(const Context& ctx, const ExpertsSaved& saved) {
     return saved.routed && ctx.side != nullptr && ctx.side->schedule().delay_wgrad_compute;
 }
@@ -49,8 +50,8 @@ template <class Work> void aside(Context& ctx, const ExpertsSaved& saved, Work&&
     Context side_ctx = ctx.side->begin(ctx);
     work(side_ctx);
 }
-// Scratch of one half of a backward pass, reused by the other half. Work that aside() queued on the side
-// stream may still read it; then it lives until the end of the call.
+// Scratch of one half of a backward pass, which the other half reuses, unless work that aside() queued on the
+// side stream may still read it.
 class HalfScope {
 public:
     HalfScope(Context& ctx, const ExpertsSaved& saved) {
@@ -66,8 +67,8 @@ private:
 enum class PermutePadding { fused, unfused };
 void dispatch(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan, PermutePadding padding,
               const ScaledTensor& dst);
-// The same in two steps, with the received rows kept for the backward in between: [T, H] -> [G*S, H], each
-// row once, as it came over the wire; then to its places [M, H].
+// The same in two steps. dispatch_once: [T, H] -> [G*S, H], each row once, as received. fan_out: to the rows
+// of the experts [M, H].
 ScaledTensor dispatch_once(Context& ctx, const ScaledTensor& tokens, const FlowPlan& plan);
 void fan_out(Context& ctx, const ScaledTensor& received, const FlowPlan& plan, const ScaledTensor& dst);
 // Experts' rows back to their tokens: y = residual + sums; drow_prob -> dprob with them (optional).
@@ -90,8 +91,8 @@ void forward_gemm(Context& ctx, const char* stage, const ScaledTensor& a, const 
                   const RowGroups& groups, const TensorView& d);
 void data_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const Parameter& weight,
                    const RowGroups& groups, const TensorView& dx);
-// weight.main_grad (+)= dy^T x per group, the gradient of each source rank apart where it has groups of its
-// own. A frozen weight gets none.
+// weight.main_grad (+)= dy^T x per group; with separate sums per source rank if ranks have separate groups.
+// Nothing for a frozen weight.
 void weight_gradient(Context& ctx, const char* stage, const ScaledTensor& dy, const ScaledTensor& x,
                      const RowGroups& groups, Parameter& weight);
 // The same for operands with the lifetime of wgrad_life. With moe_wgrad_micro_batches: N the first N - 1
@@ -108,15 +109,15 @@ inline DType gradient_dtype(const PrecisionSpec& precision) {
 constexpr double kPlainBytes = 2;
 double fp8_bytes(ScaleLayout layout);
 
-// With --tensor-stats: what quantisation did to a tensor, against its plain source (absent: scales and values
+// With --tensor-stats: the quantisation error of a tensor against its plain source (absent: scales and values
 // only).
 void observe(Context& ctx, const char* name, const ScaledTensor& quantized, const RowGroups& groups,
              const TensorView& source);
-// The plain SwiGLU output or gradient, composed only where --tensor-stats asks for a source to compare with.
+// The plain SwiGLU output or gradient, which --tensor-stats compares with.
 void observe_swiglu(Context& ctx, const ExpertsSaved& saved, const ScaledTensor& a);
 void observe_swiglu_backward(Context& ctx, const ExpertsSaved& saved, const TensorView& da,
                              const ScaledTensor& dh);
-// What a transposed copy of `rows`, an operand of weight's gradient, has lost.
+// With --tensor-stats: the error of a transposed copy of `rows`, an operand of weight's gradient.
 void observe_transposed(Context& ctx, const char* name, const ScaledTensor& rows, const ScaledTensor& copy,
                         const ExpertsSaved& saved, const Parameter& weight);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The surroundings of one MoE layer: what a step of the model's trainer gives to all of its layers.
+// Gives one MoE layer what the trainer gives to all layers of a model.
 #include "layers/lone/lone_layer.h"
 
 #include "kernels/core/error.h"
@@ -23,7 +23,7 @@ BlockSpec block_of(const LoneLayerSpec& spec, const Exchange& exchange) {
     return block;
 }
 
-// What configurations are held to, with the names of the fields.
+// The checks of a configuration that concern one layer.
 void check(const LoneLayerSpec& spec, const Exchange& exchange) {
     const MoeSpec& moe = spec.moe;
     for (const auto& [name, value] :

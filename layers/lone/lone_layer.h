@@ -26,7 +26,7 @@ struct LoneLayerSpec {
     double init_method_std = 0.02;
     uint64_t seed = 1;
     Masters masters = Masters::own;
-    int64_t replica = 0;  // this rank's place among those that hold the same experts
+    int64_t replica = 0;  // of this rank, among the ranks that hold the same experts
     GemmObserver* gemms = nullptr;
 };
 
@@ -49,8 +49,8 @@ public:
     // The sum over all ranks of the gradients that every rank has a part of (router, norm, shared expert;
     // experts that several ranks hold).
     void reduce_gradients(const Launch& launch = {});
-    // Around the micro-batches of an optimizer's step: statistics of the routing to zero (as they are in a
-    // new layer); the expert bias moved, where there is one.
+    // Before and after the micro-batches of an optimizer step: begin_step sets the routing statistics to zero
+    // (as in a new layer), end_step updates the expert bias, if there is one.
     void begin_step(const Launch& launch = {});
     void end_step(const Launch& launch = {});
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which micro-batch keeps its operands, and for how long.
+// Decides which micro-batches keep their operands, and until when.
 #include "layers/schedule/delayed_wgrads.h"
 
 #include "kernels/core/error.h"
@@ -7,9 +7,9 @@
 namespace fp8flow {
 
 void DelayedWgrads::begin_micro_batch(int64_t index, int64_t count) {
-    place_ = index % joined_;
-    waits_ = place_ + 1 < joined_ && index + 1 < count;
-    if (place_ == 0) forget();
+    index_ = index % joined_;
+    waits_ = index_ + 1 < joined_ && index + 1 < count;
+    if (index_ == 0) forget();
 }
 
 void DelayedWgrads::forget() {
@@ -18,11 +18,12 @@ void DelayedWgrads::forget() {
 }
 
 void DelayedWgrads::keep(const Parameter& weight, const op::WgradOperands& operands, Gradient mode) {
-    FP8FLOW_CHECK(waits_, "{}: no micro-batch follows that its gradient could wait for", weight.spec.name);
+    FP8FLOW_CHECK(waits_, "{}: its gradient cannot wait, because no micro-batch of its group follows",
+                  weight.spec.name);
     Waiting& waiting = waiting_[&weight];
-    FP8FLOW_CHECK(waiting.count == place_, "{}: {} gradients wait before micro-batch {} of {}",
-                  weight.spec.name, waiting.count, place_, joined_);
-    if (place_ == 0) waiting.mode = mode;
+    FP8FLOW_CHECK(waiting.count == index_, "{}: {} gradients wait before micro-batch {} of {}",
+                  weight.spec.name, waiting.count, index_, joined_);
+    if (index_ == 0) waiting.mode = mode;
     waiting.operands[static_cast<size_t>(waiting.count++)] = operands;
 }
 

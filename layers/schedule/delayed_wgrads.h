@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Expert weight gradients of several micro-batches (moe_wgrad_micro_batches): the operands of all but the
-// last are kept in an arena of their own. One GEMM then sums over the rows of all and reads and writes dW
-// once, because the traffic of dW is its bound. Read next: flows/steps.h.
+// Expert weight gradients of several micro-batches in one GEMM (moe_wgrad_micro_batches): the operands of all
+// but the last are kept in an arena. The GEMM then reads and writes dW once, whose traffic bounds it. Read
+// next: flows/steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -46,7 +46,7 @@ public:
 private:
     const int64_t joined_;
     Arena arena_;
-    int64_t place_ = 0;  // of the micro-batch in its group
+    int64_t index_ = 0;  // of the micro-batch in its group
     bool waits_ = false;
     std::map<const Parameter*, Waiting> waiting_;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Two streams and three events.
+// The side stream and the events between it and the main stream.
 #include "layers/schedule/side_stream.h"
 
 namespace fp8flow {
@@ -34,7 +34,7 @@ Context Context::with(Arena& other_saved, Arena& other_scratch) const {
             .gemms = gemms,
             .side = side,
             .wire = wire,
-            .turn = turn,
+            .interleaved = interleaved,
             .launch = launch};
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The side stream of a rank: a second stream for work of a MoE layer that the main stream does not wait for
-// at once. Which work that is: ScheduleSpec.
+// The side stream of a rank: a second CUDA stream for work of a MoE layer that runs in parallel with the main
+// stream (ScheduleSpec says which work).
 //
 // Rules that make this safe and keep the bits of a single stream:
 // - The side stream makes no exchange calls.
@@ -9,7 +9,7 @@
 // - The side stream has its own scratch arena, its own arena for tensors that it drops itself, and its own
 //   operation workspaces. A tensor that one stream writes and the other reads lives until the main stream has
 //   joined.
-// - A layer call ends joined: nothing runs in parallel with the next layer.
+// - A layer call ends with join(): nothing runs in parallel with the next layer.
 // Read next: moe_layer.cpp, flows/steps.h.
 #pragma once
 
@@ -29,8 +29,8 @@ public:
     std::vector<Arena*> arenas() { return {&scratch_, &dropped_}; }
 
     // The main context on this stream, for work that waits for everything queued on `main`. for_backward:
-    // saved activations go to `saved`, as on the main stream. dropped: they go to an arena of this stream,
-    // which drops them before the call ends (recomputation).
+    // saved activations go to main.saved. dropped: they go to an arena of this stream, which is rewound
+    // before the call ends (recompute).
     enum class Kept { for_backward, dropped };
     Context begin(const Context& main, Kept kept = Kept::for_backward);
     // Records an event after the queued work, for await(). One mark at a time.

@@ -42,7 +42,7 @@ void WireStream::join(const Context& ctx) {
 
 Launch begin_wire(const Context& ctx) {
     if (ctx.wire == nullptr) return ctx.launch;
-    if (ctx.turn != nullptr) return ctx.wire->begin(ctx, WireStream::Width::narrow);
+    if (ctx.interleaved != nullptr) return ctx.wire->begin(ctx, WireStream::Width::narrow);
     if (ctx.side != nullptr && ctx.side->busy()) return ctx.wire->begin(ctx, ctx.wire->width_next_to_side());
     if (ctx.wire->busy()) ctx.wire->join(ctx);
     return ctx.launch;
@@ -50,10 +50,10 @@ Launch begin_wire(const Context& ctx) {
 
 void end_wire(Context& ctx) {
     if (ctx.wire == nullptr || !ctx.wire->busy()) return;
-    if (ctx.turn == nullptr) return ctx.wire->join(ctx);
-    ctx.wire->mark(ctx.turn->point());
-    ctx.turn->pass(ctx);
-    ctx.wire->await(ctx, ctx.turn->point());
+    if (ctx.interleaved == nullptr) return ctx.wire->join(ctx);
+    ctx.wire->mark(ctx.interleaved->point());
+    ctx.interleaved->yield(ctx);
+    ctx.wire->await(ctx, ctx.interleaved->point());
 }
 
 }  // namespace fp8flow

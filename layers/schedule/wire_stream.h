@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
 // The wire stream of a rank: a high-priority stream for exchange calls that run in parallel with other work.
 // Exchange calls without parallel work stay on the main stream. Each exchange call waits for the one before
-// it, on whichever stream that was, so the order of calls is the same on all ranks. Read next: turns.h.
+// it, on whichever stream that was, so the order of calls is the same on all ranks. Read next: interleaved.h.
 #pragma once
 
+#include "layers/schedule/interleaved.h"
 #include "layers/schedule/side_stream.h"
-#include "layers/schedule/turns.h"
 
 namespace fp8flow {
 
@@ -17,8 +17,7 @@ public:
     WireStream& operator=(const WireStream&) = delete;
 
     // The launch for calls on this stream, which wait for the work queued on the context's stream. narrow:
-    // the calls use wire_sms SMs if there are several ranks, because the parallel work takes as long as they
-    // do, or its GEMMs use the other SMs (gemm_tile_queue).
+    // with several ranks the calls use wire_sms SMs, to leave the others to parallel work.
     enum class Width { all, narrow };
     Launch begin(const Context& ctx, Width width);
     // Records the event after the queued work.
@@ -28,7 +27,7 @@ public:
     void join(const Context& ctx);
     // Whether calls were queued since the last join.
     bool busy() const { return busy_; }
-    // Of calls in parallel with the side stream.
+    // For calls in parallel with the side stream.
     Width width_next_to_side() const { return next_to_side_; }
 
 private:
@@ -40,9 +39,9 @@ private:
     bool busy_ = false;
 };
 
-// Every exchange call lies between these two. begin_wire returns its launch: on the wire stream if other work
-// runs in parallel. end_wire: later work of the context waits for the call. With interleaved micro-batches
-// the other micro-batch continues at end_wire.
+// Call these before and after every exchange call. begin_wire returns its launch: on the wire stream if other
+// work runs in parallel. After end_wire, later work of the context waits for the call. With interleaved
+// micro-batches the other micro-batch runs in end_wire.
 Launch begin_wire(const Context& ctx);
 void end_wire(Context& ctx);
 

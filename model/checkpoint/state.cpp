@@ -66,7 +66,7 @@ void add_slices(std::vector<StateTensor>& state, const Whole& whole, const Param
                 const TensorView& part, const RankLayout& layout) {
     const int64_t end = whole.begin + product(whole.shape);
     for (int64_t shard = 0; shard < p.shard.size; ++shard) {
-        const Slice slice = p.shares[static_cast<size_t>(shard)].front();
+        const Slice slice = p.shards[static_cast<size_t>(shard)].front();
         const int64_t first = std::max(slice.first, whole.begin),
                       last = std::min(slice.first + slice.count, end);
         if (first >= last) continue;

@@ -78,7 +78,7 @@ void Training::train() {
             if (go_back(problem)) continue;
             keep_last_state();
             throw;
-        } catch (const OutOfRoom&) {
+        } catch (const OutOfRowMemory&) {
             keep_last_state();
             throw;
         }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The only place that names a concrete backend: choosing it, and making its operations, exchanges and rank
+// The only file that names a concrete backend: chooses it, and makes its operations, exchanges and process
 // groups.
 #include "model/job/backend.h"
 

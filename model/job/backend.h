@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Which backend runs, decided once: the only place that names a concrete one. Read next: trainer.h.
+// Chooses the backend, once, and makes what depends on it. Read next: trainer.h.
 #pragma once
 
 #include "kernels/backends/backends.h"
@@ -27,17 +27,17 @@ struct BackendChoice {
     int device = 0;  // of this rank
     std::string note;
 };
-// Where a rank runs: one rank a GPU, in the order of the ranks on a host.
+// The GPU of a rank: one rank per GPU, in the order of the ranks on a host.
 struct Placement {
     int64_t num_ranks = 1, ranks_on_host = 1, rank_on_host = 0;
 };
-// Throws Error(usage) where the wanted backend cannot run.
+// Throws Error(usage) if the wanted backend cannot run.
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement = {});
 // The same on every rank of a job: the reference backend everywhere if a GPU is missing anywhere.
 BackendChoice choose_backend(BackendKind wanted, const Placement& placement, ProcessGroup& world);
 BackendKind parse_backend(const std::string& text);
 
-// What results name a rank's machine by.
+// The machine of a rank, for results.
 struct MachineFacts {
     std::string gpu;             // "NVIDIA H200"; empty on the host
     double gpu_clock_hertz = 0;  // its highest; 0: not known
@@ -66,14 +66,13 @@ std::optional<LaunchCount> count_launches(const BackendChoice& choice,
 std::unique_ptr<PeerProbe> make_peer_probe(const BackendChoice& choice, Ops& ops, ProcessGroup& world,
                                            std::string& reason);
 
-// The ranks of a job: all of them, those that share the experts (an expert-parallel group), those that hold
-// the same experts.
+// Process groups of a job: all ranks, the expert-parallel group, and the expert replicas.
 struct RankGroups {
     ProcessGroup* world = nullptr;
     std::unique_ptr<ProcessGroup> expert_parallel, expert_replicas;
 };
 RankGroups make_rank_groups(ProcessGroup& world, int expert_parallel_size);
-// Hosts of the job, as parallel.hosts or else the launcher says. Collective: the same on every rank.
+// Hosts of the job, from parallel.hosts or else from the launcher. Collective: the same on every rank.
 int num_hosts(ProcessGroup& world, const ParallelSpec& parallel);
 // choose_exchange by the keys of the configuration. Collective: the same on every rank.
 ExchangeChoice make_exchange(const BackendChoice& choice, const RankGroups& groups, Ops& ops,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The lock file: opened, locked, found in its place, and written.
+// Opens, locks, checks and writes the lock file.
 #include "model/job/folder_lock.h"
 
 #include "kernels/core/error.h"
@@ -92,7 +92,7 @@ int FolderLock::open_locked(const std::string& name) {
     return 0;
 }
 
-// The file that we have open has its name still.
+// Whether the open file still has its name.
 bool FolderLock::is_in_place() const {
     struct stat ours {
     }, named{};
@@ -109,7 +109,7 @@ void FolderLock::write_record() const {
     require(written, ExitCode::output, "{}: cannot write .lock: {}", path_, std::strerror(errno));
 }
 
-// A file of our own takes the place of the one that another holds, or that cannot be locked.
+// Replaces a file that another process holds, or that cannot be locked.
 void FolderLock::replace(const std::string& candidate) {
     const int error = open_locked(candidate);
     require(bool(file_), ExitCode::output, "{}: cannot create .lock: {}", path_, std::strerror(error));
@@ -141,11 +141,12 @@ FolderLock::Attempt FolderLock::try_to_take() {
         require(bool(file_), ExitCode::output,
                 "{}: cannot open .lock, which names the run of this folder: {}", path_, std::strerror(error));
         if (error != 0 && lock.empty()) ::unlinkat(folder_, kLock, 0);  // nobody's: we have just made it
-        require(error == 0, ExitCode::output,
-                "{}: its file system has no locks ({}), and {} may be in it; choose a folder on one that has "
-                "locks, "
-                "or, if no run is in this one, add --take-over",
-                path_, std::strerror(error), holder_);
+        require(
+            error == 0, ExitCode::output,
+            "{}: its file system has no locks ({}), and {} may be using it; choose a folder on one that has "
+            "locks, "
+            "or, if no run is in this one, add --take-over",
+            path_, std::strerror(error), holder_);
         write_record();
     }
     seen_ = Clock::now().time_since_epoch().count();

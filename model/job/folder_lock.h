@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
-// FolderLock: one owner for a folder. The owner holds flock(2) on the file `.lock` in it, which names the
-// owner: process, host, command. The kernel releases the lock when the owner ends, however it ends; over NFS
-// the server does. An owner that ends by itself empties the file, which stays.
+// FolderLock: one owner for a folder. The owner holds flock(2) on the file `.lock` in it, which has the
+// process, host and command of the owner. The kernel releases the lock when the owner ends in any way; over
+// NFS the server does. An owner that ends normally empties the file.
 //
-// Where the file system has no locks, nobody becomes the owner unless he takes over. Taking over puts a new
-// `.lock` in place of the old one, whoever holds that; the earlier owner finds out in its next check. Read
+// If the file system has no locks, a process becomes the owner only by taking over. Taking over replaces
+// `.lock` by a new file, even if another process holds it; the earlier owner notices in its next check. Read
 // next: run_folder.h.
 #pragma once
 
@@ -18,9 +18,9 @@ namespace fp8flow {
 
 class FolderLock {
 public:
-    enum class Holder { keeps, is_replaced };  // what becomes of an owner that is there
-    // Of the folder with this descriptor, which must outlive the lock. Takes nothing yet. `command`: shown
-    // to others that want the folder.
+    enum class Holder { keeps, is_replaced };  // what happens to an existing owner
+    // For the folder with this descriptor, which must outlive the lock. Does not lock yet. `command`: shown
+    // to other processes that want the folder.
     FolderLock(int folder, std::string folder_path, const std::string& command,
                Holder holder = Holder::keeps);
     ~FolderLock();
@@ -32,13 +32,13 @@ public:
         held,  // by holder()
         gone,  // the folder has been removed meanwhile
     };
-    // Does not wait. Throws ExitCode::output where the folder cannot be written or has no locks.
+    // Does not wait. Throws ExitCode::output if the folder cannot be written or has no locks.
     Attempt try_to_take();
     const std::string& holder() const { return holder_; }  // after held: process, host, command
 
-    // Throws ExitCode::output unless the folder is still ours: reads the file.
+    // Throws ExitCode::output if this process is no longer the owner. Reads the file.
     void check() const;
-    // The same unless it was ours some seconds ago. For every step.
+    // The same, but not more often than every few seconds. For every step.
     void check_if_unsure() const;
     // Removes the file of an owner that removes its folder.
     void remove_file() const;
@@ -54,7 +54,7 @@ private:
     Descriptor file_;
     std::string path_, id_, text_, holder_;
     Holder other_;
-    mutable std::atomic<std::chrono::steady_clock::rep> seen_{0};  // when it was ours for sure
+    mutable std::atomic<std::chrono::steady_clock::rep> seen_{0};  // last successful check
 };
 
 }  // namespace fp8flow

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Reads /proc and the cgroup file system (both versions); what is not there does not limit.
+// Reads /proc and the cgroup file system (both versions). A missing file is no limit.
 #include "model/job/host_cores.h"
 
 #include <algorithm>

@@ -6,8 +6,8 @@
 
 namespace fp8flow {
 
-// `cores` (those of the affinity mask), or fewer where the CPU quota of the cgroup, or of one around it, is
-// less (cpu.max; version 1: cpu.cfs_quota_us). At least 1.
+// `cores` (from the affinity mask), or the CPU quota of the cgroup or one of its parents, if that is less
+// (cpu.max; version 1: cpu.cfs_quota_us). At least 1.
 int usable_cores(int cores, const HostMemoryFiles& files = {});
 
 }  // namespace fp8flow

@@ -21,8 +21,8 @@ constexpr int64_t kMostRanks = 1 << 20;  // a larger number is no size
 struct Launcher {
     const char *size, *rank, *size_on_host, *rank_on_host;  // empty: it has none
 };
-// The innermost launcher first: mpirun starts its daemons by srun, and they pass on what that has set. Those
-// without a size come last.
+// The innermost launcher first: mpirun starts its daemons with srun, and they pass its variables on.
+// Launchers without a size are last.
 constexpr Launcher kLaunchers[] = {
     {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE",
      "OMPI_COMM_WORLD_LOCAL_RANK"},
@@ -38,7 +38,7 @@ constexpr Launcher kLaunchers[] = {
     {"", "ALPS_APP_PE", "", ""},
 };
 
-// The number that a variable begins with; none where it does not.
+// The number at the begin of a variable, if there is one.
 std::optional<int64_t> number_in(const char* name) {
     const char* value = std::getenv(name);
     if (value == nullptr) return std::nullopt;
@@ -63,8 +63,8 @@ std::optional<int64_t> tasks_of_node(std::string_view list, int64_t node) {
     return std::nullopt;
 }
 
-// A shell in an allocation has Slurm's variables too, and is no rank: steps of these numbers and more are a
-// batch script or a shell, and so is the first task of a step with a terminal.
+// A shell in an allocation also has Slurm's variables, but is no rank: steps with these numbers and above are
+// a batch script or a shell, and so is the first task of a step with a terminal.
 bool is_rank_of_step(const Launcher& launcher, int64_t rank) {
     constexpr int64_t kFirstOfShells = 0xfffffff0;
     if (rank > 0) return true;
@@ -77,7 +77,7 @@ std::optional<JobStart> read(const Launcher& launcher) {
     const std::optional<int64_t> size = number_in(launcher.size), rank = number_in(launcher.rank);
     const bool has_size = launcher.size[0] != 0;
     if (!rank || (has_size && (!size || *size < 1 || *size > kMostRanks))) return std::nullopt;
-    // Pods have the first two of torchrun's variables, whatever runs in them.
+    // Pods may have the first two of torchrun's variables without torchrun.
     if (launcher.size == std::string_view("WORLD_SIZE") && !number_in(launcher.rank_on_host))
         return std::nullopt;
     if (launcher.rank == std::string_view("SLURM_PROCID") && !is_rank_of_step(launcher, *rank))

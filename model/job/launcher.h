@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What the launcher (mpirun, srun, ...) says in the environment of the ranks that it starts.
+// Reads the environment variables that launchers (mpirun, srun, ...) set for the ranks that they start.
 #pragma once
 
 #include "model/job/backend.h"
@@ -17,7 +17,7 @@ struct JobStart {
 };
 JobStart read_job_start();
 
-// Throws ExitCode::usage where MPI sees this process alone, and the launcher has started several.
+// Throws ExitCode::usage if the launcher has started several ranks but MPI sees only this one.
 void require_same_size(const JobStart& start, int mpi_size);
 
 }  // namespace fp8flow

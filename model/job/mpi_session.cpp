@@ -42,7 +42,7 @@ bool MpiSession::claim_report() { return fp8flow::claim_report(); }
 
 void MpiSession::abort(int exit_code) {
     note_failure();
-    // A lone process has no other rank to end, and MPI_Abort would print a page about it.
+    // A single process has no other rank to end, and MPI_Abort would print a long message.
     if (size_ > 1) {
         MPI_Abort(MPI_COMM_WORLD, exit_code);
     } else {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What one of the stop signals does: noted, an end at once, or the end of a rank that its launcher
-// terminates.
+// Handles stop signals: records them, ends the process at once, or ends a rank that its launcher terminates.
 #include "model/job/stop_signals.h"
 
 #include "model/job/watchdog.h"
@@ -64,8 +63,8 @@ void decide_on_stop_signals(OnStopSignal decision) {
 
 void take_stop_signal(int signal, int sender) {
     if (ignored_at_start[static_cast<size_t>(signal)]) return;
-    // A launcher ends the remaining ranks with SIGTERM where one is lost. Where all are there, somebody wants
-    // the job to end, which a run may do after its step.
+    // If a rank is lost, the launcher ends the others with SIGTERM. If all ranks are there, a user or
+    // scheduler wants the job to end, which a run may do after its step.
     if (signal == SIGTERM && is_ended_by_launcher(sender)) end_terminated();
     int none = 0;
     first_signal.compare_exchange_strong(none, signal);

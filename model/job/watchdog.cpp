@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The shared notes of a host's ranks and the thread that looks at them.
+// The shared records of the ranks of a host, and the thread that checks them.
 #include "model/job/watchdog.h"
 
 #include "kernels/core/error.h"
@@ -37,8 +37,8 @@ constexpr int64_t kForLateRanks = kSecond / 2;   // less than the second that Op
 
 enum class State : int32_t { not_started, running, ended };
 
-// Zero bytes are a rank that has not started. scripts/reliability.py reads them.
-struct alignas(64) RankNotes : ProgressNotes {
+// All bytes 0: a rank that has not started. scripts/reliability.py reads this struct.
+struct alignas(64) RankRecord : ProgressRecord {
     std::atomic<State> state;
     std::atomic<int32_t> pid, rank, signal;
     std::atomic<Stage> stage;
@@ -46,18 +46,17 @@ struct alignas(64) RankNotes : ProgressNotes {
 };
 static_assert(std::atomic<int64_t>::is_always_lock_free && std::atomic<State>::is_always_lock_free);
 
-struct alignas(64) HostNotes {
+struct alignas(64) HostRecord {
     std::atomic<int64_t> reported;  // when; 0: not yet
 };
 
-HostNotes lone_host;
-RankNotes lone_rank;
+HostRecord lone_host;
+RankRecord lone_rank;
 
-// Static, because handlers of fatal signals need them. A process without a Watchdog notes into memory of its
-// own.
-HostNotes* host = &lone_host;
-RankNotes* ranks = &lone_rank;
-RankNotes* own = &lone_rank;
+// Static, because handlers of fatal signals need them. A process without a Watchdog uses private memory.
+HostRecord* host = &lone_host;
+RankRecord* ranks = &lone_rank;
+RankRecord* own = &lone_rank;
 int num_ranks = 1, job_size = 1;
 char segment[64] = "";
 std::atomic<int64_t> deadline{0};
@@ -87,22 +86,22 @@ std::vector<std::string> stat_of(int64_t process) {
     return {std::istream_iterator<std::string>(fields), {}};
 }
 
-// The letter there; 0 where there is no such process.
+// The state letter; 0 if there is no such process.
 char process_state(int32_t pid) {
     const std::vector<std::string> stat = stat_of(pid);
     if (::kill(pid, 0) != 0 && errno == ESRCH) return 0;
     return stat.empty() ? '?' : stat.front().front();
 }
 
-bool is_lost(const RankNotes& notes) {
+bool is_lost(const RankRecord& notes) {
     if (notes.state != State::running) return false;
     const char state = process_state(notes.pid);
-    // It may have ended well since the first look.
+    // It may have ended normally since the first check.
     return (state == 0 || state == 'Z' || state == 'X') && notes.state == State::running;
 }
 
 // "rank 3 (process 123, last in step 12, 4 s ago)"
-std::string described(const RankNotes& notes) {
+std::string described(const RankRecord& notes) {
     const std::string step = notes.step == 0              ? ""
                              : notes.stage == Stage::step ? fmt::format(" {}", notes.step.load())
                                                           : fmt::format(" after step {}", notes.step.load());
@@ -110,7 +109,7 @@ std::string described(const RankNotes& notes) {
                        name_of(notes.stage), step, (now() - notes.progress) / kSecond);
 }
 
-std::string described_as_gone(const RankNotes& notes) {
+std::string described_as_gone(const RankRecord& notes) {
     return fmt::format("another rank was lost: {} {}", described(notes),
                        notes.signal > 0
                            ? fmt::format("ended by signal {}", notes.signal.load())
@@ -127,7 +126,7 @@ void print_report(const std::string& text) {
 constexpr int kFatal[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 struct sigaction before[std::size(kFatal)];
 
-// Notes the signal and leaves the rest to whoever handled it before.
+// Records the signal and calls the earlier handler.
 void on_fatal_signal(int signal) {
     own->signal = signal;
     for (size_t i = 0; i < std::size(kFatal); ++i)
@@ -135,14 +134,14 @@ void on_fatal_signal(int signal) {
     ::raise(signal);
 }
 
-// Left by a job that has ended, under the name of this one: its rank of our number was here, or a rank was
-// lost or reported longer ago than a job outlives that.
-bool is_left_over(const HostNotes& notes, std::span<const RankNotes> all, int rank_on_host) {
+// Whether the memory was left by an ended job of the same name: it has a rank with this rank's number, or a
+// rank was lost or reported longer ago than a job lives after that.
+bool is_left_over(const HostRecord& notes, std::span<const RankRecord> all, int rank_on_host) {
     const int64_t ended = now() - kForTheReport;
     return all[static_cast<size_t>(rank_on_host)].state != State::not_started ||
            (notes.reported != 0 && notes.reported < ended) ||
-           std::ranges::any_of(all,
-                               [&](const RankNotes& rank) { return rank.progress < ended && is_lost(rank); });
+           std::ranges::any_of(
+               all, [&](const RankRecord& rank) { return rank.progress < ended && is_lost(rank); });
 }
 
 int64_t newest_of_host() {
@@ -160,10 +159,10 @@ void note_start(int rank) {
     own->state = State::running;
 }
 
-// Maps the memory of this descriptor for the notes. False if it belongs to a dead job or has lost its name.
+// Maps the memory of this descriptor. False if it belongs to an ended job or has no name any more.
 bool attach_to(int file, const Watchdog::Job& job) {
     const auto count = static_cast<size_t>(job.ranks_on_host);
-    const size_t bytes = sizeof(HostNotes) + sizeof(RankNotes) * count;
+    const size_t bytes = sizeof(HostRecord) + sizeof(RankRecord) * count;
     struct stat info {};
     if (::flock(file, LOCK_EX) != 0) return true;  // each rank alone, as without memory
     if (::fstat(file, &info) == 0 && info.st_nlink == 0) return false;
@@ -171,8 +170,8 @@ bool attach_to(int file, const Watchdog::Job& job) {
     if (::posix_fallocate(file, 0, static_cast<off_t>(bytes)) == 0)
         memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) return true;
-    auto* const notes = static_cast<HostNotes*>(memory);
-    auto* const all = reinterpret_cast<RankNotes*>(notes + 1);
+    auto* const notes = static_cast<HostRecord*>(memory);
+    auto* const all = reinterpret_cast<RankRecord*>(notes + 1);
     if (is_left_over(*notes, {all, count}, job.rank_on_host)) {
         ::munmap(memory, bytes);
         return ::shm_unlink(segment) != 0;
@@ -204,7 +203,7 @@ void attach(const Watchdog::Job& job) {
 
 // A rank that starts after the report finds the memory that says so; it would report into memory of its own.
 void remove_name_after_report() {
-    const auto starts = [](const RankNotes& notes) { return notes.state == State::not_started; };
+    const auto starts = [](const RankRecord& notes) { return notes.state == State::not_started; };
     const int64_t end = now() + kForLateRanks;
     while (segment[0] != 0 && std::any_of(ranks, ranks + num_ranks, starts) && now() < end)
         ::poll(nullptr, 0, 10);
@@ -236,8 +235,9 @@ private:
         }
     }
 
-    // Silence counts from `counts_from_`: a rank that was stopped itself gives the others a full deadline.
-    int64_t silence(const RankNotes& notes) const {
+    // Time without progress counts from `counts_from_`: after this rank was stopped, others get a full
+    // deadline.
+    int64_t silence(const RankRecord& notes) const {
         return looked_ - std::max(counts_from_, notes.progress.load(std::memory_order_relaxed));
     }
 
@@ -260,12 +260,12 @@ private:
         }
     }
 
-    // Stopped ranks first, then a rank that never started, then one that is silent while another waits.
+    // Stopped ranks first, then a rank that never started, then one without progress while another waits.
     void look_for_silent(int64_t limit) {
-        const RankNotes *stopped = nullptr, *silent = nullptr;
+        const RankRecord *stopped = nullptr, *silent = nullptr;
         bool some_wait = false;
         for (int r = 0; r < num_ranks; ++r) {
-            const RankNotes& notes = ranks[r];
+            const RankRecord& notes = ranks[r];
             if (notes.state != State::running) continue;
             int64_t& since = stopped_since_[static_cast<size_t>(r)];
             const char state = process_state(notes.pid);
@@ -393,9 +393,9 @@ void note_failure() { own->state = State::ended; }
 
 void end_terminated() {
     note_failure();
-    const RankNotes* const end = ranks + num_ranks;
-    const RankNotes* const gone = std::find_if<const RankNotes*>(ranks, end, is_lost);
-    // A rank that exits first with a status other than 0 ends the others, and has reported why.
+    const RankRecord* const end = ranks + num_ranks;
+    const RankRecord* const gone = std::find_if<const RankRecord*>(ranks, end, is_lost);
+    // The first rank that exits with a status other than 0 ends the others; it has reported the reason.
     const bool leaving = own->stage == Stage::mpi_finalize && gone == end;
     if (!leaving && claim_report())
         print_report(gone != end ? described_as_gone(*gone)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// When a step is captured, and when its graph is forgotten.
+// Decides when a step is captured and when its graph is dropped.
 #include "model/train/captured_steps.h"
 
 #include <chrono>

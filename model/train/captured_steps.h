@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// CapturedSteps: the work of a step as a CUDA graph, one for each slot of page-locked memory that steps take
-// turns with (schedule.cuda_graph_impl: full_iteration). A slot's step is captured once one in the same slot
-// neither allocated nor stopped the host, and launched from then on, until memory that it uses has moved.
-// Read next: trainer.cpp.
+// CapturedSteps: the work of a step as a CUDA graph (schedule.cuda_graph_impl: full_iteration). Steps
+// alternate between slots of page-locked memory, and each slot has a graph. It is captured after a step in
+// the same slot has run without allocation and host wait, and launched until memory that it uses is allocated
+// again. Read next: trainer.cpp.
 #pragma once
 
 #include "kernels/core/device.h"
@@ -15,7 +15,7 @@ namespace fp8flow {
 
 class CapturedSteps {
 public:
-    // What the host knows of a step after it has given the device its work; the same at every launch.
+    // Counts of the host for one step; the same at every launch.
     struct Known {
         int64_t casts = 0, peak_bytes = 0;
     };
@@ -23,10 +23,10 @@ public:
 
     CapturedSteps(Device& device, size_t num_slots) : device_(device), graphs_(num_slots) {}
 
-    // Gives the stream the work of the step, by `work` or by a graph of it. layout: a number that changes
-    // with every allocation.
+    // Queues the work of the step on the stream: calls `work`, or launches its graph. layout: a number that
+    // changes with every allocation.
     Known run(size_t slot, int64_t layout, Stream stream, const Work& work);
-    // Memory has moved, or the work is another.
+    // Call it if memory or the work has changed.
     void forget();
 
     int64_t num_captures() const { return num_captures_; }
@@ -37,7 +37,7 @@ private:
     struct Graph {
         std::unique_ptr<WorkGraph> work;
         Known known;
-        bool warm = false;  // the work ran as it can be captured
+        bool warm = false;  // the work has run without allocation and host wait
     };
 
     Device& device_;

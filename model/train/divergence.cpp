@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The median of recent losses, and words for what went wrong.
+// The median of recent losses, and error texts.
 #include "model/train/divergence.h"
 
 #include <fmt/format.h>

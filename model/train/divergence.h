@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Limits on the loss and the gradient norm of a step. A step past a limit, or with a NaN, sets the step
-// status on the device and so is never applied; what happens then is training.on_divergence. The limits
-// follow from losses that every rank has, so all ranks have the same. Read next: trainer.h.
+// status on the device and is not applied; training.on_divergence says what happens then. The limits are
+// computed from losses that every rank has, so they are the same on all ranks. Read next: trainer.h.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -13,22 +13,23 @@
 
 namespace fp8flow {
 
-// A run that skips steps ends after so many in a row; one that goes back to checkpoints after so many times.
+// A run that skips steps ends after this many in a row; a run that goes back to checkpoints, after this many
+// times.
 inline constexpr int64_t kMostSkippedInARow = 10, kMostRollbacks = 3;
 
 class DivergenceLimits {
 public:
     explicit DivergenceLimits(const TrainingSpec& training) : training_(training) {}
 
-    // Losses that a step needs before it, to distinguish a spike from the first steps of a run.
+    // Least number of earlier losses, to distinguish a spike from the first steps of a run.
     static constexpr size_t kWindow = 32;
 
-    // Largest mean loss of a step: loss_spike_factor x the median of the last kWindow accepted losses, those
-    // of the two steps before it left out, which may be under way; 0: none, or fewer losses. A resumed run
-    // begins to count again.
+    // Largest mean loss of a step: loss_spike_factor x the median of the last kWindow accepted losses,
+    // without the two steps before it, which may be in flight. 0: no limit, or too few losses. A resumed run
+    // starts without losses.
     double loss_of(int64_t step) const;
     void accept(int64_t step, double loss);
-    // What a step that was given this limit of the loss did wrong, as text.
+    // Text for the error of a step with this limit of the loss.
     std::string reason(double loss, double loss_limit, double grad_norm) const;
 
 private:

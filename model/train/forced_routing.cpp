@@ -59,7 +59,7 @@ public:
     }
 
     std::vector<int32_t> balanced() {
-        int64_t detours = r_.tokens * r_.topk;  // far more than are ever needed
+        int64_t detours = r_.tokens * r_.topk;  // an upper bound
         for (int64_t from = 0; from < r_.num_experts; ++from)
             while (excess(from) > 0) {
                 if (move_one(from)) continue;
@@ -86,7 +86,7 @@ private:
         for (int64_t i = r_.rank * left; left > 0; ++i) {
             const auto expert = static_cast<size_t>(i % r_.num_experts);
             int64_t& quota = quota_[expert];
-            // experts that are to have no token get one where the others are full
+            // experts that should get no token take one if the others are full
             const bool empty = !r_.loads.empty() && load_[expert] <= 0 && i < r_.num_experts * r_.tokens;
             if (quota == r_.tokens || empty) continue;
             ++quota;
@@ -126,7 +126,7 @@ private:
         }
     }
 
-    // Gives one choice of `from` to an expert that has too few; false where no token allows it.
+    // Moves one token from expert `from` to an expert that has too few; false if no token allows it.
     bool move_one(int64_t from) {
         const int64_t start = draw_.below(r_.tokens * r_.topk), total = r_.tokens * r_.topk;
         for (int64_t n = 0; n < total; ++n) {
@@ -146,8 +146,8 @@ private:
         return false;
     }
 
-    // No token with an expert that has too many can take one that has too few: some other token gives up a
-    // third expert for it.
+    // If no token of an expert with too many can take an expert with too few, another token gives up a third
+    // expert.
     void take_detour() {
         const int64_t start = draw_.below(r_.num_experts);
         int64_t to = start;
@@ -194,8 +194,8 @@ std::vector<int32_t> forced_assignment(const ForcedRouting& routing) {
 MoeSpec with_forced_routing(MoeSpec moe) {
     if (!moe.moe_router_force_load_balancing && moe.moe_router_force_biased == 0.0) return moe;
     moe.given_ids = [](const MoeSpec& spec, int layer, int64_t rank, int64_t tokens) {
-        // Order invariant promises bits that do not depend on who shares the experts: a token's place
-        // decides.
+        // Order invariant: bits must not depend on the expert-parallel size, so the choice depends on the
+        // token's index.
         const bool invariant = spec.moe_combine_order == CombineOrder::invariant;
         return forced_assignment(
             {.tokens = tokens,

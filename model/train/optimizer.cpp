@@ -64,18 +64,18 @@ Optimizer::Optimizer(const TrainingSpec& training, CombineOrder order, Device& d
     factor_ = state_.tensor(DType::f32, {1}, "optimizer");
 }
 
-// Dense parameters are the same on all ranks and count once; expert parameters are counted by one of the
-// ranks that hold them. Where the weight gradients left sums of their squares, nothing is read again.
+// Dense parameters are the same on all ranks and count once. Expert parameters are counted by one of the
+// ranks that hold them. If the weight-gradient GEMMs wrote sums of squares, nothing is read again.
 void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.zero({.y = squares_}, ctx.launch);
-    if (store.dense_gradients() && store.divides_gradients(false))
+    if (store.dense_gradients() && store.shards_gradients(false))
         squares_of_shares(ctx, store, Ranks::world, dense_blocks_, dense_squares_);
     else if (store.dense_gradients())
         ctx.ops.norm_squared({.x = store.dense_gradients(), .sum = dense_squares_}, ctx.launch);
     if (order_ == CombineOrder::invariant) {
         sum_squares_by_expert(ctx, store);
     } else {
-        if (store.expert_gradients() && store.divides_gradients(true))
+        if (store.expert_gradients() && store.shards_gradients(true))
             squares_of_shares(ctx, store, Ranks::expert_replicas, expert_blocks_, expert_squares_);
         else if (store.expert_squares() && ctx.sums_squares)
             ctx.ops.add_squares({.squares = store.expert_squares(), .sum = expert_squares_}, ctx.launch);
@@ -86,22 +86,22 @@ void Optimizer::global_norm(Context& ctx, ParameterStore& store) {
     ctx.ops.add({.a = dense_squares_, .b = expert_squares_, .y = dense_squares_}, ctx.launch);
 }
 
-// A rank has whole blocks, and their sums go to all: the bits of norm_squared over all gradients. Experts are
-// counted by one of the ranks that hold them here, too.
+// Sharded gradients: each rank has whole blocks, and their sums go to all ranks, so the bits are those of
+// norm_squared over all gradients. Experts are counted by one of the ranks that hold them.
 void Optimizer::squares_of_shares(Context& ctx, ParameterStore& store, Ranks ranks, TensorView& blocks,
                                   const TensorView& sum) {
     constexpr int64_t kNormBlock = op::kNormSquaredBlock;
     const bool expert = ranks == Ranks::expert_replicas;
     const TensorView& gradients = expert ? store.expert_gradients() : store.dense_gradients();
     if (!blocks) blocks = state_.tensor(DType::f64, {ceil_div(gradients.numel(), kNormBlock)}, "optimizer");
-    const Shares shares = store.gradient_shares(expert);
-    Shares of_blocks(shares.size());
-    for (size_t r = 0; r < shares.size(); ++r)
-        for (const Slice& slice : shares[r])
+    const Shards shards = store.gradient_shards(expert);
+    Shards of_blocks(shards.size());
+    for (size_t r = 0; r < shards.size(); ++r)
+        for (const Slice& slice : shards[r])
             of_blocks[r].push_back({slice.first / kNormBlock, ceil_div(slice.count, kNormBlock)});
     const auto own = static_cast<size_t>(ctx.exchange.rank_among(ranks));
-    for (size_t i = 0; i < shares[own].size(); ++i) {
-        const Slice &values = shares[own][i], &sums = of_blocks[own][i];
+    for (size_t i = 0; i < shards[own].size(); ++i) {
+        const Slice &values = shards[own][i], &sums = of_blocks[own][i];
         ctx.ops.norm_squared({.x = gradients.slice(values.first, values.count),
                               .block_sums = blocks.slice(sums.first, sums.count)},
                              ctx.launch);
@@ -154,9 +154,8 @@ void Optimizer::agree_on_status(Context& ctx, const StepInputs& inputs) {
 
 void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& inputs) {
     auto timed = ctx.part("optimizer");
-    // Before loss and norm are judged: the numbers of a step that overflowed on any rank mean nothing,
-    // whatever they are. Both are the same on every rank, so one that is not finite needs no second
-    // reduction.
+    // Before the checks of loss and norm: the numbers of a step that overflowed on any rank are meaningless.
+    // Loss and norm are the same on every rank, so their checks need no second reduction.
     agree_on_status(ctx, inputs);
     global_norm(ctx, store);
     auto judge = [&](const TensorView& value, double clip, const TensorView& limit) {
@@ -168,13 +167,13 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
                              .factor = factor_},
                             ctx.launch);
     };
-    // for its status alone: gradients can be finite where the loss is not; its "norm" is its root
+    // for the status only: gradients can be finite if the loss is not; its "norm" is its root
     judge(inputs.sums().slice(0, 1), 0.0, inputs.loss_limit());
     judge(dense_squares_, training_.clip_grad, inputs.grad_norm_limit());
 
     Launch launch = ctx.launch;
     for (Parameter& p : store.all()) {
-        // nothing of it is here; the first call with work is the one that waits for the factor
+        // this rank has no slice of it; the first call with work waits for the factor
         if (p.master.numel() == 0 || p.frozen) continue;
         const TensorView copy = p.plain && p.plain.data != p.master.data ? p.plain : TensorView{};
         const op::AdamW adamw{
@@ -207,7 +206,7 @@ void Optimizer::update(Context& ctx, ParameterStore& store, const StepInputs& in
     }
 }
 
-// Where the step is bad no slice was written, and the copies become what they are.
+// If the step is bad, no slice was written, and the copies get the same values again.
 void Optimizer::gather_copies(Context& ctx, ParameterStore& store) {
     if (!training_.use_distributed_optimizer) return;
     auto timed = ctx.part("parameter gather");

@@ -10,8 +10,8 @@
 
 namespace fp8flow {
 
-// Learning rate of an update (0-based, skipped steps are not counted): linear warm-up, then one of the styles
-// of Megatron-LM (OptimizerParamScheduler.get_lr).
+// Learning rate of an update (0-based, without skipped steps): linear warm-up, then a decay style of
+// Megatron-LM (OptimizerParamScheduler.get_lr).
 double learning_rate(const TrainingSpec& training, int64_t update);
 // op::AdamW::schedule of an update.
 std::array<float, 3> adamw_schedule(const TrainingSpec& training, int64_t update);
@@ -20,13 +20,13 @@ class Optimizer {
 public:
     Optimizer(const TrainingSpec& training, CombineOrder order, Device& device);
 
-    // Sums main gradients, unless the backward did: dense ones over all ranks, expert ones over the ranks
-    // that hold the same experts. Then clips and updates, of sharded state this rank's slice, whose gradients
-    // alone are summed here, and gathers the working copies (use_distributed_optimizer). The sums of the
-    // inputs are summed over ranks with them; a loss that is not finite or past its limit prevents the
-    // update, as such a gradient does.
+    // Sums main gradients over ranks, unless the backward did: dense ones over all ranks, expert ones over
+    // the ranks that hold the same experts. Then clips and updates. With sharded state
+    // (use_distributed_optimizer) it sums and updates this rank's slices only, and gathers the working
+    // copies. The sums of the inputs are reduced with the gradients. A loss or gradient that is not finite or
+    // past its limit prevents the update.
     void step(Context& ctx, ParameterStore& store, const StepInputs& inputs);
-    // Sums the inputs' sums over ranks; the step is bad on all ranks if it is bad on one.
+    // Reduces the sums of the inputs over ranks. If the step is bad on one rank, it is bad on all.
     static void agree_on_status(Context& ctx, const StepInputs& inputs);
 
     TensorView grad_norm() const { return norm_; }  // [1] f32, before clipping; every rank has the same
@@ -45,7 +45,7 @@ private:
     Arena state_;
     TensorView
         squares_of_experts_;  // order invariant: [parameters of experts, E] f32, made by the first step
-    TensorView dense_blocks_, expert_blocks_;  // divided gradients: squares of blocks, made by the first step
+    TensorView dense_blocks_, expert_blocks_;  // sharded gradients: squares of blocks, made by the first step
     TensorView squares_, dense_squares_, expert_squares_, norm_, factor_;
 };
 

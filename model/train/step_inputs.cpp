@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Memory of the words of a step.
+// Allocates the words of a step.
 #include "model/train/step_inputs.h"
 
 namespace fp8flow {

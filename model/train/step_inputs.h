@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// StepInputs: what a step has of its own besides tokens, as words on the device: its update, the optimizer's
-// schedule, limits, what stochastic rounding counts by. Kernels read them there, so that a step that was
-// captured in a graph can be launched again as another step. Read next: captured_steps.h.
+// StepInputs: the inputs of a step except tokens, as words on the device: update number, learning-rate
+// schedule, limits, counter of stochastic rounding. Kernels read them there, so that a captured graph can be
+// launched for another step. Read next: captured_steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"
@@ -22,7 +22,7 @@ public:
     };
 
     StepInputs(Device& device, int64_t num_slots);
-    // Into page-locked memory; the last load of the slot must have completed.
+    // Writes into page-locked memory; the last load of the slot must have completed.
     void write(int64_t slot, const Values& values) { *slots_.at<Values>(at(slot)) = values; }
     void load(int64_t slot, Stream stream) {
         device_.copy_in_async(words_.data, slots_.at<Values>(at(slot)), sizeof(Values), stream);
@@ -33,7 +33,8 @@ public:
     TensorView schedule() const { return word(DType::f32, 3, offsetof(Values, schedule)); }  // [3]
     TensorView loss_limit() const { return word(DType::f32, 1, offsetof(Values, loss_limit)); }
     TensorView grad_norm_limit() const { return word(DType::f32, 1, offsetof(Values, grad_norm_limit)); }
-    // [2] f32 over tokens and ranks: losses, and not 0 where a rank wants to stop. The step adds to them.
+    // [2] f32, summed over tokens and ranks: losses, and not 0 if a rank wants to stop. The step adds to
+    // them.
     TensorView sums() const { return word(DType::f32, 2, offsetof(Values, sums)); }
 
 private:

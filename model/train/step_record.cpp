@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The copies after a step, and the numbers in them.
+// Copies the results of a step to the host, and reads them.
 #include "model/train/step_record.h"
 
 namespace fp8flow {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// StepRecord: what the host needs to know of a step, in page-locked memory. The device copies it there after
-// the step; the host reads it once the event after the copies has passed.
+// StepRecord: the results of a step in page-locked memory. The device copies them there after the step; the
+// host reads them after the event that follows the copies.
 #pragma once
 
 #include "kernels/core/pinned.h"
@@ -16,7 +16,7 @@ public:
     // layers.
     StepRecord(Device& device, const TensorView& router_counts, const TensorView& router_losses);
 
-    // The order of a step: begin, the step's work, end; then the mark, which is what has passed.
+    // Call order of a step: begin, the work of the step, end.
     void begin(Exchange& exchange, const Launch& launch);
     struct Words {
         TensorView status;     // [1] i32
@@ -28,7 +28,7 @@ public:
     bool has_passed() const { return event_.has_passed(); }
     void wait() { event_.wait(); }
 
-    // Valid once it has passed.
+    // Valid after the event.
     int32_t status() const { return head()->status; }
     double loss_sum() const { return static_cast<double>(head()->sums[0]); }
     bool stop_asked() const { return head()->sums[1] > 0; }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
-// StepRouting: the experts of the tokens of a step, from a file or into one (data.routing_path,
-// output.record_routing). Page-locked slots as those of BatchFeed: the host fills one before the step or
-// reads it after, the device copies in between, also in a captured step. Read next: data/routing_file.h.
+// StepRouting: reads the experts of a step's tokens from a file, or writes them into one (data.routing_path,
+// output.record_routing). It uses page-locked slots as BatchFeed does: the host fills a slot before the step
+// or reads it after the step, and the device copies in between, also in a captured step. Read next:
+// data/routing_file.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -17,22 +18,22 @@ namespace fp8flow {
 
 class StepRouting {
 public:
-    // Where the sizes of slots come from. buffers: micro-batches on the device at the same time.
+    // Sizes of slots. buffers: micro-batches on the device at the same time.
     struct Sizes {
         int64_t samples = 0, slots = 0, buffers = 1;  // samples: of a rank in a micro-batch, at most
     };
     StepRouting(Device& device, const Config& config, uint64_t data_fingerprint, const Sizes& sizes);
 
-    // Before the first step, by all ranks: makes the file that is recorded.
+    // Collective, before the first step: creates the file to record.
     void open(ProcessGroup& world, bool continues);
-    // The host's half: given ids into the slot.
+    // On the host: copies given ids into the slot.
     void fill(const data::Batcher::Range& samples, int64_t slot);
-    // Where the routers of a micro-batch find given ids.
+    // Where the routers of a micro-batch read given ids.
     void place(Context& ctx) const;
-    // The device's half, before the forward: brings the ids, and says where the routers' choices go.
+    // On the device, before the forward: copies the ids, and sets where the routers' choices go.
     void load(Context& ctx, int64_t slot);
-    // After the step: its choices into the file. equal [layers], if not empty, += how many of the choices are
-    // among the given ids.
+    // After the step: writes its choices to the file. equal [layers], if not empty, += number of choices that
+    // are among the given ids.
     void keep(const data::Batcher::Range& samples, int64_t slot, std::span<int64_t> equal);
 
     bool gives() const { return given_.has_value(); }

@@ -50,7 +50,7 @@ namespace {
 StateShards shards_of(const Config& config, const RankGroups& groups) {
     if (!config.training.use_distributed_optimizer) return {};
     const auto place = [](const ProcessGroup& group) {
-        return StateShards::Place{group.rank(), group.size()};
+        return StateShards::GroupRank{group.rank(), group.size()};
     };
     return {.dense = place(*groups.world),
             .expert = place(*groups.expert_replicas),
@@ -131,13 +131,15 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     exchange_ = std::move(exchange.exchange);
     exchange_note_ = std::move(exchange.note);
 
-    // Ranks that see different data or another configuration would diverge silently.
+    // Ranks with different data or configurations would diverge silently.
     const uint64_t mine = data_->fingerprint() ^ fnv1a64(dump_config(config_));
     std::vector<uint64_t> all(static_cast<size_t>(world.size()));
     world.all_gather(&mine, sizeof mine, all.data());
     for (size_t r = 0; r < all.size(); ++r)
         require(all[r] == all[0], ExitCode::peer,
-                "rank {} has other data or another configuration than rank 0; check data.data_path", r);
+                "rank {} has other data or another configuration than rank 0; make data.data_path and the "
+                "keys the same",
+                r);
 
     Device& device = ops_->device();
     transformer_ =
@@ -155,7 +157,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     optimizer_ = std::make_unique<Optimizer>(config.training, config.moe.moe_combine_order, device);
     state_ = std::make_unique<Arena>(device, "step");
     if (config.schedule.overlap_moe_expert_parallel_comm && batcher_.num_micro_batches() > 1)
-        turns_ = std::make_unique<Turns>(device);
+        pair_ = std::make_unique<InterleavedPair>(device);
     join_wgrads(config.precision.moe_wgrad_micro_batches);
     if (config.schedule.has_side_stream()) side_ = std::make_unique<SideStream>(device, config.schedule);
     if (config.schedule.overlaps()) wire_ = std::make_unique<WireStream>(device, config.schedule);
@@ -174,7 +176,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
         captured_ = std::make_unique<CapturedSteps>(device, kStepsInFlight);
         captured_evaluations_ = std::make_unique<CapturedSteps>(device, batches);
     }
-    for (int i = 0; i < (turns_ ? 2 : 1); ++i)
+    for (int i = 0; i < (pair_ ? 2 : 1); ++i)
         memory_.push_back(std::make_unique<Memory>(device, config.model.seq_length, slots, batches));
     if (!config.data.routing_path.empty() || !config.output.record_routing.empty())
         routing_ = std::make_unique<StepRouting>(
@@ -190,7 +192,7 @@ Trainer::Trainer(const Config& config, ProcessGroup& world, const BackendChoice&
     worst_capacity_ = rows_of_layers(MoeLayer::worst_rows(config.moe, slots, ranks));
 }
 
-// Copies may be under way to page-locked memory that dies now.
+// Waits for copies to page-locked memory that is freed now.
 Trainer::~Trainer() {
     try {
         ops_->device().synchronize();
@@ -292,8 +294,8 @@ void Trainer::run_micro_batches(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
     Context end = make_context(micro_batches - 1, timer_of(flight));
     transformer_->begin_step(end);
-    if (turns_ && flight.tensor_stats == nullptr) {
-        run_in_turns(flight);
+    if (pair_ && flight.tensor_stats == nullptr) {
+        run_interleaved(flight);
     } else {
         for (int64_t m = 0; m < micro_batches; ++m) {
             Context ctx = make_context(m, timer_of(flight));
@@ -322,12 +324,12 @@ StepInputs::Values Trainer::inputs_of(const Flight& flight) const {
 
 // The forward of a micro-batch runs in parallel with the backward of the previous one. The first and the last
 // half pass run alone.
-void Trainer::run_in_turns(const Flight& flight) {
+void Trainer::run_interleaved(const Flight& flight) {
     const int64_t micro_batches = batcher_.num_micro_batches();
     std::vector<Transformer::MicroBatch> batches(static_cast<size_t>(micro_batches));
-    const auto pass = [&](int64_t m, Turn* turn, auto half) {
+    const auto pass = [&](int64_t m, InterleavedMicroBatch* interleaved, auto half) {
         Context ctx = make_context(m, timer_of(flight));
-        ctx.turn = turn;
+        ctx.interleaved = interleaved;
         half(ctx, batches[static_cast<size_t>(m)]);
     };
     const auto forward = [&](Context& ctx, Transformer::MicroBatch& batch) {
@@ -339,9 +341,9 @@ void Trainer::run_in_turns(const Flight& flight) {
     };
     pass(0, nullptr, forward);
     for (int64_t m = 1; m < micro_batches; ++m)
-        turns_->run(
-            timer_of(flight), [&](Turn& turn) { pass(m, &turn, forward); },
-            [&](Turn& turn) { pass(m - 1, &turn, backward); });
+        pair_->run(
+            timer_of(flight), [&](InterleavedMicroBatch& next) { pass(m, &next, forward); },
+            [&](InterleavedMicroBatch& previous) { pass(m - 1, &previous, backward); });
     pass(micro_batches - 1, nullptr, backward);
 }
 
@@ -416,7 +418,7 @@ void Trainer::launch(Flight& flight) {
     if (captured_)
         for (int64_t m = 0; m < batcher_.num_micro_batches(); ++m)
             fill_batch(Split::train, flight.step + first_batch_, m, batch_slot(flight, m));
-    // What is measured or looked at stage by stage is given to the device stage by stage.
+    // A stage timer or --tensor-stats needs the step operation by operation, not as a graph.
     if (captured_ && flight.tensor_stats == nullptr && !timer.enabled())
         flight.known =
             captured_->run(slot_of(flight.step), allocations(), stream_, [&] { return give_work(flight); });
@@ -428,8 +430,8 @@ void Trainer::launch(Flight& flight) {
     record.mark(stream_);
     flight.host_seconds = std::chrono::duration<double>(Clock::now() - begin).count();
     flight.host_stops = ops_->device().num_synchronisations() - stops;
-    // Steps that the device finished while this one was launched: the host was the slower of the two, so a
-    // step took what a launch takes.
+    // Steps that the device finished while this one was launched: the host is the bottleneck, so a step takes
+    // as long as a launch.
     for (Flight& earlier : flights_)
         if (&earlier != &flight && !earlier.ended && record_of(earlier).has_passed())
             earlier.ended = flight.launched;
@@ -554,7 +556,7 @@ void Trainer::launch_again() {
     for (Flight& flight : flights_) launch(flight);
 }
 
-// The steps after it, which were not applied either, follow the state before it.
+// The steps after it, which were not applied either, are launched again from the state before it.
 StepResult Trainer::skip_step() {
     for (Flight& flight : flights_) wait_for(flight);
     StepResult result = result_of(flights_.front());
@@ -568,8 +570,8 @@ StepResult Trainer::skip_step() {
     return result;
 }
 
-// Where another step ran after the one that diverged, its gradients have replaced the bad ones: they are
-// computed again to be searched.
+// If another step ran after the one that diverged, its gradients have replaced the bad ones, so they are
+// computed again.
 void Trainer::give_up() {
     for (Flight& flight : flights_) wait_for(flight);
     if (flights_.size() > 1) {

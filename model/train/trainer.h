@@ -3,12 +3,11 @@
 // step and then reads the result of the step before, so that a warm step never waits for the device. Read
 // next: commands/train.cpp, commands/validate.cpp.
 //
-// A step is a transaction. A device word, the step status, forbids every persistent write where it is not 0;
-// a step that runs out of rows or produces a NaN on any rank sets it on all of them, and it stays set, so
-// that the step launched after a bad one changes nothing either. The host sees it one step late, waits for
-// what is in flight, raises the row capacity, clears the word and launches the same steps again, in order.
-// Everything a step depends on is the state it leaves and its index, so the run equals one that had the
-// capacity from the start, bit for bit.
+// A step is a transaction. If the step status, a word on the device, is not 0, nothing persistent is written.
+// A step that runs out of rows or produces a NaN on any rank sets it on all ranks. It stays set, so the step
+// that was launched after a bad one changes nothing either. The host sees it one step late, waits for what is
+// in flight, increases the row capacity, clears the word and launches the same steps again, in order. The
+// bits are those of a run that had the capacity from the start.
 #pragma once
 
 #include "layers/tensor_stats.h"
@@ -36,16 +35,16 @@
 
 namespace fp8flow {
 
-class Turns;
+class InterleavedPair;
 
-// Utilisation of one MoE layer over the global batch: tokens of an expert over the mean (1 is fair, 0 a dead
-// expert).
+// Load of one MoE layer over the global batch: tokens of an expert divided by the mean (1: balanced, 0: a
+// dead expert).
 struct LayerLoad {
     int layer = 0;
     double max = 1, min = 1, cv = 0;
     int64_t dead_experts = 0;
     std::vector<int64_t> tokens;          // of each expert
-    std::optional<double> equal_choices;  // share of the router's choices among the given ids
+    std::optional<double> equal_choices;  // part of the router's choices that are among the given ids
 };
 LayerLoad load_of(int layer, std::span<const int64_t> tokens_per_expert);
 
@@ -64,16 +63,15 @@ struct StepResult {
     std::vector<RouterLoss> router_losses;  // those with a coefficient above 0
     double grad_norm = 0, learning_rate = 0;
     double seconds =
-        0;  // from the end of the step before (or its own launch, if later) to its end, as the host saw them
-    double host_seconds = 0;  // the host was busy launching it
-    int64_t host_stops = 0;   // meanwhile it waited for the device so often (Device::num_synchronisations)
+        0;  // from the end of the step before (or its own launch, if later) to its end, measured on the host
+    double host_seconds = 0;  // that the host took to launch it
+    int64_t host_stops = 0;   // waits for the device during the launch (Device::num_synchronisations)
     int64_t tokens = 0;       // of the global batch
     int64_t redone = 0;  // how often it ran out of rows and was redone with a larger capacity, as was the
                          // step in flight after it
-    double redo_seconds =
-        0;  // lost by that: from the begin of each attempt that did not count to the next one
+    double redo_seconds = 0;  // lost by that: from the begin of each redone attempt to the next one
     std::vector<LayerLoad> load;
-    // Of this rank, of the attempt that counted.
+    // Of this rank, for the last attempt.
     std::map<std::string, double> stage_seconds;
     WireBytes wire;
     int64_t casts = 0;        // explicit casts, all layers and micro-batches
@@ -84,23 +82,23 @@ struct StepResult {
 
 // Routed rows did not fit, and a larger capacity does not fit into memory on some rank. The model is that
 // before the step, which was not applied.
-class OutOfRoom : public Error {
+class OutOfRowMemory : public Error {
 public:
-    explicit OutOfRoom(const std::string& text) : Error(ExitCode::memory, text) {}
+    explicit OutOfRowMemory(const std::string& text) : Error(ExitCode::memory, text) {}
 };
 
 class Trainer {
 public:
-    static constexpr int64_t kStepsInFlight = 2;  // whose tokens are in host memory together
+    static constexpr int64_t kStepsInFlight = 2;
 
     Trainer(const Config& config, ProcessGroup& world, const BackendChoice& backend, Arithmetic arithmetic,
             std::shared_ptr<const data::TokenSource> data);
     ~Trainer();
 
-    // Launches the next step; the result is that of the step before, none if nothing was in flight. Where a
-    // step diverged (training.on_divergence), neither it nor the one after it is applied: throws Diverged,
-    // naming the step and the tensor, with nothing in flight; or the step is skipped and the one after it
-    // launched again. Throws OutOfRoom where a step cannot be redone, with nothing in flight.
+    // Launches the next step. Returns the result of the step before, or nothing if none was in flight. If a
+    // step diverged, neither it nor the one after it is applied. Then (training.on_divergence) it throws
+    // Diverged with step and tensor, or skips the step and launches the one after it again. Throws
+    // OutOfRowMemory if a step cannot be redone. Nothing is in flight when it throws.
     std::optional<StepResult> step();
     // The result of the step in flight, if there is one. The state of the model is that of a step only when
     // nothing is in flight.
@@ -112,14 +110,14 @@ public:
     // outputs chunk by chunk; again from its first token, where rows did not fit.
     using ReadEvaluation = std::function<void(int64_t first_sample, const HeadChunk&)>;
     double evaluate(int64_t batches, const ReadEvaluation& read = {});
-    // Other data for the evaluations from now on; the same on every rank.
+    // Sets the data of later evaluations; the same on every rank.
     void evaluate_on(std::shared_ptr<const data::TokenSource> data) { data_ = std::move(data); }
-    // The masters, moments and other state have been replaced by those after `steps` steps, `applied` of them
-    // not skipped: the working copies follow. Nothing is in flight.
+    // Call it after replacing masters, moments and other state by those after `steps` steps, of which
+    // `applied` were not skipped. Updates the working copies. Nothing is in flight.
     void resume_at(int64_t steps, int64_t applied);
-    // The rules of the run that is resumed (model/config/meanings.h), before the next step.
+    // Follows the rules of the run that is resumed (model/config/meanings.h); call it before the next step.
     void follow_meanings_of(const Config& config);
-    // The masters have been replaced: the working copies follow. Collective; nothing is in flight.
+    // Call it after replacing the masters. Updates the working copies. Collective; nothing is in flight.
     void weights_replaced();
     // Step n trains on batch n + this. Nothing is in flight.
     void set_first_batch(int64_t batch) { first_batch_ = batch; }
@@ -127,8 +125,8 @@ public:
     int64_t steps_done() const { return next_step_ - static_cast<int64_t>(flights_.size()); }
     int64_t steps_applied() const { return steps_done() - skipped_; }
 
-    // `asked`: whether the run should stop, looked at once a step. The answers travel with the loss, so that
-    // all ranks learn of one in the result of the same step, and no step gets longer.
+    // `asked`: whether the run should stop, called once per step. The answers are reduced with the loss, so
+    // that all ranks see them in the result of the same step.
     void stop_when(std::function<bool()> asked) { stop_asked_ = std::move(asked); }
     // A diagnosis of the steps launched from now on (--tensor-stats); null switches it off.
     void set_tensor_stats(TensorStats* stats) { tensor_stats_ = stats; }
@@ -153,8 +151,8 @@ public:
     using Rows = RowArena::Wanted;
     Rows row_capacity() const { return capacity_; }
     Rows most_wanted() const;  // stops the host; nothing is in flight
-    // The share of padding among the rows that the grouped GEMMs of the last micro-batch read, on all ranks.
-    // Collective; stops the host; nothing is in flight.
+    // The part of padding in the rows that the grouped GEMMs of the last micro-batch read, on all ranks.
+    // Collective; waits for the device; nothing is in flight.
     double padding_share() const;
     // Evaluations that were run again with a larger capacity.
     int64_t evaluations_redone() const { return evaluations_redone_; }
@@ -169,7 +167,7 @@ public:
     // Workspace of layers, sized by the row capacity: taken from the device, and the peak of the last step.
     MemorySums workspace_memory() const;
     std::map<std::string, int64_t> parameter_bytes() const { return transformer_->parameters().bytes(); }
-    int64_t allocations() const;  // must not rise once warm
+    int64_t allocations() const;  // constant in warm steps
     // Absent unless steps are launched as graphs.
     const CapturedSteps* captured() const { return captured_.get(); }
 
@@ -188,12 +186,12 @@ private:
         double loss_limit = 0;  // of the mean loss; the same however often the step is done
         TensorStats* tensor_stats = nullptr;
     };
-    void join_wgrads(int64_t micro_batches);  // 0, 1: each alone
+    void join_wgrads(int64_t micro_batches);  // 0, 1: one GEMM per micro-batch
     void launch(Flight& flight);
     CapturedSteps::Known give_work(const Flight& flight);
     StepInputs::Values inputs_of(const Flight& flight) const;
-    // Its number among the steps that are applied, 0-based: what the schedule, Adam and histories count by. A
-    // step that does not know of a skipped one before it is not applied either, and is launched again.
+    // Its 0-based number among the applied steps, for the learning-rate schedule, Adam and histories. A step
+    // that was launched before a skip was known is not applied, and is launched again.
     int64_t update_of(const Flight& flight) const { return flight.step - skipped_; }
     int64_t tokens_of_step() const { return config_.training.global_batch_size * config_.model.seq_length; }
     double mean_loss(const StepRecord& record) const {
@@ -213,7 +211,7 @@ private:
     [[noreturn]] void give_up();
 
     StageTimer& timer_of(const Flight& flight) { return timers_[slot_of(flight.step)]; }
-    // What a micro-batch keeps and takes while it is under way: one, or two if micro-batches are interleaved
+    // Arenas and tokens of a micro-batch: one set, or two if micro-batches are interleaved
     // (overlap_moe_expert_parallel_comm).
     struct Memory {
         Memory(Device& device, int64_t seq_length, int64_t max_tokens, int64_t num_slots)
@@ -230,7 +228,7 @@ private:
     Context make_context(int64_t micro_batch, StageTimer& timer);
     void run_micro_batches(const Flight& flight);
     Transformer::MicroBatch load_micro_batch(Context& ctx, const Flight& flight);
-    void run_in_turns(const Flight& flight);
+    void run_interleaved(const Flight& flight);
     int64_t batch_slot(const Flight& flight, int64_t micro_batch) const {
         return static_cast<int64_t>(slot_of(flight.step)) * batcher_.num_micro_batches() + micro_batch;
     }
@@ -247,7 +245,7 @@ private:
     void launch_evaluation(int64_t index, const ReadEvaluation& read);
     void give_evaluation(int64_t micro_batch, int64_t slot, const ReadHead& read);
     std::vector<Arena*> arenas() const;     // of activations and workspace
-    std::vector<Arena*> workspace() const;  // those among them that grow with the row capacity
+    std::vector<Arena*> workspace() const;  // those that grow with the row capacity
     Rows rows_of_layers(int64_t layer_rows) const;
     void grow_rows();
     void require_memory(const Rows& capacity);
@@ -276,7 +274,7 @@ private:
     // where a schedule overlaps
     std::unique_ptr<SideStream> side_;
     std::unique_ptr<WireStream> wire_;
-    std::unique_ptr<Turns> turns_;
+    std::unique_ptr<InterleavedPair> pair_;
     StageTimer timers_[kStepsInFlight], untimed_;
     std::vector<int64_t> known_rows_;
     bool passes_alone_ = false;

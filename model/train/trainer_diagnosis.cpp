@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// What a step that was not applied did wrong, and which tensor shows it first. Read next: divergence.h.
+// Finds the tensor that first shows why a step was not applied. Read next: divergence.h.
 #include "model/train/trainer.h"
 
 #include <algorithm>
@@ -11,8 +11,8 @@ std::string Trainer::reason_of(const Flight& flight) {
     return limits_.reason(mean_loss(record), flight.loss_limit, record.grad_norm());
 }
 
-// The first tensor with a NaN or Inf, weights before gradients, low ranks before high ones. All ranks agree
-// on it, since a bad weight of one rank spoils gradients everywhere.
+// The first tensor with a NaN or Inf: weights before gradients, low ranks before high ranks. All ranks agree
+// on it, because a bad weight of one rank gives bad gradients on all.
 void Trainer::report_non_finite(int64_t step) {
     struct Finding {
         int64_t kind = 2;  // 0: a weight, 1: a gradient, 2: none

@@ -10,7 +10,7 @@ namespace fp8flow {
 
 using namespace data;
 
-// Like steps, micro-batches are launched one ahead, and done again where a rank ran out of rows.
+// As steps, micro-batches are launched one ahead, and run again if a rank ran out of rows.
 double Trainer::evaluate(int64_t batches, const ReadEvaluation& read) {
     FP8FLOW_CHECK(flights_.empty(), "an evaluation with {} steps in flight", flights_.size());
     world_.set_activity(fmt::format("evaluation after step {}", next_step_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Room for routed rows: what a step that ran out of it leads to, and what memory holds.
+// The capacity for routed rows: how it grows when a step runs out of rows, and the memory that it takes.
 #include "model/train/trainer.h"
 
 #include "layers/schedule/side_stream.h"
@@ -12,8 +12,8 @@ namespace fp8flow {
 
 namespace {
 
-// Room for `wanted` rows and a tenth more, so that routing that goes on to drift does not redo every step.
-// What is there stays where it is enough.
+// The capacity for `wanted` rows and a tenth more, so that slowly changing routing does not redo every step.
+// Unchanged if it is enough.
 int64_t grown(int64_t capacity, int64_t wanted, int64_t worst) {
     constexpr double kHeadroom = 1.1;
     if (wanted <= capacity) return capacity;
@@ -21,7 +21,7 @@ int64_t grown(int64_t capacity, int64_t wanted, int64_t worst) {
     return std::min(worst, round_up(rows, kBlock));
 }
 
-// What `bytes` for rows_now rows become with `rows`.
+// Scales `bytes` from rows_now to `rows` rows.
 int64_t bytes_of(int64_t bytes, int64_t rows, int64_t rows_now) {
     const double ratio = static_cast<double>(rows) / static_cast<double>(std::max<int64_t>(1, rows_now));
     return static_cast<int64_t>(std::ceil(static_cast<double>(bytes) * ratio));
@@ -66,8 +66,8 @@ double Trainer::padding_share() const {
     return all > 0 ? 1 - routed / all : 0;
 }
 
-// Looked at before anything is given back, by all ranks together: a rank that ran out of memory inside a step
-// would leave the others waiting for it. Row buffers and workspace are given back first and grow as the rows.
+// All ranks check before anything is freed: a rank that ran out of memory inside a step would leave the
+// others waiting for it. Row buffers and workspace are freed first and grow with the rows.
 void Trainer::require_memory(const Rows& capacity) {
     double needed = 0;
     for (const auto& memory : memory_) {
@@ -90,7 +90,7 @@ void Trainer::require_memory(const Rows& capacity) {
     flights_.clear();
     ops_->zero({.y = status_});
     constexpr double kGiB = 1 << 30;
-    throw OutOfRoom(fmt::format(
+    throw OutOfRowMemory(fmt::format(
         "step {}: routed rows exceed the capacity of {} rows per layer ({} of all layers); a capacity of {} "
         "({}) takes {:.2f} GiB more on this rank, {:.2f} GiB are free, and some rank lacks {:.2f} GiB; lower "
         "training.micro_batch_size, or set recompute.recompute_modules: [moe_expert]",
@@ -98,8 +98,8 @@ void Trainer::require_memory(const Rows& capacity) {
         free / kGiB, static_cast<double>(missing[0]) / kGiB));
 }
 
-// Enlarges the row buffers to what the steps in flight need on the rank that needs most, equally on every
-// rank. Buffers never shrink.
+// Enlarges the row buffers of all ranks to the largest need of any rank in the steps in flight. Buffers never
+// shrink.
 void Trainer::grow_rows() {
     const Rows mine = most_wanted();
     std::vector<Rows> all(static_cast<size_t>(world_.size()));
@@ -112,16 +112,16 @@ void Trainer::grow_rows() {
     Rows capacity{.layer = grown(capacity_.layer, wanted.layer, worst_capacity_.layer),
                   .together = grown(capacity_.together, wanted.together, worst_capacity_.together)};
     capacity.together = std::max(capacity.together, capacity.layer);
-    require(capacity.layer > capacity_.layer || capacity.together > capacity_.together, ExitCode::internal,
-            "routed rows do not fit: {} of a layer and {} of all are wanted, with a capacity of {} and {}, "
-            "at worst "
-            "{} and {}",
-            wanted.layer, wanted.together, capacity_.layer, capacity_.together, worst_capacity_.layer,
-            worst_capacity_.together);
+    require(
+        capacity.layer > capacity_.layer || capacity.together > capacity_.together, ExitCode::internal,
+        "routed rows do not fit: a layer needs {} and all layers need {}, with a capacity of {} and {} and "
+        "a worst case of {} and {}",
+        wanted.layer, wanted.together, capacity_.layer, capacity_.together, worst_capacity_.layer,
+        worst_capacity_.together);
     require_memory(capacity);
     for (const auto& memory : memory_) memory->rows.reset();
     if (delayed_) delayed_->forget();
-    // the next use takes one chunk, as large as has been looked for
+    // the next use allocates one chunk of the checked size
     for (Arena* arena : workspace())
         arena->release(bytes_of(arena->deepest_bytes(), capacity.layer, capacity_.layer));
     capacity_ = capacity;
@@ -129,8 +129,8 @@ void Trainer::grow_rows() {
         if (graphs != nullptr) graphs->forget();
 }
 
-// The oldest step in flight was not applied, nor was any step after it. All ranks see the same status, so
-// all of them come here.
+// The oldest step in flight was not applied, nor was any step after it. All ranks see the same status, so all
+// ranks call this.
 void Trainer::redo() {
     for (Flight& flight : flights_) wait_for(flight);
     grow_rows();

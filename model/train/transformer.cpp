@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The model end to end: embedding, blocks, head and loss; backward in the opposite order.
+// The model: embedding, blocks, head and loss; backward in reverse order.
 #include "model/train/transformer.h"
 
 #include "layers/projection.h"
@@ -56,7 +56,7 @@ Transformer::Transformer(const TransformerSpec& spec, Ops& ops)
     for (auto& block : blocks_) block->attention()->set_rope_table(rope_view);
 }
 
-// Side by side, so that one fill, one reduction and one copy to the host take them all.
+// Contiguous over all layers, so that they need one fill, one reduction and one copy to the host.
 void Transformer::place_router_statistics() {
     const int64_t layers = num_moe_layers(), experts = spec_.moe.num_experts;
     if (layers == 0) return;
@@ -68,7 +68,7 @@ void Transformer::place_router_statistics() {
     int64_t layer = 0;
     for (auto& block : blocks_) {
         if (Router* router = block->router()) {
-            router->place_in_model(layer, router_counts_[layer], router_losses_[layer]);
+            router->use_model_statistics(layer, router_counts_[layer], router_losses_[layer]);
             ++layer;
         }
     }
@@ -125,7 +125,7 @@ void Transformer::head(Context& ctx, const TensorView& xn, const TensorView& lab
     const int64_t vocab = spec_.model.padded_vocab_size;
     const Projection output(*output_);
     Gradient mode = ctx.grad_mode;
-    // An empty rank still has to overwrite its main gradient with zeros.
+    // A rank without tokens must still overwrite its main gradient with zeros.
     int64_t first = 0;
     do {
         ArenaScope scope(ctx.scratch);

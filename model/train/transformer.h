@@ -26,8 +26,7 @@ struct TransformerSpec {
     Freeze freeze = {};
 };
 
-// Tokens of an evaluation as the head leaves them on the device, in the order of its stream; for a caller
-// that wants more than the loss.
+// Outputs of the head for tokens of an evaluation, on the device, for callers that need more than the loss.
 struct HeadChunk {
     Context& ctx;
     int64_t first = 0;          // token of this rank's micro-batch
@@ -54,18 +53,17 @@ public:
     // Embedding to final norm. With ctx.overlaps_param_gather the first micro-batch gathers the copies of
     // each layer in parallel with the layer before.
     void forward(Context& ctx, MicroBatch& batch);
-    // Head and loss, then everything in the opposite order. Main gradients are overwritten or accumulated as
-    // ctx.grad_mode says, and summed over ranks where ctx.reduces_gradients, which the end of the step
-    // follows on the wire stream.
+    // Head and loss, then all layers in reverse order. Main gradients are overwritten or accumulated
+    // (ctx.grad_mode). With ctx.reduces_gradients they are also summed over ranks, on the wire stream.
     void backward(Context& ctx, MicroBatch& batch);
-    // Both.
+    // forward, then backward.
     void train_micro_batch(Context& ctx, const TensorView& tokens, const TensorView& labels, float loss_scale,
                            const TensorView& loss_sum);
     void evaluate(Context& ctx, const TensorView& tokens, const TensorView& labels,
                   const TensorView& loss_sum, const ReadHead& read = {});
 
     void begin_step(Context& ctx) const;
-    // Statistics reduced over ranks; expert bias and delayed scales moved unless the step status forbids it.
+    // Reduces statistics over ranks; updates expert bias and delayed scales unless the step status is set.
     void end_step(Context& ctx, const TensorView& step) const;
 
     ParameterStore& parameters() { return store_; }
@@ -91,7 +89,7 @@ private:
     void place_router_statistics();
     void forward_blocks(Context& ctx, const TensorView& tokens, std::vector<BlockSaved>& saved,
                         TensorView& out);
-    // Loss of the final hidden states; with dx, its gradient too. Logits exist for kHeadChunk tokens at a
+    // Loss of the final hidden states; with dx, also its gradient. Logits exist for kHeadChunk tokens at a
     // time.
     void head(Context& ctx, const TensorView& xn, const TensorView& labels, float loss_scale,
               const TensorView& loss_sum, const TensorView& dxn, const ReadHead& read = {});

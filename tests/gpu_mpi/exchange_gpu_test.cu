@@ -318,8 +318,8 @@ TEST_P(GpuExchange, SharesAreReducedAndGathered) {
     for (int expert_ranks = 1; expert_ranks <= ranks(); expert_ranks *= 2) {
         OnDevice& exchange = *rig(CombineOrder::rank, expert_ranks).on_device;
         // more than a round of i64 over peer memory and NCCL
-        check_shares(exchange, Ranks::world, expert_ranks == ranks() ? 4'500'000 : 20'000);
-        check_shares(exchange, Ranks::expert_replicas, 20'000);
+        check_shards(exchange, Ranks::world, expert_ranks == ranks() ? 4'500'000 : 20'000);
+        check_shards(exchange, Ranks::expert_replicas, 20'000);
     }
 }
 

@@ -91,8 +91,8 @@ TEST(MpiExchange, SharesAreReducedAndGathered) {
     const auto world = make_mpi_group(60);
     const auto replicas = world->split(world->rank() % 2);
     test::ExchangeRank self({*world, *world, *replicas}, CombineOrder::rank);
-    test::check_shares(self.exchange, Ranks::world, 2'200'000);
-    test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);
+    test::check_shards(self.exchange, Ranks::world, 2'200'000);
+    test::check_shards(self.exchange, Ranks::expert_replicas, 20'000);
 }
 
 // Two expert-parallel groups side by side, two layers under way in each.

@@ -174,32 +174,32 @@ inline void check_collectives(ProcessGroup& group) {
 }
 
 // ---- reduce_scatter and all_gather of any exchange, over any way to divide a tensor: sums have the bits of
-// all_reduce, gathered bytes are the owner's, and what is in no share, or another's, stays. One table for
+// all_reduce, gathered bytes are the owner's, and what is in no shard, or another's, stays. One table for
 // threads, MPI and GPUs.
 
 struct SharesCase {
     std::string name;
     int64_t numel = 0;
-    Shares shares;
+    Shards shards;
 };
 
 // Slices of `unit` elements, alternating over the ranks, `gap` elements between them, as many as fit.
-inline Shares in_turns(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
-    Shares shares(static_cast<std::size_t>(ranks));
+inline Shards in_turns(int64_t numel, int64_t ranks, int64_t unit, int64_t gap) {
+    Shards shards(static_cast<std::size_t>(ranks));
     int64_t rank = 0;
     for (int64_t first = gap; first < numel; first += unit + gap, rank = (rank + 1) % ranks)
-        shares[static_cast<std::size_t>(rank)].push_back({first, std::min(unit, numel - first)});
-    return shares;
+        shards[static_cast<std::size_t>(rank)].push_back({first, std::min(unit, numel - first)});
+    return shards;
 }
 
 inline std::vector<SharesCase> shares_cases(int64_t ranks, int64_t large) {
     std::vector<SharesCase> cases;
-    const auto add = [&](std::string name, int64_t numel, Shares shares) {
-        cases.push_back({std::move(name), numel, std::move(shares)});
+    const auto add = [&](std::string name, int64_t numel, Shards shards) {
+        cases.push_back({std::move(name), numel, std::move(shards)});
     };
-    Shares nothing(static_cast<std::size_t>(ranks)), last = nothing, empty = nothing;
+    Shards nothing(static_cast<std::size_t>(ranks)), last = nothing, empty = nothing;
     last.back() = {{0, 1000}};
-    for (auto& share : empty) share = {{7, 0}, {8, 0}};
+    for (auto& shard : empty) shard = {{7, 0}, {8, 0}};
     add("nothing", 5, nothing);
     add("empty slices", 9, empty);
     add("all of the last rank", 1000, last);
@@ -232,11 +232,11 @@ inline void check_reduce_scatter(Exchange& exchange, Ranks ranks, DType dtype, c
     HostTensor want(dtype, {c.numel});
     fill_summand(want, rank);
     const int64_t element = size_of(dtype);
-    for (const Slice& slice : c.shares[static_cast<std::size_t>(rank)])
+    for (const Slice& slice : c.shards[static_cast<std::size_t>(rank)])
         std::memcpy(want.view().bytes_ptr() + slice.first * element,
                     sums.view().bytes_ptr() + slice.first * element,
                     static_cast<std::size_t>(slice.count * element));
-    exchange.reduce_scatter(ranks, values, c.shares);
+    exchange.reduce_scatter(ranks, values, c.shards);
     EXPECT_TRUE(same_bytes(values, want)) << c.name << ", " << name_of(dtype) << ", rank " << rank;
     EXPECT_TRUE(values.guards_intact());
 }
@@ -251,19 +251,19 @@ inline void check_all_gather(Exchange& exchange, Ranks ranks, DType dtype, const
     for (const HostTensor* tensor : {&values, &want})
         for (int64_t i = 0; i < c.numel * element; ++i)
             tensor->view().bytes_ptr()[i] = byte_of(100 + static_cast<std::size_t>(rank), i);
-    for (std::size_t r = 0; r < c.shares.size(); ++r)
-        for (const Slice& slice : c.shares[r])
+    for (std::size_t r = 0; r < c.shards.size(); ++r)
+        for (const Slice& slice : c.shards[r])
             for (int64_t i = slice.first * element; i < (slice.first + slice.count) * element; ++i) {
                 want.view().bytes_ptr()[i] = byte_of(r, i);
                 if (r == static_cast<std::size_t>(rank)) values.view().bytes_ptr()[i] = byte_of(r, i);
             }
-    exchange.all_gather(ranks, values, c.shares);
+    exchange.all_gather(ranks, values, c.shards);
     EXPECT_TRUE(same_bytes(values, want)) << c.name << ", " << name_of(dtype) << ", rank " << rank;
     EXPECT_TRUE(values.guards_intact());
 }
 
 // large: elements of the cases of several rounds.
-inline void check_shares(Exchange& exchange, Ranks ranks, int64_t large) {
+inline void check_shards(Exchange& exchange, Ranks ranks, int64_t large) {
     for (const SharesCase& c : shares_cases(exchange.num_ranks(ranks), large)) {
         for (const DType dtype : {DType::f32, DType::bf16, DType::i64})
             check_reduce_scatter(exchange, ranks, dtype, c);

@@ -123,14 +123,14 @@ protected:
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override {
         on_copy(values, [&](const TensorView& copy) { inner_.all_reduce(reduce, ranks, copy, launch); });
     }
-    void do_reduce_scatter(const Shared& shared, const Launch& launch) override {
-        on_copy(shared.values, [&](const TensorView& copy) {
-            inner_.reduce_scatter(shared.ranks, copy, shared.shares, launch);
+    void do_reduce_scatter(const Sharded& sharded, const Launch& launch) override {
+        on_copy(sharded.values, [&](const TensorView& copy) {
+            inner_.reduce_scatter(sharded.ranks, copy, sharded.shards, launch);
         });
     }
-    void do_all_gather(const Shared& shared, const Launch& launch) override {
-        on_copy(shared.values, [&](const TensorView& copy) {
-            inner_.all_gather(shared.ranks, copy, shared.shares, launch);
+    void do_all_gather(const Sharded& sharded, const Launch& launch) override {
+        on_copy(sharded.values, [&](const TensorView& copy) {
+            inner_.all_gather(sharded.ranks, copy, sharded.shards, launch);
         });
     }
 

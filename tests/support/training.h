@@ -44,8 +44,8 @@ inline std::vector<float> joined_slices(const std::vector<float>& all, size_t st
     const auto numel = static_cast<size_t>(p.numel());
     std::vector<float> joined(holders * numel);
     for (size_t holder = 0; holder < holders; ++holder)
-        for (size_t shard = 0; shard < p.shares.size(); ++shard) {
-            const Slice& slice = p.shares[shard].front();
+        for (size_t shard = 0; shard < p.shards.size(); ++shard) {
+            const Slice& slice = p.shards[shard].front();
             std::copy_n(all.data() + (holder + holders * shard) * stride, slice.count,
                         joined.data() + holder * numel + static_cast<size_t>(slice.first));
         }

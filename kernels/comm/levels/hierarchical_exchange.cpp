@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
-// A call becomes one over the rail and one inside the host, with plans derived from that of the whole group.
-// Received rows end in the order of one level, so what follows has the same bits.
+// Each call becomes one call over the rail and one inside the host, with plans derived from that of the whole
+// group. The order of received rows is that of a one-level exchange, so the operations after it give the same
+// bits.
 #include "kernels/comm/levels/hierarchical_exchange.h"
 
 #include "kernels/comm/group_exchange.h"
@@ -13,39 +14,41 @@ namespace fp8flow {
 LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts) {
     FP8FLOW_CHECK(hosts.num_ranks() == group.size(), "hosts of {} ranks for {}", hosts.num_ranks(),
                   group.size());
-    require(hosts.even(), ExitCode::usage,
-            "parallel.moe_token_dispatcher_type: hierarchical needs as many ranks of a group that shares the "
-            "experts on each of its hosts, but of {} ranks {} are on the host of rank 0, {} hosts in all; "
-            "choose parallel.expert_model_parallel_size, or flex or alltoall",
-            group.size(), hosts.ranks(0).size(), hosts.num_hosts());
+    require(
+        hosts.hosts_have_equal_sizes(), ExitCode::usage,
+        "parallel.moe_token_dispatcher_type: hierarchical needs the same number of ranks of an "
+        "expert-parallel group on each host, but of {} ranks {} are on the host of rank 0, {} hosts in all; "
+        "change parallel.expert_model_parallel_size, or choose flex or alltoall",
+        group.size(), hosts.ranks(0).size(), hosts.num_hosts());
     const int host = hosts.host(group.rank());
-    return {.rail = group.split(hosts.place(group.rank()), host), .inside = group.split(host)};
+    return {.rail = group.split(hosts.local_rank(group.rank()), host), .inside = group.split(host)};
 }
 
 namespace {
 
-Exchange::Places places_of(const HierarchicalExchange::Parts& parts) {
-    Exchange::Places places = parts.flat->places();
-    if (!parts.rail) places.experts = parts.inside->places().experts;
-    return places;
+Exchange::GroupRanks group_ranks_of(const HierarchicalExchange::Parts& parts) {
+    Exchange::GroupRanks ranks = parts.flat->group_ranks();
+    if (!parts.rail) ranks.experts = parts.inside->group_ranks().experts;
+    return ranks;
 }
 
 }  // namespace
 
 HierarchicalExchange::HierarchicalExchange(Ops& ops, CombineOrder order, const HostLayout& hosts, Parts parts,
                                            DeriveLevelPlans& derive)
-    : Exchange(ops, order, places_of(parts)),
+    : Exchange(ops, order, group_ranks_of(parts)),
       parts_(std::move(parts)),
-      tables_(ops.device(), "levels of exchange"),
+      tables_(ops.device(), "hierarchical exchange"),
       map_(make_level_map(hosts, rank(), ops.device(), tables_)),
       derive_(derive),
-      kept_(ops.device(), "plans of two levels") {
+      kept_(ops.device(), "plans of the hierarchical exchange") {
     const int hosts_on_rail = parts_.rail ? parts_.rail->size() : 1,
               host = parts_.rail ? parts_.rail->rank() : 0;
-    FP8FLOW_CHECK(hosts_on_rail == map_.hosts && host == map_.host && parts_.inside->size() == map_.places &&
-                      parts_.inside->rank() == map_.place,
-                  "rank {} of {} on the rail, {} of {} inside, for {} hosts of {}", host, hosts_on_rail,
-                  parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.places);
+    FP8FLOW_CHECK(
+        hosts_on_rail == map_.hosts && host == map_.host && parts_.inside->size() == map_.ranks_per_host &&
+            parts_.inside->rank() == map_.local_rank,
+        "rank {} of {} on the rail, {} of {} inside the host, for {} hosts of {} ranks", host, hosts_on_rail,
+        parts_.inside->rank(), parts_.inside->size(), map_.hosts, map_.ranks_per_host);
 }
 
 void HierarchicalExchange::check_peers() {
@@ -99,7 +102,7 @@ HierarchicalExchange::PlanKey HierarchicalExchange::key_of(const DispatchPlan& p
 const LevelPlans& HierarchicalExchange::plans_of(const Call& call) {
     const auto& [plan, scratch, launch] = call;
     if (key_ == key_of(plan)) return levels_;
-    key_.reset();  // in case there is no memory
+    key_.reset();  // in case the allocation throws
     kept_.rewind({});
     levels_ = allocate_level_plans(plan, map_, kept_);
     ArenaScope scope(scratch);
@@ -110,9 +113,9 @@ const LevelPlans& HierarchicalExchange::plans_of(const Call& call) {
 
 ScaledTensor HierarchicalExchange::cross_hosts(const ScaledTensor& rows, const LevelPlans& levels,
                                                const Call& call) {
-    const ScaledTensor landed = rows_like(rows, levels.inside.num_tokens, call.scratch);
-    parts_.rail->dispatch_rows(rows, levels.rail, landed, call.scratch, call.launch);
-    return landed;
+    const ScaledTensor from_rail = rows_like(rows, levels.inside.num_tokens, call.scratch);
+    parts_.rail->dispatch_rows(rows, levels.rail, from_rail, call.scratch, call.launch);
+    return from_rail;
 }
 
 void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) {
@@ -123,21 +126,21 @@ void HierarchicalExchange::do_dispatch(const ScaledTensor& rows, const ScaledTen
     parts_.inside->dispatch(cross_hosts(rows, levels, call), levels.inside, dst, scratch, launch);
 }
 
-// Inside the host rows arrive in order (place, host, token); values and scales are then put in order (rank,
-// token), as plain rows.
+// Inside the host rows arrive in order (local rank, host, token). Values and scales are then permuted to
+// order (rank, token).
 void HierarchicalExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
                                             const Call& call) {
     const auto& [plan, scratch, launch] = call;
     if (!parts_.rail) return of_group().dispatch_rows(rows, plan, received, scratch, launch);
     ArenaScope scope(scratch);
     const LevelPlans& levels = plans_of(call);
-    const ScaledTensor landed = cross_hosts(rows, levels, call),
+    const ScaledTensor from_rail = cross_hosts(rows, levels, call),
                        arrived = rows_like(rows, received.data.dim(0), scratch);
-    parts_.inside->dispatch_rows(landed, levels.inside, arrived, scratch, launch);
+    parts_.inside->dispatch_rows(from_rail, levels.inside, arrived, scratch, launch);
     for (const auto& [from, to] : {std::pair(arrived.data, received.data), {arrived.scales, received.scales}})
         if (from)
             ops_.permute_pad({.src = {.data = from, .scales = {}},
-                              .row_source = levels.arrival,
+                              .row_source = levels.inside_row_of,
                               .groups = levels.received,
                               .dst = {.data = to, .scales = {}}},
                              launch);
@@ -173,12 +176,12 @@ void HierarchicalExchange::do_all_reduce(Reduce reduce, Ranks ranks, const Tenso
     parts_.flat->all_reduce(reduce, ranks, values, launch);
 }
 
-void HierarchicalExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
-    parts_.flat->reduce_scatter(shared.ranks, shared.values, shared.shares, launch);
+void HierarchicalExchange::do_reduce_scatter(const Sharded& sharded, const Launch& launch) {
+    parts_.flat->reduce_scatter(sharded.ranks, sharded.values, sharded.shards, launch);
 }
 
-void HierarchicalExchange::do_all_gather(const Shared& shared, const Launch& launch) {
-    parts_.flat->all_gather(shared.ranks, shared.values, shared.shares, launch);
+void HierarchicalExchange::do_all_gather(const Sharded& sharded, const Launch& launch) {
+    parts_.flat->all_gather(sharded.ranks, sharded.values, sharded.shards, launch);
 }
 
 std::unique_ptr<Exchange> make_host_levels(const ExchangeGroups& groups, Ops& ops, CombineOrder order) {

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: MIT
 // HierarchicalExchange: an exchange between hosts plus an exchange inside each host, each with its own plan.
-// A group that shares the experts has the same number of ranks on each of its hosts. The ranks with one place
-// in their hosts form a rail. Dispatch sends a row once to each other host over the rail; there the row goes
-// to every rank with one of the token's experts. Sums and gradients of probabilities return the same way:
-// first inside the host, then one row per (token, host) over the rail. The order of sums is in
+// An expert-parallel group has the same number of ranks on each of its hosts. Ranks with the same local rank
+// form a rail. Dispatch sends a row at most once to each other host, over the rail; there the row goes to
+// every rank with one of the token's experts. Combine and the gradients of probabilities go back the same
+// way: sums inside the host first, then one row per (token, host) over the rail. The order of sums is in
 // kernels/exchange.h.
 //
-// The exchange of the whole group, `flat`, gathers the routing and reduces. With combine order `invariant` it
-// also combines: every (token, k) row crosses hosts once by any way, and over the rail it would take a second
-// message inside the host.
+// `flat`, the exchange of the whole group, gathers the routing and does the reductions. With combine order
+// `invariant` it also combines: every (token, k) row crosses hosts once in any case, and the rail would add a
+// second message inside the host.
 //
-// Without a rail, each group is on one host and only reductions cross hosts: `inside` moves all rows.
+// Without a rail each group is on one host: `inside` moves all rows, and only reductions cross hosts.
 #pragma once
 
 #include "kernels/comm/exchange_groups.h"
@@ -25,7 +25,7 @@ namespace fp8flow {
 struct LevelGroups {
     std::unique_ptr<ProcessGroup> rail, inside;
 };
-// Collective over `group`. Throws Error(usage) where its hosts have different numbers of its ranks.
+// Collective over `group`. Throws Error(usage) if its hosts have different numbers of ranks.
 LevelGroups make_level_groups(ProcessGroup& group, const HostLayout& hosts);
 
 class HierarchicalExchange final : public Exchange {
@@ -51,8 +51,8 @@ protected:
     void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
     void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
-    void do_all_gather(const Shared& shared, const Launch& launch) override;
+    void do_reduce_scatter(const Sharded& sharded, const Launch& launch) override;
+    void do_all_gather(const Sharded& sharded, const Launch& launch) override;
 
 private:
     // Distinguishes plans between two calls of gather_routing.
@@ -63,18 +63,18 @@ private:
         bool operator==(const PlanKey&) const = default;
     };
     static PlanKey key_of(const DispatchPlan& plan);
-    // The exchange of all ranks that share the experts.
+    // The exchange of the expert-parallel group.
     Exchange& of_group() const { return parts_.rail ? *parts_.flat : *parts_.inside; }
     template <class Visit> void for_each_part(Visit visit) const {
         for (const auto* part : {&parts_.flat, &parts_.rail, &parts_.inside})
             if (*part) visit(**part);
     }
-    // Derived once for each plan: kept until another one comes, or routing is gathered, which every plan
-    // follows. So dispatch and combine of a layer share them, and so do their backwards. Of one plan alone:
-    // kept for each layer until its backward they would double what plans take. Calls are in one order of
-    // streams, so nothing reads them any more when they are replaced.
+    // Derives the plans once for each DispatchPlan and keeps them until the next one, or until routing is
+    // gathered. So dispatch and combine of a layer use the same plans, and so do their backwards. Only one is
+    // kept: plans of every layer until its backward would double the memory of plans. All calls are in one
+    // order of streams, so nothing reads the old plans when they are replaced.
     const LevelPlans& plans_of(const Call& call);
-    // The rows that land here over the rail.
+    // Sends rows over the rail; returns those that arrive here.
     ScaledTensor cross_hosts(const ScaledTensor& rows, const LevelPlans& levels, const Call& call);
 
     Parts parts_;
@@ -83,10 +83,10 @@ private:
     DeriveLevelPlans& derive_;
     Arena kept_;
     std::optional<PlanKey> key_;
-    LevelPlans levels_;  // of the key
+    LevelPlans levels_;  // of key_
 };
 
-// In host memory: `ops` work on it. Collective over the ranks that share the experts.
+// In host memory, which `ops` work on. Collective over the expert-parallel group.
 std::unique_ptr<Exchange> make_host_levels(const ExchangeGroups& groups, Ops& ops, CombineOrder order);
 
 }  // namespace fp8flow

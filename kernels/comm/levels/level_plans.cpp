@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The plans of two levels: their memory, and the loops that define them.
+// Allocates the two plans of the hierarchical exchange, and defines them by plain loops.
 #include "kernels/comm/levels/level_plans.h"
 
 #include "kernels/comm/plan_messages.h"
@@ -13,12 +13,12 @@ namespace fp8flow {
 using namespace comm;
 
 LevelMap make_level_map(const HostLayout& hosts, int rank, Device& device, Arena& memory) {
-    const int num_hosts = hosts.num_hosts(), places = hosts.num_ranks() / num_hosts;
-    std::vector<int32_t> ranks, seats(static_cast<std::size_t>(hosts.num_ranks()));
-    for (int place = 0; place < places; ++place)
+    const int num_hosts = hosts.num_hosts(), ranks_per_host = hosts.num_ranks() / num_hosts;
+    std::vector<int32_t> ranks, rail_index(static_cast<std::size_t>(hosts.num_ranks()));
+    for (int local_rank = 0; local_rank < ranks_per_host; ++local_rank)
         for (int host = 0; host < num_hosts; ++host) {
-            const int there = hosts.ranks(host)[static_cast<std::size_t>(place)];
-            seats[static_cast<std::size_t>(there)] = static_cast<int32_t>(ranks.size());
+            const int there = hosts.ranks(host)[static_cast<std::size_t>(local_rank)];
+            rail_index[static_cast<std::size_t>(there)] = static_cast<int32_t>(ranks.size());
             ranks.push_back(there);
         }
     const auto on_device = [&](const std::vector<int32_t>& values) {
@@ -27,12 +27,12 @@ LevelMap make_level_map(const HostLayout& hosts, int rank, Device& device, Arena
         return view;
     };
     return {.hosts = num_hosts,
-            .places = places,
+            .ranks_per_host = ranks_per_host,
             .rank = rank,
             .host = hosts.host(rank),
-            .place = hosts.place(rank),
-            .ranks = on_device(ranks).reshape({places, num_hosts}),
-            .seats = on_device(seats)};
+            .local_rank = hosts.local_rank(rank),
+            .ranks = on_device(ranks).reshape({ranks_per_host, num_hosts}),
+            .rail_index = on_device(rail_index)};
 }
 
 namespace {
@@ -61,7 +61,7 @@ private:
     TensorView all_;
 };
 
-// The lists and sizes of a plan with so many ranks, slots of each, and choices of a token.
+// Takes the lists and sizes of a plan with these dimensions.
 void take_plan(Slices& lists, Slices& sizes, int64_t ranks, int64_t slots, int64_t topk, DispatchPlan& plan) {
     const TensorView ids = lists.take(ranks * slots * topk);
     plan.all_ids = ids ? ids.reshape({ranks, slots, topk}) : ids;
@@ -77,9 +77,9 @@ void take_plan(Slices& lists, Slices& sizes, int64_t ranks, int64_t slots, int64
 
 LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, Arena& scratch) {
     const Sizes flat(plan);
-    const int64_t landed = map.hosts * flat.slots;  // at most
-    FP8FLOW_CHECK(flat.ranks == map.hosts * map.places, "a plan of {} ranks for {} hosts of {}", flat.ranks,
-                  map.hosts, map.places);
+    const int64_t rail_capacity = map.hosts * flat.slots;  // at most
+    FP8FLOW_CHECK(flat.ranks == map.hosts * map.ranks_per_host, "a plan of {} ranks for {} hosts of {}",
+                  flat.ranks, map.hosts, map.ranks_per_host);
     FP8FLOW_CHECK(flat.ranks * flat.slots * flat.topk <= INT32_MAX,
                   "{} ranks of {} tokens with {} choices: their numbers must fit 32 bits", flat.ranks,
                   flat.slots, flat.topk);
@@ -87,9 +87,9 @@ LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, A
     Slices lists(DType::i32), sizes(DType::i64);
     const auto take_all = [&] {
         take_plan(lists, sizes, map.hosts, flat.slots, flat.topk, levels.rail);
-        levels.rail.prob_rows = lists.take(landed, flat.topk);
-        take_plan(lists, sizes, map.places, landed, flat.topk, levels.inside);
-        levels.arrival = lists.take(flat.ranks * flat.slots);
+        levels.rail.prob_rows = lists.take(rail_capacity, flat.topk);
+        take_plan(lists, sizes, map.ranks_per_host, rail_capacity, flat.topk, levels.inside);
+        levels.inside_row_of = lists.take(flat.ranks * flat.slots);
         levels.received.counts = sizes.take(1);
         levels.received.offsets = sizes.take(2);
     };
@@ -99,11 +99,11 @@ LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, A
     lists.use(levels.lists);
     sizes.use(levels.sizes);
     take_all();
-    levels.rail.num_local_experts = map.places * flat.local_experts;
+    levels.rail.num_local_experts = map.ranks_per_host * flat.local_experts;
     levels.rail.num_tokens = plan.num_tokens;
-    levels.rail.groups.row_capacity = landed;
+    levels.rail.groups.row_capacity = rail_capacity;
     levels.inside.num_local_experts = flat.local_experts;
-    levels.inside.num_tokens = landed;
+    levels.inside.num_tokens = rail_capacity;
     levels.inside.groups = plan.groups;
     levels.inside.row_prob = plan.row_prob;
     levels.inside.row_source = scratch.tensor(DType::i32, {plan.groups.row_capacity}, "exchange");
@@ -114,43 +114,45 @@ LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, A
 
 namespace {
 
-// The choices of tokens by where their experts are.
+// Where the experts of each token are.
 class Choices {
 public:
     Choices(const DispatchPlan& plan, const LevelMap& map) : plan_(plan), map_(map), sizes_(plan) {}
 
     const Sizes& sizes() const { return sizes_; }
-    int64_t rank_at(int64_t place, int64_t host) const {
-        return map_.ranks.as<int32_t>()[place * map_.hosts + host];
+    int64_t rank_at(int64_t local_rank, int64_t host) const {
+        return map_.ranks.as<int32_t>()[local_rank * map_.hosts + host];
     }
     const int32_t* ids(int64_t rank, int64_t token) const {
         return plan_.all_ids.as<int32_t>() + (rank * sizes_.slots + token) * sizes_.topk;
     }
-    // Of an id: -1 without an expert.
-    int64_t seat_of(int32_t id) const {
+    // Rail index of the rank that hosts an expert; -1 without an expert.
+    int64_t rail_index_of(int32_t id) const {
         const int64_t rank = sizes_.rank_of(id);
-        return rank < 0 ? -1 : map_.seats.as<int32_t>()[rank];
+        return rank < 0 ? -1 : map_.rail_index.as<int32_t>()[rank];
     }
     bool is_on_host(int32_t id, int64_t host) const {
-        const int64_t seat = seat_of(id);
-        return seat >= 0 && seat % map_.hosts == host;
+        const int64_t rail_index = rail_index_of(id);
+        return rail_index >= 0 && rail_index % map_.hosts == host;
     }
     bool goes_to_host(int64_t rank, int64_t token, int64_t host) const {
         const int32_t* all = ids(rank, token);
         return std::any_of(all, all + sizes_.topk, [&](int32_t id) { return is_on_host(id, host); });
     }
-    bool goes_to_place(int64_t rank, int64_t token, int64_t place) const {  // of this host
+    bool goes_to_rank_here(int64_t rank, int64_t token, int64_t local_rank) const {  // of this host
         const int32_t* all = ids(rank, token);
-        return std::any_of(all, all + sizes_.topk,
-                           [&](int32_t id) { return seat_of(id) == place * map_.hosts + map_.host; });
+        return std::any_of(all, all + sizes_.topk, [&](int32_t id) {
+            return rail_index_of(id) == local_rank * map_.hosts + map_.host;
+        });
     }
-    // Among the experts of this host: by place, then by its number on the rank.
+    // Number of the expert among those of its host, by local rank, then by its number on the rank.
     int32_t id_on_host(int32_t id) const {
-        return static_cast<int32_t>(seat_of(id) / map_.hosts * sizes_.local_experts +
+        return static_cast<int32_t>(rail_index_of(id) / map_.hosts * sizes_.local_experts +
                                     id % sizes_.local_experts);
     }
-    int32_t id_of_rail(int32_t id) const {
-        return static_cast<int32_t>(seat_of(id) % map_.hosts * map_.places * sizes_.local_experts) +
+    int32_t id_on_rail(int32_t id) const {
+        return static_cast<int32_t>(rail_index_of(id) % map_.hosts * map_.ranks_per_host *
+                                    sizes_.local_experts) +
                id_on_host(id);
     }
 
@@ -160,16 +162,16 @@ private:
     Sizes sizes_;
 };
 
-// This rank's tokens by host, and the choices of all tokens of the rail.
+// Lists this rank's tokens by host, and writes the experts of all tokens of the rail.
 void send_over_rail(const Choices& choices, const LevelMap& map, int64_t num_tokens,
                     const DispatchPlan& rail) {
     const auto& [ranks, slots, topk, local_experts] = choices.sizes();
     for (int64_t host = 0; host < map.hosts; ++host) {
         for (int64_t token = 0; token < slots; ++token) {
-            const int32_t* ids = choices.ids(choices.rank_at(map.place, host), token);
+            const int32_t* ids = choices.ids(choices.rank_at(map.local_rank, host), token);
             int32_t* to = rail.all_ids.as<int32_t>() + (host * slots + token) * topk;
             for (int64_t k = 0; k < topk; ++k)
-                to[k] = choices.seat_of(ids[k]) < 0 ? -1 : choices.id_of_rail(ids[k]);
+                to[k] = choices.rail_index_of(ids[k]) < 0 ? -1 : choices.id_on_rail(ids[k]);
         }
         int64_t count = 0;
         for (int64_t token = 0; token < num_tokens; ++token)
@@ -179,12 +181,12 @@ void send_over_rail(const Choices& choices, const LevelMap& map, int64_t num_tok
     }
 }
 
-// A token of this rank's rail that lands here as row `row`: what the rail gives back for it, and who inside
-// the host needs it.
-void land(const Choices& choices, const LevelMap& map, int64_t host, int64_t token, int64_t row,
-          const LevelPlans& levels) {
+// Writes the entries of a token that arrives at this rank as row `row`: what the rail returns for it, and
+// which ranks of the host need it.
+void receive_row(const Choices& choices, const LevelMap& map, int64_t host, int64_t token, int64_t row,
+                 const LevelPlans& levels) {
     const auto& [ranks, slots, topk, local_experts] = choices.sizes();
-    const int64_t source = choices.rank_at(map.place, host), landed = map.hosts * slots;
+    const int64_t source = choices.rank_at(map.local_rank, host), rail_capacity = map.hosts * slots;
     levels.rail.recv_source.as<int32_t>()[row] = static_cast<int32_t>(host * slots + token);
     levels.rail.recv_rows.as<int32_t>()[row * topk] = static_cast<int32_t>(row);
     std::vector<int64_t> order;
@@ -193,65 +195,68 @@ void land(const Choices& choices, const LevelMap& map, int64_t host, int64_t tok
     int32_t* prob_rows = levels.rail.prob_rows.as<int32_t>() + row * topk;
     for (int64_t k : order)
         if (choices.is_on_host(ids[k], map.host)) *prob_rows++ = static_cast<int32_t>(row * topk + k);
-    for (int64_t place = 0; place < map.places; ++place)
-        if (choices.goes_to_place(source, token, place))
-            levels.inside.send_tokens
-                .as<int32_t>()[place * landed + levels.inside.send_counts.as<int64_t>()[place]++] =
+    for (int64_t local_rank = 0; local_rank < map.ranks_per_host; ++local_rank)
+        if (choices.goes_to_rank_here(source, token, local_rank))
+            levels.inside.send_tokens.as<int32_t>()[local_rank * rail_capacity +
+                                                    levels.inside.send_counts.as<int64_t>()[local_rank]++] =
                 static_cast<int32_t>(row);
 }
 
-// The rows that land on the ranks of this host, by source rank and token; -1: not on this host.
-std::vector<int64_t> land_all(const Choices& choices, const LevelMap& map, const LevelPlans& levels) {
+// Numbers the rows that each rank of this host receives over its rail. Returns the number by source rank and
+// token; -1: no expert on this host.
+std::vector<int64_t> receive_over_rail(const Choices& choices, const LevelMap& map,
+                                       const LevelPlans& levels) {
     const auto& [ranks, slots, topk, local_experts] = choices.sizes();
-    const int64_t landed = map.hosts * slots;
+    const int64_t rail_capacity = map.hosts * slots;
     std::vector<int64_t> rows(static_cast<std::size_t>(ranks * slots), -1);
-    for (int64_t place = 0; place < map.places; ++place) {
+    for (int64_t local_rank = 0; local_rank < map.ranks_per_host; ++local_rank) {
         int64_t row = 0;
         for (int64_t host = 0; host < map.hosts; ++host) {
-            if (place == map.place) levels.rail.recv_offsets.as<int64_t>()[host] = row;
-            const int64_t source = choices.rank_at(place, host);
+            if (local_rank == map.local_rank) levels.rail.recv_offsets.as<int64_t>()[host] = row;
+            const int64_t source = choices.rank_at(local_rank, host);
             for (int64_t token = 0; token < slots; ++token) {
                 if (!choices.goes_to_host(source, token, map.host)) continue;
                 const int32_t* ids = choices.ids(source, token);
-                int32_t* to = levels.inside.all_ids.as<int32_t>() + (place * landed + row) * topk;
+                int32_t* to = levels.inside.all_ids.as<int32_t>() + (local_rank * rail_capacity + row) * topk;
                 for (int64_t k = 0; k < topk; ++k)
                     if (choices.is_on_host(ids[k], map.host)) to[k] = choices.id_on_host(ids[k]);
-                if (place == map.place) land(choices, map, host, token, row, levels);
+                if (local_rank == map.local_rank) receive_row(choices, map, host, token, row, levels);
                 rows[static_cast<std::size_t>(source * slots + token)] = row++;
             }
         }
-        if (place == map.place) levels.rail.recv_offsets.as<int64_t>()[map.hosts] = row;
+        if (local_rank == map.local_rank) levels.rail.recv_offsets.as<int64_t>()[map.hosts] = row;
     }
     return rows;
 }
 
-// The received rows of one level in the order in which they come inside the host, and the M-rows they feed.
+// Orders the received rows of the one-level plan as they arrive inside the host, and maps the experts' rows
+// to them.
 void receive_inside(const DispatchPlan& plan, const Choices& choices, const LevelMap& map,
-                    const std::vector<int64_t>& landed_rows, const LevelPlans& levels) {
+                    const std::vector<int64_t>& rail_rows, const LevelPlans& levels) {
     const auto& [ranks, slots, topk, local_experts] = choices.sizes();
     const int64_t* offsets = plan.recv_offsets.as<int64_t>();
-    const int64_t landed = map.hosts * slots;
+    const int64_t rail_capacity = map.hosts * slots;
     int64_t row = 0;
-    for (int64_t place = 0; place < map.places; ++place) {
-        levels.inside.recv_offsets.as<int64_t>()[place] = row;
+    for (int64_t local_rank = 0; local_rank < map.ranks_per_host; ++local_rank) {
+        levels.inside.recv_offsets.as<int64_t>()[local_rank] = row;
         for (int64_t host = 0; host < map.hosts; ++host) {
-            const int64_t source = choices.rank_at(place, host);
+            const int64_t source = choices.rank_at(local_rank, host);
             for (int64_t i = offsets[source]; i < offsets[source + 1]; ++i, ++row) {
                 const auto token = static_cast<std::size_t>(plan.recv_source.as<int32_t>()[i]);
                 levels.inside.recv_source.as<int32_t>()[row] =
-                    static_cast<int32_t>(place * landed + landed_rows[token]);
+                    static_cast<int32_t>(local_rank * rail_capacity + rail_rows[token]);
                 std::copy_n(plan.recv_rows.as<int32_t>() + i * topk, topk,
                             levels.inside.recv_rows.as<int32_t>() + row * topk);
-                levels.arrival.as<int32_t>()[i] = static_cast<int32_t>(row);
+                levels.inside_row_of.as<int32_t>()[i] = static_cast<int32_t>(row);
             }
         }
     }
-    levels.inside.recv_offsets.as<int64_t>()[map.places] = row;
+    levels.inside.recv_offsets.as<int64_t>()[map.ranks_per_host] = row;
     levels.received.counts.as<int64_t>()[0] = levels.received.offsets.as<int64_t>()[1] = row;
     const int32_t* from = plan.row_source.as<int32_t>() + base_of(plan.row_source);
     const int64_t rows = plan.groups.offsets.as<int64_t>()[plan.groups.num_groups];
     std::transform(from, from + rows, levels.inside.row_source.as<int32_t>(),
-                   [&](int32_t i) { return i < 0 ? -1 : levels.arrival.as<int32_t>()[i]; });
+                   [&](int32_t i) { return i < 0 ? -1 : levels.inside_row_of.as<int32_t>()[i]; });
 }
 
 }  // namespace
@@ -262,7 +267,7 @@ void derive_level_plans(const DispatchPlan& plan, const LevelMap& map, const Lev
     std::fill_n(levels.sizes.as<int64_t>(), levels.sizes.numel(), int64_t{0});
     const Choices choices(plan, map);
     send_over_rail(choices, map, plan.num_tokens, levels.rail);
-    receive_inside(plan, choices, map, land_all(choices, map, levels), levels);
+    receive_inside(plan, choices, map, receive_over_rail(choices, map, levels), levels);
 }
 
 }  // namespace fp8flow

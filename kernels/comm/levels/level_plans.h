@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The plans of two levels of exchange: one over the rail, where each rank represents a host, and one inside
-// the host, where the tokens are the rows that arrived over the rail. Both follow from the plan of one level
-// and the places of the ranks. This file has their memory and the reference that fills them in. On GPUs a
-// kernel does (kernels/hopper/exchange/levels), with the same bytes. Read next: hierarchical_exchange.h,
-// kernels/ops/permute.h (what the lists of a plan hold).
+// The two plans of the hierarchical exchange. `rail`: between hosts, where each rank of this rank's rail
+// stands for its host. `inside`: inside the host, where the tokens are the rows that arrived over the rail.
+// Both are derived from the plan of the whole group and its HostLayout. This file allocates them and declares
+// the reference that fills them in. On GPUs kernels/hopper/exchange/levels writes the same bytes. Read next:
+// hierarchical_exchange.h, kernels/ops/permute.h (the lists of a plan).
 //
-// Letters: G ranks, N hosts, P places (ranks of a host), S slots, K top-k, L local experts.
+// Letters: G ranks, N hosts, P ranks per host, S slots, K top-k, L local experts.
 #pragma once
 
 #include "kernels/comm/host_layout.h"
@@ -15,30 +15,32 @@
 
 namespace fp8flow {
 
-// Where the ranks of a group are. The seat of a rank is its place * N + its host.
+// Where the ranks of a group are. The rail index of a rank is its local rank * N + its host.
 struct LevelMap {
-    int64_t hosts = 1, places = 1;          // N and P: hosts have as many ranks each
-    int64_t rank = 0, host = 0, place = 0;  // of this rank
-    TensorView ranks;                       // [P, N] i32: rank by seat
-    TensorView seats;                       // [G] i32: seat by rank
+    int64_t hosts = 1, ranks_per_host = 1;       // N and P
+    int64_t rank = 0, host = 0, local_rank = 0;  // of this rank
+    TensorView ranks;                            // [P, N] i32: rank by rail index
+    TensorView rail_index;                       // [G] i32: rail index by rank
 };
 // Its tables are in `memory`, which must outlive it. Every host must have the same number of ranks.
 LevelMap make_level_map(const HostLayout& hosts, int rank, Device& device, Arena& memory);
 
-// The lists of one layer. Written in full: list entries past the last one are -1.
+// The lists of one layer. All entries are written; those past the last one are -1.
 struct LevelPlans {
-    // Tokens: this rank's. Rank n: host n, by its rank on this rank's rail. Expert e of place p on host n:
-    // n * P * L + p * L + e % L, so that a host has P * L experts and a token has all its choices. Received
-    // rows: one for each token with an expert on this host, of all hosts, by (host, token): `landed` rows.
-    // Their recv_rows are their own numbers: combine sends back row i of its source as it is; prob_rows:
-    // value i * K + k of choice k. No row_source: for dispatch_rows and combine.
+    // Tokens: those of this rank. Rank n of the plan: this rail's rank on host n. A host counts as one rank
+    // with P * L experts: expert e of local rank p on host n is n * P * L + p * L + e % L. So a token keeps
+    // all its experts. Received rows: one per token with an expert on this host, ordered by (host, token), at
+    // most N * S. recv_rows are their own numbers, so that combine sends row i of its source back unchanged.
+    // prob_rows: value i * K + k for the token's k-th expert. No row_source: the plan serves dispatch_rows
+    // and combine only.
     DispatchPlan rail;
-    // Tokens: landed rows, N * S at most; the others choose nobody, and nobody reads their sums. Rank p:
-    // place p of this host. Received rows: those of the plan of one level, in order (place, host, token);
-    // they feed the same M-rows.
+    // Tokens: the rows received over the rail, at most N * S. Tokens past the last one have no expert, and
+    // nobody reads their sums. Rank p of the plan: local rank p of this host. Received rows: those of the
+    // one-level plan, in order (local rank, host, token). Their rows at the experts are the same.
     DispatchPlan inside;
-    TensorView arrival;  // [G * S] i32: by received row of the plan of one level, its number in `inside`
-    RowGroups received;  // one group of that many rows, for a permutation of them
+    TensorView
+        inside_row_of;   // [G * S] i32: for received row i of the one-level plan, its number in `inside`
+    RowGroups received;  // one group of that many rows, to permute them
 
     TensorView lists;  // i32: every list but row_source
     TensorView sizes;  // i64: every offset and count
@@ -47,7 +49,7 @@ struct LevelPlans {
 // Uninitialised. Neither plan has all_probs, which combine order `rank` does not read.
 LevelPlans allocate_level_plans(const DispatchPlan& plan, const LevelMap& map, Arena& scratch);
 
-// Fills in the plans of two levels from the plan of one level. That plan's row_source begins at its row base.
+// Fills in both plans from the one-level plan. The row_source of that plan begins at its row base.
 // `scratch`: for temporary tensors.
 using DeriveLevelPlans = void(const DispatchPlan& plan, const LevelMap& map, const LevelPlans& levels,
                               Arena& scratch, const Launch& launch);

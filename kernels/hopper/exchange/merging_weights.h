@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The merging weights of this rank's tokens as order `invariant` of combine reads them (kernels/exchange.h).
+// Orders the merging weights of this rank's tokens for combine in order `invariant` (kernels/exchange.h).
 #pragma once
 
 #include "kernels/core/arena.h"

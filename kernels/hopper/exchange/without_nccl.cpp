@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The seam of the NCCL exchange in a build without it; CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
+// Stubs for a build without NCCL. CMake passes the reason as FP8FLOW_NO_NCCL_REASON.
 #include "kernels/core/error.h"
 #include "kernels/hopper/exchange/peer/regions.h"
 #include "kernels/hopper/factory.h"
@@ -10,7 +10,7 @@ bool built_with_nccl() { return false; }
 
 std::unique_ptr<Exchange> make_nccl_exchange(Ops&, const ExchangeGroups&, CombineOrder, MessageSizes,
                                              double) {
-    fail(ExitCode::usage, "the exchange over NCCL is not in this program: " FP8FLOW_NO_NCCL_REASON);
+    fail(ExitCode::usage, "this program was built without the exchange over NCCL: " FP8FLOW_NO_NCCL_REASON);
 }
 
 }  // namespace fp8flow::hopper

@@ -283,7 +283,7 @@ void HopperOps::do_rms_norm_quantize(const op::RmsNormQuantize& args, const Laun
         launch_transpose_tiles(args.rows, {}, args.transposed, launch);
     } else if (args.transposed.layout == ScaleLayout::tensor) {
         // the values of the rows once more, from x and rstd by the same formula
-        TileOutput columns = tile_columns(args.transposed, Share::word);
+        TileOutput columns = tile_columns(args.transposed, Granularity::tensor);
         columns.multipliers = args.transposed.scales.as<float>();
         columns.multipliers_are_scales = true;
         const TileSource source = {.values = row_view(args.x),

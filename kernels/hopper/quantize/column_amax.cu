@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Maxima of the columns of each group: the first of two passes, where no one-read kernel runs. Contract:
-// kernels/ops/quantize.h.
+// Maxima of the columns of each group: the first of two passes, for shapes that no one-read kernel supports.
+// Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
@@ -21,10 +21,10 @@ constexpr int kAmaxLoads = 8;  // 16-byte loads of a thread in flight
 constexpr int kAmaxCtas = 5;   // per SM: 160 KB in flight
 
 // Column maxima of BF16 rows: amax[group][column] = max(amax[group][column], |x|) as bits.
-// Lower bound: 2 bytes per value in.
-// A CTA takes tiles of 128 rows x 256 columns, grid-stride; a warp 16 rows, a thread 8 columns. Two
-// __syncthreads a tile: after the first the maxima of all warps are in shared memory, after the second they
-// have been read.
+// Lower bound: reads 2 bytes per value.
+// Grid-stride over tiles of 128 rows x 256 columns, 16 rows per warp, 8 columns per thread. Two
+// __syncthreads per tile: after the first the maxima of all warps are in shared memory, after the second
+// they have been read.
 // Deterministic: the order of integer atomic maxima does not matter.
 __global__ void __launch_bounds__(kThreads, kAmaxCtas)
     column_amax_kernel(const RowView src, const DeviceGroups groups, int64_t extent, int chunks,

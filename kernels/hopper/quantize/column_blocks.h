@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Column blocks of group_columns.cu: 64, 32 or 16 columns of a group, and the tile scheduler that chooses
-// their width and deals them out, run by one warp on the device.
+// Column blocks of group_columns.cu (64, 32 or 16 columns of a group), and the tile scheduler that chooses
+// their width and order. One warp runs it on the device.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -10,30 +10,30 @@
 
 namespace fp8flow::hopper::quantize {
 
-// A tile is 16 KB of a column block, as many rows as fit: kPartRows where a row has 1 << kWidestShift units
-// (128 bytes), more where the column block is narrower.
-constexpr int kBlockSlots = 14;  // tiles on chip, per CTA
+// A tile is 16 KB of a column block: kPartRows rows if a row has 1 << kWidestShift units (128 bytes), more
+// rows if the column block is narrower.
+constexpr int kBlockSlots = 14;  // tiles in shared memory, per CTA
 constexpr int kBlockTileBytes = 16384, kPartRows = static_cast<int>(kBlock);
 constexpr int kNarrowestShift = 1;
 __host__ __device__ constexpr int block_columns(int shift) { return kUnit << shift; }
 __host__ __device__ constexpr int block_tile_rows(int shift) { return kPartRows << (kWidestShift - shift); }
-// Column blocks of the widest kind are numbered so many columns of every group at a time.
+// Columns of a sweep of the widest column blocks (below).
 constexpr int kSweepColumns = 256;
 constexpr int kNarrowWaves = 1;  // waves of narrow column blocks at the end
 
 struct ColumnBlock {
     int group, col, shift;    // col: first column; a row has 1 << shift units
-    int offset, rows, count;  // the group's first row, its rows with pads and without
-    int lead, tiles;          // lead: rows of the first tile before the group's first
+    int offset, rows, count;  // first row of the group, its rows with padding, without padding
+    int lead, tiles;          // lead: rows of the first tile before the first row of the group
 };
 
-// The tile scheduler: column block number n, for ascending n. The order is a sweep of kSweepColumns columns
-// over every group, then the next sweep: neighbouring groups that share a sector of the output write it, and
-// neighbouring column blocks that share 256 bytes of the source read them, at about the same time.
-// All column blocks have the width with the least cost: narrow ones keep more rows on chip, wide ones are
-// read faster. The last ones are half as wide and go group by group, the largest first, so that all SMs end
-// together (more than 32 groups keep their own order: a group is then a small part of the launch).
-// A lane knows one of 32 groups; all lanes call everything together.
+// The tile scheduler: find(n) returns column block n. The order is a sweep of kSweepColumns columns over
+// every group, then the next sweep. So groups that share a sector of the output write it at about the same
+// time, and column blocks that share 256 bytes of the source read them at about the same time. Column blocks
+// have the width with the least cost: narrow ones keep more rows in shared memory, wide ones are read faster.
+// The last column blocks are half as wide and are ordered by group, the largest group first, so that all SMs
+// end together. (More than 32 groups keep their order: each is a small part of the launch.) A lane has one of
+// 32 groups; all lanes call every function together.
 class ColumnBlockScheduler {
 public:
     // extent: end of the only group, where the tensor has no groups.
@@ -53,7 +53,7 @@ public:
         const int index = narrow ? number - wide_items_ : number, shift = narrow ? shift_ - 1 : shift_,
                   blocks = narrow ? narrow_blocks_ : wide_blocks_, columns = block_columns(shift),
                   groups = static_cast<int>(groups_.num_groups);
-        // narrow blocks: all of a group in one sweep, so that long runs of its rows are read
+        // narrow blocks: one sweep over all columns of a group, so that reads of its rows are long
         const int width = shift == kWidestShift ? kSweepColumns / columns : blocks,
                   sweep = index / (groups * width), rest = index - sweep * groups * width,
                   here = min(width, blocks - sweep * width), rank = rest / here;
@@ -80,7 +80,7 @@ private:
         return max(1, (rows + block_tile_rows(shift) - 1) / block_tile_rows(shift));
     }
     __device__ int lead(int offset) const { return (lead_base_ + offset) % kSectorRows; }
-    // Each lane loads one group, from group window * kWindow on.
+    // Each lane loads one group, beginning with group window * kWindow.
     __device__ void load_window(int window) {
         window_ = window;
         begin_ = rows_ = count_ = 0;
@@ -92,7 +92,7 @@ private:
         begin_ = static_cast<int>(begin);
         rows_ = static_cast<int>(end - begin);
     }
-    // Leaves the first window loaded.
+    // Ends with the first window loaded.
     __device__ void choose_width() {
         constexpr float kCosts[] = {1.25f, 1.06f, 1.0f}, kReadTwice = 1.5f;
         float costs[3] = {};
@@ -136,7 +136,7 @@ private:
             rank_ += rows > rows_ || (rows == rows_ && other < lane_) ? 1 : 0;
         }
     }
-    // The group that has `rank` larger ones.
+    // The group with `rank` larger groups.
     __device__ int group_of_rank(int rank) const {
         if (groups_.num_groups > kWindow) return rank;
         return __ffs(static_cast<int>(__ballot_sync(kFullMask, rank_ == rank))) - 1;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Helpers of the kernels that keep tiles of BF16 rows on chip until the scale of a column is known
-// (group_columns.cu, small_groups.cu, column_tiles.cu): column maxima of a swizzled tile, and 16 rows of a
-// column as FP8 values. README.md defines unit, piece, tile and column block.
+// Helpers of the kernels that keep BF16 tiles in shared memory until the scale of a column is known
+// (group_columns.cu, small_groups.cu, column_tiles.cu): column maxima of a swizzled tile, and encoding of 16
+// rows of a column. README.md defines unit, piece, tile and column block.
 #pragma once
 
 #include "kernels/hopper/device/mbarrier.h"
@@ -13,11 +13,11 @@
 namespace fp8flow::hopper::quantize {
 
 constexpr int kWidestShift = 3;  // a row of 1 << 3 units: 128 bytes
-// The first tile of a group begins at a multiple of so many rows of the output: stores are whole sectors.
+// The first tile of a group begins at a multiple of 32 rows of the output, so that stores are whole sectors.
 constexpr int kSectorRows = 32;
 
-// A position in a ring of kSlots slots for a warp that takes every kStep-th of them, and the parity of its
-// current use.
+// Position of a warp in a ring of kSlots slots, of which it takes every kStep-th, and the phase parity of the
+// slot.
 template <int kSlots, int kStep> struct SlotCursor {
     int index;
     uint32_t parity = 0;
@@ -29,7 +29,7 @@ template <int kSlots, int kStep> struct SlotCursor {
             parity ^= 1;
         }
     }
-    // Waits until the rows of the tile in the slot have landed. Returns its task.
+    // Waits until TMA has written the tile in the slot. Returns its task.
     template <class Shared> __device__ auto wait_full(Shared& shared) const {
         mbarrier_wait(&shared.full[index], parity);
         return shared.tasks[index];
@@ -42,8 +42,8 @@ __device__ __forceinline__ int unit_offset(int row, int unit, int shift) {
     return (row << (4 + shift)) + ((unit ^ (row >> (kWidestShift - shift) & ((1 << shift) - 1))) << 4);
 }
 
-// Running maxima of the magnitudes of the columns of a unit: update_maxima keeps any sign, for
-// reduce_maxima(); update_magnitudes keeps none.
+// Running maxima of the columns of a unit. update_maxima keeps signs, for reduce_maxima(); update_magnitudes
+// stores magnitudes.
 __device__ __forceinline__ void update_maxima(uint32_t (&largest)[4], const uint4& words) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) largest[i] = max_abs_bf16x2(largest[i], word_of(words, i));
@@ -54,8 +54,8 @@ __device__ __forceinline__ void update_magnitudes(uint32_t (&largest)[4], const 
     largest[2] = max_bf16x2(largest[2], abs_bf16x2(words.z));
     largest[3] = max_bf16x2(largest[3], abs_bf16x2(words.w));
 }
-// The maxima over all lanes of the four words of a unit. Lanes 0, 2, 4 and 6 end with one word each: that of
-// word_of_lane().
+// The maxima over all lanes of the four words of a unit. Lanes 0, 2, 4 and 6 return one word each
+// (word_of_lane).
 __device__ __forceinline__ uint32_t reduce_maxima(const uint32_t (&largest)[4], int lane) {
     const bool high = (lane & 2) != 0, odd = (lane & 4) != 0;
     uint32_t half[2];

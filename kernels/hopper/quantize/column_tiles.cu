@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Transposed FP8 with one scale per column of a group from one read, for few or large groups: tiles stay on
-// chip until the maxima of their columns are known, and CTAs exchange these through L2. Many groups that fit
-// into a CTA: group_columns.cu. Contract: kernels/ops/quantize.h.
+// Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read, for few or large
+// groups. Tiles stay in shared memory until the maxima of their columns are known. CTAs exchange maxima
+// through L2. Many groups that fit into a CTA: group_columns.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
@@ -21,7 +21,7 @@ namespace fp8flow::hopper::quantize {
 
 namespace {
 
-constexpr int kSlots = 13;    // tiles on chip: 208 KB
+constexpr int kSlots = 13;    // tiles in shared memory: 208 KB
 constexpr int kTogether = 2;  // tiles of a run that are loaded in one step
 
 // Warp roles of a CTA, in this order; the producer is the last.
@@ -45,7 +45,7 @@ struct alignas(32) ColumnMaxima {
 struct ColumnTilesJob {
     RowView src, dst;
     DeviceGroups groups;
-    int64_t extent;     // without groups: rows and pads
+    int64_t extent;     // without groups: rows with padding
     int column_blocks;  // per group
     float* scales;      // [group, cols]
     QuantizeRule rule;
@@ -78,7 +78,7 @@ public:
           dst_base_(static_cast<int>(job.dst.base())) {}
 
     __device__ void run() {
-        // half of the slots of all CTAs: a run that waits holds up the tiles after it
+        // half of the slots of all CTAs, because a run that waits blocks the tiles after it
         const int ctas = static_cast<int>(gridDim.x), most_tiles = ctas * kSlots / (2 * kRun);
         RunScheduler scheduler(job_.groups, job_.extent, dst_base_, job_.column_blocks, most_tiles);
         TileTask task = {};
@@ -87,7 +87,7 @@ public:
             for (int i = 0; i < tiles; i += kTogether) load(task, i, min(kTogether, tiles - i));
         }
         task = {};
-        for (int i = 0; i < kMostAlternating; ++i) load(task, 0, 1);  // an end for every warp
+        for (int i = 0; i < kMostAlternating; ++i) load(task, 0, 1);  // one end task per warp
     }
 
 private:
@@ -167,8 +167,8 @@ __device__ __forceinline__ void amax_warp(Shared& shared, uint8_t* slots, int un
     }
 }
 
-// Publisher warp: adds the maxima of a tile, two columns a lane, to those of its column block in L2. It waits
-// for its own CTA only.
+// Publisher warp: merges the maxima of a tile, two columns per lane, into those of its column block in L2. It
+// waits for its own CTA only.
 __device__ __forceinline__ void publisher_warp(const ColumnTilesJob& job, Shared& shared, int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
     for (TileCursor<kPublishers> cursor(warp);; cursor.advance()) {
@@ -188,7 +188,7 @@ __device__ __forceinline__ void publisher_warp(const ColumnTilesJob& job, Shared
 }
 
 // Subscriber warp: waits until all tiles of the column block have published, then computes the multipliers of
-// two columns a lane.
+// two columns per lane.
 template <DType kFp8>
 __device__ __forceinline__ void subscriber_warp(const ColumnTilesJob& job, Shared& shared, int warp) {
     const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -226,7 +226,7 @@ __device__ __forceinline__ void subscriber_warp(const ColumnTilesJob& job, Share
     }
 }
 
-// Encoder warp: transposes 8 columns of a tile, a thread 16 rows of two of them, so that 8 threads store a
+// Encoder warp: transposes 8 columns of a tile. A thread has 16 rows of two columns, so 8 threads store a
 // line.
 template <DType kFp8>
 __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& shared, const uint8_t* slots,
@@ -263,25 +263,23 @@ __device__ __forceinline__ void encoder_warp(const ColumnTilesJob& job, Shared& 
     }
 }
 
-// BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Lower bound: 2 bytes per value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes:
-// 1.18 GB, 0.29 ms).
-// A persistent CTA per SM, all resident at once (cooperative launch). Runs of tiles are dealt to the CTAs
-// round robin, and each takes its own in ascending encoder. A tile begins at a multiple of 32 rows of the
-// output, so that all stores but those at the ends of a group are whole sectors.
-// The shared memory of all SMs holds some 1700 tiles. A tile stays in its slot until the maxima of its
-// columns over all tiles of the group are known; CTAs publish them through L2 (atomic maxima, then a counter:
-// release; acquire).
-// No deadlock: tiles that wait for each other fill at most half of the slots of any CTA (RunScheduler: larger
-// groups publish first and are read again, mostly from L2), and the tiles before them can complete; so every
-// tile finds a slot.
+// BF16 rows -> transposed FP8 [columns, rows], one FP32 scale per column of a group.
+// Lower bound: reads 2 bytes and writes 1 byte per value: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s
+// (with two passes 1.18 GB, 0.29 ms).
+// Grid: one persistent CTA per SM, all resident (cooperative launch). CTAs take runs of tiles round robin,
+// in ascending order. A tile begins at a multiple of 32 rows of the output, so that all stores are whole
+// sectors except at the ends of a group.
+// The shared memory of all SMs holds about 1700 tiles. A tile stays in its slot until the maxima of its
+// columns over all tiles of the group are known. CTAs publish maxima in L2: atomic maxima, then a counter
+// with release and acquire.
+// No deadlock: tiles that wait for each other fill at most half of the slots of any CTA, and the tiles
+// before them can complete, so every tile gets a slot. (RunScheduler: larger groups publish first and are
+// read again, mostly from L2.)
 // Mbarriers of a slot:
-// full         the producer arrives; the rows have landed
-// amax_ready   the amax warps arrive; maxima of all columns are in shared memory, rows of other groups are
-//              zero
-// scale_ready  a publisher and a subscriber arrive; the maxima are published, the multipliers are in shared
-//              memory
-// empty        the encoder warps arrive; all values are in registers
+// full         TMA has written the tile
+// amax_ready   the amax warps arrive: maxima of all columns are in shared memory, rows of other groups are 0
+// scale_ready  a publisher and a subscriber arrive: maxima are published, multipliers are in shared memory
+// empty        the encoder warps arrive: all values are in registers
 // Deterministic: only maxima are reduced.
 template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, 1)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Tiles of column_tiles.cu: their shape, and the tile scheduler that deals runs of them to the CTAs, run by
-// one warp on the device.
+// Tiles of column_tiles.cu, and the tile scheduler that assigns runs of them to CTAs. One warp runs it on the
+// device.
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
@@ -17,25 +17,25 @@ constexpr int kUnits = kTileColumns / kUnit, kPairs = kTileColumns / 2, kUnitPai
 constexpr int kTileBytes = kRows * kRowBytes;
 // A piece: 16 rows of a column that a thread stores at once, and the smallest box that TMA loads.
 constexpr int kPiece = 16, kPieces = kRows / kPiece, kPieceBytes = kPiece * kRowBytes;
-constexpr int kRun = 4;  // neighbouring tiles that a CTA takes together: 512 bytes of a row
+constexpr int kRun = 4;  // neighbouring tiles that a CTA loads together: 512 bytes of a row
 
 // A tile of a group. tiles == 0: no more tiles.
 struct TileTask {
     int item, tiles;  // group x column block (64 columns), and how many tiles it has
     int col, row;     // first column; first row, counted in the output
-    // of its 128 rows: the group's first, the end of its valid rows, the end of its pads
+    // in its 128 rows: first row of the group, end of its valid rows, end of its padding
     int begin, valid_end, end;
     bool publishes, encodes, stores_scales;
 };
 
-// The tile scheduler: run number n, for ascending n. The order is group by group, kRun column blocks at a
-// time, tile by tile. Each lane knows one of 32 groups, so that finding a run takes a vote. A group has at
-// least one tile, for its scales. Groups of more than most_tiles tiles, too many to wait for each other on
-// chip, are scheduled twice: first all of their tiles publish maxima, then all are encoded.
+// The tile scheduler: find(n) returns run n. The order is group by group, kRun column blocks at a time, tile
+// by tile. Each lane has one of 32 groups, so that one warp vote finds a run. A group has at least one tile,
+// for its scales. Groups of more than most_tiles tiles do not fit into shared memory and are scheduled twice:
+// first all of their tiles publish maxima, then all are encoded.
 class RunScheduler {
 public:
-    // extent: end of the only group, where the tensor has no groups. most_tiles: of a group, that may wait
-    // for each other on chip.
+    // extent: end of the only group, if the tensor has no groups. most_tiles: tiles of a group that may wait
+    // for each other in shared memory.
     __device__ RunScheduler(const DeviceGroups& groups, int64_t extent, int64_t dst_base, int column_blocks,
                             int most_tiles)
         : groups_(groups),

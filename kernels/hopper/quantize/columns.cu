@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Activations to transposed FP8 with scales along the rows, alone or together with the row copy: which kernel
-// runs. The kernels are in tiles.cu, wide_tiles.cu, requantize.cu, group_columns.cu, small_groups.cu,
-// column_tiles.cu and rows.cu. Contract: kernels/ops/quantize.h.
+// Chooses the kernel that quantises activations to transposed FP8 with scales along the rows, alone or
+// together with the row copy. README.md lists the kernels. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
@@ -17,13 +16,12 @@ using namespace hopper::quantize;
 
 namespace {
 
-// The column output of one source. One scale per column of a group needs its amax before the first value is
-// encoded: a pass over the source of its own.
+// The transposed output of one source. One scale per column of a group needs a separate pass for its amax.
 TileOutput column_output(const TileSource& source, const TileShape& shape, const ScaledTensor& dst,
                          const QuantizeRule& rule, const HopperOps::Workspace& workspace,
                          const Launch& launch) {
-    if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Share::block);
-    if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Share::mx);
+    if (dst.layout == ScaleLayout::vec128) return tile_columns(dst, Granularity::block);
+    if (dst.layout == ScaleLayout::mx32) return tile_columns(dst, Granularity::mx);
     uint32_t* amax = workspace.partials_for<uint32_t>(shape.groups.num_groups * shape.cols);
     const TileOutput output = launch_column_scales(source, shape, amax, rule, dst, launch);
     if (shape.groups.counts == nullptr && shape.groups.rows == 0)  // one group of 0 rows
@@ -31,7 +29,7 @@ TileOutput column_output(const TileSource& source, const TileShape& shape, const
     return output;
 }
 
-// Columns alone. One scale per column of a group: from one read of the source where the group kernels take
+// Transposed copy alone. One scale per column of a group: with one read of the source if a kernel supports
 // the shape.
 void launch_columns(const TensorView& src, const RowGroups& groups, const ScaledTensor& dst,
                     const QuantizeRule& rule, HopperOps::Workspace& workspace, const Launch& launch) {
@@ -64,7 +62,7 @@ void HopperOps::do_quantize_dual(const op::QuantizeDual& args, const Launch& lau
     const TileSource source = {.values = row_view(args.src)};
     const TileShape shape = tile_shape(args.src, args.groups, args.columns.data);
     const TileOutput rows =
-        tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Share::mx : Share::block);
+        tile_rows(args.rows, args.rows.layout == ScaleLayout::mx32 ? Granularity::mx : Granularity::block);
     launch_quantize_tiles(source, shape, rows,
                           column_output(source, shape, args.columns, rule, workspace(launch), launch), rule,
                           launch);
@@ -75,7 +73,8 @@ void HopperOps::do_transpose_requantize(const op::TransposeRequantize& args, con
                                .block_scales = args.src.scales.as<float>(),
                                .scale_stride = args.src.data.dim(0)};
     launch_quantize_tiles(source, tile_shape(args.src.data, args.groups, args.dst.data), {},
-                          tile_columns(args.dst, Share::block), {.scale_format = args.scale_format}, launch);
+                          tile_columns(args.dst, Granularity::block), {.scale_format = args.scale_format},
+                          launch);
 }
 
 }  // namespace fp8flow

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Transposed FP8 with one scale per column of a group from one read: a column block of a group stays on chip,
-// in one CTA. Small groups: small_groups.cu; few or very large ones: column_tiles.cu. Contract:
-// kernels/ops/quantize.h.
+// Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read: one CTA keeps a
+// column block of a group in shared memory. small_groups.cu is for small groups, column_tiles.cu for few or
+// very large ones. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
@@ -26,21 +26,21 @@ constexpr int kParts = 8;                                 // of a tile, each one
 constexpr int kPiece = 16, kPieces = kPartRows / kPiece;  // rows of a column that a thread stores at once
 // The smallest box of a tile that TMA loads.
 constexpr int kQuarters = 4, kQuarterBytes = kTileBytes / kQuarters;
-constexpr int kMaximaSlots = 16;  // column blocks with maxima in shared memory: more than can be on chip
+constexpr int kMaximaSlots = 16;  // column blocks with maxima in shared memory; more than kSlots
 
-// Warp roles of a CTA, in this order; the producer is the last. An encoder warp transposes two parts of a
-// tile; sets of encoder warps alternate over the tiles.
+// Warps of a CTA, in this order: encoder warps, amax warps, the producer warp. An encoder warp transposes two
+// parts of a tile. Sets of encoder warps alternate over the tiles.
 constexpr int kEncoderSets = 2, kSetWarps = kParts / 2, kAmaxWarps = 8;
 constexpr int kFirstAmaxWarp = kEncoderSets * kSetWarps, kProducer = kFirstAmaxWarp + kAmaxWarps,
               kThreads = 32 * (kProducer + 1);
-// Threads of the named barrier of a slot: one encoder set and the amax warps arrive, the producer waits.
+// Threads of the named barrier of a slot: one encoder set and the amax warps arrive, the producer warp waits.
 constexpr int kSlotThreads = 32 * (kSetWarps + kAmaxWarps + 1);
 static_assert(kSlots < 16 && kEncoderSets <= kSlots - 2);
 
 struct GroupColumnsJob {
     RowView src, dst;
     DeviceGroups groups;
-    int64_t extent;  // without groups: rows and pads
+    int64_t extent;  // without groups: rows with padding
     float* scales;   // [group, cols]
     QuantizeRule rule;
     uint32_t* claimed;  // column blocks claimed by CTAs; 0 between launches
@@ -51,9 +51,10 @@ struct ColumnBlockMaps {
 };
 
 struct alignas(16) Task {
-    int item;                   // counts the CTA's column blocks; negative: no more
-    int col, row, group;        // first column; first row, counted in the output
-    int begin, valid_end, end;  // rows of the tile: the group's first, the end of its valid rows, of its pads
+    int item;             // counts the CTA's column blocks; negative: no more
+    int col, row, group;  // first column; first row, counted in the output
+    int begin, valid_end,
+        end;  // in the tile: first row of the group, end of its valid rows, end of its padding
     int shift;
     bool takes_amax, encodes, first, last, stores_scales, empty;
 };
@@ -64,7 +65,7 @@ struct GroupShared {
     uint32_t maxima[kMaximaSlots][kParts][kUnit / 2];  // two columns each
 };
 
-// The calling warp has read the tile in the slot.
+// Signals that the calling warp has read the tile in the slot.
 __device__ __forceinline__ void release(int slot) {
     __syncwarp();
     named_barrier_arrive(slot + 1, kSlotThreads);
@@ -89,7 +90,7 @@ public:
         for (int number = static_cast<int>(blockIdx.x), item = 0; number < blocks; ++item) {
             load(scheduler.find(number), item);
             const uint32_t claimed = __shfl_sync(kFullMask, claimed_, 0);
-            // there are as many claims as column blocks: the last one resets the counter
+            // there are as many claims as column blocks; the last claim resets the counter
             if (lane_ == 0 && claimed == static_cast<uint32_t>(blocks) - 1) *job_.claimed = 0;
             number = static_cast<int>(claimed) + ctas;
         }
@@ -97,9 +98,9 @@ public:
     }
 
 private:
-    // A column block that does not fit is read twice: the tiles of its last rows stay, the others are loaded
-    // again, the last of them first, mostly from L2. The next column block is claimed with the last load, no
-    // earlier: SMs then end together, and read neighbouring column blocks at about the same time.
+    // A column block that does not fit is read twice: the tiles of its last rows stay, and the others are
+    // loaded again, in descending order, mostly from L2. The next column block is claimed with the last load,
+    // not earlier, so that SMs end together and read neighbouring column blocks at about the same time.
     __device__ void load(const ColumnBlock& block, int item) {
         const int held = block.tiles <= kSlots ? block.tiles : kSlots - 2, again = block.tiles - held,
                   loads = block.tiles + again;
@@ -116,8 +117,8 @@ private:
             load_tile(block, first_read ? i : loads - 1 - i, task);
         }
     }
-    // At most two TMA loads per tile, since one thread issues them one after the other. Rows of neighbouring
-    // groups are loaded along with it and ignored.
+    // At most two TMA loads per tile, because one thread issues them one after the other. Rows of
+    // neighbouring groups in the box are ignored.
     __device__ void load_tile(const ColumnBlock& block, int tile, Task task) {
         const int rows = block_tile_rows(block.shift), quarter_rows = rows / kQuarters,
                   first = tile * rows - block.lead;
@@ -150,7 +151,7 @@ private:
     }
     __device__ void end() {
         const int tiles = loaded_;
-        for (int i = 0; i < kEncoderSets; ++i) {  // an end for every warp
+        for (int i = 0; i < kEncoderSets; ++i) {  // one for each set of encoder warps
             wait_slot();
             if (lane_ == 0) {
                 shared_.tasks[slot_].item = -1;
@@ -179,7 +180,7 @@ private:
     uint32_t claimed_ = 0;  // of lane 0
 };
 
-// Amax warp: the maxima of some parts of every tile, kept in registers up to the last tile of the column
+// Amax warp: finds the maxima of some parts of every tile, in registers until the last tile of the column
 // block.
 __device__ __forceinline__ void amax_warp(GroupShared& shared, const uint8_t* slots, int warp) {
     constexpr int kOwn = kParts / kAmaxWarps, kSteps = kPartRows / 32;
@@ -224,7 +225,7 @@ __device__ __forceinline__ void amax_warp(GroupShared& shared, const uint8_t* sl
     }
 }
 
-// Encoder warp: transposes two parts of a tile, a thread 16 rows of four columns, so that 8 threads store a
+// Encoder warp: transposes two parts of a tile. A thread has 16 rows of four columns, so 8 threads store a
 // line.
 template <DType kFp8>
 __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupShared& shared,
@@ -303,23 +304,21 @@ __device__ __forceinline__ void encoder_warp(const GroupColumnsJob& job, GroupSh
     }
 }
 
-// BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Lower bound: 2 bytes per value in and 1 out: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s (two passes:
-// 1.18 GB, 0.29 ms).
-// A persistent CTA per SM claims one column block (64, 32 or 16 columns of a group) after the other. All rows
-// of a column block pass through a ring of 14 slots of 16 KB and stay there until the maxima of its columns
-// are known, while rows of the next column block land in slots that are free again. No CTA waits for another.
+// BF16 rows -> transposed FP8 [columns, rows], one FP32 scale per column of a group.
+// Lower bound: reads 2 bytes and writes 1 byte per value: 706 MB, 0.172 ms at 32768 x 7168 and 4.1 TB/s
+// (with two passes 1.18 GB, 0.29 ms).
+// Grid: one persistent CTA per SM. It claims one column block (64, 32 or 16 columns of a group) after the
+// other. The rows of a column block are loaded into a ring of 14 slots of 16 KB and stay there until the
+// maxima of its columns are known. Rows of the next column block are loaded into slots that are free again.
+// No CTA waits for another.
 // Barriers:
-// full[slot]          mbarrier: the producer arrives; the rows have landed
-// maxima_ready[item]  mbarrier, one per column block: every lane of the amax warps arrives for its own
-//                     stores; its place is used again 16 column blocks later, of which at most 14 can be on
-//                     chip
-// slot + 1            named barrier: amax warps and one encoder set arrive, having read the tile; the
-//                     producer waits, then refills the slot
+// full[slot]          mbarrier: TMA has written the tile
+// maxima_ready[item]  mbarrier, one per column block: each lane of the amax warps arrives after its stores.
+//                     Used again after kMaximaSlots column blocks; at most kSlots are in shared memory.
+// slot + 1            named barrier: the amax warps and one encoder set have read the tile; the producer
+//                     warp waits for it and refills the slot
 // Deterministic: only maxima are reduced.
-// Measured, 32768 x 7168, ragged: 181.6 us; with the next column block claimed two ahead instead of with the
-// last load, 194.7 us (alone, 20 calls back to back, three sets of buffers, medians of 7). SMs end together
-// (active 97 % of the time instead of 95 %), and 477 MB come from memory instead of 506.
+// Measured, 32768 x 7168, ragged groups: 181.6 us, 95 % of the bound.
 template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, 1)
     quantize_group_columns_kernel(const __grid_constant__ GroupColumnsJob job,
@@ -362,8 +361,8 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
     const RowView values = row_view(src);
     const int64_t blocks = shape.groups.num_groups * ceil_div(shape.cols, block_columns(kWidestShift)),
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // too few column blocks for all SMs, or most of them larger than what fits at half the width: 16 columns
-    // a CTA are slower than column_tiles.cu
+    // Too few column blocks for all SMs, or groups that do not fit with 32 columns: column blocks of 16
+    // columns are slower than column_tiles.cu.
     constexpr int64_t kMostRows = int64_t{kSlots} * block_tile_rows(kWidestShift - 1);
     if (blocks < int64_t{kNumSms} * 3 / 2 || mean_rows > kMostRows)
         return launch_quantize_column_tiles(args, launch);

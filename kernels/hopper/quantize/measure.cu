@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What quantisation did (--tensor-stats), and clip_fp8. Contracts: kernels/ops/measure.h, quantize.h.
+// Statistics of the error of quantisation (--tensor-stats), and clip_fp8. Contracts: kernels/ops/measure.h,
+// quantize.h.
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/dequantize.h"
@@ -40,11 +41,11 @@ __device__ __forceinline__ void measure_value(const Measure& args, int64_t row, 
         atomicAdd(exponents + exponent, __popc(same));
 }
 
-// A CTA takes tiles of 128 x 128 values, grid-stride. A thread takes a column of 64 rows, so that a warp is
-// in one row: its scale and its group are uniform. Reading a transposed copy, a warp's lanes are in 32 rows
-// of it; the tile stays in L1. Lower bound: 3.03 bytes per value for BF16 rows; about 50 instructions per
-// value weigh more. Deterministic: a thread's order is fixed, lanes, warps and CTAs are joined in fixed
-// orders, and the shared counters are integers.
+// Grid-stride over tiles of 128 x 128 values. A thread takes a column of 64 rows, so that all lanes of a
+// warp are in one row, with the same scale and group. (In a transposed copy they are in 32 rows; the tile
+// stays in L1.)
+// Lower bound: 3.03 bytes per value for BF16 rows, but about 50 instructions per value take longer.
+// Deterministic: threads, lanes, warps and CTAs add in fixed orders, and the shared counters are integers.
 __global__ void __launch_bounds__(kRowThreads, kMeasureCtas) measure_kernel(const Measure args) {
     __shared__ unsigned exponents[op::QuantizationSums::kExponents];
     __shared__ double warps[kWarps][kCounts];
@@ -85,7 +86,7 @@ __global__ void __launch_bounds__(kRowThreads, kMeasureCtas) measure_kernel(cons
         out[kCounts + i] = exponents[i];
 }
 
-// sums += partials, CTA by CTA; a thread takes a word.
+// sums += partials, CTA by CTA, one word per thread.
 __global__ void join_partials_kernel(const double* partials, int ctas, double* sums) {
     const int word = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
     if (word >= kWords) return;
@@ -95,7 +96,7 @@ __global__ void join_partials_kernel(const double* partials, int ctas, double* s
     sums[word] = joined;
 }
 
-// Bytes of FP8 rows, a CTA a row, grid-stride. Nothing is reduced.
+// Clips FP8 values, one CTA per row, grid-stride. Nothing is reduced.
 __global__ void __launch_bounds__(kRowThreads)
     clip_kernel(const RowView rows, const DeviceGroups groups, uint8_t most) {
     const int64_t total = groups.total(), base = rows.base();

@@ -31,10 +31,9 @@ constexpr int kChunkRows = kRowThreads / 32, kChunkCols = kChunkUnits * kChunkSt
 constexpr int kChunkCtas = 5;  // per SM: 80 KB of BF16 in flight
 
 // The loop of the kernels that go over 16-bit rows in chunks: a warp takes 1024 columns of a row, a CTA those
-// of eight neighbouring rows. Calls use(row, valid, first column of the thread, its words of columns 0, 256,
-// 512 and 768 further; zeros in pads and past the end of the row). A thread has 64 bytes of loads in flight,
-// an SM 80 KB (one load, issued after a binary search for the group of the row: 32 KB at best, and mostly
-// none). All threads of a warp make the same calls.
+// of eight neighbouring rows. Calls use(row, valid, first column of the thread, words), with the thread's
+// words at columns 0, 256, 512 and 768 from there; they are 0 in padding and past the end of the row. A
+// thread has 64 bytes of loads in flight, an SM 80 KB. All threads of a warp make the same calls.
 template <class Use>
 __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroups& groups, int chunks,
                                            Use use) {
@@ -60,10 +59,10 @@ __device__ __forceinline__ void each_chunk(const RowView& src, const DeviceGroup
 }
 
 // 16-bit rows -> FP8 rows with 1x128 scales (vec128, vec128_wire).
-// Lower bound: 2 bytes per value in and 1.03 out: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s. About 13
-// instructions per value (SASS); an SM can issue 20 while 3 bytes pass at 4.1 TB/s and 1.75 GHz.
-// As many CTAs as tasks, so that the last wave is short; the scales of the eight rows of a CTA share a sector
-// of the table. A half-warp owns a 1x128 block; its maximum takes shuffles: no barriers.
+// Lower bound: reads 2 bytes and writes 1.03 bytes per value: 712 MB, 0.174 ms at 32768 x 7168 and 4.1 TB/s.
+// About 13 instructions per value; an SM can issue 20 in that time at 1.75 GHz.
+// One CTA per task, so that the last wave is short. The scales of the eight rows of a CTA share a sector of
+// the table. A half-warp has a 1x128 block and finds its maximum with shuffles: no barriers.
 // Deterministic: only maxima are reduced.
 template <DType kSource, DType kFp8, ScaleFormat kFormat>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
@@ -84,7 +83,7 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                        for (int step = kBlockThreads / 2; step > 0; step /= 2)
                            amax = max(amax, __shfl_xor_sync(kFullMask, amax, step));
                        const QuantScale scale = quant_scale(__uint_as_float(amax), fp8_max(kFp8), kFormat);
-                       const float dequant = valid ? scale.dequant : 0.0f;  // pads hold 0, and 0 encodes to 0
+                       const float dequant = valid ? scale.dequant : 0.0f;  // padding 0 encodes to 0
                        if (first_col + u * kChunkStep < width) {
                            *reinterpret_cast<uint2*>(out + u * kChunkStep) =
                                encode_unit(v, scale.multiplier, kFp8);
@@ -100,8 +99,9 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
                });
 }
 
-// The amax of all valid values. Lower bound: 2 bytes per value in. A persistent grid over the rows; every
-// warp adds its maximum once by an integer atomic. The order does not matter: deterministic.
+// The amax of all valid values.
+// Lower bound: 2 bytes per value in. A persistent grid over the rows; every warp adds its maximum once by an
+// integer atomic. The order does not matter: deterministic.
 template <DType kSource>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     amax_kernel(const RowView src, const DeviceGroups groups, int chunks, uint32_t* amax) {
@@ -118,8 +118,8 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     if (threadIdx.x % 32 == 0) atomicMax(amax, largest);
 }
 
-// 16-bit rows -> FP8 with one multiplier for the tensor. Lower bound: 2 bytes per value in, 1 out. Nothing is
-// reduced: deterministic.
+// 16-bit rows -> FP8 with one multiplier for the tensor.
+// Lower bound: 2 bytes per value in, 1 out. Nothing is reduced: deterministic.
 template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
     scaled_fp8_kernel(const RowView src, const RowView fp8, const DeviceGroups groups, int chunks,
@@ -139,9 +139,9 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 }
 
 // 16-bit rows -> FP8 with one scale per row, for rows that fit into the registers of a CTA.
-// Lower bound: 2 bytes per value in and 1 out, each once; four loads in flight a thread, 80 KB per SM.
-// One __syncthreads a row: the maxima of the warps are in shared memory, in one of two places, so that those
-// of the next row do not wait for the readers of this one.
+// Lower bound: reads 2 bytes and writes 1 byte per value. Four loads in flight per thread, 80 KB per SM.
+// One __syncthreads per row: the maxima of the warps are in shared memory. They alternate between two
+// buffers, so that the next row does not wait for the readers of this one.
 // Deterministic: only maxima are reduced.
 constexpr int kWholeRowStep = kRowThreads * kUnit, kWholeRowLeast = 1024,
               kWholeRowMost = kChunkUnits * kWholeRowStep;
@@ -183,17 +183,18 @@ __global__ void __launch_bounds__(kRowThreads, kChunkCtas)
 #pragma unroll
         for (int u = 0; u < kChunkUnits; ++u) {
             unpack_unit(words[u], kSource, v);
-            if (first_col + u * kWholeRowStep < width)  // pads hold 0, and 0 encodes to 0
+            if (first_col + u * kWholeRowStep < width)  // padding 0 encodes to 0
                 *reinterpret_cast<uint2*>(out + u * kWholeRowStep) = encode_unit(v, scale.multiplier, kFp8);
         }
         if (thread == 0) args.scales.store(dst_base + row, 0, scale);
     }
 }
 
-// Every other source and layout. Lower bound: K values in, K FP8 values and their scales out a row. A CTA
-// takes blockDim.y rows at a time, grid-stride; a thread eight columns. The amax of blocks of 32 or 128
-// columns takes shuffles; that of a whole row (scales.block == 0) goes through shared memory, and the row is
-// read again, from L2, to be encoded. Deterministic: only maxima are reduced.
+// Every other source and layout.
+// Lower bound: reads each value and writes its FP8 value once, plus scales. A CTA takes blockDim.y rows at a
+// time, grid-stride, eight columns per thread. The amax of blocks of 32 or 128 columns takes shuffles. The
+// amax of a whole row (scales.block == 0) goes through shared memory, and the row is read again, from L2.
+// Deterministic: only maxima are reduced.
 __global__ void __launch_bounds__(kRowThreads) quantize_rows_kernel(const RowQuantizer args) {
     __shared__ uint32_t block_amax[kRowThreads / kBlockThreads];
     const int64_t total = args.groups.total(), src_base = args.src.base(), dst_base = args.fp8.base();
@@ -240,7 +241,7 @@ struct ChunkGrid {
     unsigned ctas;
     int chunks;  // per row
 };
-// once: a CTA per task, unless the launch is limited; persistent: as many as the SMs hold.
+// once: one CTA per task, unless the launch is limited; persistent: as many as fit on the SMs.
 enum class Ctas { once, persistent };
 ChunkGrid chunk_grid(int64_t rows, int64_t cols, Ctas ctas, const Launch& launch) {
     const int64_t chunks = ceil_div(cols, kChunkCols), tasks = ceil_div(rows, kChunkRows) * chunks;
@@ -302,7 +303,7 @@ bool launch_rows_amax(const RowView& src, const DeviceGroups& groups, int64_t ro
 
 namespace {
 
-// False where the rows do not suit chunks: nothing is launched.
+// False, and nothing is launched, if the rows do not suit chunks.
 bool launch_scaled_fp8(const RowView& src, const RowView& fp8, const DeviceGroups& groups, int64_t rows,
                        const float* multiplier, const Launch& launch) {
     if (!is_wide(src) || !fp8.vector) return false;
@@ -347,7 +348,8 @@ void HopperOps::do_quantize_tensor(const op::QuantizeTensor& args, const Launch&
         launch_scaled_fp8(source.values, row_view(args.rows.data), shape.groups, shape.capacity,
                           reinterpret_cast<const float*>(amax), launch))
         return;
-    TileOutput rows = tile_rows(args.rows, Share::word), columns = tile_columns(args.transposed, Share::word);
+    TileOutput rows = tile_rows(args.rows, Granularity::tensor),
+               columns = tile_columns(args.transposed, Granularity::tensor);
     rows.multipliers = columns.multipliers = reinterpret_cast<const float*>(amax);
     launch_quantize_tiles(source, shape, rows, columns, {.scale_format = args.scale_format}, launch);
 }

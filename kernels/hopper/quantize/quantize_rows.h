@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The row quantiser and the amax of rows as functions, for quantize_rows, quantize_dual, quantize_weight and
-// quantize_tensor.
+// Launchers of the row quantiser and of the amax of rows, for quantize_rows, quantize_dual, quantize_weight
+// and quantize_tensor.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -11,8 +11,7 @@
 
 namespace fp8flow::hopper::quantize {
 
-// [M, K] (or [E, N, K], all rows alike) -> dst in layout vec128_wire, vec128, mx32 or row. Pads: value 0,
-// scale 0.
+// [M, K] (or [E, N, K]) -> dst in layout vec128_wire, vec128, mx32 or row. Padding has value 0 and scale 0.
 void launch_quantize_rows(const TensorView& src, const RowGroups& groups, const QuantizeRule& rule,
                           const ScaledTensor& dst, const Launch& launch);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// 128x128 tiles to FP8 in both orientations, from any source; see tiles.h. Whole BF16 tiles run in
+// 128x128 tiles to FP8 in both orientations, from any source (quantize_tiles.h). Whole BF16 tiles run in
 // wide_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/quantize/quantize_tiles.h"
 
@@ -110,7 +110,9 @@ struct TileJob {
     QuantizeRule rule;
 };
 
-constexpr bool is_per_block(Share share) { return share == Share::block || share == Share::mx; }
+constexpr bool is_per_block(Granularity share) {
+    return share == Granularity::block || share == Granularity::mx;
+}
 
 // From the column maxima of every 8 rows: multipliers and scales of the columns, or the amax of the tile by
 // four warps.
@@ -121,7 +123,7 @@ __device__ __forceinline__ void reduce_columns(const TileJob& job, const RowTile
     const TileOutput& columns = job.columns;
     const int thread = static_cast<int>(threadIdx.x), c = thread % kTile, sub = thread / kTile;
     const bool has_column = col0 + c < job.shape.cols;
-    if (columns.share == Share::mx) {
+    if (columns.share == Granularity::mx) {
         const int first = sub * static_cast<int>(kMxBlock);
         BlockScale scale = {0.0f, 0.0f, 0};
         if (first < tile.count)
@@ -137,7 +139,7 @@ __device__ __forceinline__ void reduce_columns(const TileJob& job, const RowTile
     }
     if (sub != 0) return;
     uint32_t column_amax = over_warps(part, c, 0, kWarps);
-    if (columns.share == Share::block) {
+    if (columns.share == Granularity::block) {
         BlockScale scale = {0.0f, 0.0f, 0};
         if (tile.count > 0) scale = block_scale(column_amax, columns.data.dtype, false, job.rule);
         multipliers[0][c] = scale.multiplier;
@@ -153,12 +155,12 @@ __device__ __forceinline__ void reduce_columns(const TileJob& job, const RowTile
     }
 }
 
-// Share::tile: stores the scale of the tile and returns its multiplier.
+// Granularity::tile: stores the scale of the tile and returns its multiplier.
 __device__ __forceinline__ float scale_tile(const TileJob& job, const RowTile& tile, int64_t col_tile,
                                             const uint32_t (&tile_amax)[kTile / 32]) {
     const TileOutput &rows = job.rows, &columns = job.columns;
     const uint32_t amax = max(max(tile_amax[0], tile_amax[1]), max(tile_amax[2], tile_amax[3]));
-    const DType dtype = rows.share == Share::tile ? rows.data.dtype : columns.data.dtype;
+    const DType dtype = rows.share == Granularity::tile ? rows.data.dtype : columns.data.dtype;
     const BlockScale scale = block_scale(amax, dtype, false, job.rule);
     if (threadIdx.x == 0) {
         const auto store = [&](const TileOutput& output) {
@@ -166,13 +168,13 @@ __device__ __forceinline__ float scale_tile(const TileJob& job, const RowTile& t
                                                     output.scales.index(tile.row / kTile, col_tile)] =
                 scale.dequant;
         };
-        if (rows.share == Share::tile) store(rows);
-        if (columns.share == Share::tile) store(columns);
+        if (rows.share == Granularity::tile) store(rows);
+        if (columns.share == Granularity::tile) store(columns);
     }
     return scale.multiplier;
 }
 
-// The FP8 values by rows, with their scales where blocks have them; otherwise with one multiplier.
+// Stores the FP8 values by rows: with block scales, or with one multiplier.
 __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& tile, int64_t col0,
                                            const TileThread& at, const float (&v)[kRows][kUnit],
                                            float multiplier) {
@@ -187,7 +189,7 @@ __device__ __forceinline__ void write_rows(const TileJob& job, const RowTile& ti
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
         const int r = at.first_row + k;
-        // without groups the transposed copy alone has pads
+        // without groups only the transposed copy has padding
         const bool inside = r < (job.shape.groups.counts != nullptr ? tile.rows : tile.count),
                    valid = r < tile.count;
         if (is_per_block(rows.share)) {
@@ -206,7 +208,7 @@ __device__ __forceinline__ void transpose_values(const TileJob& job, const RowTi
                                                  float shared_multiplier, uint32_t* transposed) {
     const TileOutput& columns = job.columns;
     const int cols = job.shape.cols;
-    const int sub = columns.share == Share::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
+    const int sub = columns.share == Granularity::mx ? at.first_row / static_cast<int>(kMxBlock) : 0;
     const uint32_t valid_bytes = tile.count - at.first_row >= kRows ? 0xFFFFFFFFu
                                  : tile.count <= at.first_row
                                      ? 0u
@@ -217,7 +219,7 @@ __device__ __forceinline__ void transpose_values(const TileJob& job, const RowTi
         float m = shared_multiplier;
         if (is_per_block(columns.share))
             m = multipliers[sub][at.col + i];
-        else if (columns.share == Share::table && col0 + at.col + i < cols)
+        else if (columns.share == Granularity::column && col0 + at.col + i < cols)
             m = columns.multipliers[(tile.batch + tile.group) * cols + col0 + at.col + i];
         words[i * (kTile / 4)] =
             pack_fp8(v[0][i] * m, v[1][i] * m, v[2][i] * m, v[3][i] * m, columns.data.dtype) & valid_bytes;
@@ -225,7 +227,7 @@ __device__ __forceinline__ void transpose_values(const TileJob& job, const RowTi
 }
 
 // Any source (TileSource) -> FP8 values by rows, transposed, or both, plus scales.
-// Lower bound: a tile of values in, its FP8 values out once or twice, plus scales.
+// Lower bound: reads every value once, writes its FP8 value once or twice, plus scales.
 // A CTA takes tiles grid-stride, columns fastest; a thread keeps 4 rows x 8 columns in registers.
 // Barriers (__syncthreads):
 // 1  the column maxima of every 8 rows are in shared memory
@@ -250,7 +252,7 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
         float v[kRows][kUnit];
         load_values(job.source, tile, col0, at, v);
 
-        const bool of_tile = columns.share == Share::tile || rows.share == Share::tile;
+        const bool of_tile = columns.share == Granularity::tile || rows.share == Granularity::tile;
         if (is_per_block(columns.share) || of_tile) {
             uint32_t amax[kUnit];
             column_magnitudes(v, amax);
@@ -259,16 +261,16 @@ __global__ void __launch_bounds__(kThreads, 2) quantize_tiles_kernel(const TileJ
             reduce_columns(job, tile, col0, part, multipliers, tile_amax);
             __syncthreads();
         }
-        float shared_multiplier = 0.0f;  // for Share::tile and Share::word
+        float shared_multiplier = 0.0f;  // for Granularity::tile and Granularity::tensor
         if (of_tile) shared_multiplier = scale_tile(job, tile, col_tile, tile_amax);
-        if (rows.share == Share::word || columns.share == Share::word) {
-            const TileOutput& output = rows.share == Share::word ? rows : columns;
+        if (rows.share == Granularity::tensor || columns.share == Granularity::tensor) {
+            const TileOutput& output = rows.share == Granularity::tensor ? rows : columns;
             shared_multiplier = output.multipliers_are_scales ? div_float(1.0f, output.multipliers[0])
                                                               : output.multipliers[0];
         }
 
-        if (rows.share != Share::none) write_rows(job, tile, col0, at, v, shared_multiplier);
-        if (columns.share == Share::none) {
+        if (rows.share != Granularity::none) write_rows(job, tile, col0, at, v, shared_multiplier);
+        if (columns.share == Granularity::none) {
             __syncthreads();  // tile_amax may be overwritten
             continue;
         }
@@ -356,21 +358,21 @@ TileShape tile_shape(const TensorView& src, const RowGroups& groups, const Tenso
             .cols = static_cast<int>(src.cols())};
 }
 
-TileOutput tile_rows(const ScaledTensor& rows, Share share) {
+TileOutput tile_rows(const ScaledTensor& rows, Granularity share) {
     if (!rows) return {};
     TileOutput output{.share = share, .data = row_view(rows.data), .scales = row_scales(rows)};
     if (rows.data.rank == 3) output.batch_stride = rows.data.dim(1) * rows.data.dim(2);
     if (rows.scales.rank == 3) output.scale_batch_stride = rows.scales.dim(1) * rows.scales.dim(2);
-    if (share == Share::tile) {
+    if (share == Granularity::tile) {
         output.scales.row_stride = rows.scales.cols();
         output.scales.block_stride = 1;
     }
     return output;
 }
 
-TileOutput tile_columns(const ScaledTensor& transposed, Share share) {
+TileOutput tile_columns(const ScaledTensor& transposed, Granularity share) {
     TileOutput output = tile_rows(transposed, share);
-    if (share == Share::tile) {
+    if (share == Granularity::tile) {
         output.scales.row_stride = 1;
         output.scales.block_stride = transposed.scales.cols();
     } else if (transposed) {
@@ -383,7 +385,8 @@ void launch_quantize_tiles(const TileSource& source, const TileShape& shape, con
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
     if (shape.capacity == 0 || shape.cols == 0 || shape.batches == 0) return;
     if (launch_quantize_wide_tiles(source, shape, rows, columns, rule, launch)) return;
-    if (rows.share == Share::none && launch_requantize_tiles(source, shape, columns, rule, launch)) return;
+    if (rows.share == Granularity::none && launch_requantize_tiles(source, shape, columns, rule, launch))
+        return;
     launch_kernel(quantize_tiles_kernel, tile_grid(shape, launch), kThreads, launch, "quantize_tiles",
                   TileJob{source, shape, rows, columns, rule});
 }
@@ -418,7 +421,7 @@ TileOutput launch_column_scales(const TileSource& source, const TileShape& shape
                          .rule = rule,
                          .scales = columns.scales.as<float>()},
                         launch);
-    TileOutput output = tile_columns(columns, Share::table);
+    TileOutput output = tile_columns(columns, Granularity::column);
     output.multipliers = reinterpret_cast<const float*>(amax);
     return output;
 }

@@ -2,8 +2,7 @@
 // The 128x128 tile quantiser: one read of a tile gives FP8 values by rows, transposed FP8 values, or both,
 // with one scale per block, per tile, per column of a group or for the whole tensor. quantize_columns,
 // quantize_dual, quantize_tensor, quantize_weight, transpose_requantize and the transposed output of the norm
-// launch it.
-// Read next: tiles.cu.
+// launch it. Read next: quantize_tiles.cu.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -14,7 +13,8 @@
 
 namespace fp8flow::hopper::quantize {
 
-// The source of the tiles: plain values, FP8 values with 1x128 scales, or values normalised as RMSNorm does.
+// The source of the tiles: plain values, FP8 values with 1x128 scales, or values that RMSNorm normalises on
+// the way.
 struct TileSource {
     RowView values;
     int64_t batch_stride = 0;             // elements from one batch to the next
@@ -28,26 +28,26 @@ struct TileSource {
 // The tiles of all groups, counted from the first row of each group, times `batches` (experts of a weight).
 struct TileShape {
     DeviceGroups groups;
-    int64_t extent = 0;    // without groups: columns of the transposed copy, pads after the rows included
-    int64_t capacity = 0;  // the most rows there can be
+    int64_t extent = 0;    // without groups: columns of the transposed copy, with padding
+    int64_t capacity = 0;  // rows, at most
     int64_t batches = 1;
     int cols = 0;
 };
 TileShape tile_shape(const TensorView& src, const RowGroups& groups, const TensorView& transposed);
 
-// The values that share a scale. table and word: multipliers are computed and their scales stored by an
-// earlier kernel.
-enum class Share : uint8_t {
-    none,   // no such output
-    block,  // 128 values along the contraction
-    mx,     // 32 values
-    tile,   // 128 x 128
-    table,  // multipliers[group or batch][column]; columns only
-    word,   // multipliers[0]
+// Which values share a scale. column and tensor: an earlier kernel computes the multipliers and stores the
+// scales.
+enum class Granularity : uint8_t {
+    none,    // no such output
+    block,   // 128 values along the contraction
+    mx,      // 32 values
+    tile,    // 128 x 128
+    column,  // a column of a group or batch: multipliers[group or batch][column]; transposed output only
+    tensor,  // multipliers[0]
 };
 
 struct TileOutput {
-    Share share = Share::none;
+    Granularity share = Granularity::none;
     RowView data;
     int64_t batch_stride = 0;  // FP8 values from one batch to the next
     // Scale tables with their own batch stride. Rows: row_scales(). Columns: block b of column c at b *
@@ -55,11 +55,10 @@ struct TileOutput {
     RowScales scales;
     int64_t scale_batch_stride = 0;
     const float* multipliers = nullptr;
-    bool multipliers_are_scales =
-        false;  // word: multipliers[0] is a stored scale, the inverse of the multiplier
+    bool multipliers_are_scales = false;  // tensor: multipliers[0] is a scale, the inverse of the multiplier
 };
-TileOutput tile_rows(const ScaledTensor& rows, Share share);
-TileOutput tile_columns(const ScaledTensor& transposed, Share share);
+TileOutput tile_rows(const ScaledTensor& rows, Granularity share);
+TileOutput tile_columns(const ScaledTensor& transposed, Granularity share);
 
 void launch_quantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                            const TileOutput& columns, const QuantizeRule& rule, const Launch& launch);
@@ -73,9 +72,9 @@ bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, c
                              const QuantizeRule& rule, const Launch& launch);
 
 // One scale per column of a group from one read of aligned BF16 rows: true if launched.
-// launch_quantize_group_columns chooses: many groups that fit into a CTA (group_columns.cu; of a few hundred
-// rows: small_groups.cu), or else all SMs together (column_tiles.cu). `zeros`: column_tiles_zeros bytes that
-// are zero before and after the launch.
+// launch_quantize_group_columns chooses group_columns.cu (many groups that fit into a CTA), small_groups.cu
+// (groups of a few hundred rows) or column_tiles.cu (all SMs on one group). `zeros`: column_tiles_zeros bytes
+// that are zero before and after the launch.
 struct GroupColumns {
     const TensorView& src;
     const TileShape& shape;
@@ -88,7 +87,7 @@ bool launch_quantize_group_columns(const GroupColumns& args, const Launch& launc
 bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch);
 bool launch_quantize_column_tiles(const GroupColumns& args, const Launch& launch);
 
-// max|x| as bits: of everything into amax[0], or of every column of every group (batch) into
+// max|x| as bits: of the tensor into amax[0], or of every column of every group (batch) into
 // amax[group][column]. Sets all entries.
 enum class AmaxOf { everything, columns };
 void launch_tile_amax(const TileSource& source, const TileShape& shape, AmaxOf what, uint32_t* amax,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Scales of the wire in the layout that the GEMM reads; and the delayed scale's update between steps.
-// Contract: kernels/ops/quantize.h.
+// Transposes scales from the wire layout to the layout of the GEMM; and updates the delayed scale between
+// steps. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -11,9 +11,8 @@ namespace {
 
 constexpr int kSide = 32, kSideRows = 8;
 
-// Scales [T, B] (FP32 or E8M0) -> [B, T] FP32. Each is read and written once, both along their rows: a CTA
-// transposes 32 x 32 of them in shared memory (odd row stride), grid-stride. __syncthreads before and after
-// the transposed reads. A copy: deterministic.
+// Scales [T, B] (FP32 or E8M0) -> [B, T] FP32. A CTA transposes 32 x 32 scales in shared memory (odd row
+// stride), grid-stride. __syncthreads before and after the transposed reads. Deterministic: a copy.
 __global__ void __launch_bounds__(kSide* kSideRows)
     relayout_kernel(const void* wire, DType dtype, int64_t tokens, int64_t blocks, float* out) {
     __shared__ float tile[kSide][kSide + 1];

@@ -44,8 +44,8 @@ template <DType kSource> __device__ __forceinline__ void decode(uint32_t fp8, fl
     v[0] = low.x * scale, v[1] = low.y * scale, v[2] = high.x * scale, v[3] = high.y * scale;
 }
 
-// The column that has its maximum and multiplier at `position`: the four columns of a word lie next to those
-// of the next thread, so that 16-byte accesses of neighbouring threads touch neighbouring banks.
+// The column that has its maximum and multiplier at `position`. The order avoids bank conflicts of 16-byte
+// accesses.
 __device__ __forceinline__ int column_at(int position) {
     return position % 32 / 4 * kPiece + position / 32 * 4 + position % 4;
 }
@@ -119,18 +119,17 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 }
 
 // FP8 rows with 1x128 scales -> transposed FP8 with 128x1 scales along the routed rows.
-// Lower bound: every FP8 value in and out, 128 scales in and 128 out a tile: 2.06 bytes per value, 0.118 ms
-// at 32768 x 7168 and 4.1 TB/s. About 10 instructions per value; an SM can issue 15 in that time.
-// A CTA takes one 128 x 128 tile in the order and with the loads of transpose.cu (rows fastest: 6 %; 256
-// bytes a load: 6.5 %). The hardware schedules CTAs as SMs become free (equal shares of a persistent grid:
-// 3.21 TB/s). All 16 KB of a tile are loaded at once; seven CTAs per SM hide the latency (six: 4.5 % slower,
-// eight: 1 %). Values stay FP8 in registers: decoded once for the maxima, and again for the new FP8 values.
+// Lower bound: reads and writes every FP8 value once, reads and writes 128 scales per tile: 2.06 bytes per
+// value, 0.118 ms at 32768 x 7168 and 4.1 TB/s. About 10 instructions per value; an SM can issue 15 in that
+// time.
+// Grid: one CTA per 128 x 128 tile, in the order and with the loads of transpose.cu. All 16 KB of a tile are
+// loaded at once; seven CTAs per SM hide the latency (six: 4.5 % slower, eight: 1 %). Values stay FP8 in
+// registers: they are decoded once for the maxima, and again for the new FP8 values.
 // Barriers (__syncthreads):
 // 1  the column maxima of every 8 rows are in shared memory; a thread then computes the scale of one column
-// 2  the multipliers are in shared memory, and the maxima have been read: the transposed tile takes their
-//    place
+// 2  the multipliers are in shared memory, the maxima have been read: the transposed tile overwrites them
 // 3  the transposed tile is complete, and is stored in 16-byte pieces of columns
-// 4  only where a CTA has another tile: this one has been stored
+// 4  only if a CTA has another tile: this tile has been stored
 // Deterministic: only maxima are reduced.
 template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const RequantizeJob job) {
@@ -175,7 +174,7 @@ __global__ void __launch_bounds__(kThreads, kCtas) requantize_kernel(const Requa
 bool launch_requantize_tiles(const TileSource& source, const TileShape& shape, const TileOutput& columns,
                              const QuantizeRule& rule, const Launch& launch) {
     const DType from = source.values.dtype;
-    if (!is_fp8(from) || source.block_scales == nullptr || columns.share != Share::block ||
+    if (!is_fp8(from) || source.block_scales == nullptr || columns.share != Granularity::block ||
         shape.batches != 1 || shape.cols % kTile != 0 || !source.values.vector)
         return false;
     const RequantizeJob job = {.src = source.values,

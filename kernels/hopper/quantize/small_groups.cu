@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Transposed FP8 with one scale per column of a group from one read, for groups of a few hundred rows: a
-// column block of a group stays on chip, with many CTAs per SM. Larger groups: group_columns.cu. Contract:
-// kernels/ops/quantize.h.
+// Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read, for groups of a
+// few hundred rows: a CTA keeps a column block of a group in shared memory, with many CTAs per SM. Larger
+// groups: group_columns.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
@@ -27,12 +27,12 @@ constexpr int kStepRows = kThreads / kUnits;  // rows of a load step, 16 bytes p
 constexpr int kTileRows = static_cast<int>(kBlock);
 constexpr int kPiece = 16, kPieces = kTileRows / kPiece;  // rows of a column that a thread stores at once
 
-constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs per SM; rows on chip per CTA
+constexpr int kCtas = 6, kRows = 4 * kTileRows;  // CTAs per SM; rows in shared memory per CTA
 
 struct SmallGroupsJob {
     RowView src, dst;
     DeviceGroups groups;
-    int64_t extent;            // without groups: rows and pads
+    int64_t extent;            // without groups: rows with padding
     int items, column_blocks;  // all; per group
     float* scales;             // [group, cols]
     QuantizeRule rule;
@@ -97,16 +97,16 @@ __device__ __forceinline__ void encode_piece(const uint32_t* words, int swap, fl
 }
 
 // BF16 rows -> transposed FP8 [columns, rows], one fp32 scale per column of a group.
-// Lower bound: 2 bytes per value in and 1 out: 256 MB, 62.5 us at 16640 x 5120.
-// A CTA takes a column block of 32 columns: the loads of all its rows (up to 512) are issued at once and the
-// rows stay on chip, maxima are taken over them, and values encoded from them. Six CTAs per SM, since each
-// has few bytes in flight. Of a larger group the last chunk of 512 rows stays, the others are read again, the
-// latest first, mostly from L2. Rows are counted from a multiple of 32 rows of the output, so that all stores
-// but those at the ends of a group are whole sectors. A warp transposes 128 rows x 8 columns at a time: 16
-// rows of two columns a thread, so that 8 neighbouring threads store 128 bytes of a column.
+// Lower bound: reads 2 bytes and writes 1 byte per value: 256 MB, 62.5 us at 16640 x 5120.
+// Grid: one CTA per column block of 32 columns, six CTAs per SM, because each has few bytes in flight. A CTA
+// issues the loads of all its rows (up to 512) at once, finds the maxima, and encodes from shared memory.
+// For a larger group the last chunk of 512 rows stays, and the others are read again in descending order,
+// mostly from L2. Rows are counted from a multiple of 32 rows of the output, so that all stores are whole
+// sectors except at the ends of a group. A warp transposes 128 rows x 8 columns at a time, 16 rows of two
+// columns per thread, so that 8 neighbouring threads store 128 bytes of a column.
 // Barriers (__syncthreads): the maxima of the warps are in shared memory; the multipliers are in shared
-// memory; before and after every load that replaces rows; after the last column is stored. Maxima need none:
-// a thread reads what it loaded itself.
+// memory; before and after every load that replaces rows; after the last column is stored. A thread finds
+// maxima of rows that it loaded itself, which needs none.
 // Deterministic: only maxima are reduced.
 // Measured, 16640 x 5120 in 64 groups: 79 us; group_columns.cu takes 92 us.
 template <DType kFp8>
@@ -197,7 +197,7 @@ bool launch_quantize_small_groups(const GroupColumns& args, const Launch& launch
     const RowView values = row_view(args.src);
     const int64_t blocks = shape.cols / kBlockCols, items = shape.groups.num_groups * blocks,
                   mean_rows = shape.capacity / std::max<int64_t>(1, shape.groups.num_groups);
-    // groups differ in size: nearly all of them should fit on chip
+    // groups differ in size: nearly all of them should fit into shared memory
     constexpr int64_t kMostRows = kRows * 5 / 8;
     if (shape.cols % kBlockCols != 0 || mean_rows > kMostRows || values.dtype != DType::bf16 ||
         !values.vector || items > INT32_MAX / kThreads || shape.capacity > INT32_MAX / 2)

@@ -39,8 +39,8 @@ struct Transposer {
     bool wide;  // 16-byte loads
 };
 
-// What a thread holds of a tile: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the whole
-// tile. Pads are zeros.
+// The part of a tile that a thread holds: 16 columns of 8 rows, and the scales of rows lane + 32 * i of the
+// tile. Padding is 0.
 struct Fragment {
     uint32_t words[kRows][kPieceWords];
     float scales[kScales];
@@ -174,20 +174,17 @@ __device__ __forceinline__ void store_columns(const Transposer& args, const uint
     }
 }
 
-// FP8 [M, dim] with power-of-two 1x128 scales -> FP8 [dim, M] with one scale per 128x128 tile (tile128):
-// FP8 values are shifted to the target scale, not dequantised.
-// Lower bound: every FP8 value in and out, 128 scales in and one out a tile: 2.06 bytes per value, 0.118 ms
-// at 32768 x 7168 and 4.1 TB/s.
-// A CTA takes one tile; the hardware schedules CTAs as SMs become free, rows fastest, so that CTAs in flight
-// together write long runs of every column (columns fastest: 4 % slower, also for a kernel without any
-// arithmetic). A 16-byte load fetches 256 bytes into L2, for the tile to the right (3 %). Eight CTAs per SM,
-// each with all of its 16 KB loaded at once after one round of loads that says which rows are pads; the other
-// seven hide its latency.
-// Barriers (__syncthreads): the transposed tile is complete. Where the launch may not use all SMs, or has
-// more tiles than kMostWaves, a CTA takes every gridDim.x-th tile, and a second barrier follows the stores.
+// FP8 [M, dim] with power-of-two 1x128 scales -> FP8 [dim, M] with one scale per 128x128 tile (tile128): FP8
+// values are shifted to the target scale, not dequantised.
+// Lower bound: reads and writes every FP8 value once, reads 128 scales and writes one per tile: 2.06 bytes
+// per value, 0.118 ms at 32768 x 7168 and 4.1 TB/s.
+// Grid: one CTA per tile, rows fastest, so that concurrent CTAs write neighbouring parts of the same columns
+// (columns fastest: 4 % slower). A 16-byte load prefetches 256 bytes into L2, for the tile to the right (3
+// %). Eight CTAs per SM; each issues all of its 16 KB of loads at once, after one round of loads that finds
+// padding rows. The other seven hide its latency.
+// Barriers (__syncthreads): the transposed tile is complete. If a CTA takes several tiles (SM limit, or more
+// than kMostWaves), a second barrier follows the stores.
 // Deterministic: only maxima are reduced; every warp computes the target scale of the tile itself.
-// Tried: four tiles a CTA, two of them in flight, after a binary search of dependent loads: 3.48 TB/s.
-// Evict-first loads (L1 or L2): 4 % slower. Columns by TMA: as fast, and slower where a kernel is short.
 template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) transpose_kernel(const Transposer args) {
     __shared__ uint4 transposed_pieces[kTile * kPieces];
@@ -233,7 +230,7 @@ void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, co
                             .tile_cols = static_cast<int>(tile_cols),
                             .scale_stride = static_cast<int>(dst.scales.cols()),
                             .wide = wide};
-    constexpr int kMostWaves = 32;  // the capacity may be far above the number of rows
+    constexpr int kMostWaves = 32;  // the capacity may be much larger than the number of rows
     const unsigned grid = grid_for(tiles, launch, launch.sm_limit > 0 ? kCtas : kMostWaves * kCtas);
     launch_pdl(kernel, grid, kThreads, 0, launch, "transpose_fp8", job);
 }

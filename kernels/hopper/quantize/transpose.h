@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The scaling-aware transpose as a function, for transpose_fp8 and the transposed output of the norm.
+// Launcher of the scaling-aware transpose, for transpose_fp8 and the transposed output of the norm.
 #pragma once
 
 #include "kernels/core/scaled_tensor.h"
@@ -9,7 +9,7 @@
 namespace fp8flow::hopper::quantize {
 
 // src [M, dim] with 1x128 scales (vec128 or vec128_wire) -> dst [dim, M] tile128. Without groups dst may be
-// wider: the rest is pads.
+// wider: the rest is padding.
 void launch_transpose_tiles(const ScaledTensor& src, const RowGroups& groups, const ScaledTensor& dst,
                             const Launch& launch);
 

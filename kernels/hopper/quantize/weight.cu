@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Weights to FP8, once per optimizer step: the fprop copy and the dgrad copy from one read. The kernels are
-// in weight_tiles.cu, weight_mx.cu, tiles.cu and rows.cu; experts are batches of tiles, all in one launch.
-// Contract: kernels/ops/quantize.h.
+// in weight_tiles.cu, weight_mx.cu, quantize_tiles.cu and quantize_rows.cu. One launch has the tiles of all
+// experts. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/view.h"
@@ -29,7 +29,7 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
                              .capacity = rows,
                              .batches = args.src.rank == 3 ? args.src.dim(0) : 1,
                              .cols = static_cast<int>(cols)};
-    Share share = Share::tile;
+    Granularity share = Granularity::tile;
     const float* multipliers = nullptr;
     switch (layout) {
         case ScaleLayout::block128:
@@ -40,12 +40,12 @@ void HopperOps::do_quantize_weight(const op::QuantizeWeight& args, const Launch&
             break;
         case ScaleLayout::mx32:
             if (!args.fprop && launch_mx_columns(args.src, rule, args.dgrad, launch)) return;
-            share = Share::mx;
+            share = Granularity::mx;
             break;
         case ScaleLayout::tensor: {
             uint32_t* amax = workspace(launch).partials_for<uint32_t>(1);
             launch_tensor_scale(source, shape, amax, dtype, rule, args.fprop, args.dgrad, launch);
-            share = Share::word;
+            share = Granularity::tensor;
             multipliers = reinterpret_cast<const float*>(amax);
             break;
         }

@@ -118,15 +118,13 @@ __device__ __forceinline__ void encode_tile(const uint4 (&words)[kRows], uint32_
 }
 
 // Weights [E, N, K] -> transposed FP8 [E, K, N] with one E8M0 scale per 32 values along N.
-// Lower bound: 2 or 4 bytes per weight in, an FP8 value and 1/32 scale out: from BF16 at 32 x 8192 x 5120
-// 4.07 GB, 0.99 ms at 4.1 TB/s. About 5 instructions per weight; an SM can issue 20 in that time.
-// A CTA takes one tile of 128 rows x 128 bytes; the hardware schedules CTAs as SMs become free, so that one
-// expert fills the GPU as well as 32 do. All 16 KB of a tile are loaded at once; eight CTAs per SM. A warp
-// has the 32 rows of a block: maxima take shuffles, and each of the four lanes with the same columns computes
-// the scales of a quarter of them.
-// Barriers (__syncthreads): the transposed tile is complete, and is stored in whole lines of 128 bytes. Where
-// the launch may not use all SMs, a CTA takes every gridDim.x-th tile, and a second barrier follows the
-// stores.
+// Lower bound: reads 2 or 4 bytes per weight, writes an FP8 value and 1/32 scale: from BF16 at 32 x 8192 x
+// 5120 4.07 GB, 0.99 ms at 4.1 TB/s. About 5 instructions per weight; an SM can issue 20 in that time.
+// Grid: one CTA per tile of 128 rows x 128 bytes, eight CTAs per SM. All 16 KB of a tile are loaded at once.
+// A warp has the 32 rows of a block: maxima take shuffles, and each of the four lanes with the same columns
+// computes the scales of a quarter of them.
+// Barriers (__syncthreads): the transposed tile is complete, and is stored in whole lines of 128 bytes. If a
+// CTA takes several tiles (SM limit), a second barrier follows the stores.
 // Deterministic: only maxima are reduced.
 template <DType kSource, DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) mx_columns_kernel(const MxJob job) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // Weights to both FP8 copies in 128x128 blocks from one read, alone or at the end of an AdamW step. Other
-// shapes: tiles.cu. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
+// shapes: quantize_tiles.cu. Contracts: kernels/ops/quantize.h, kernels/ops/optimizer.h.
 #include "kernels/hopper/quantize/weight_tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -100,20 +100,17 @@ __device__ __forceinline__ void load_rows(const WeightJob& job, int64_t at, floa
     for (int k = 0; k < kRows; ++k) unpack_unit(words[k], job.src.dtype, v[k]);
 }
 
-// Weights [E, N, K] FP32 or BF16 -> FP8 values [E, N, K] and their transpose [E, K, N], one scale per 128x128
-// tile; either copy may be absent.
-// Lower bound: 4 bytes per weight in (FP32) and two FP8 values out: 5.64 GB, 1.38 ms at 32 x 4096 x 7168 and
-// 4.1 TB/s.
-// A CTA takes one tile in registers, 8 rows x 8 columns a thread; the hardware schedules CTAs as SMs become
-// free, two per SM, 128 KB in flight.
+// Weights [E, N, K] FP32 or BF16 -> FP8 values [E, N, K] and their transpose [E, K, N], one scale per
+// 128x128 tile; either copy may be absent.
+// Lower bound: reads 4 bytes per weight (FP32) and writes two FP8 values: 5.64 GB, 1.38 ms at
+// 32 x 4096 x 7168 and 4.1 TB/s.
+// Grid: one CTA per tile, two CTAs per SM, 128 KB in flight. A tile is in registers, 8 rows x 8 columns per
+// thread.
 // Barriers (__syncthreads):
 // 1  the maxima of the warps are in shared memory
 // 2  the transposed tile is complete, and is stored
-// 3  only where the launch may not use all SMs and a CTA takes every gridDim.x-th tile: this one has been
-//    stored
-// Deterministic: element-wise but for maxima.
-// Tried: persistent CTAs that load their next tile ahead ended apart, 0 to 26 % before the last. Evict-first
-// loads or stores: 8 % slower.
+// 3  only if the launch is limited to fewer SMs and a CTA takes several tiles: this tile has been stored
+// Deterministic: element-wise except for maxima.
 template <DType kFp8>
 __global__ void __launch_bounds__(kThreads, kCtas) weight_tiles_kernel(const WeightJob job) {
     __shared__ uint4 warp_max[kThreads / 128];
@@ -174,19 +171,19 @@ struct StepShared {
 };
 
 // AdamW step of weights [E, N, K] and both FP8 copies of the new masters, one scale per 128x128 tile.
-// Lower bound: 16 bytes per weight in and 14 out, and 2 for the BF16 copy (as two operations: 28 and 2, then
-// 6): 7.05 GB, 1.72 ms at 8 x 4096 x 7168 and 4.1 TB/s. With gradient and moments in BF16 10 in and 10 out.
-// A CTA takes one tile, scheduled as above (persistent CTAs: 4 % slower). A warp takes 8 rows, one after the
-// other, a thread 16 bytes of each, so that every access is whole lines (two adjacent 16-byte accesses a
-// thread: stores reached L2 as half sectors, 87 % of its throughput at 63 % of that of DRAM). The next row of
-// a thread, or the first of the next tile of its CTA, is always in flight: 64 KB per SM. New masters stay in
-// shared memory: in registers they would spill.
+// Lower bound: reads 16 bytes per weight and writes 14, and 2 for the BF16 copy: 7.05 GB, 1.72 ms at 8 x 4096
+// x 7168 and 4.1 TB/s. With gradient and moments in BF16: reads 10 and writes 10. Grid: one CTA per tile. A
+// warp takes 8 rows, one after the other, 16 bytes per thread, so that every access is a whole line (two
+// adjacent 16-byte accesses per thread reach L2 as half sectors). The next row of a thread, or the first of
+// the next tile of its CTA, is always in flight: 64 KB per SM. New masters are in shared memory, because in
+// registers they would spill.
 // Barriers (__syncthreads):
 // 1  the maxima of the warps are in shared memory, and the previous tile has been stored; every thread then
 //    encodes its own masters and transposes 4x4 squares of FP8 values
 // 2  the transposed tile is complete, and is stored
-// Deterministic: element-wise but for maxima; rounds as the reference, since nothing is contracted. A step
-// with *status != 0 writes no parameter; the copies are then those of the unchanged masters.
+// Deterministic: element-wise except for maxima. No multiply-add is contracted, so results round as in the
+// reference. A step with *status != 0 writes no parameter; the copies are then those of the unchanged
+// masters.
 template <class Types, DType kFp8>
 __global__ void __launch_bounds__(kStepThreads, kCtas)
     step_tiles_kernel(const WeightJob job, PdlOrder order) {

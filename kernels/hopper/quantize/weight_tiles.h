@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The two FP8 copies of weights in 128x128 blocks as a function, for quantize_weight and adamw_quantize. And
+// Launchers for FP8 copies of weights: both copies in 128x128 blocks (quantize_weight, adamw_quantize), and
 // the MX dgrad copy alone.
 #pragma once
 
@@ -12,8 +12,8 @@
 namespace fp8flow::hopper::quantize {
 
 // src [N, K] or [E, N, K] f32 | bf16 -> FP8 values and their transpose, layout block128; either may be
-// absent. With `step`, src is its master, which is updated first. Pads of the scale tables, up to a multiple
-// of 4 columns, become 0. False, and nothing is launched, unless N and K are multiples of 128 and all
+// absent. With `step`, src is its master, which is updated first. Scale tables are padded with 0 to a
+// multiple of 4 columns. False, and nothing is launched, unless N and K are multiples of 128 and all
 // addresses of 16.
 bool launch_weight_tiles(const TensorView& src, const op::AdamW* step, const QuantizeRule& rule,
                          const ScaledTensor& fprop, const ScaledTensor& dgrad, const Launch& launch);

@@ -52,11 +52,11 @@ __device__ __forceinline__ void load_tile(const WideJob& job, int64_t src_base, 
     }
 }
 
-// Index of the multipliers of a pair of columns: those of neighbouring threads in neighbouring banks.
+// Index of the multipliers of a pair of columns: neighbouring threads access neighbouring banks.
 __device__ __forceinline__ int pair_index(int pair) { return pair % 4 * kBlockThreads + pair / 4; }
 
-// The row copy of the tile: maxima of 128 columns over 16 threads. Four rows share the exchange: every step
-// halves what a thread still has to send, so that each of four neighbours ends with the maximum of one row,
+// The row copy of the tile: maxima of 128 columns over 16 threads. Four rows are reduced together: every
+// shuffle halves the rows of a thread, so that each of four neighbours ends with the maximum of one row,
 // computes its scale, and broadcasts it.
 template <DType kFp8>
 __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&words)[kRows],
@@ -66,7 +66,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
               part = static_cast<int>(threadIdx.x) % kBlockThreads;
     const int64_t row = job.rows.base() + tile.row + quad * kRows;
     uint8_t* out = static_cast<uint8_t*>(job.rows.data) + row * job.cols + col_tile * kTile + part * kUnit;
-    // without groups the transposed copy alone has pads
+    // without groups only the transposed copy has padding
     const int inside = job.groups.counts != nullptr ? tile.rows : tile.count;
     uint32_t pairs[kRows];
 #pragma unroll
@@ -92,7 +92,7 @@ __device__ __forceinline__ void write_rows(const WideJob& job, const uint4 (&wor
         const float multiplier = __shfl_sync(kFullMask, scale.multiplier, k / 2 + k % 2 * 2, kBlockThreads);
         float v[kUnit];
         unpack_unit(words[k], DType::bf16, v);
-        if (quad * kRows + k < inside)  // pads hold 0, and 0 encodes to 0
+        if (quad * kRows + k < inside)  // padding 0 encodes to 0
             *reinterpret_cast<uint2*>(out) = encode_unit(v, multiplier, kFp8);
     }
 }
@@ -143,7 +143,7 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
                                                  uint32_t* transposed) {
     const int quad = static_cast<int>(threadIdx.x) / kThreadsOfRow,
               part = static_cast<int>(threadIdx.x) % kThreadsOfRow;
-    // pads hold 0, and 0 encodes to 0
+    // padding 0 encodes to 0
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
         const float2 m = reinterpret_cast<const float2*>(multipliers)[pair_index(part * 4 + j)];
@@ -162,15 +162,14 @@ __device__ __forceinline__ void transpose_values(const uint4 (&words)[kRows], co
 
 // BF16 [M, K] -> transposed FP8 [K, M] with 128x1 scales (or with multipliers known before), with kBoth also
 // FP8 [M, K] with 1x128 scales.
-// Lower bound: a tile of values in and its FP8 values out, once or twice, plus scales. At 32768 x 7168:
+// Lower bound: reads every value once, writes its FP8 value once or twice, plus scales. At 32768 x 7168:
 // columns 712 MB, 0.174 ms at 4.1 TB/s; both 954 MB, 0.233 ms.
-// A CTA takes tiles grid-stride, columns fastest. A thread keeps 4 rows x 16 bytes as BF16; those of the next
-// tile are loaded as soon as these have left the registers, so that they are in flight while the tile is
-// stored: 64 KB per SM. (Before, values were unpacked to FP32 at once and all steps of a tile followed its
-// loads one after the other.) Maxima of BF16 magnitudes are taken two at a time and stay BF16.
+// Grid-stride over tiles, columns fastest. A thread keeps 4 rows x 16 bytes as BF16. The loads of the next
+// tile are issued as soon as these registers are free, so that they are in flight while the tile is stored:
+// 64 KB per SM. Maxima of BF16 magnitudes are taken two at a time and stay BF16.
 // Barriers (__syncthreads):
-// 1  the column maxima of all warps are in shared memory, and the previous tile has been stored; a quarter of
-//    the threads then computes multipliers and stores scales
+// 1  the column maxima of all warps are in shared memory, and the previous tile has been stored; a quarter
+//    of the threads then computes multipliers and stores scales
 // 2  the multipliers are in shared memory
 // 3  the transposed tile is complete (a word: the FP8 values of four rows), and is stored in 16-byte
 //    pieces of columns
@@ -232,12 +231,13 @@ __global__ void __launch_bounds__(kThreads, kCtas) quantize_wide_tiles_kernel(co
 
 bool launch_quantize_wide_tiles(const TileSource& source, const TileShape& shape, const TileOutput& rows,
                                 const TileOutput& columns, const QuantizeRule& rule, const Launch& launch) {
-    const bool both = rows.share != Share::none, table = columns.share == Share::table;
+    const bool both = rows.share != Granularity::none, table = columns.share == Granularity::column;
     if (source.values.dtype != DType::bf16 || source.block_scales != nullptr || shape.batches != 1 ||
         source.rstd != nullptr || shape.cols % kTile != 0 || !source.values.vector)
         return false;
-    if (columns.share != Share::block && !table) return false;
-    if (both && (rows.share != Share::block || !rows.data.vector || rows.data.dtype != columns.data.dtype))
+    if (columns.share != Granularity::block && !table) return false;
+    if (both &&
+        (rows.share != Granularity::block || !rows.data.vector || rows.data.dtype != columns.data.dtype))
         return false;
     const int64_t row_tiles = ceil_div(shape.capacity, kTile) + shape.groups.num_groups;
     const int col_tiles = shape.cols / kTile;

@@ -18,23 +18,23 @@ __device__ __forceinline__ int index_of(uint64_t pair) {
 }
 __device__ __forceinline__ uint32_t key_of(uint64_t pair) { return static_cast<uint32_t>(pair >> 32); }
 
-// The exact top-k of one token, one choice at a time: a maximum over the keys, then a minimum over the
-// indices that have it; any K, any ties. emit(k, index) in thread k % 32.
+// The exact top-k of one token, one choice per round: the maximum over the keys, then the lowest index that
+// has it. For any K and any ties. Thread k % 32 calls emit(k, index).
 template <class R, class Emit>
 __device__ __forceinline__ void choose_in_rounds(const R& row, uint32_t (&keys)[R::kCount], int topk,
                                                  const Emit& emit) {
 #pragma unroll 1
     for (int k = 0; k < topk; ++k) {
         const uint32_t largest = __reduce_max_sync(kFullMask, max_key(keys));
-        uint32_t place = 0xFFFFFFFFu;
+        uint32_t index = 0xFFFFFFFFu;
 #pragma unroll
         for (int j = R::kCount - 1; j >= 0; --j)
-            if (keys[j] == largest) place = static_cast<uint32_t>(row.expert(j));
-        place = __reduce_min_sync(kFullMask, place);
+            if (keys[j] == largest) index = static_cast<uint32_t>(row.expert(j));
+        index = __reduce_min_sync(kFullMask, index);
 #pragma unroll
         for (int j = 0; j < R::kCount; ++j)
-            if (place == static_cast<uint32_t>(row.expert(j))) keys[j] = kExcluded;
-        if (warp_lane() == k % kWarpSize) emit(k, static_cast<int>(place));
+            if (index == static_cast<uint32_t>(row.expert(j))) keys[j] = kExcluded;
+        if (warp_lane() == k % kWarpSize) emit(k, static_cast<int>(index));
     }
 }
 
@@ -54,12 +54,13 @@ template <int kCount> __device__ __forceinline__ void sort_descending(uint32_t (
             }
 }
 
-// The top-k of each of a warp's tokens, best first, ties to the lowest index: emit(u, k, index) in thread k %
-// 32; key_at(u, j) is the key in place j, and key_again(u, j) the same where registers did not keep it. The
-// low bits of a key are replaced by its place, so that one maximum over the warp finds both; each thread
-// sorts its keys once, and then only its first one takes part. Where neighbours in that order differ only in
-// the place, their order is unknown: then the exact keys decide, in rounds (random logits of 256 experts: one
-// token in a hundred). The tokens of a warp run interleaved, since a choice is a chain of warp-wide maxima.
+// The top-k of each token of a warp, best first, ties to the lowest index. Thread k % 32 calls emit(u, k,
+// index) for token u. key_at(u, j) is key j of the thread; key_again(u, j) reads it again if registers did
+// not keep it. The low bits of a key are replaced by its expert index, so that one maximum over the warp
+// finds both. Each thread sorts its keys once; then only its largest takes part. If two neighbours in the
+// result differ in the replaced bits only, their order is unknown, and choose_in_rounds decides by the exact
+// keys (random logits of 256 experts: one token in a hundred). The tokens of a warp are interleaved, because
+// each choice is a chain of warp-wide maxima.
 constexpr int kSortedPlaces = 16;
 template <int kTokens, class R, class KeyAt, class KeyAgain, class Emit>
 __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_at, const KeyAgain& key_again,
@@ -77,7 +78,8 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
                 sort_descending(v[u]);
             }
 #pragma unroll 1
-            for (int k = 0; k <= topk; ++k) {  // one more than are chosen
+            for (int k = 0; k <= topk;
+                 ++k) {  // one more than needed, to compare the last choice with the next
 #pragma unroll
                 for (int u = 0; u < kTokens; ++u) {
                     const uint32_t best = __reduce_max_sync(kFullMask, v[u][0]);
@@ -109,13 +111,13 @@ __device__ __forceinline__ void choose(const R& row, int topk, const KeyAt& key_
     }
 }
 
-// Excludes, among a token's keys, all groups but the group_topk best; a group's score is the sum of its best
-// values, largest first. Neighbouring threads share a group, each looking for the next best among its own.
-// keys: shared memory, visible to the warp before and after; group_keys: shared memory, a word per group.
+// Sets the keys of all groups of experts but the `kept` best ones to kExcluded. The score of a group is the
+// sum of its best values, largest first. Neighbouring threads search one group together. keys, group_keys
+// (one word per group): in shared memory, visible to the warp before and after.
 __device__ __noinline__ void exclude_groups(int groups, int kept, int experts, int topk, uint32_t* keys,
                                             uint32_t* group_keys) {
     const int size = experts / groups, counted = topk / kept;
-    int threads = 1;  // of a group
+    int threads = 1;  // per group
     while (2 * threads * groups <= kWarpSize) threads *= 2;
     const int part = warp_lane() % threads, at_once = kWarpSize / threads;
     const int rotation = warp_lane() / threads * threads % size;  // groups start at different banks

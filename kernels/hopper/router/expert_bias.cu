@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// The aux-loss-free bias update on the GPU.
+// Updates the expert bias (aux-loss-free balancing).
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -7,7 +7,7 @@ namespace fp8flow::hopper::router {
 
 namespace {
 
-// Bytes: 16 an expert. Every thread adds all counts itself: integers, a few hundred, from L1.
+// Traffic: 16 bytes per expert. Every thread adds all counts itself: a few hundred integers, from L1.
 constexpr int kBiasThreads = 256;
 __global__ __launch_bounds__(kBiasThreads) void expert_bias_kernel(const int64_t* counts, int64_t experts,
                                                                    float rate, const int32_t* status,

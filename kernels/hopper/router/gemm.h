@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's three GEMMs of BF16 rows on tensor cores: logits, dx and dweight. logits.cu launches them
-// where types and alignment allow: many experts on wgmma (gemm_wgmma.cu), few on mma.sync, and whatever wgmma
-// does not support (gemm_mma.cu).
+// The router's three GEMMs of BF16 rows on tensor cores: logits, dx and dweight. logits.cu launches them if
+// types and alignment allow: wgmma for many experts (gemm_wgmma.cu), mma.sync for everything else
+// (gemm_mma.cu).
 #pragma once
 
 #include "kernels/hopper/device/view.h"
@@ -10,7 +10,7 @@
 
 namespace fp8flow::hopper::router {
 
-constexpr int64_t kFewExperts = 32;  // up to here the GEMMs are bound by bytes, not FLOPs
+constexpr int64_t kFewExperts = 32;  // up to so many the GEMMs are memory-bound
 
 // logits[t, e] = sum over h of x[t, h] * weight[e, h]: split along h, then the splits added in ascending
 // order.
@@ -23,17 +23,18 @@ struct LogitsGemm {
 void launch_logits(const LogitsGemm& job, const Launch& launch);
 bool wgmma_supports_logits(const LogitsGemm& job);
 int64_t logit_splits(int64_t hidden);
-// sums [logit_splits, tokens, experts]: the splits, not added up.
+// sums [logit_splits, tokens, experts]: the splits before they are added.
 void launch_wgmma_logits(const LogitsGemm& job, float* sums, const Launch& launch);
 
-// The blocks of tokens that dweight is summed over: `count` blocks of `length` tokens, the last one the rest.
+// The blocks of tokens that dweight is summed over: `count` blocks of `length` tokens; the last one may be
+// shorter.
 struct TokenBlocks {
     int64_t length = 0, count = 0;
 };
 TokenBlocks token_blocks(int64_t tokens, int64_t hidden, int64_t experts);
 
-// dlogits as the sum of two BF16 values an element, a token's larger parts before its smaller ones: [tokens,
-// 2, pitch]; zeros past the experts. 16 of the 24 bits of a significand remain.
+// dlogits, each element as the sum of two BF16 values: [tokens, 2, pitch], the larger parts of a token before
+// its smaller ones, zeros past the experts. 16 of the 24 bits of a significand remain.
 struct SplitGradient {
     uint16_t* data;  // 16-byte aligned
     int64_t tokens, experts;
@@ -54,11 +55,12 @@ struct WeightGradient {
     Gradient mode;
     float* dweight;
 };
-// sums [ceil(tokens / op::kRouterBlock), experts, hidden]: the blocks' sums, not added up; null: dweight.
+// sums [ceil(tokens / op::kRouterBlock), experts, hidden]: one sum per block, before they are added; null:
+// dweight.
 void launch_weight_gradient(const WeightGradient& job, float* sums, const Launch& launch);
 bool wgmma_supports_weight_gradient(const WeightGradient& job);
-// Scratch for the sums of `blocks` blocks: [blocks, 2, pitch, hidden], 16-byte aligned. More blocks take
-// further rounds.
+// Scratch for the sums of `blocks` blocks: [blocks, 2, pitch, hidden], 16-byte aligned. More blocks are
+// computed in rounds.
 struct WeightSums {
     float* data;
     int64_t blocks;

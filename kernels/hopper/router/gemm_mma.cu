@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's GEMMs on tensor cores (mma.sync) where experts are few or gemm_wgmma.cu does not support them:
-// BF16 operands give exact products, dlogits are two BF16 parts. One kernel for logits, dx and dweight: they
-// differ in operand layout and epilogue. Contract: kernels/ops/router.h.
+// The router's GEMMs with mma.sync, for few experts and for what gemm_wgmma.cu does not support. BF16
+// operands give exact products; dlogits are two BF16 parts. One kernel template for logits, dx and dweight,
+// which differ in operand layout and epilogue. Contract: kernels/ops/router.h.
 #include "kernels/hopper/router/gemm.h"
 
 #include "kernels/hopper/device/mma.h"
@@ -32,8 +32,8 @@ struct Tiling {
                          kCtasPerSm = kCtasOf;
     static constexpr int kColWarps = kWarpsAcross, kThreads = kWarpsDown * kWarpsAcross * kWarpSize;
     static constexpr int kWarpRows = kRows / kWarpsDown, kWarpCols = kCols / kWarpsAcross;
-    // An operand lies along the contraction ([output][term]) or across it ([term][output]), in global as in
-    // shared memory.
+    // An operand is contiguous along the contraction ([output][term]) or across it ([term][output]), in
+    // global and in shared memory.
     static constexpr bool kAlongA = kKind != Kind::weight, kAlongB = kKind == Kind::logits;
     static constexpr int kParts = kKind == Kind::logits ? 1 : 2;  // of A
     static constexpr bool kBlocks = kKind != Kind::input;         // sums of blocks of op::kRouterBlock
@@ -239,16 +239,14 @@ __device__ __forceinline__ void write_tile(const GemmArgs& job, const OutputTile
 
 // Logits, dx or dweight, by T::kKind.
 //
-// Lower bound at T=4096, H=7168, E=32, bound by bytes: x is 58.7 MB for logits and for dweight, 14 us each;
-// dx_in and dx 117 MB, 29 us. (E=256 in tiles of 64 x 128 took 83 us for logits and 264 us for the gradients:
-// 352, 470 and 470 MB from L2. Hence gemm_wgmma.cu.)
+// Lower bound at T=4096, H=7168, E=32, memory-bound: x is 58.7 MB for logits and for dweight, 14 us each;
+// dx_in and dx 117 MB, 29 us. (With E=256, L2 would deliver 352 to 470 MB: see gemm_wgmma.cu.)
 //
-// CTA: kRows x kCols outputs over the whole contraction, or (weight) over one block of it: at H=1024, E=16
-// the contraction as a whole left 16 CTAs, and each waited 64 times for a stage of tokens. Asynchronous
-// 16-byte copies load the operands kStages - 1 stages ahead. One barrier per stage: its copies have arrived
-// for all threads, and all threads have computed the previous stage, which the next copies overwrite.
-// Epilogue: the tile goes through shared memory, so that rows are written in 16-byte words. dx_in is loaded
-// before the first stage. Loop bounds are the same for the whole CTA.
+// CTA: kRows x kCols outputs over the whole contraction, or (weight) over one block of it, for enough CTAs
+// with few experts. Asynchronous 16-byte copies load the operands kStages - 1 stages ahead. One barrier per
+// stage: its copies have arrived for all threads, and all threads have computed the previous stage, which the
+// next copies overwrite. Epilogue: the tile goes through shared memory, so that rows are written in 16-byte
+// words. dx_in is loaded before the first stage.
 //
 // Deterministic: an output depends on its own row and column only (not on T), has one writer and a fixed
 // order of instructions. Tensor cores add with a few bits more than FP32 and truncate; after a block of 256
@@ -317,8 +315,8 @@ template <class T> void launch(GemmArgs job, const Launch& launch, const char* o
 
 bool has_wide_rows(const float* out, int64_t cols) { return cols % 4 == 0 && is_aligned(out); }
 
-// Bytes: dlogits once, and as many out (4.2 MB each at T=4096, E=256: 3 us). A thread takes eight experts of
-// a token; the first CTA also writes the offsets of the blocks of tokens.
+// Traffic: reads and writes dlogits once (4.2 MB each at T=4096, E=256: 3 us). Eight experts of a token per
+// thread; the first CTA also writes the offsets of the blocks of tokens.
 constexpr int kSplitThreads = 256;
 __global__ __launch_bounds__(kSplitThreads) void split_gradient_kernel(const float* dlogits,
                                                                        const SplitGradient parts,

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's GEMMs of many experts on wgmma: logits, dx and dweight of BF16 operands. logits.cu launches
-// them where shapes and alignment allow; few experts and the rest: gemm_mma.cu. Stages, barriers, roles and
-// clusters come from gemm/sm90/pipeline.h, dweight's kernel is gemm/sm90/bf16_wgrad.cu: a change there
-// changes this file.
+// The router's GEMMs with wgmma, for many experts: logits, dx and dweight of BF16 operands. logits.cu
+// launches them if shapes and alignment allow; gemm_mma.cu is for everything else. Stages, barriers, roles
+// and clusters come from gemm/sm90/pipeline.h; the kernel of dweight is gemm/sm90/bf16_wgrad.cu.
 #include "kernels/hopper/device/cluster.h"
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
@@ -28,8 +27,8 @@ constexpr int kPanel = 64,
               kPanelBytes = kStageK * kStageRowBytes;  // outputs across the contraction, and 64 rows of it
 constexpr int kABytes = kTileRows * kStageRowBytes;    // 128 rows x 64 elements
 
-// sums[split, t, e] = x W^T over the columns of the split. Splits are cut by hidden alone, so that a token's
-// logits depend on that token only.
+// sums[split, t, e] = x W^T over the columns of the split. Splits depend on hidden only, so that the logits
+// of a token do not depend on the other tokens.
 struct LogitTiles {
     int64_t tokens, experts, hidden;
     int64_t col_tiles, pairs;  // pairs of row tiles x column tiles x splits
@@ -48,8 +47,8 @@ struct LogitTiles {
     }
 };
 
-// One consumer warpgroup: 64 rows by 256 columns, 128 sums per thread; the wgmma of the next stage are issued
-// before the last ones are waited for.
+// One consumer warpgroup: 64 rows by 256 columns, 128 sums per thread. Issues the wgmma of the next stage
+// before it waits for the previous ones.
 __device__ void logits_mainloop(const LogitTiles& job, SharedStorage& shared, int warpgroup) {
     const int thread = static_cast<int>(threadIdx.x) % kWarpgroup, quad = thread % 4;
     const int row0 = warpgroup * 64 + thread / 32 * 16 + thread % 32 / 4;
@@ -98,10 +97,9 @@ __device__ void logits_mainloop(const LogitTiles& job, SharedStorage& shared, in
 
 // logits = x W^T, x [T, H] bf16, W [E, H] bf16, split along H. Lower bound at T=4096, H=7168, E=256: 15 GFLOP
 // (20 us at 770 TFLOP/s); x 58.7 MB from memory (14 us); sums 16.8 MB out. CTA: 128 x 256 outputs over a
-// quarter of the contraction, 128 CTAs; W is multicast in the cluster, so L2 delivers 115 MB (19 us at 6
-// TB/s; tiles of 64 x 128 over the whole contraction made it deliver 352 MB: 83 us). add_blocks adds the
-// splits (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h. Deterministic: a sum is one thread's, over
-// ascending h, written once.
+// quarter of the contraction, 128 CTAs. W is multicast in the cluster, so L2 delivers 115 MB (19 us at 6
+// TB/s). add_blocks adds the splits (16.8 MB from L2). Barriers: gemm/sm90/pipeline.h. Deterministic: one
+// thread computes a sum, over ascending h, and writes it once.
 __global__ void __launch_bounds__(kCtaThreads, 1)
     logits_kernel(const __grid_constant__ LogitTiles job, const __grid_constant__ CUtensorMap map_x,
                   const __grid_constant__ CUtensorMap map_w) {
@@ -202,7 +200,7 @@ __device__ void produce_input_tiles(const InputTiles& job, InputStorage& shared,
     }
 }
 
-// A consumer warp releases what the barrier guards, once all its lanes are done with it (this CTA only).
+// A consumer warp arrives at the barrier when all its lanes have finished (this CTA only).
 __device__ __forceinline__ void release_one(Mbarrier* empty) {
     __syncwarp();
     if (threadIdx.x % 32 == 0) mbarrier_arrive(empty);
@@ -315,8 +313,8 @@ __device__ void input_mainloop(const InputTiles& job, InputStorage& shared, int 
 // dx = dlogits W (+ dx_in), dlogits as two BF16 parts. Lower bound at T=4096, H=7168, E=256: two parts of 15
 // GFLOP (40 us at 770 TFLOP/s); dx_in and dx 117 MB (29 us). CTA: both parts of 128 tokens' dlogits stay in
 // shared memory (128 KiB) for a quarter of the columns, 128 CTAs: W is read once for both parts, 115 MB from
-// L2 (64 x 128 tiles loaded 470 MB), and dx_in arrives in stages of the same ring after a tile's W, so nobody
-// waits for memory. Shared memory: dlogits; three stages of 32 KiB; barriers.
+// L2. dx_in is loaded into stages of the same ring after a tile's W. Shared memory: dlogits; three stages of
+// 32 KiB; barriers.
 //
 //   barrier         arrivals of a phase                        waited for by
 //   full[s]         1 producer + 32 KiB                        consumer warps
@@ -325,8 +323,8 @@ __device__ void input_mainloop(const InputTiles& job, InputStorage& shared, int 
 //   dlogits_full    1 producer + all boxes                     consumer warps
 //   dlogits_empty   1 a consumer warp, after the item          producer
 //
-// dx may be dx_in: a CTA stores a tile after it has read it, and tiles are disjoint. Deterministic: an
-// element of dx is one thread's sum over ascending e, written once.
+// dx may be dx_in: a CTA stores a tile after it has read it, and tiles are disjoint. Deterministic: one
+// thread adds an element of dx, over ascending e, and writes it once.
 __global__ void __launch_bounds__(kCtaThreads, 1)
     input_kernel(const __grid_constant__ InputTiles job, const __grid_constant__ CUtensorMap map_dlogits,
                  const __grid_constant__ CUtensorMap map_w, const __grid_constant__ CUtensorMap map_in) {
@@ -344,9 +342,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
     }
 }
 
-// dweight (+)= sum over the blocks of tokens, ascending, of the larger part's sums + the smaller part's.
-// Bytes: the sums once, from L2 where they fit (14.7 MB a block at H=7168, E=256), dweight once. A thread
-// takes four neighbours; one writer an element: deterministic.
+// dweight (+)= sum over the blocks of tokens, ascending, of the sums of the larger parts + those of the
+// smaller parts. Traffic: reads the sums once, from L2 if they fit (14.7 MB per block at H=7168, E=256),
+// writes dweight once. Four neighbours per thread. Deterministic: one writer per element.
 constexpr int kAddThreads = 256;
 __global__ __launch_bounds__(kAddThreads) void add_weight_parts_kernel(const float4* sums, int64_t blocks,
                                                                        int64_t part, int64_t count,
@@ -415,7 +413,7 @@ void launch_wgmma_input_gradient(const InputGradient& job, const Launch& on) {
     const SplitGradient& parts = job.dlogits;
     const int64_t pitch = SplitGradient::pitch_of(parts.experts);
     const int64_t row_tiles = ceil_div(parts.tokens, kTileRows), col_tiles = ceil_div(job.hidden, kTileCols);
-    // Row tiles are cut into chunks of columns until they fill the chip; where row tiles alone fill it, into
+    // Row tiles are cut into chunks of columns until they fill all SMs. If row tiles alone fill them, into
     // kFew chunks, so that the last wave is short.
     constexpr int64_t kFew = 4;
     const int64_t sms = grid_for(kNumSms, on, 1), fill = sms / row_tiles;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The router's projection and its gradients on the GPU: dispatch, the general kernel (fp32 fma in blocks of
-// the contraction, bit-equal to the reference) and the kernel that adds block sums in ascending order. BF16
-// rows go to gemm_wgmma.cu and gemm_mma.cu; all other types and alignments stay here.
+// The router's logits and their gradients: the choice of kernel, the general kernel (FP32 fma in blocks of
+// the contraction, bit-equal to the reference), and the kernel that adds block sums in ascending order. BF16
+// rows run in gemm_wgmma.cu and gemm_mma.cu, all other types and alignments here.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
 #include "kernels/hopper/device/view.h"
@@ -80,11 +80,10 @@ __device__ __forceinline__ void add_term(const float (&a)[kDepth][kPitch], const
         for (int j = 0; j < kPerThread; ++j) sum[i][j] = fma_float(x[i], y[j], sum[i][j]);
 }
 
-// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs at fp32 rate;
-// each operand is read once per 64 outputs of the other side. CTA: a 64 x 64 tile, a thread 4 x 4 outputs;
-// tiles of 32 terms go global -> registers (one tile ahead) -> shared memory. Two barriers a tile: after the
-// writes, and before the next writes; loop bounds are the same for all threads. The last terms are not padded
-// into the sums. Deterministic: one accumulator and one writer an output.
+// out[block, m, n] = sum over the block's k of a(m, k) * b(n, k), k ascending. 2 m n k FLOPs in FP32; each
+// operand is read once per 64 outputs of the other. One CTA per 64 x 64 tile, 4 x 4 outputs per thread. Tiles
+// of 32 terms go from global memory to registers (one tile ahead) to shared memory. Two barriers per tile:
+// after the writes, and before the next writes. Deterministic: one accumulator and one writer per output.
 template <bool kAAlongTerms, bool kBAlongTerms>
 __global__ __launch_bounds__(kThreads) void simt_kernel(const SimtArgs args) {
     __shared__ __align__(16) float a_tile[kDepth][kPitch];
@@ -131,9 +130,9 @@ __global__ __launch_bounds__(kThreads) void simt_kernel(const SimtArgs args) {
     }
 }
 
-// out[r, c] (+)= sums [blocks, rows, cols] over the blocks in ascending order. Bytes: the sums once (14.7 MB
-// at the DeepSeek-V3 shape, from L2), out once. A thread takes kWidth neighbours and has eight of their
-// blocks in flight. Rows of out are out_pitch apart. One writer an element: deterministic.
+// out[r, c] (+)= sums [blocks, rows, cols] over the blocks in ascending order. Traffic: reads the sums once
+// (14.7 MB for DeepSeek-V3, from L2), writes out once. A thread takes kWidth neighbours with eight blocks in
+// flight. Rows of out are out_pitch apart. Deterministic: one writer per element.
 template <int kWidth>
 __global__ __launch_bounds__(kThreads) void add_blocks_kernel(const float* sums, int64_t blocks, int64_t rows,
                                                               int64_t cols, int64_t out_pitch, Gradient mode,
@@ -316,8 +315,8 @@ void HopperOps::do_router_logits(const op::RouterLogits& args, const Launch& lau
     }
 }
 
-// The split dlogits stay in the workspace while both GEMMs read them; the sums of dweight get what is left of
-// it. More tokens than fit run on CUDA cores.
+// The split dlogits stay in the workspace while both GEMMs read them; the sums of dweight get the rest of it.
+// If the tokens do not fit, the GEMMs run on CUDA cores.
 void HopperOps::do_router_logits_backward(const op::RouterLogitsBackward& args, const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);
     constexpr int64_t kWorkspace = Workspace::kPartialsBytes, kAlignment = 256;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// What the router's top-k kernels share: one warp works on one token and keeps its logits in registers.
-// Scores and sums follow kernels/reference/router.cpp operation by operation, so they have its bits.
-// Read next: choice.h, top_k.cu.
+// Scores, sums and probabilities for the router's top-k kernels. One warp works on one token and keeps its
+// logits in registers. Operations are those of kernels/reference/router.cpp, in the same order, so the bits
+// are the same. Read next: choice.h, top_k.cu.
 #pragma once
 
 #include "kernels/core/error.h"
@@ -23,9 +23,8 @@ constexpr std::size_t kDefaultSharedBytes =
 
 __device__ __forceinline__ int warp_lane() { return static_cast<int>(threadIdx.x) % kWarpSize; }
 
-// The experts of a thread: lane, lane + 32, ... kFull: all of its places are experts. In memory a thread has
-// one address, and its places are constants in the instructions (an address for each place took a fifth of
-// all instructions).
+// The experts of a thread: lane, lane + 32, ..., at most kPlaces. kFull: all of them exist. A thread computes
+// one address; the offsets of its experts are constants, which saves a fifth of the instructions.
 template <int kPlaces, bool kFull> struct Row {
     static constexpr int kCount = kPlaces;
     int count;
@@ -47,7 +46,7 @@ template <int kPlaces, bool kFull> struct Row {
 
 // Calls f(Row) with the narrowest row that holds the experts.
 template <class F> void with_row(int64_t experts, F f) {
-    FP8FLOW_CHECK(experts <= kMaxExperts, "num_experts is {}, the router's kernels take {}", experts,
+    FP8FLOW_CHECK(experts <= kMaxExperts, "moe.num_experts is {}, the router's kernels support {}", experts,
                   kMaxExperts);
     const int count = static_cast<int>(experts);
     switch (std::bit_ceil(static_cast<uint64_t>(ceil_div(experts, kWarpSize)))) {
@@ -76,8 +75,8 @@ template <int kCount> __device__ __forceinline__ float sum_of(const float (&valu
     return warp_sum(lane);
 }
 
-// A value as an unsigned integer of the same order: NaN lowest (1), +0 = -0; 0 is reserved for what may not
-// be chosen.
+// A value as an unsigned integer that sorts in the same order: NaN lowest (1), +0 = -0. 0 marks experts that
+// may not be chosen.
 constexpr uint32_t kExcluded = 0;
 constexpr uint32_t kNanKey = 1;
 __device__ __forceinline__ uint32_t to_key(float value) {
@@ -96,7 +95,7 @@ template <int kCount> __device__ __forceinline__ uint32_t max_key(const uint32_t
     return largest;
 }
 
-// The largest value of a token, NaN only where all are.
+// The largest value of a token; NaN only if all are NaN.
 template <int kCount> __device__ __forceinline__ float max_logit(const float (&x)[kCount]) {
     float largest = x[0];
 #pragma unroll
@@ -104,8 +103,8 @@ template <int kCount> __device__ __forceinline__ float max_logit(const float (&x
     return from_key(__reduce_max_sync(kFullMask, to_key(largest)));
 }
 
-// f of every place, one after the other, through shared memory (of the warp, [E]; zero again afterwards): for
-// what is rare and long.
+// Applies f to each value, one after the other, through shared memory of the warp ([E], 0 again afterwards).
+// For rare, expensive f.
 template <class R, class F>
 __device__ __forceinline__ void map_in_shared(const R& row, float (&v)[R::kCount], float* shared,
                                               const F& f) {
@@ -122,8 +121,8 @@ __device__ __forceinline__ void map_in_shared(const R& row, float (&v)[R::kCount
         }
 }
 
-// terms = near_of(terms) where the whole warp may take it, else far_of(terms), which has the same bits; 0 in
-// places without an expert. Returns their sum.
+// terms = near_of(terms) if the whole warp may use it, else far_of(terms), which has the same bits; 0 without
+// an expert. Returns their sum.
 template <class R, class Near, class Far>
 __device__ __forceinline__ float sum_of_terms(const R& row, float (&terms)[R::kCount], bool near,
                                               float* shared, const Near& near_of, const Far& far_of) {
@@ -138,15 +137,15 @@ __device__ __forceinline__ float sum_of_terms(const R& row, float (&terms)[R::kC
     return sum_of(terms);
 }
 
-// terms = exp(logits - largest), where largest is the row's; 0 in places without an expert. Returns their
-// sum. Arguments within kNearScore of 0 take the short exponential, which has the same bits.
+// terms = exp(logits - largest), 0 without an expert. Returns their sum. Arguments within kNearScore of 0 use
+// a shorter exponential with the same bits.
 constexpr float kNearScore = 64.0f;
 static_assert(kNearScore <= kNear);
 template <class R>
 __device__ __forceinline__ float softmax_terms(const R& row, const float (&logits)[R::kCount], float largest,
                                                float* shared, float (&terms)[R::kCount]) {
     const float bound = largest - kNearScore;
-    bool near = fabsf(largest) <= 0x1p100f;  // not where all are -infinity
+    bool near = fabsf(largest) <= 0x1p100f;  // false if all are -infinity
 #pragma unroll
     for (int j = 0; j < R::kCount; ++j) {
         near = near & (logits[j] >= bound | !row.has(j));  // no branches
@@ -156,7 +155,7 @@ __device__ __forceinline__ float softmax_terms(const R& row, const float (&logit
         row, terms, near, shared, [](float x) { return exp_near(x); }, [](float x) { return exp_float(x); });
 }
 
-// scores = sigmoid(logits); 0 in places without an expert. Returns their sum.
+// scores = sigmoid(logits), 0 without an expert. Returns their sum.
 template <class R>
 __device__ __forceinline__ float sigmoid_terms(const R& row, const float (&logits)[R::kCount], float* shared,
                                                float (&scores)[R::kCount]) {
@@ -180,9 +179,9 @@ __device__ __forceinline__ bool is_normalised(const op::RouterOptions& options, 
     return options.normalise && topk > 1;
 }
 
-// Probabilities of a token's choices before scaling: base(logit) times a factor common to them. Thread l has
-// the choices l, l + 32, ...; the first is in a register, others (more than 32 are rare) are recomputed where
-// they are needed.
+// Probabilities of a token's choices before scaling: base(logit) times a common factor. Thread l has choices
+// l, l + 32,
+// ... The first is in a register; others (K > 32 is rare) are computed again where they are needed.
 struct ChosenProbs {
     bool sigmoid;
     float shift, factor;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: MIT
-// Router top-k on the GPU: choice, group limit, probabilities, and what the balancing losses need of the same
-// logits, in one launch. Bit-equal to the reference: the same operations in the same order; ids by a total
-// order of (value, lowest index). Lower bound at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by its
-// instructions and chains of warp-wide maxima (docs/design_notes.md). Logits are prefetched into L2 before
-// the wait for the preceding kernel (PDL): -0.5 us.
+// Router top-k: choices, group limit, probabilities, and the sums and counts of the balancing losses, in one
+// launch. Bit-equal to the reference: the same operations in the same order, ids in a total order (value,
+// then lowest index). Lower bound at T = 8192, E = 256: 8 MB, 2 us; the kernel is bound by instructions and
+// chains of warp-wide maxima (docs/design_notes.md). Logits are prefetched into L2 before the wait for the
+// preceding kernel (PDL).
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -46,8 +46,8 @@ struct TopKArgs {
     unsigned int* tallies;  // [sets, E]
 };
 
-// Shared memory of a CTA: its warps' column sums [warps, E], choices and plain choices counted [2, E]; for a
-// warp whose choice is not made on the logits, keys and group keys of a token [2 E].
+// Shared memory of a CTA: column sums of its warps [warps, E], counts of choices and plain choices [2, E],
+// and, unless the choice is made on the logits, for each warp the keys and group keys of a token [2 E].
 constexpr int64_t shared_words(int64_t experts, bool has_keys) {
     return (kWarps + 2 + (has_keys ? 2 * kWarps : 0)) * experts;
 }
@@ -119,7 +119,7 @@ __device__ __forceinline__ void choice_probs(const TopKArgs& args, int experts, 
         args.probs[t * topk + k] = probs.base_of(k, logit_of) * probs.factor * args.options.scaling_factor;
 }
 
-// kPlain: the choice is made on the logits of all experts, and so is the plain choice itself.
+// kPlain: the choice is made on the logits of all experts, so it is also the plain choice.
 template <bool kPlain, class R>
 __device__ __forceinline__ void choose_experts(const R& row, const TopKArgs& args,
                                                const WarpTokens<R>& tokens, int64_t set_end, uint32_t* keys,
@@ -187,8 +187,8 @@ __device__ __forceinline__ void flush_counts(const TopKArgs& args, int experts, 
     if (warp_lane() == 0) *args.ticket = 0;
 }
 
-// Bytes: logits once, ids, probabilities and a row of sums per block. A CTA takes a block of 32 tokens, a
-// warp two of them, which stay in its registers. The warps' column sums are added in shared memory; choices
+// Traffic: reads logits once, writes ids, probabilities and one row of sums per block. One CTA per block of
+// 32 tokens, two tokens per warp, in registers. Column sums of the warps are added in shared memory. Choices
 // are counted there and added to global integer counters, so their order does not matter.
 template <bool kPlain, class R>
 __global__ __launch_bounds__(kThreads,

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// Gradient of the logits on the GPU: of the probabilities, the balancing losses and the z-loss in one pass,
-// and the losses' values. One launch; bit-equal to the reference. Lower bound at T = 8192, E = 256: 16 MB, 4
-// us; bound by its instructions and the latency of sums over a warp. Prefetching the logits into L2 before
-// the wait for the preceding kernel: +0.5 us.
+// Gradient of the logits from the probabilities, the balancing losses and the z-loss, and the values of these
+// losses, in one launch. Bit-equal to the reference. Lower bound at T = 8192, E = 256: 16 MB, 4 us; the
+// kernel is bound by instructions and the latency of sums over a warp. No prefetch before the PDL wait: it
+// takes 0.5 us longer.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -155,7 +155,7 @@ __device__ __forceinline__ Softmax softmax(const R& row, const float (&x)[R::kCo
 }
 
 // losses += the values. Every warp of these CTAs takes blocks and writes the dot products of their sums; the
-// last CTA to arrive adds them. Barriers and their branch are the same for all threads of a CTA.
+// last CTA to finish adds them. All threads of a CTA take the same branch to the barriers.
 __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts) {
     __shared__ bool is_last;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
@@ -200,9 +200,9 @@ __device__ __forceinline__ void add_losses(const BackwardArgs& args, int experts
     if (args.z_weight != 0.0f) add(sum_of(args.log_squares), args.z_weight, &args.losses[1]);
 }
 
-// Bytes: logits, ids and dprobs once, dlogits once. A warp takes a token (all that a limited launch leaves
-// it); gradients of the choices go through shared memory (ids of a token are distinct, so every word has one
-// writer). With losses, the first CTAs compute these and no tokens. Only __syncwarp within tokens.
+// Traffic: reads logits, ids and dprobs once, writes dlogits once. One warp per token. Gradients of the
+// choices go through shared memory; the ids of a token are distinct, so every word has one writer. The first
+// `loss_ctas` CTAs compute the losses and no tokens. Barriers: __syncwarp only.
 template <class R>
 __global__ __launch_bounds__(kThreads, R::kCount <= 8 ? kCtasPerSm : 2) void top_k_backward_kernel(
     const __grid_constant__ BackwardArgs args, const R row) {

@@ -15,8 +15,8 @@
 namespace fp8flow::test {
 namespace {
 
-// Threads of one process share a GPU here. A kernel that is loaded while another rank's kernel waits for this
-// rank would never start, nor one after it in a queue that two streams share; so kernels are loaded at the
+// Threads of one process shard a GPU here. A kernel that is loaded while another rank's kernel waits for this
+// rank would never start, nor one after it in a queue that two streams shard; so kernels are loaded at the
 // start, and there are more queues than the default 8.
 const int eager_loading = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
 const int many_queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
@@ -108,17 +108,17 @@ protected:
         inner_.all_reduce(reduce, ranks, copy, rank_.launch());
         get(copy, values);
     }
-    void do_reduce_scatter(const Shared& shared, const Launch&) override {
+    void do_reduce_scatter(const Sharded& sharded, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const TensorView copy = put(shared.values);
-        inner_.reduce_scatter(shared.ranks, copy, shared.shares, rank_.launch());
-        get(copy, shared.values);
+        const TensorView copy = put(sharded.values);
+        inner_.reduce_scatter(sharded.ranks, copy, sharded.shards, rank_.launch());
+        get(copy, sharded.values);
     }
-    void do_all_gather(const Shared& shared, const Launch&) override {
+    void do_all_gather(const Sharded& sharded, const Launch&) override {
         ArenaScope scope(rank_.arena);
-        const TensorView copy = put(shared.values);
-        inner_.all_gather(shared.ranks, copy, shared.shares, rank_.launch());
-        get(copy, shared.values);
+        const TensorView copy = put(sharded.values);
+        inner_.all_gather(sharded.ranks, copy, sharded.shards, rank_.launch());
+        get(copy, sharded.values);
     }
 
 private:
@@ -185,7 +185,7 @@ void check_case(const ExchangeCase& c) {
 
 constexpr CombineOrder kOrders[] = {CombineOrder::rank, CombineOrder::invariant};
 
-// Several ranks as threads of one process share copy queues, in which a copy can be queued after another
+// Several ranks as threads of one process shard copy queues, in which a copy can be queued after another
 // rank's that waits for it; so exchanges between several ranks are tested under mpirun.
 TEST(PeerExchange, OneRankAgreesWithTheOracle) {
     for (CombineOrder order : kOrders) {
@@ -222,7 +222,7 @@ TEST(PeerExchange, ReplaysAsAGraph) {
         for (int64_t i = 0; i < kCount; ++i) set(ones, i, 1);
         const TensorView values = rank.arena.tensor(DType::f32, {kCount}, "values"),
                          shared = rank.arena.tensor(DType::f32, {kCount}, "values");
-        const Shares shares = {{{0, 500}}, {{500, 500}}};
+        const Shards shards = {{{0, 500}}, {{500, 500}}};
         for (const TensorView& to : {values, shared})
             rank.ops.device().copy_in(to.data, ones.view().data, kCount * sizeof(float),
                                       rank.launch().stream);
@@ -231,8 +231,8 @@ TEST(PeerExchange, ReplaysAsAGraph) {
         cudaGraphExec_t executable = nullptr;
         hopper::check_cuda(cudaStreamBeginCapture(rank.stream, cudaStreamCaptureModeThreadLocal), "capture");
         rank.exchange->all_reduce(Reduce::sum, Ranks::world, values, rank.launch());
-        rank.exchange->reduce_scatter(Ranks::world, shared, shares, rank.launch());
-        rank.exchange->all_gather(Ranks::world, shared, shares, rank.launch());
+        rank.exchange->reduce_scatter(Ranks::world, shared, shards, rank.launch());
+        rank.exchange->all_gather(Ranks::world, shared, shards, rank.launch());
         hopper::check_cuda(cudaStreamEndCapture(rank.stream, &graph), "capture");
         hopper::check_cuda(cudaGraphInstantiate(&executable, graph, 0), "instantiating a graph");
         hopper::check_cuda(cudaGraphUpload(executable, rank.stream), "uploading a graph");

@@ -110,7 +110,7 @@ TEST(OutOfMemory, RowsThatCannotGrowLeaveTheModelBeforeTheStep) {
         try {
             trainer.drain();
             ADD_FAILURE() << "the rows grew";
-        } catch (const OutOfRoom& error) {
+        } catch (const OutOfRowMemory& error) {
             EXPECT_EQ(error.code(), ExitCode::memory);
             EXPECT_NE(std::string(error.what()).find("step 1: routed rows exceed"), std::string::npos)
                 << error.what();

@@ -130,16 +130,16 @@ void LateExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     device_.give(launch.stream, [=, this] { exchange_.all_reduce(reduce, ranks, values); });
 }
 
-void LateExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
-    device_.give(launch.stream, [this, ranks = shared.ranks, values = shared.values, shares = shared.shares] {
-        exchange_.reduce_scatter(ranks, values, shares);
-    });
+void LateExchange::do_reduce_scatter(const Sharded& sharded, const Launch& launch) {
+    device_.give(launch.stream,
+                 [this, ranks = sharded.ranks, values = sharded.values, shards = sharded.shards] {
+                     exchange_.reduce_scatter(ranks, values, shards);
+                 });
 }
 
-void LateExchange::do_all_gather(const Shared& shared, const Launch& launch) {
-    device_.give(launch.stream, [this, ranks = shared.ranks, values = shared.values, shares = shared.shares] {
-        exchange_.all_gather(ranks, values, shares);
-    });
+void LateExchange::do_all_gather(const Sharded& sharded, const Launch& launch) {
+    device_.give(launch.stream, [this, ranks = sharded.ranks, values = sharded.values,
+                                 shards = sharded.shards] { exchange_.all_gather(ranks, values, shards); });
 }
 
 }  // namespace fp8flow::test

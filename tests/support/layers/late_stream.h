@@ -102,8 +102,8 @@ protected:
     void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
     void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
-    void do_all_gather(const Shared& shared, const Launch& launch) override;
+    void do_reduce_scatter(const Sharded& sharded, const Launch& launch) override;
+    void do_all_gather(const Sharded& sharded, const Launch& launch) override;
 
 private:
     Exchange& exchange_;

@@ -276,8 +276,8 @@ TEST(Exchange, SharesAreReducedAndGathered) {
             const auto replicas = world.split(world.rank() % 2);
             test::ExchangeRank self({world, world, *replicas}, CombineOrder::rank);
             // more than a round of i64
-            test::check_shares(self.exchange, Ranks::world, ranks == 3 ? 2'200'000 : 20'000);
-            test::check_shares(self.exchange, Ranks::expert_replicas, 20'000);
+            test::check_shards(self.exchange, Ranks::world, ranks == 3 ? 2'200'000 : 20'000);
+            test::check_shards(self.exchange, Ranks::expert_replicas, 20'000);
         });
 }
 
@@ -295,10 +295,10 @@ TEST(Exchange, SharesCrossTheWireOnce) {
         self.exchange.observe(&counter);
         test::HostTensor values(DType::f32, {1000});
         test::fill_summand(values, group.rank());
-        const Shares shares = {{{0, 600}}, {{600, 300}}};
+        const Shards shards = {{{0, 600}}, {{600, 300}}};
         self.exchange.all_reduce(Reduce::sum, Ranks::world, values);
-        self.exchange.reduce_scatter(Ranks::world, values, shares);
-        self.exchange.all_gather(Ranks::world, values, shares);
+        self.exchange.reduce_scatter(Ranks::world, values, shards);
+        self.exchange.all_gather(Ranks::world, values, shards);
         self.exchange.observe(nullptr);
         EXPECT_EQ(counter.sent["all_reduce"], 4000);
         EXPECT_EQ(counter.sent["reduce_scatter"], group.rank() == 0 ? 1200 : 2400);
@@ -351,12 +351,12 @@ TEST(Exchange, WrongShapesAreRefused) {
     const test::HostScaled scaled(DType::e4m3, {rows, 128}, ScaleLayout::vec128);
     expect_contains(combine({.src = scaled, .y = {y}}), "src has scales vec128, must be none");
 
-    const auto scatter = [&](const TensorView& values, const Shares& shares) {
+    const auto scatter = [&](const TensorView& values, const Shards& shards) {
         return error_of(ExitCode::internal,
-                        [&] { self.exchange.reduce_scatter(Ranks::world, values, shares); });
+                        [&] { self.exchange.reduce_scatter(Ranks::world, values, shards); });
     };
     expect_contains(scatter(x, {{}}), "one dimension");
-    expect_contains(scatter(probs, {{}, {}}), "2 shares for 1 ranks");
+    expect_contains(scatter(probs, {{}, {}}), "2 shards for 1 ranks");
     expect_contains(scatter(probs, {{{0, rows + 1}}}), "elements 0 to");
     expect_contains(scatter(probs, {{{8, 8}, {0, 8}}}), "after those before 16");
     expect_contains(scatter(make_view(nullptr, DType::i32, {4}), {{}}), "no sum of");

@@ -177,8 +177,8 @@ TEST(HierarchicalExchange, IsMadeOfItsPartsAndReduces) {
             parts.inside = test::make_reference_exchange(*parts.groups.inside, ops, one);
             HierarchicalExchange exchange(ops, order, hosts, std::move(parts), derive_level_plans);
             test::check_exchange(exchange, scratch, c);
-            test::check_shares(exchange, Ranks::world, 20'000);
-            test::check_shares(exchange, Ranks::expert_replicas, 20'000);
+            test::check_shards(exchange, Ranks::world, 20'000);
+            test::check_shards(exchange, Ranks::expert_replicas, 20'000);
             EXPECT_EQ(exchange.num_ranks(Ranks::expert_replicas), 2);
             expect_contains(error_of(ExitCode::usage, [&] { exchange.require_capturable(); }),
                             "moe_token_dispatcher_type");
@@ -210,8 +210,8 @@ TEST(HierarchicalExchange, WithoutARailAllRowsStayInside) {
             EXPECT_EQ(exchange.size(), 2);
             EXPECT_EQ(exchange.num_ranks(Ranks::world), 4);
             test::check_exchange(exchange, scratch, c);
-            test::check_shares(exchange, Ranks::world, 20'000);
-            test::check_shares(exchange, Ranks::expert_replicas, 20'000);
+            test::check_shards(exchange, Ranks::world, 20'000);
+            test::check_shards(exchange, Ranks::expert_replicas, 20'000);
         });
     }
 }
@@ -331,9 +331,9 @@ TEST(HostLayout, NumbersHostsByTheirLowestRank) {
     EXPECT_EQ(hosts.num_hosts(), 3);
     EXPECT_EQ(hosts.host(3), 1);
     EXPECT_EQ(hosts.ranks(1), (std::vector<int>{1, 3}));
-    EXPECT_EQ(hosts.place(3), 1);
-    EXPECT_TRUE(hosts.same_host(4, 5) && !hosts.same_host(0, 1) && hosts.even());
-    EXPECT_FALSE(HostLayout(std::vector<int>{0, 0, 1}).even());
+    EXPECT_EQ(hosts.local_rank(3), 1);
+    EXPECT_TRUE(hosts.same_host(4, 5) && !hosts.same_host(0, 1) && hosts.hosts_have_equal_sizes());
+    EXPECT_FALSE(HostLayout(std::vector<int>{0, 0, 1}).hosts_have_equal_sizes());
     EXPECT_EQ(HostLayout().num_hosts(), 1);
     EXPECT_TRUE(HostLayout().same_host(0, 5));
     // ranks 4 to 7 of a job of two hosts with six each

@@ -47,13 +47,13 @@ TEST(LevelPlans, OfFourRanksOnTwoHosts) {
     const DispatchPlan& inside = levels.inside;
     EXPECT_EQ(inside.num_tokens, 4);
     EXPECT_EQ(values_of<int32_t>(inside.all_ids),
-              (Words{1, -1, -1, 0, 0, -1, -1, -1, /* place 1 */ 0, 1, 1, 0, -1, -1, -1, -1}));
+              (Words{1, -1, -1, 0, 0, -1, -1, -1, /* local rank 1 */ 0, 1, 1, 0, -1, -1, -1, -1}));
     EXPECT_EQ(values_of<int32_t>(inside.send_tokens), (Words{1, 2, -1, -1, 0, -1, -1, -1}));
     EXPECT_EQ(values_of<int64_t>(inside.send_counts), (Sizes{2, 1}));
-    // by place: the tokens of ranks 0 and 2, then those of ranks 1 and 3
+    // by local rank: the tokens of ranks 0 and 2, then those of ranks 1 and 3
     EXPECT_EQ(values_of<int64_t>(inside.recv_offsets), (Sizes{0, 2, 4}));
     EXPECT_EQ(values_of<int32_t>(inside.recv_source), (Words{1, 2, 4, 5, -1, -1, -1, -1}));
-    EXPECT_EQ(values_of<int32_t>(levels.arrival), (Words{0, 2, 1, 3, -1, -1, -1, -1}));
+    EXPECT_EQ(values_of<int32_t>(levels.inside_row_of), (Words{0, 2, 1, 3, -1, -1, -1, -1}));
     EXPECT_EQ(values_of<int32_t>(inside.recv_rows.slice(0, 4)), (Words{0, -1, 2, -1, 1, -1, 3, -1}));
     EXPECT_EQ(values_of<int32_t>(inside.row_source.slice(0, 8)), (Words{0, 2, 1, 3, -1, -1, -1, -1}));
     EXPECT_EQ(values_of<int64_t>(levels.received.offsets), (Sizes{0, 4}));

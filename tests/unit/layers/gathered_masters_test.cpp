@@ -75,7 +75,7 @@ void expect_copies(int64_t most, int calls) {
         CountingGroup group(thread);
         ReferenceOps ops;
         GroupExchange exchange({group, group, group}, ops, CombineOrder::rank);
-        const StateShards::Place place{group.rank(), group.size()};
+        const StateShards::GroupRank place{group.rank(), group.size()};
         ParameterStore whole(ops, 5),
             divided(ops, 5, {}, {.dense = place, .expert = place, .most_gathered = most});
         add_weights(whole);

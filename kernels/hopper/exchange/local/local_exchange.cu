@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The exchange of one rank alone, on the GPU: dispatch is permute_pad, combine is unpermute_unpad plus the
-// residual (one kernel where rows are BF16), with the roundings of the ordering contract
-// (kernels/exchange.h), so that it equals the reference exchange bit for bit. No host synchronisation.
+// The exchange of a group of one rank, on the GPU. Dispatch is permute_pad, combine is unpermute_unpad plus
+// the residual (one kernel for BF16 rows). Roundings follow the ordering contract (kernels/exchange.h), so it
+// equals the reference exchange bit for bit. No host synchronisation.
 #include "kernels/core/error.h"
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/pdl.h"
@@ -16,9 +16,9 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token are in ascending expert order, so the row
-// of choice k is at the place equal to the number of smaller expert ids of the token. One thread per (t, k),
-// reads K ids; 12 + 4K bytes per value.
+// dprob[t, k] = drow_prob of the row of (t, k). The rows of a token are in ascending expert order, so the
+// position of choice k is the number of smaller expert ids of the token. One thread per (t, k); 12 + 4K bytes
+// per value.
 __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows, DeviceView drow_prob,
                                     float* dprob, int64_t tokens, int64_t topk) {
     pdl_wait();
@@ -28,12 +28,12 @@ __global__ void return_probs_kernel(const int32_t* ids, const int32_t* recv_rows
          i += static_cast<int64_t>(gridDim.x) * kThreads) {
         const int64_t token = i / topk;
         const int32_t expert = ids[i];
-        int64_t place = 0;
+        int64_t position = 0;
         for (int64_t k = 0; k < topk; ++k) {
             const int32_t other = ids[token * topk + k];
-            place += other >= 0 && other < expert;
+            position += other >= 0 && other < expert;
         }
-        const int32_t row = expert < 0 ? -1 : recv_rows[token * topk + place];
+        const int32_t row = expert < 0 ? -1 : recv_rows[token * topk + position];
         dprob[i] = row < 0 ? 0.0f : values[base + row];
     }
 }
@@ -46,24 +46,24 @@ public:
 protected:
     void do_gather_routing(const Routing& routing, const Launch& launch) override {
         const auto& [ids, probs, all_ids, all_probs] = routing;
-        FP8FLOW_CHECK(ids.dim(0) == all_ids.dim(1), "one rank has {} tokens, {} slots", ids.dim(0),
+        FP8FLOW_CHECK(ids.dim(0) == all_ids.dim(1), "one rank has {} tokens, but {} slots", ids.dim(0),
                       all_ids.dim(1));
         Device& device = ops_.device();
         device.copy(all_ids.data, ids.data, static_cast<std::size_t>(ids.bytes()), launch.stream);
         device.copy(all_probs.data, probs.data, static_cast<std::size_t>(probs.bytes()), launch.stream);
     }
 
-    // Tokens without an expert here come last (two levels), so received row t is token t. What combine leaves
-    // in their rows nobody reads.
+    // Received row t is token t: tokens without an expert on this rank (hierarchical exchange) come last.
+    // Nobody reads what combine writes for them.
     void do_dispatch(const ScaledTensor& rows, const ScaledTensor& dst, const Call& call) override {
         const auto& [plan, scratch, launch] = call;
-        const op::PermutePad moves{.src = rows,
-                                   .row_source = plan.row_source,
-                                   .recv_rows = plan.recv_rows.slice(0, plan.num_tokens),
-                                   .num_rows = plan.recv_offsets.slice(1, 1),
-                                   .groups = plan.groups,
-                                   .dst = dst};
-        if (!hopper::permute::launch_fan_out(moves, launch)) ops_.permute_pad(moves, launch);
+        const op::PermutePad args{.src = rows,
+                                  .row_source = plan.row_source,
+                                  .recv_rows = plan.recv_rows.slice(0, plan.num_tokens),
+                                  .num_rows = plan.recv_offsets.slice(1, 1),
+                                  .groups = plan.groups,
+                                  .dst = dst};
+        if (!hopper::permute::launch_fan_out(args, launch)) ops_.permute_pad(args, launch);
     }
 
     void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override {
@@ -76,16 +76,16 @@ protected:
         copy(rows.scales, received.scales);
     }
 
-    void do_combine(const Combine& asked, const Call& call) override {
+    void do_combine(const Combine& given, const Call& call) override {
         const auto& [plan, scratch, launch] = call;
         const int64_t tokens = plan.num_tokens;
-        Combine args = asked;
-        if (args.row_prob) {  // the kernel of weighted sums adds one tensor
-            args.residual = residual_with_addend(asked, launch);
+        Combine args = given;
+        if (args.row_prob) {  // weighted sums add one tensor only
+            args.residual = residual_with_addend(given, launch);
             args.addend = {};
         }
-        // rank: the rank's sum is rounded to the row dtype before the owner adds the residual; invariant: one
-        // rounding at the end
+        // order rank: the sum is rounded to the row dtype before the residual is added; invariant: one
+        // rounding
         const bool by_rank = order_ == CombineOrder::rank;
         op::UnpermuteUnpad sums{.src = args.src.data,
                                 .recv_rows = plan.recv_rows.slice(0, tokens),
@@ -98,7 +98,8 @@ protected:
             ArenaScope scope(scratch);
             sums.dst = scratch.tensor(by_rank ? args.src.data.dtype : DType::f32,
                                       {tokens, args.src.data.cols()}, "combine");
-            // rows of tokens without an expert here are read below, though nobody uses what comes of them
+            // the rows of tokens without an expert on this rank are read below, but their results are not
+            // used
             ops_.device().fill(sums.dst.data, 0, static_cast<std::size_t>(sums.dst.bytes()), launch.stream);
             ops_.unpermute_unpad(sums, launch);
             const TensorView residual = residual_with_addend(args, launch);

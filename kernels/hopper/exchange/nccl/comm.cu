@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Communicators in NCCL's non-blocking mode: every call is polled until it is complete or its deadline has
+// Communicators in NCCL's non-blocking mode: every call is polled until it is complete or the deadline has
 // passed.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
@@ -16,18 +16,17 @@ namespace fp8flow::hopper::nccl {
 
 namespace {
 
-// Connecting the peers takes long in large jobs, so it is allowed at least this long, whatever the deadline
-// of a step is.
+// Connecting to peers takes long in large jobs, so its deadline is at least this long.
 constexpr double kStartSeconds = 60;
-// Longest wait for a healthy communicator to finalise, and for the kernels of an aborted one to end.
+// Longest wait for a communicator to finalise, and for the kernels of an aborted one to end.
 constexpr std::chrono::seconds kFinaliseLimit{5};
 // Polling yields the core at first; then it sleeps between polls.
 constexpr std::chrono::milliseconds kYieldFor{2};
-constexpr std::chrono::microseconds kNap{20};
+constexpr std::chrono::microseconds kPollInterval{20};
 
 void pause(std::chrono::steady_clock::time_point since) {
     if (std::chrono::steady_clock::now() - since > kYieldFor)
-        std::this_thread::sleep_for(kNap);
+        std::this_thread::sleep_for(kPollInterval);
     else
         sched_yield();
 }
@@ -35,7 +34,7 @@ void pause(std::chrono::steady_clock::time_point since) {
 bool is_done(cudaEvent_t event) {
     const cudaError_t status = cudaEventQuery(event);
     if (status == cudaErrorNotReady) {
-        cudaGetLastError();  // no error; the next launch must not find it
+        cudaGetLastError();  // clears it for the next launch
         return false;
     }
     check_cuda(status, "waiting for NCCL");
@@ -65,7 +64,7 @@ NcclComm::NcclComm(ProcessGroup& group, int world_rank, double deadline_seconds)
 void NcclComm::start(double deadline_seconds) {
     struct Bootstrap {
         ncclUniqueId id{};
-        int32_t status = ncclSuccess;  // of the rank that makes the id: its failure is everybody's
+        int32_t status = ncclSuccess;  // of the rank that makes the id; sent to all ranks
     } bootstrap;
     if (rank() == 0) bootstrap.status = ncclGetUniqueId(&bootstrap.id);
     group_.broadcast(&bootstrap, sizeof bootstrap, 0);
@@ -73,8 +72,8 @@ void NcclComm::start(double deadline_seconds) {
             world_ranks_[0], ncclGetErrorString(static_cast<ncclResult_t>(bootstrap.status)));
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
-    settle(ncclCommInitRankConfig(&comm_, size(), bootstrap.id, rank(), &config), "starting NCCL",
-           deadline_seconds, nullptr);
+    wait_for_host(ncclCommInitRankConfig(&comm_, size(), bootstrap.id, rank(), &config), "starting NCCL",
+                  deadline_seconds, nullptr);
 }
 
 NcclComm::~NcclComm() {
@@ -105,7 +104,7 @@ void NcclComm::check_alive(const char* operation) const {
             own_world_rank(), operation, group_.activity());
 }
 
-// Ends NCCL's kernels, so that waiting for the device ends too.
+// Ends NCCL's kernels, so that the device can become idle.
 void NcclComm::abandon(cudaStream_t stream) {
     if (comm_ != nullptr) ncclCommAbort(comm_);
     comm_ = nullptr;
@@ -128,9 +127,9 @@ void NcclComm::fail_broken(const char* operation, ncclResult_t status, cudaStrea
          own_world_rank(), others(), operation, group_.activity(), ncclGetErrorString(status));
 }
 
-// Until the host's part of a call is done: connections are made in the background.
-void NcclComm::settle(ncclResult_t status, const char* operation, double deadline_seconds,
-                      cudaStream_t stream) {
+// Waits until the call is complete on the host: NCCL connects to peers in the background.
+void NcclComm::wait_for_host(ncclResult_t status, const char* operation, double deadline_seconds,
+                             cudaStream_t stream) {
     const auto start = Clock::now();
     while (status == ncclInProgress) {
         if (is_past(start, deadline_seconds)) fail_late(operation, deadline_seconds, stream);
@@ -149,27 +148,27 @@ ncclResult_t NcclComm::state() const {
 void NcclComm::send_receive(const char* operation, const Messages& messages, cudaStream_t stream) {
     check_alive(operation);
     ncclResult_t status = ncclGroupStart();
-    const auto note = [&](ncclResult_t result) {
+    const auto check = [&](ncclResult_t result) {
         if (result != ncclSuccess && result != ncclInProgress) status = result;
     };
     for (const auto& [data, bytes, peer] : messages.sends)
-        note(ncclSend(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
+        check(ncclSend(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
     for (const auto& [data, bytes, peer] : messages.receives)
-        note(ncclRecv(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
+        check(ncclRecv(data, static_cast<std::size_t>(bytes), ncclUint8, peer, comm_, stream));
     const ncclResult_t end = ncclGroupEnd();
-    settle(status == ncclSuccess ? end : status, operation, deadline_seconds_, stream);
+    wait_for_host(status == ncclSuccess ? end : status, operation, deadline_seconds_, stream);
 }
 
 void NcclComm::all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream) {
     check_alive(operation);
     if (bytes == 0) return;
-    settle(ncclAllGather(static_cast<const uint8_t*>(data) + rank() * bytes, data,
-                         static_cast<std::size_t>(bytes), ncclUint8, comm_, stream),
-           operation, deadline_seconds_, stream);
+    wait_for_host(ncclAllGather(static_cast<const uint8_t*>(data) + rank() * bytes, data,
+                                static_cast<std::size_t>(bytes), ncclUint8, comm_, stream),
+                  operation, deadline_seconds_, stream);
 }
 
 void NcclComm::finish(ncclResult_t status, const char* operation) {
-    settle(status, operation, deadline_seconds_, nullptr);
+    wait_for_host(status, operation, deadline_seconds_, nullptr);
 }
 
 void NcclComm::wait(const char* operation, cudaStream_t stream) {

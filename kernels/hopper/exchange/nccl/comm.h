@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// NcclComm: one NCCL communicator with deadlines for its waits. Calls queue transfers on a stream; wait()
-// returns when they are complete, or throws. NCCL does not report which rank is late, so the error names all
-// others. A communicator that failed is aborted: NCCL's kernels end, and every later call throws the same
-// error. Only sends, receives and all-gathers are used: the order of arithmetic stays ours.
+// NcclComm: one NCCL communicator with deadlines. Calls queue transfers on a stream; wait() returns when they
+// are complete, or throws. NCCL does not report which rank is late, so the error names all others. A
+// communicator that failed is aborted: NCCL's kernels end, and every later call throws. Only sends, receives
+// and all-gathers are used, so that the order of sums does not depend on NCCL.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -24,7 +24,7 @@ public:
         int64_t bytes = 0;
         int peer = 0;
     };
-    // Of one operation. Those of rank `own` to itself and empty ones are left out, on both sides.
+    // Messages of one operation, without those to this rank (`own`) and without empty ones.
     struct Messages {
         int own = 0;
         std::vector<Message> sends = {}, receives = {};
@@ -45,22 +45,23 @@ public:
     int rank() const { return group_.rank(); }
     int size() const { return group_.size(); }
 
-    // All messages as one operation. Those between two ranks arrive in the order in which both list them.
+    // All messages in one NCCL group. Two ranks must list the messages between them in the same order.
     void send_receive(const char* operation, const Messages& messages, cudaStream_t stream);
-    // data[r * bytes ...] = what rank r holds there.
+    // In place: rank r contributes the bytes at data + r * bytes.
     void all_gather(const char* operation, void* data, int64_t bytes, cudaStream_t stream);
-    // For calls without a wrapper here: the communicator, and the wait until the host's part of such a call
-    // is complete.
+    // For calls without a wrapper here: the communicator, and the wait until NCCL's asynchronous part of the
+    // call on the host is complete.
     ncclComm_t handle() const { return comm_; }
     void finish(ncclResult_t status, const char* operation);
-    // Waits on the host for everything queued on the stream. Throws Error(peer) past the deadline.
+    // Waits on the host for the stream. Throws Error(peer) past the deadline.
     void wait(const char* operation, cudaStream_t stream);
 
 private:
     using Clock = std::chrono::steady_clock;
     void start(double deadline_seconds);
     void check_alive(const char* operation) const;
-    void settle(ncclResult_t status, const char* operation, double deadline_seconds, cudaStream_t stream);
+    void wait_for_host(ncclResult_t status, const char* operation, double deadline_seconds,
+                       cudaStream_t stream);
     ncclResult_t state() const;
     void abandon(cudaStream_t stream);
     [[noreturn]] void fail_late(const char* operation, double seconds, cudaStream_t stream);

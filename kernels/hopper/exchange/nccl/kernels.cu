@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Packing and unpacking for the NCCL exchange. Positions are prefix sums of integers, rows have one writer
-// and sums a fixed order, so every kernel is deterministic; there are no atomics. Memory-bound: each note
-// says what must move.
+// Packs and unpacks messages for the NCCL exchange. All kernels are deterministic: positions are prefix sums
+// of integers, every row has one writer, sums have a fixed order, and there are no atomics. All are
+// memory-bound.
 #include "kernels/hopper/exchange/nccl/kernels.h"
 
 #include "kernels/core/error.h"
@@ -23,7 +23,7 @@ constexpr int kScanThreads = 1024;
 
 // ---- positions
 
-// Counts of two kinds, scanned as one number; neither reaches 2^32.
+// Two counts below 2^32, scanned as one number: choices and rows.
 using Pair = unsigned long long;
 __device__ __forceinline__ Pair make_pair_of(int choices) {
     return static_cast<Pair>(choices) | static_cast<Pair>(choices > 0) << 32;
@@ -31,7 +31,7 @@ __device__ __forceinline__ Pair make_pair_of(int choices) {
 __device__ __forceinline__ int32_t choices_of(Pair pair) { return static_cast<int32_t>(pair & 0xFFFFFFFFu); }
 __device__ __forceinline__ int32_t rows_of(Pair pair) { return static_cast<int32_t>(pair >> 32); }
 
-// Sum over the threads before this one, and over all of them. All 1024 threads call it; two barriers, the
+// Sum over the threads before this one; total: over all threads. All 1024 threads call it. Two barriers: the
 // first one protects the shared words of the previous call.
 __device__ Pair scan(Pair value, Pair& total, Pair* shared) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize,
@@ -72,9 +72,9 @@ struct PositionsArgs {
     }
 };
 
-// Moves: the ids of own tokens once per rank and those of received rows once; two words a token and rank out.
-// CTA g < G scans own tokens against rank g, the last CTA the received rows; 1024 items an iteration, with
-// the scan's barriers in between.
+// Traffic: reads the ids of own tokens once per rank and those of received rows once, writes two words per
+// token and rank. CTA g < G scans own tokens for rank g, the last CTA the received rows, 1024 items per
+// iteration. Barriers: those of the scan.
 __global__ __launch_bounds__(kScanThreads) void positions_kernel(const PositionsArgs args) {
     __shared__ Pair shared[kScanThreads / kWarpSize];
     const int block = static_cast<int>(blockIdx.x), thread = static_cast<int>(threadIdx.x);
@@ -144,9 +144,9 @@ __device__ __forceinline__ int source_of(const int64_t* recv_offsets, int ranks,
 }
 
 struct PackArgs {
-    const uint8_t *codes, *scales;
-    uint8_t *out_codes, *out_scales;    // in messages
-    uint8_t *self_codes, *self_scales;  // among the received rows
+    const uint8_t *rows, *scales;
+    uint8_t *sent_rows, *sent_scales;  // in messages
+    uint8_t *own_rows, *own_scales;    // among the received rows
     int64_t row_bytes, scale_bytes, num_rows;
     bool vectorised;
     const int32_t* send_tokens;  // [G, S]
@@ -156,8 +156,8 @@ struct PackArgs {
     int64_t stride;
 };
 
-// Moves: every sent row in and out once. A warp takes one row: it finds the row's rank from the counts, or
-// from the stride, then copies FP8 values and scales.
+// Traffic: reads and writes every sent row once. One warp per row: finds the row's rank from the counts or
+// the stride, then copies values and scales.
 __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -176,25 +176,25 @@ __global__ __launch_bounds__(kThreads) void pack_rows_kernel(const PackArgs args
         const int64_t token = args.send_tokens[static_cast<int64_t>(to_rank) * args.slots + place];
         const bool self = to_rank == args.rank;
         const int64_t to = self ? args.recv_offsets[args.rank] + place : row;
-        copy_row((self ? args.self_codes : args.out_codes) + to * args.row_bytes,
-                 args.codes + token * args.row_bytes, args.row_bytes, args.vectorised, lane);
+        copy_row((self ? args.own_rows : args.sent_rows) + to * args.row_bytes,
+                 args.rows + token * args.row_bytes, args.row_bytes, args.vectorised, lane);
         if (args.scale_bytes > 0)
-            copy_row((self ? args.self_scales : args.out_scales) + to * args.scale_bytes,
+            copy_row((self ? args.own_scales : args.sent_scales) + to * args.scale_bytes,
                      args.scales + token * args.scale_bytes, args.scale_bytes, false, lane);
     }
 }
 
 struct MoveArgs {
-    uint8_t *packed, *spread;
+    uint8_t *packed, *strided;
     int64_t row_bytes, stride;
     bool vectorised;
     const int64_t* recv_offsets;
-    int ranks, skipped;  // rank whose rows stay; -1: none
+    int ranks, skipped;  // rank whose rows are not copied; -1: none
 };
 
-// Moves: every received row in and out once. A warp takes one row and finds its source rank from the
-// offsets.
-template <Gaps kGaps> __global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args) {
+// Traffic: reads and writes every received row once. One warp per row.
+template <Repack kDirection>
+__global__ __launch_bounds__(kThreads) void move_rows_kernel(const MoveArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
     const int64_t received = args.recv_offsets[args.ranks];
@@ -203,10 +203,10 @@ template <Gaps kGaps> __global__ __launch_bounds__(kThreads) void move_rows_kern
         const int source = source_of(args.recv_offsets, args.ranks, i);
         if (source == args.skipped) continue;
         uint8_t* packed = args.packed + i * args.row_bytes;
-        uint8_t* spread =
-            args.spread + (source * args.stride + i - args.recv_offsets[source]) * args.row_bytes;
-        copy_row(kGaps == Gaps::close ? packed : spread, kGaps == Gaps::close ? spread : packed,
-                 args.row_bytes, args.vectorised, lane);
+        uint8_t* strided =
+            args.strided + (source * args.stride + i - args.recv_offsets[source]) * args.row_bytes;
+        copy_row(kDirection == Repack::to_packed ? packed : strided,
+                 kDirection == Repack::to_packed ? strided : packed, args.row_bytes, args.vectorised, lane);
     }
 }
 
@@ -230,8 +230,7 @@ struct ChoiceArgs {
     }
 };
 
-// Moves: the row of every local choice in and out once. A warp takes one received row and copies its choices
-// one by one.
+// Traffic: reads and writes the row of every choice on this rank once. One warp per received row.
 __global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
               lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -250,7 +249,7 @@ __global__ __launch_bounds__(kThreads) void pack_choices_kernel(const ChoiceArgs
     }
 }
 
-// Moves: 4 bytes a choice in and out. A thread takes one received row.
+// Traffic: reads and writes 4 bytes per choice. One thread per received row.
 __global__ __launch_bounds__(kThreads) void pack_values_kernel(const ChoiceArgs args) {
     const int64_t received = args.num_received(), base = args.src.base();
     const float* src = static_cast<const float*>(args.src.data);
@@ -280,7 +279,7 @@ ChoiceArgs choice_args(const TensorView& src, const TensorView& rows, const Disp
             .stride = stride};
 }
 
-// ---- the owner's side
+// ---- sums on the owner
 
 struct AddArgs {
     DeviceView returned, residual, y;
@@ -294,9 +293,9 @@ struct WeightedAddArgs : AddArgs {
     int64_t topk;
 };
 
-// Moves: every returned row once, the residual, y. A warp takes one token, a thread eight columns at a time:
-// it adds the token's rows in registers in the order in which the ranks' messages hold them, and rounds once.
-// With weights the n-th row of a token is multiplied by its n-th weight, by one fma.
+// Traffic: reads every returned row and the residual once, writes y. One warp per token, eight columns per
+// thread. Adds the token's rows in registers, in the order of the messages, and rounds once. With weights,
+// row n of a token is multiplied by its weight n in the fma that adds it.
 template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_kernel(const Args args) {
     constexpr bool kWeighted = std::is_same_v<Args, WeightedAddArgs>;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize,
@@ -306,7 +305,7 @@ template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_k
         for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
             const int64_t width = args.hidden - column;
             float sum[kUnit] = {}, values[kUnit];
-            int64_t message = 0;  // where this rank's rows begin
+            int64_t message = 0;  // first row of rank g's message
             [[maybe_unused]] const float* weight = nullptr;
             if constexpr (kWeighted) weight = args.weights + token * args.topk;
             for (int g = 0; g < args.ranks; ++g) {
@@ -337,8 +336,8 @@ template <class Args> __global__ __launch_bounds__(kThreads) void add_returned_k
     }
 }
 
-// Moves: 4 bytes a choice in and out, and its token's ids. One thread a choice: among the choices that one
-// rank returns for a token, its place is the number of smaller expert ids.
+// Traffic: reads and writes 4 bytes per choice, reads the ids of its token. One thread per choice: its
+// position among the choices that one rank returns for a token is the number of smaller expert ids.
 __global__ __launch_bounds__(kThreads) void place_values_kernel(const float* returned, const int32_t* ids,
                                                                 const int32_t* choice_starts, float* dprob,
                                                                 int64_t tokens, int topk, int slots,
@@ -378,7 +377,7 @@ struct Max {
     __device__ int32_t operator()(int32_t a, int32_t b) const { return b > a ? b : a; }
 };
 
-// Moves: every row once, the result. One thread an element, from row to row.
+// Traffic: reads every row once, writes the result. One thread per element.
 template <class T, class Combine>
 __global__ __launch_bounds__(kThreads) void reduce_rows_kernel(const T* rows, int64_t num_rows, int64_t count,
                                                                T* result, Combine combine) {
@@ -424,7 +423,7 @@ void find_positions(const DispatchPlan& plan, int64_t rank, const Positions& pos
                              .first_choice = positions.first_choice.as<int32_t>(),
                              .counts = positions.counts.as<int64_t>()};
     positions_kernel<<<static_cast<unsigned>(args.ranks + 1), kScanThreads, 0, stream_of(launch)>>>(args);
-    check_launch("finding places in messages");
+    check_launch("finding positions in messages");
 }
 
 void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& positions, int64_t rank,
@@ -433,17 +432,17 @@ void pack_rows(const PackRows& args, const DispatchPlan& plan, const Positions& 
     const int64_t row_bytes = args.rows.data.cols() * size_of(args.rows.data.dtype);
     const bool scaled = static_cast<bool>(args.rows.scales);
     const PackArgs kernel_args{
-        .codes = args.rows.data.bytes_ptr(),
+        .rows = args.rows.data.bytes_ptr(),
         .scales = args.rows.scales.bytes_ptr(),
-        .out_codes = args.out_codes.bytes_ptr(),
-        .out_scales = args.out_scales.bytes_ptr(),
-        .self_codes = args.received.data.bytes_ptr(),
-        .self_scales = args.received.scales.bytes_ptr(),
+        .sent_rows = args.sent_rows.bytes_ptr(),
+        .sent_scales = args.sent_scales.bytes_ptr(),
+        .own_rows = args.received.data.bytes_ptr(),
+        .own_scales = args.received.scales.bytes_ptr(),
         .row_bytes = row_bytes,
         .scale_bytes = scaled ? args.rows.scales.cols() * size_of(args.rows.scales.dtype) : 0,
         .num_rows = args.num_rows,
         .vectorised = is_aligned(args.rows.data.data, row_bytes) &&
-                      is_aligned(args.out_codes.data, row_bytes) &&
+                      is_aligned(args.sent_rows.data, row_bytes) &&
                       is_aligned(args.received.data.data, row_bytes),
         .send_tokens = plan.send_tokens.as<int32_t>(),
         .send_counts = positions.counts.as<int64_t>(),
@@ -461,15 +460,15 @@ void move_rows(const MoveRows& args, const DispatchPlan& plan, int64_t rank, con
     const int64_t row_bytes = args.packed.cols() * size_of(args.packed.dtype);
     const MoveArgs kernel_args{
         .packed = args.packed.bytes_ptr(),
-        .spread = args.spread.bytes_ptr(),
+        .strided = args.strided.bytes_ptr(),
         .row_bytes = row_bytes,
         .stride = args.stride,
-        .vectorised = is_aligned(args.packed.data, row_bytes) && is_aligned(args.spread.data, row_bytes),
+        .vectorised = is_aligned(args.packed.data, row_bytes) && is_aligned(args.strided.data, row_bytes),
         .recv_offsets = plan.recv_offsets.as<int64_t>(),
         .ranks = static_cast<int>(plan.all_ids.dim(0)),
         .skipped = args.skip_own ? static_cast<int>(rank) : -1};
-    const auto kernel =
-        args.gaps == Gaps::close ? move_rows_kernel<Gaps::close> : move_rows_kernel<Gaps::open>;
+    const auto kernel = args.direction == Repack::to_packed ? move_rows_kernel<Repack::to_packed>
+                                                            : move_rows_kernel<Repack::to_strided>;
     kernel<<<grid_for(ceil_div(plan.recv_rows.dim(0), kWarps), launch), kThreads, 0, stream_of(launch)>>>(
         kernel_args);
     check_launch("moving rows to or from messages");

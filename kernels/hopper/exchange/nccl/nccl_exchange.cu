@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: MIT
-// The exchange between GPUs over NCCL's sends and receives: used across nodes, and as the fallback where peer
-// memory is not usable. It equals the reference exchange byte for byte: the same messages in the same order,
-// the same sums. Messages of their own size cost two waits of the host in every call that moves rows: sizes
-// depend on routing and are read first (one pinned copy), and the transfer is waited for at the end, because
-// only the host can tell a late peer from a lost one. Messages of a fixed size hold a row of every token
-// (order invariant: of every choice), are sent whole, and cost no wait, so that a step can be captured; a
-// lost peer is then found by the deadline of the host that waits for the step.
+// The exchange between GPUs over NCCL's sends and receives: between hosts, and wherever peer memory is not
+// usable. It equals the reference exchange byte for byte: the same messages in the same order, the same sums.
+//
+// Messages as routed (MessageSizes::own) cost two waits on the host in every call that moves rows. The sizes
+// are read first. The end of the transfer is awaited because only the host can check the deadline. Messages
+// of a fixed size have space for every token (order invariant: for every choice) and are sent whole. They
+// cost no wait, so a step can be captured. The host that waits for the step then checks the deadline.
 #include "kernels/hopper/exchange/nccl/comm.h"
 
 #include "kernels/core/scaled_tensor.h"
@@ -21,12 +21,11 @@ namespace fp8flow::hopper::nccl {
 
 namespace {
 
-// Up to this many bytes per rank every rank gathers all values and reduces them itself: one round instead of
-// two.
+// Up to this many bytes every rank gathers all values and reduces them itself: one round instead of two.
 constexpr int64_t kSmallReduceBytes = 4096;
 // Larger tensors are reduced in pieces of this size, which bounds the buffer.
 constexpr int64_t kReducePieceBytes = int64_t{64} << 20;
-// Slices of a share that travel as one operation, each a message to or from every rank.
+// Slices of a shard in one operation. Each slice is a message to or from every rank.
 constexpr int64_t kSlicesAtOnce = 16;
 
 // Rows or values per rank, as the host knows them.
@@ -42,7 +41,7 @@ class NcclExchange final : public Exchange {
 public:
     NcclExchange(Ops& ops, const ExchangeGroups& groups, CombineOrder order, MessageSizes sizes,
                  double deadline_seconds)
-        : Exchange(ops, order, groups.places()), groups_(groups), sizes_(sizes) {
+        : Exchange(ops, order, groups.group_ranks()), groups_(groups), sizes_(sizes) {
         const int own_rank = groups.rank_of_job();
         const auto comm_of = [&](ProcessGroup& group) {
             if (group.size() == 1) return std::shared_ptr<NcclComm>();
@@ -70,12 +69,12 @@ protected:
     void do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received, const Call& call) override;
     void do_combine(const Combine& args, const Call& call) override;
     void do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& values, const Launch& launch) override;
-    void do_reduce_scatter(const Shared& shared, const Launch& launch) override;
-    void do_all_gather(const Shared& shared, const Launch& launch) override;
+    void do_reduce_scatter(const Sharded& sharded, const Launch& launch) override;
+    void do_all_gather(const Sharded& sharded, const Launch& launch) override;
 
 private:
     Counts read_counts(const Positions& positions, const Launch& launch);
-    // Of messages of a fixed size.
+    // For messages of a fixed size.
     Counts fixed_counts(const DispatchPlan& plan) const;
     int64_t stride(const DispatchPlan& plan) const {
         return sizes_ == MessageSizes::fixed ? plan.all_ids.dim(1) : 0;
@@ -85,15 +84,16 @@ private:
         comm->wait(operation, stream_of(launch));
         ops_.device().count_synchronisation();
     }
-    // Sends consecutive segments of a combine by rank from `sent` to `returned`; this rank's own is copied.
+    // Sends consecutive segments, one per rank, from `sent` to `returned`. The segment of this rank is
+    // copied.
     void return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
                          const TensorView& returned, const std::vector<int64_t>& receives, int64_t item_bytes,
                          const Launch& launch);
     void add_returned_dprob(const Combine& args, const DispatchPlan& plan, const Positions& positions,
                             const Counts& counts, Arena& scratch, const Launch& launch);
-    void count_sent(double& leg, int to, int64_t bytes) {
+    void count_sent(double& counter, int to, int64_t bytes) {
         if (to == rank()) return;
-        leg += static_cast<double>(bytes);
+        counter += static_cast<double>(bytes);
         if (!groups_.hosts.same_host(to, rank())) wire_.between_hosts += static_cast<double>(bytes);
     }
     void copy(void* to, const void* from, int64_t bytes, const Launch& launch) {
@@ -102,14 +102,14 @@ private:
     NcclComm& comm_among(Ranks ranks) { return *(ranks == Ranks::world ? world_ : expert_replicas_); }
     uint8_t* reduce_buffer(int64_t bytes);
     void reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece, const Launch& launch);
-    void reduce_round(NcclComm& comm, const TensorView& values, const Shares& round, const Launch& launch);
+    void reduce_round(NcclComm& comm, const TensorView& values, const Shards& round, const Launch& launch);
 
     ExchangeGroups groups_;
     MessageSizes sizes_;
     std::shared_ptr<NcclComm> world_, expert_parallel_, expert_replicas_;  // null: one rank; may be the same
     int64_t* host_counts_ = nullptr;                                       // pinned [4, G]
     uint8_t* reduce_buffer_ = nullptr;
-    int64_t reduce_buffer_bytes_ = 0;  // grows to one piece
+    int64_t reduce_buffer_bytes_ = 0;
 };
 
 Counts NcclExchange::read_counts(const Positions& positions, const Launch& launch) {
@@ -148,8 +148,8 @@ void NcclExchange::do_gather_routing(const Routing& routing, const Launch& launc
     wait(expert_parallel_.get(), "gather_routing", launch);
 }
 
-// FP8 values and scales are two messages, so that both arrive at their final place: received rows are in the
-// order of the messages.
+// Values and scales are two messages, so that both arrive where they stay: received rows are in the order of
+// the messages.
 void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor& received,
                                     const Call& call) {
     const auto& [plan, scratch, launch] = call;
@@ -161,8 +161,8 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor
     const int64_t num_rows = sum_of(counts.rows_sent);
     const ScaledTensor sent = rows_like(rows, num_rows, scratch);
     pack_rows({.rows = rows,
-               .out_codes = sent.data,
-               .out_scales = sent.scales,
+               .sent_rows = sent.data,
+               .sent_scales = sent.scales,
                .received = received,
                .num_rows = num_rows,
                .stride = stride(plan)},
@@ -191,13 +191,13 @@ void NcclExchange::do_dispatch_rows(const ScaledTensor& rows, const ScaledTensor
     expert_parallel_->send_receive("dispatch", messages, stream_of(launch));
     wait(expert_parallel_.get(), "dispatch", launch);
     if (!fixed) return;
-    const auto close = [&](const TensorView& packed, const TensorView& spread) {
+    const auto repack = [&](const TensorView& packed, const TensorView& strided) {
         if (packed)
-            move_rows({.packed = packed, .spread = spread, .skip_own = true, .stride = stride(plan)}, plan,
+            move_rows({.packed = packed, .strided = strided, .skip_own = true, .stride = stride(plan)}, plan,
                       rank(), launch);
     };
-    close(received.data, arrived.data);
-    close(received.scales, arrived.scales);
+    repack(received.data, arrived.data);
+    repack(received.scales, arrived.scales);
 }
 
 void NcclExchange::return_segments(const TensorView& sent, const std::vector<int64_t>& sends,
@@ -244,10 +244,11 @@ void NcclExchange::do_combine(const Combine& args, const Call& call) {
     else
         pack_choices(args.src.data, plan, positions, sent, rows_of_token * stride(plan), launch);
     if (by_rank && fixed) {
-        const TensorView spread = scratch.tensor(args.src.data.dtype, {ranks * slots, width}, "combine");
-        move_rows({.packed = sent, .spread = spread, .gaps = Gaps::open, .stride = stride(plan)}, plan,
-                  rank(), launch);
-        sent = spread;
+        const TensorView strided = scratch.tensor(args.src.data.dtype, {ranks * slots, width}, "combine");
+        move_rows(
+            {.packed = sent, .strided = strided, .direction = Repack::to_strided, .stride = stride(plan)},
+            plan, rank(), launch);
+        sent = strided;
     }
     const TensorView returned = scratch.tensor(args.src.data.dtype, {sum_of(receives), width}, "combine");
     return_segments(sent, sends, returned, receives, row_bytes, launch);
@@ -279,14 +280,14 @@ uint8_t* NcclExchange::reduce_buffer(int64_t bytes) {
     if (bytes > reduce_buffer_bytes_) {
         if (reduce_buffer_ != nullptr) ops_.device().free(reduce_buffer_);
         reduce_buffer_ = nullptr;
-        reduce_buffer_bytes_ = 0;  // in case there is no memory for the larger one
+        reduce_buffer_bytes_ = 0;  // in case the allocation throws
         reduce_buffer_ = static_cast<uint8_t*>(ops_.device().allocate(static_cast<std::size_t>(bytes)));
         reduce_buffer_bytes_ = bytes;
     }
     return reduce_buffer_;
 }
 
-// Every rank receives its shard from all others, adds in ascending rank order, and sends the result to all
+// Every rank receives its shard from all others, adds in ascending rank order, and sends the sum to all
 // others.
 void NcclExchange::reduce_piece(NcclComm& comm, Reduce reduce, const TensorView& piece,
                                 const Launch& launch) {
@@ -327,8 +328,8 @@ void NcclExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     wait(&comm, "all_reduce", launch);
 }
 
-// The slices of each rank go to it from all others; a slice here becomes the sum in ascending rank order.
-void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const Shares& round,
+// Every rank receives its slices from all others and adds them in ascending rank order.
+void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const Shards& round,
                                 const Launch& launch) {
     const int64_t element = size_of(values.dtype), ranks = comm.size(), own = comm.rank();
     const std::vector<Slice>& here = round[static_cast<std::size_t>(own)];
@@ -355,21 +356,21 @@ void NcclExchange::reduce_round(NcclComm& comm, const TensorView& values, const 
     }
 }
 
-void NcclExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
-    const auto& [ranks, values, shares] = shared;
+void NcclExchange::do_reduce_scatter(const Sharded& sharded, const Launch& launch) {
+    const auto& [ranks, values, shards] = sharded;
     NcclComm& comm = comm_among(ranks);
     const int64_t most = kReducePieceBytes / (comm.size() * size_of(values.dtype));
-    for (const Shares& round : rounds_of(shares, {.elements = most, .slices = kSlicesAtOnce}))
+    for (const Shards& round : rounds_of(shards, {.elements = most, .slices = kSlicesAtOnce}))
         reduce_round(comm, values, round, launch);
     wait(&comm, "reduce_scatter", launch);
 }
 
-// Straight to their places, so of any size.
-void NcclExchange::do_all_gather(const Shared& shared, const Launch& launch) {
-    const auto& [ranks, values, shares] = shared;
+// Slices are received where they stay, so rounds have no limit of elements.
+void NcclExchange::do_all_gather(const Sharded& sharded, const Launch& launch) {
+    const auto& [ranks, values, shards] = sharded;
     NcclComm& comm = comm_among(ranks);
     const int64_t element = size_of(values.dtype);
-    for (const Shares& round : rounds_of(shares, {.elements = values.numel() + 1, .slices = kSlicesAtOnce})) {
+    for (const Shards& round : rounds_of(shards, {.elements = values.numel() + 1, .slices = kSlicesAtOnce})) {
         NcclComm::Messages messages{comm.rank()};
         for (int r = 0; r < comm.size(); ++r) {
             for (const Slice& slice : round[static_cast<std::size_t>(comm.rank())])

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Regions mapped as a window of NCCL (2.28 and later): for systems on which CUDA IPC is not allowed.
+// PeerRegions with an NCCL window (NCCL 2.28 and later), for systems without CUDA IPC.
 #include "kernels/hopper/exchange/peer/regions.h"
 
 #include <nccl.h>
@@ -36,7 +36,7 @@ public:
         if (!wrong.empty()) return wrong;
         const int reached = ncclTeamLsa(comm_->handle()).nRanks;
         if (reached != world_.size())
-            return fmt::format("NCCL reaches the memory of {} of {} ranks", reached, world_.size());
+            return fmt::format("NCCL can access the memory of {} of {} ranks only", reached, world_.size());
         return {};
     }
 
@@ -56,13 +56,15 @@ public:
         const std::string wrong = guarded([&] {
             const ncclResult_t status = ncclCommWindowRegister(
                 comm_->handle(), own(), static_cast<std::size_t>(bytes_), &window_, NCCL_WIN_COLL_SYMMETRIC);
-            // NCCL 2.28 returns success while its own thread still makes the window: poll until it is done
+            // NCCL 2.28 returns success while its own thread still registers the window: poll until it is
+            // done
             comm_->finish(status == ncclSuccess ? ncclInProgress : status,
                           "making a window of memory for peers");
         });
-        // for one rank NCCL makes no window that the GPU could query, and there are no peers
+        // NCCL makes no window for one rank
         if (!wrong.empty() || world_.size() == 1) return wrong;
-        if (window_ == nullptr) return "NCCL makes no window of this GPU's memory (NCCL_DEBUG=INFO says why)";
+        if (window_ == nullptr)
+            return "NCCL cannot register a window of this GPU's memory (NCCL_DEBUG=INFO prints the reason)";
         return read_addresses();
     }
 
@@ -77,7 +79,7 @@ public:
     }
 
 private:
-    // NCCL's errors as text: they are a reason to use another exchange, not to end the job.
+    // Returns an error of NCCL as text: it is a reason to use another exchange, not to end the job.
     template <class Call> static std::string guarded(Call call) {
         try {
             call();
@@ -126,7 +128,7 @@ std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup& world, std::strin
 namespace fp8flow::hopper::peer {
 
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup&, std::string& reason) {
-    reason = "NCCL has windows that GPUs reach from 2.28 on";
+    reason = "windows need NCCL 2.28 or later";
     return nullptr;
 }
 

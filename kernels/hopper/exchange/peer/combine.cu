@@ -2,9 +2,9 @@
 // combine over peer memory. The rank that hosts the experts stores sums (order `rank`) or single rows (order
 // `invariant`) into fixed slots of the owner's receive buffer. The owner adds them in ascending expert order,
 // which is also ascending rank order, then the residual, and rounds once. The bits are those of the reference
-// exchange. This file holds the call, and the kernels for everything that combine_sums.cu does not take:
+// exchange. This file has PeerExchange::do_combine and the kernels for what combine_sums.cu does not support:
 // other row types and widths, merging weights, order `invariant`, gradients of probabilities. Here the owner
-// adds after the group barrier. combine_sums.cu is a file of its own because both together have 780 lines.
+// adds after the group barrier.
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/rows.h"
@@ -20,8 +20,8 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-// How rows are accessed: any dtype and alignment, or BF16 in whole vectors, without branches and with loads
-// in flight.
+// How rows are accessed: any dtype and alignment, or BF16 in whole vectors, which needs no branches and keeps
+// loads in flight.
 enum class Access { any, bf16_vectors };
 
 // A row to add. fma(1, x, sum) has the bits of sum + x, so rows without merging weights have weight 1.
@@ -30,8 +30,8 @@ struct WeightedRow {
     float weight;
 };
 
-// Merging weights: by M-row for the rank that has the rows (order rank), or in ascending expert order for the
-// owner (order invariant). Null: none.
+// Merging weights: by expert row for the rank that has the rows (order rank), or in ascending expert order
+// for the owner (order invariant). Null: none.
 struct WeightedArgs : CombineArgs {
     DeviceView row_prob;   // [M]
     const float* weights;  // [T, K]
@@ -63,10 +63,9 @@ template <Access kAccess> struct Rows {
 #pragma unroll
         for (int e = 0; e < kUnit; ++e) sum[e] = fma_float(weight, values[e], sum[e]);
     }
-    // Adds the eight columns of `count` rows to sum, one after the other, each multiplied by its weight in
-    // one fma. next_row() returns the rows in order, and any row past the last. Four loads are in flight:
-    // whole vectors are unpacked only after all four are issued, otherwise each load would wait for the one
-    // before.
+    // Adds eight columns of `count` rows to sum in order, each row multiplied by its weight in one fma.
+    // next_row() returns the rows in order, and any row past the last. Four loads are in flight: vectors are
+    // unpacked only after all four are issued.
     template <class NextRow>
     __device__ __forceinline__ void add(int count, NextRow next_row, int64_t column,
                                         float (&sum)[kUnit]) const {
@@ -101,10 +100,9 @@ template <Access kAccess> struct Rows {
     }
 };
 
-// Order rank, any rows, or weighted ones. Moves: the M-rows of every received row once, one row out, remote
-// ones over NVLink. A warp takes a received row, a thread eight columns at a time. It adds in FP32 in the
-// order of recv_rows and rounds once. Rows of all owners are distributed evenly. No barriers, one writer per
-// byte.
+// Order rank, for any rows and weights. Traffic: reads the expert rows of each received row once, writes one
+// row, to other ranks over NVLink. One warp per received row, eight columns per thread. Adds in FP32 in the
+// order of recv_rows and rounds once. No barriers, one writer per byte.
 template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const WeightedArgs args) {
     const PeerGroup& group = args.group;
@@ -114,7 +112,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const WeightedA
     const Rows<kAccess> src{args.src.data, args.src.dtype, args.vectorised, args.hidden};
     const float* weights = static_cast<const float*>(args.row_prob.data);
     if (weights != nullptr) weights += args.row_prob.base();
-    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+    args.received.for_each(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const int32_t* rows = args.recv_rows + i * args.topk;
         int count = 0;
         while (count < args.topk && rows[count] >= 0) ++count;
@@ -133,22 +131,22 @@ __global__ __launch_bounds__(kPeerThreads) void push_sums_kernel(const WeightedA
     if (grid_thread() == 0) count_sums(args);
 }
 
-// Order invariant. Moves: every M-row once in and once out, remote ones over NVLink. A warp takes a received
-// row and copies the M-row of each of its experts here to the owner's slot of that (token, expert); zeros
-// where an overflow cut the row off. Copies only, one writer per byte.
+// Order invariant. Traffic: reads and writes every expert row once, to other ranks over NVLink. One warp per
+// received row copies the row of each of its experts on this rank to the owner's slot of that (token,
+// expert), or zeros if an overflow dropped the row. Copies only, one writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void push_choices_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     const int64_t base = args.src.base();
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     int64_t sent = 0;
-    args.received.deal(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
+    args.received.for_each(group.rank, group.size, [&](int64_t i, int owner, int64_t token) {
         const TokenChoices choices = args.choices(owner, token);
         uint8_t* slots = group.next_buffer(owner) + token * args.topk * args.row_bytes;
         for (int64_t k = 0; k < args.topk; ++k) {
             if (!choices.exists(k) || choices.host(k) != group.rank) continue;
-            const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
-            uint8_t* to = slots + choices.place(k) * args.row_bytes;
+            const int32_t row = args.recv_rows[i * args.topk + choices.position_on(k, group.rank)];
+            uint8_t* to = slots + choices.position(k) * args.row_bytes;
             if (row >= 0) {
                 copy_contiguous(to,
                                 static_cast<const uint8_t*>(args.src.data) + (base + row) * args.row_bytes,
@@ -176,7 +174,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
         const int64_t token = source % args.slots;
         const TokenChoices choices = args.choices(owner, token);
         if (!choices.exists(k) || choices.host(k) != group.rank) continue;
-        const int32_t row = args.recv_rows[i * args.topk + choices.place_on(k, group.rank)];
+        const int32_t row = args.recv_rows[i * args.topk + choices.position_on(k, group.rank)];
         args.buffer_probs(group.next_buffer(owner))[token * args.topk + k] =
             row >= 0 ? values[base + row] : 0.0f;
         if (owner != group.rank) ++sent;
@@ -185,10 +183,10 @@ __global__ __launch_bounds__(kPeerThreads) void push_probs_kernel(const CombineA
     if (threadIdx.x % kWarpSize == 0) count_wire(&group.words->wire[2], int64_t{of_warp} * 4);
 }
 
-// Moves: every returned row and the residual once, y out, all of it local. Ceiling: copy bandwidth. A warp
-// takes a slab of a token's columns, a thread eight at a time: fp32 sum over the slots that were written, in
-// ascending order, weighted in order invariant, plus the residual, one rounding. The latest tokens are added
-// first: their rows arrived last and are still in L2. No barriers, one writer per byte.
+// Traffic: reads every returned row and the residual once, writes y, all in local memory. One warp per slab
+// of a token's columns, eight columns per thread. FP32 sum over the slots that were written, in ascending
+// order, weighted in order invariant; then the residual, then one rounding. The last tokens are added first,
+// because their rows arrived last and are still in L2. No barriers, one writer per byte.
 template <Access kAccess>
 __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const WeightedArgs args) {
     const PeerGroup& group = args.group;
@@ -232,8 +230,7 @@ __global__ __launch_bounds__(kPeerThreads) void add_returned_kernel(const Weight
     }
 }
 
-// Moves: 4 bytes per (token, k) out of the receive buffer. A thread takes one at a time. No barriers, one
-// writer per word.
+// Traffic: reads 4 bytes per (token, k) from the receive buffer. No barriers, one writer per word.
 __global__ __launch_bounds__(kPeerThreads) void copy_probs_kernel(const CombineArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -257,10 +254,10 @@ void launch_push(const WeightedArgs& args, Access access, const Launch& launch) 
         push_sums_kernel<Access::bf16_vectors><<<grid, kPeerThreads, 0, stream>>>(args);
     else
         push_sums_kernel<Access::any><<<grid, kPeerThreads, 0, stream>>>(args);
-    check_launch("returning rows to peers");
+    check_launch("returning rows to their owners");
 }
 
-// The owner's sums. Order rank: they were weighted where they were made.
+// The owner adds. Order rank: the sums already have their weights.
 void launch_add(const WeightedArgs& args, Access access, const Launch& launch) {
     const auto add = access == Access::bf16_vectors ? add_returned_kernel<Access::bf16_vectors>
                                                     : add_returned_kernel<Access::any>;
@@ -279,7 +276,7 @@ void PeerExchange::do_combine(const Combine& args, const Call& call) {
     const bool by_rank = order_ == CombineOrder::rank;
     const int64_t prob_offset = peer_aligned((by_rank ? size() : topk) * slots * row_bytes);
     check_fits(prob_offset + slots * topk * 4, "a combine");
-    FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, the exchange was made for {}", topk, limits_.topk);
+    FP8FLOW_CHECK(topk <= limits_.topk, "top-{}, but the exchange was made for top-{}", topk, limits_.topk);
     const TensorView residual = residual_with_addend(args, launch);
     const bool vectorised = is_vectorisable(args.src.data.data, hidden),
                vectorised_y = is_vectorisable(args.y.data.data, hidden) &&

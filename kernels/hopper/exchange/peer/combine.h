@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of combine over peer memory share. combine.cu has the launcher and the
-// kernels for every row dtype and combine order. combine_sums.cu has the kernel for BF16 rows and order
-// `rank`.
+// Arguments of the kernels of combine over peer memory. combine_sums.cu has the kernel for BF16 rows and
+// order `rank`, combine.cu the launcher and the kernels for everything else.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -11,14 +10,14 @@
 
 namespace fp8flow::hopper::peer {
 
-// A receive buffer, order rank: rows [G, S, H]; order invariant: rows [S, K, H], a token's in ascending
-// expert order. Then dprob [S, K] f32.
+// Layout of a receive buffer. Order rank: rows [G, S, H]. Order invariant: rows [S, K, H], those of a token
+// in ascending expert order. After the rows: dprob [S, K] f32.
 struct CombineArgs {
     PeerGroup group;
     const int32_t* all_ids;
     int64_t slots, topk, local_experts;
     ReceivedRows received;
-    // [G, S] and [G]: the n-th row that a rank returns is that of the n-th token sent to it.
+    // [G, S] and [G]: a rank returns rows in the order of the tokens sent to it
     const int32_t* send_tokens;
     const int64_t* send_counts;
     const int32_t* recv_rows;
@@ -26,8 +25,7 @@ struct CombineArgs {
     int64_t hidden, row_bytes;
     bool vectorised;  // src and the receive buffers
     int64_t prob_offset;
-    // the owner's side: a warp adds a slab of a token's columns
-    int64_t tokens, slabs;
+    int64_t tokens, slabs;  // of the owner: a warp adds one of `slabs` parts of a token's columns
     CombineOrder order;
     DeviceView residual, y;
     bool vectorised_y;
@@ -49,13 +47,14 @@ __device__ __forceinline__ void count_sums(const CombineArgs& args) {
     count_wire(&args.group.words->wire[2], sent * args.row_bytes);
 }
 
-// The whole of a combine except dprob, its group barrier included. Order rank; src, residual and y BF16 in
-// whole vectors, on all ranks alike. `words`: zeros before the first call and after every call. `progress`:
-// offset in a region of kCombineProgress bytes per member, zeros before the first call.
-constexpr int kMostCombineSenders = 32;  // CTAs of a rank
+// A combine with its group barrier, without dprob. Order rank; src, residual and y are BF16 in whole vectors,
+// on all ranks. `words` are 0 before the first call and after every call. `progress`: offset in a region of
+// kCombineProgress bytes per member, which are 0 before the first call.
+constexpr int kMostCombineSenders = 32;  // CTAs per rank
 constexpr int64_t kCombineProgress = kMostCombineSenders * static_cast<int64_t>(sizeof(uint64_t));
 struct CombineWords {
-    unsigned next_sent, next_own, ended;  // work items claimed to send, claimed to add; CTAs finished
+    unsigned next_to_send, next_to_add;  // work items that warps have claimed
+    unsigned finished_ctas;
 };
 void launch_combine_sums(const CombineArgs& args, const GroupBarrier& barrier, CombineWords* words,
                          int64_t progress, const Launch& launch);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The load pipeline of a warp of combine_sums.cu: a ring of pieces of BF16 rows in shared memory (cp.async)
-// that keeps loads in flight while the warp adds, across pieces, rows and tokens. A thread reads only what it
-// loaded itself, so the ring needs no barrier.
+// The load pipeline of a warp of combine_sums.cu: a ring of stages in shared memory, each for a piece of a
+// BF16 row (cp.async). Loads stay in flight while the warp adds, across pieces, rows and tokens. A thread
+// reads only what it loaded itself, so the ring needs no barrier.
 #pragma once
 
 #include "kernels/hopper/device/rows.h"
@@ -12,38 +12,38 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kLaneUnits = 4;                        // 16-byte units of a lane in a piece
+constexpr int kLaneUnits = 4;                        // 16-byte units of a lane per piece
 constexpr int kPieceUnits = kLaneUnits * kWarpSize;  // a piece: 1024 columns of a row
 
-// The fp32 sums of a lane's columns of a piece.
+// FP32 sums of the columns of a piece that belong to one lane.
 struct PieceSum {
-    float of[kLaneUnits][kUnit] = {};
+    float value[kLaneUnits][kUnit] = {};
 
     __device__ __forceinline__ void add(int j, uint4 raw) {
         float values[kUnit];
         unpack_unit(raw, DType::bf16, values);
 #pragma unroll
-        for (int e = 0; e < kUnit; ++e) of[j][e] += values[e];
+        for (int e = 0; e < kUnit; ++e) value[j][e] += values[e];
     }
-    __device__ __forceinline__ uint4 rounded(int j) const { return pack_unit_bf16(of[j]); }
+    __device__ __forceinline__ uint4 rounded(int j) const { return pack_unit_bf16(value[j]); }
 };
 
 class PieceRing {
 public:
     static constexpr int kStages = 4;                                                  // pieces in flight
-    static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // of a warp
+    static constexpr int64_t kBytes = int64_t{kStages} * kPieceUnits * sizeof(uint4);  // per warp
 
     __device__ PieceRing(uint4* memory, int units)
         : units_(units), lane_(static_cast<int>(threadIdx.x) % kWarpSize), memory_(memory + lane_) {}
 
-    // Calls visit(j, unit of the row) for the lane's units of a piece; the last piece of a row may be short.
+    // Calls visit(j, unit of the row) for each unit of the lane. The last piece of a row may be short.
     template <class Visit> __device__ __forceinline__ void for_units(int piece, Visit visit) const {
         const int first = piece * kPieceUnits + lane_;
 #pragma unroll
         for (int j = 0; j < kLaneUnits; ++j)
             if (first + j * kWarpSize < units_) visit(j, first + j * kWarpSize);
     }
-    __device__ __forceinline__ bool has_room() const { return in_flight_ < kStages; }
+    __device__ __forceinline__ bool has_free_stage() const { return in_flight_ < kStages; }
     __device__ __forceinline__ bool is_empty() const { return in_flight_ == 0; }
     __device__ __forceinline__ void issue(const uint4* row, int piece) {
         uint4* to = memory_ + newest_ * kPieceUnits;

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: MIT
 // dispatch over peer memory: every rank stores each row once into the receive buffer of every rank that needs
-// it, and that rank copies it from there to all its places. The bytes are those of the reference exchange
-// followed by permute_pad.
+// it, and that rank copies it to all its rows of dst. The bytes are those of the reference exchange followed
+// by permute_pad.
 //
-// Protocol. One kernel sends and receives at the same time, without a group barrier in front: a rank that
-// starts call n + 1 no longer needs the receive buffers of call n - 1, and signals that (after its scales,
-// which go first) in its flag line of the group barrier; no rank ends the call before all have signalled.
-// Each row is followed by a flag of its own and is received as soon as its flag is set. No warp spins longer
-// than kSpinLimit on anything: the remaining rows are then deferred to a kernel of one CTA that waits until
-// the deadline, and one after it that copies them, so that a late peer does not occupy SMs.
+// Protocol. One kernel sends and receives at the same time, without a group barrier before it. A rank that
+// starts call n + 1 no longer needs the receive buffers of call n - 1. It signals this, after its scales, in
+// its flag line of the group barrier. No rank ends the call before all have signalled. Each row has its own
+// flag and is received as soon as the flag is set. No warp polls longer than kSpinLimit: the remaining rows
+// are deferred to a kernel of one CTA that waits until the deadline, and a second one that copies them. So a
+// late peer does not occupy SMs.
 #include "kernels/hopper/exchange/peer/dispatch.h"
 
 #include "kernels/core/error.h"
@@ -31,28 +31,28 @@ namespace {
 
 constexpr int kWarps = 10;             // of a CTA
 constexpr int kMostSenders = 16;       // sender CTAs; more do not send faster
-constexpr int kRing = 3;               // stages: pieces of rows that a warp holds
-constexpr int kSendsPending = 1;       // stores to a peer pending while the next load is issued
-constexpr int kReadsPending = 1;       // stages that stores may still read while the next load is issued
+constexpr int kRing = 3;               // stages of a warp's ring
+constexpr int kSendsPending = 1;       // stores to peers that may be pending when the next load is issued
+constexpr int kReadsPending = 1;       // stages that stores may still read when the next load is issued
 constexpr int64_t kPieceBytes = 7424;  // at most
-constexpr int kMostBundled = 8;        // short rows to one rank that are sent as one piece
+constexpr int kMostBundled = 8;        // rows of a bundle, at most
 constexpr int64_t kPieceAlign = 128;
 constexpr uint64_t kSpinLimit = 300'000;  // nanoseconds
 
-// A warp's ring of row pieces in shared memory. A row is args.pieces consecutive pieces, so piece number n is
-// the (n % pieces)-th of its row.
+// A warp's ring of row pieces in shared memory. A row is args.pieces consecutive pieces, so piece n is piece
+// n % pieces of its row.
 struct Ring {
     uint8_t* slots;
     Mbarrier* arrived;  // [kRing]
-    int32_t* notes;     // [kRing, 32]: the destination of a piece
+    int32_t* targets;   // [kRing, 32]: where each piece goes
     int pieces, piece_bytes, stage_bytes;
     int64_t row_bytes;
     uint32_t issued = 0, done = 0;
 
-    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Mbarrier* arrived, int32_t* notes)
+    __device__ Ring(const DispatchArgs& args, uint8_t* slots, Mbarrier* arrived, int32_t* targets)
         : slots(slots),
           arrived(arrived),
-          notes(notes),
+          targets(targets),
           pieces(args.pieces),
           piece_bytes(args.piece_bytes),
           stage_bytes(args.stage_bytes),
@@ -63,7 +63,7 @@ struct Ring {
         }
         __syncwarp();
     }
-    __device__ int32_t* note(uint32_t number) const { return notes + number % kRing * kWarpSize; }
+    __device__ int32_t* target(uint32_t number) const { return targets + number % kRing * kWarpSize; }
     // Offset in its row.
     __device__ int64_t offset(uint32_t number) const {
         return int64_t{number % static_cast<uint32_t>(pieces)} * piece_bytes;
@@ -92,9 +92,8 @@ struct Ring {
             if (k < count) bulk_load(rows + tokens[k] * row_bytes, barrier, slot(issued) + k * row, row);
     }
     __device__ void wait_for_oldest() const { mbarrier_wait(arrived + done % kRing, done / kRing & 1); }
-    // Stores the oldest piece to its place in the row at `row`, or bundle of `rows` rows; part of the
-    // thread's current bulk group. Stores to dst are evict-first, so that receive buffers stay in L2 until
-    // they are read.
+    // Stores the oldest piece into the row at `row`, or a bundle of `rows` rows; part of the thread's current
+    // bulk group. Stores to dst are evict-first, so that receive buffers stay in L2 until they are read.
     __device__ void store_to_peer(uint8_t* row, int rows) const {
         bulk_store(row + offset(done), slot(done),
                    rows == 1 ? bytes(done) : static_cast<uint32_t>(rows * row_bytes));
@@ -104,67 +103,68 @@ struct Ring {
     }
 };
 
-// The bundles of rows that this rank sends: one assigned to each sender, the rest claimed one by one from a
-// counter, so that they are sent in order whichever sender is slow. Used by one thread.
+// The bundles of rows that this rank sends. Each sender starts with one bundle and claims the others one by
+// one from a counter, so that they are sent in order even if a sender is slow. Used by one thread.
 struct SentRows {
     const DispatchArgs& args;
     int64_t items;
-    uint32_t senders, upcoming;
-    bool any = true;
+    uint32_t senders, following;  // following: number of the next bundle
+    bool exists = true;
     DispatchArgs::Item row{0, 0};
 
     __device__ SentRows(const DispatchArgs& args, int64_t sender, int64_t senders)
         : args(args),
           items(args.sent_items()),
           senders(static_cast<uint32_t>(senders)),
-          upcoming(static_cast<uint32_t>(sender)) {
+          following(static_cast<uint32_t>(sender)) {
         next();
     }
     __device__ void next() {
         do {
-            any = upcoming < items;
-            if (!any) return;
-            row = args.sent_item(upcoming);
-            upcoming = draw();
+            exists = following < items;
+            if (!exists) return;
+            row = args.sent_item(following);
+            following = claim();
         } while (!args.is_sent(row));
     }
 
 private:
-    __device__ uint32_t draw() const { return senders + atomicAdd(&args.group().words->drawn, 1u); }
+    __device__ uint32_t claim() const {
+        return senders + atomicAdd(&args.group().words->claimed_bundles, 1u);
+    }
 };
 
-// Bundles of a CTA's senders that have arrived, by sender, for the warp that signals their rows.
+// Bundles that the senders of a CTA have sent, by sender, for the warp that signals their rows.
 struct SentLog {
-    static constexpr uint32_t kLength = 8;  // a sender may be this many ahead
+    static constexpr uint32_t kLength = 8;  // a sender may be so many bundles ahead of the signals
     volatile uint32_t sent[kWarps], signalled[kWarps], ended[kWarps];
     volatile int32_t rank[kWarps][kLength], number[kWarps][kLength], rows[kWarps][kLength];
 };
 
 // Sends this rank's rows to the receive buffers of the ranks that need them. Called by one thread, sender
-// number `sender` of the log. A piece takes it over 1 us, whatever its size (probably the counter, the list
-// of tokens and the log, which wait for memory one after the other), so short rows go in bundles: four ranks,
-// rows of 1 KiB 68 us instead of 122, of 2 KiB 93 instead of 125.
+// number `sender` of the log. A piece takes more than 1 us, whatever its size, so short rows are sent in
+// bundles: with four ranks, rows of 1 KiB take 68 us instead of 122, rows of 2 KiB 93 us instead of 125.
 template <int kMost>
 __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring, SentRows rows,
                                           SentLog& log, int sender) {
     const PeerGroup& group = args.group();
-    enum { kTo, kNumber, kRows };  // of a note
+    enum { kTo, kNumber, kRows };  // of a target
     uint32_t arrived = 0, sent = 0;
     const auto count_oldest = [&] {
-        const int32_t* note = ring.note(arrived);
+        const int32_t* target = ring.target(arrived);
         if (!ring.ends_row(arrived++)) return;
         while (sent - log.signalled[sender] >= SentLog::kLength) {
         }
-        log.rank[sender][sent % SentLog::kLength] = note[kTo];
-        log.number[sender][sent % SentLog::kLength] = note[kNumber];
-        log.rows[sender][sent % SentLog::kLength] = note[kRows];
+        log.rank[sender][sent % SentLog::kLength] = target[kTo];
+        log.number[sender][sent % SentLog::kLength] = target[kNumber];
+        log.rows[sender][sent % SentLog::kLength] = target[kRows];
         __threadfence_block();
         log.sent[sender] = ++sent;
     };
     int32_t tokens[kMost];
     int bundled = 0;
     const auto load_tokens = [&] {
-        if (!rows.any) return;
+        if (!rows.exists) return;
         bundled = kMost == 1 ? 1 : args.bundled_rows(rows.row);
 #pragma unroll
         for (int k = 0; k < kMost; ++k)
@@ -172,11 +172,11 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     };
     load_tokens();
     while (true) {
-        while (rows.any && ring.issued - arrived < kRing) {
-            int32_t* note = ring.note(ring.issued);
-            note[kTo] = rows.row.rank;
-            note[kNumber] = static_cast<int32_t>(rows.row.n);
-            note[kRows] = bundled;
+        while (rows.exists && ring.issued - arrived < kRing) {
+            int32_t* target = ring.target(ring.issued);
+            target[kTo] = rows.row.rank;
+            target[kNumber] = static_cast<int32_t>(rows.row.n);
+            target[kRows] = bundled;
             if constexpr (kMost == 1)
                 ring.issue(args.rows.data + tokens[0] * args.rows.row_bytes);
             else
@@ -186,10 +186,10 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
             load_tokens();  // in flight meanwhile
         }
         if (ring.done == ring.issued) break;
-        const int32_t* note = ring.note(ring.done);
+        const int32_t* target = ring.target(ring.done);
         ring.wait_for_oldest();
-        ring.store_to_peer(args.rows.data_in(group.buffer(note[kTo], epoch), group.rank, note[kNumber]),
-                           note[kRows]);
+        ring.store_to_peer(args.rows.data_in(group.buffer(target[kTo], epoch), group.rank, target[kNumber]),
+                           target[kRows]);
         bulk_commit();
         ++ring.done;
         if (ring.done - arrived <= kSendsPending) continue;
@@ -202,20 +202,20 @@ __device__ __forceinline__ void send_rows(const DispatchArgs& args, uint64_t epo
     log.ended[sender] = 1;
 }
 
-// Stores the flags of the rows that the CTA's `senders` senders have sent; lane k follows the k-th of them. A
-// fence waits for the flags before it, so senders must not execute one. Called by one warp.
+// Stores the flags of the rows that the CTA's senders have sent. Lane k serves sender k. A fence waits for
+// earlier flags, so senders must not execute one. Called by one warp.
 __device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint64_t epoch, SentLog& log,
                                                  int senders) {
-    constexpr unsigned kNap = 50;  // nanoseconds
+    constexpr unsigned kPollNanoseconds = 50;
     const int rank = args.group().rank, lane = static_cast<int>(threadIdx.x) % kWarpSize;
     uint32_t signalled = 0;
-    bool open = lane < senders;
-    while (__any_sync(kFullMask, open)) {
-        const bool last = open && log.ended[lane] != 0;  // read before what it sent
-        const uint32_t sent = open ? log.sent[lane] : signalled;
+    bool active = lane < senders;
+    while (__any_sync(kFullMask, active)) {
+        const bool last = active && log.ended[lane] != 0;  // read before what it sent
+        const uint32_t sent = active ? log.sent[lane] : signalled;
         if (!__any_sync(kFullMask, sent != signalled)) {
-            open = open && !last;
-            __nanosleep(kNap);
+            active = active && !last;
+            __nanosleep(kPollNanoseconds);
             continue;
         }
         fence_system();
@@ -224,7 +224,7 @@ __device__ __forceinline__ void signal_sent_rows(const DispatchArgs& args, uint6
             uint64_t* flags = args.row_flag(log.rank[lane][at], rank, log.number[lane][at]);
             for (int k = 0; k < log.rows[lane][at]; ++k) store_relaxed_system(flags + k, epoch);
         }
-        if (open) log.signalled[lane] = signalled;
+        if (active) log.signalled[lane] = signalled;
         __syncwarp();
     }
 }
@@ -240,16 +240,16 @@ __device__ __forceinline__ bool all_arrived(const DispatchArgs& args, uint64_t e
     return !__any_sync(kFullMask, late);
 }
 
-// Copies received rows to all their places, every `step`-th of this rank's own and of the remote ones: remote
-// rows as soon as they arrive, own rows meanwhile, then scales and pads. Called by one warp; false: something
-// did not arrive within kSpinLimit.
+// Copies received rows to their rows of dst: every `step`-th of this rank's own rows and of the remote rows.
+// Remote rows are copied as soon as they arrive, own rows meanwhile, scales and padding last. Called by one
+// warp. False: something did not arrive within kSpinLimit.
 __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t epoch, Ring& ring,
                                              int64_t first, int64_t step) {
-    struct Wanted {
-        bool any;  // of that kind
+    struct Row {
+        bool exists;
         const uint8_t* data;
         const uint64_t* flag;
-        int64_t place;  // the lane's
+        int64_t dst_row;  // that of the lane
     };
     const PeerGroup& group = args.group();
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
@@ -258,49 +258,49 @@ __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t 
     uint8_t* const buffer = group.buffer(group.rank, epoch);
     uint8_t* const dst = static_cast<uint8_t*>(args.dst.data);
     int64_t at_own = args.received.offsets[group.rank] + first, at_remote = first;
-    const auto find_own = [&]() -> Wanted {
+    const auto find_own = [&]() -> Row {
         if (at_own >= own_end) return {};
-        return {true, args.data_of(group.rank, at_own, buffer), nullptr, args.place(at_own, lane)};
+        return {true, args.data_of(group.rank, at_own, buffer), nullptr, args.dst_row(at_own, lane)};
     };
-    const auto find_remote = [&]() -> Wanted {
+    const auto find_remote = [&]() -> Row {
         for (; at_remote < items; at_remote += step) {
             const DispatchArgs::Item row = args.item(at_remote);
             if (args.is_received(row))
                 return {true, args.rows.data_in(buffer, row.rank, row.n),
                         args.row_flag(group.rank, row.rank, row.n),
-                        args.place(args.received.offsets[row.rank] + row.n, lane)};
+                        args.dst_row(args.received.offsets[row.rank] + row.n, lane)};
         }
         return {};
     };
-    Wanted own = find_own(), remote = find_remote(), now{};
+    Row own = find_own(), remote = find_remote(), now{};
     bool scales_due = true, all = true;
     uint64_t idle_since = 0;  // 0: not idle
     while (true) {
-        const bool room = ring.issued - ring.done < kRing - kReadsPending;
-        if (room && !now.any) {
-            const bool here = remote.any && load_acquire_system(remote.flag) >= epoch;
-            if (__all_sync(kFullMask, here)) {
+        const bool has_free_stage = ring.issued - ring.done < kRing - kReadsPending;
+        if (has_free_stage && !now.exists) {
+            const bool arrived = remote.exists && load_acquire_system(remote.flag) >= epoch;
+            if (__all_sync(kFullMask, arrived)) {
                 fence_async_global();
                 now = remote;
                 at_remote += step;
                 remote = find_remote();
-            } else if (own.any) {
+            } else if (own.exists) {
                 now = own;
                 at_own += step;
                 own = find_own();
             }
         }
-        if (room && now.any) {
+        if (has_free_stage && now.exists) {
             idle_since = 0;
             bulk_wait_read<kReadsPending>();
             __syncwarp();
-            ring.note(ring.issued)[lane] = static_cast<int32_t>(now.place);
+            ring.target(ring.issued)[lane] = static_cast<int32_t>(now.dst_row);
             if (lane == 0) ring.issue(now.data);
-            if (ring.ends_row(ring.issued++)) now.any = false;
+            if (ring.ends_row(ring.issued++)) now.exists = false;
         } else if (ring.issued != ring.done) {
             ring.wait_for_oldest();
-            const int32_t place = ring.note(ring.done)[lane];
-            if (place >= 0) ring.store_to_dst(dst + (base + place) * args.rows.row_bytes);
+            const int32_t dst_row = ring.target(ring.done)[lane];
+            if (dst_row >= 0) ring.store_to_dst(dst + (base + dst_row) * args.rows.row_bytes);
             bulk_commit();
             ++ring.done;
         } else if (scales_due) {
@@ -309,7 +309,7 @@ __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t 
                 write_all_scales_and_pads(args, buffer, first, step);
             else
                 all = false;
-        } else if (!remote.any) {
+        } else if (!remote.exists) {
             break;
         } else if (const uint64_t time = global_nanoseconds(); idle_since == 0) {
             idle_since = time;
@@ -322,23 +322,23 @@ __device__ __forceinline__ bool receive_rows(const DispatchArgs& args, uint64_t 
     return all;
 }
 
-// The role of a warp: number `number` of `count` warps that send, or that receive. In a CTA with senders the
-// last warp signals what the `number` others have sent.
+// The role of a warp: warp `number` of `count` warps that send, or that receive. In a CTA with senders the
+// last warp signals what the `number` senders have sent.
 struct Role {
     enum Kind { send, receive, signal } kind;
     int64_t number, count;
 };
-// CTAs either send or receive, because the stores of an SM drain in order: local stores would wait for stores
-// that NVLink holds up. CTAs are split between the two by the number of rows stored. A grid of one CTA does
-// both. Neighbouring items are on different SMs.
+// A CTA either sends or receives, because the stores of an SM drain in order: local stores would wait for
+// stores to peers. The numbers of CTAs are in proportion to the rows stored. A grid of one CTA does both.
+// Neighbouring items are on different SMs.
 __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize, cta = static_cast<int>(blockIdx.x),
               ctas = static_cast<int>(gridDim.x);
     const int64_t sent = args.sent_rows(), taken = args.dst_rows();
     if (sent == 0) return {Role::receive, warp * ctas + cta, kWarps * ctas};
     const bool both = ctas == 1;
-    const int shared = static_cast<int>((sent * ctas + sent + taken - 1) / (sent + taken)),
-              senders = both ? 1 : min(shared, min(kMostSenders, ctas - 1)),
+    const int balanced = static_cast<int>((sent * ctas + sent + taken - 1) / (sent + taken)),
+              senders = both ? 1 : min(balanced, min(kMostSenders, ctas - 1)),
               send_warps = both ? kWarps / 4 : kWarps - 1;
     if (cta < senders && warp == kWarps - 1) return {Role::signal, send_warps, 0};
     if (cta < senders && warp < send_warps) return {Role::send, warp * senders + cta, send_warps * senders};
@@ -346,24 +346,24 @@ __device__ __forceinline__ Role role_of_warp(const DispatchArgs& args) {
     return {Role::receive, warp * (ctas - senders) + cta - senders, kWarps * (ctas - senders)};
 }
 
-// Sends and receives all rows of a dispatch. Floor: every row that another rank needs once out of memory and
-// over NVLink, every received row once out of memory (those of others mostly out of L2), and every row of dst
-// out. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB over the wire (360 GB/s: 82 us) and 330 MB
-// through memory; four GPUs 81 MB over the wire. Grid: up to one CTA an SM, 10 warps, each of one role
-// (role_of_warp). Shared memory: a ring of kRing pieces per warp; a row passes through it by TMA, one bulk
-// load and one bulk store for each of its places, so that few SMs suffice. Barriers: the warp's own mbarriers
-// with TMA, and one __syncthreads at the end. Deterministic: copies only, one writer a byte. kMost: rows of a
-// bundle, at most.
+// Sends and receives all rows of a dispatch. kMost: rows of a bundle, at most. Lower bound: reads each row
+// that another rank needs once per rank and sends it over NVLink, reads each received row once (those of
+// other ranks mostly from L2), writes every row of dst. At T=4096, E=256, K=8, H=7168 and FP8: two GPUs 29 MB
+// over NVLink (360 GB/s: 82 us) and 330 MB of memory traffic, four GPUs 81 MB over NVLink. Grid: up to one
+// CTA per SM, 10 warps, each with one role (role_of_warp). Shared memory: a ring of kRing pieces per warp. A
+// row passes through it by TMA, one bulk load and one bulk store per row of dst, so that few SMs suffice.
+// Barriers: each warp's mbarriers for TMA, and one __syncthreads at the end. Deterministic: copies only, one
+// writer per byte.
 template <int kMost>
 __global__ __launch_bounds__(kWarps* kWarpSize, 1) void dispatch_kernel(const DispatchArgs args) {
     extern __shared__ __align__(128) uint8_t slots[];
     __shared__ Mbarrier arrived[kWarps][kRing];
-    __shared__ int32_t notes[kWarps][kRing * kWarpSize];
+    __shared__ int32_t targets[kWarps][kRing * kWarpSize];
     pdl_launch_dependents();
     if (args.group().lost()) return;
     const uint64_t epoch = args.group().epoch() + 1;
     const int warp = static_cast<int>(threadIdx.x) / kWarpSize;
-    Ring ring(args, slots + int64_t{warp} * kRing * args.stage_bytes, arrived[warp], notes[warp]);
+    Ring ring(args, slots + int64_t{warp} * kRing * args.stage_bytes, arrived[warp], targets[warp]);
     __shared__ SentLog log;
     if (threadIdx.x < kWarps) {
         log.sent[threadIdx.x] = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of dispatch over peer memory share: the wire format of rows, the layout of a receive
-// buffer, and where each row goes. Read next: dispatch.cu, then dispatch_plain.cu.
+// Arguments and device functions of the kernels of dispatch over peer memory: the layout of a receive buffer,
+// and the destinations of each row. Read next: dispatch.cu, then dispatch_plain.cu.
 #pragma once
 
 #include "kernels/core/stream.h"
@@ -14,16 +14,16 @@
 
 namespace fp8flow::hopper::peer {
 
-// Rows on the wire. A receive buffer: rows [G, S], then their scales [G, S]. Those of one rank are dense, in
-// the order of its tokens, so that the n-th row that a rank sends here is the n-th of its received rows.
+// Rows on the wire. Layout of a receive buffer: rows [G, S], then their scales [G, S]. The rows from one rank
+// have no gaps and are in the order of its tokens, so row n that a rank sends is row n received from it.
 struct WireRows {
     const uint8_t *data, *scales;    // of this rank's rows, in the caller's memory
     int64_t row_bytes, scale_bytes;  // of one row
     int64_t scale_offset;            // in a receive buffer
     int64_t slots;                   // S
-    int64_t blocks;                  // scales a row
+    int64_t blocks;                  // scales per row
     DType scale_dtype;
-    bool scale_words;  // a row's scales are whole words
+    bool scale_words;  // the scales of a row are whole 4-byte words
 
     __device__ uint8_t* data_in(uint8_t* buffer, int from, int64_t n) const {
         return buffer + (from * slots + n) * row_bytes;
@@ -35,13 +35,13 @@ struct WireRows {
 
 struct DispatchArgs {
     GroupBarrier barrier;
-    int64_t row_flags;        // in a region: of the n-th row from each rank, for the largest call
-    int64_t row_flag_stride;  // so that a word has one writer at every call size
+    int64_t row_flags;        // offset in a region: one flag for each row from each rank
+    int64_t row_flag_stride;  // that of the largest call, so that a word always has the same writer
     WireRows rows;
-    // this rank's rows that others need
+    // rows that this rank sends
     const int32_t* send_tokens;  // [G, S]
     const int64_t* send_counts;
-    // received rows and their places
+    // received rows and their destinations
     ReceivedRows received;
     const int32_t* recv_rows;  // [., topk]; null: received row i becomes row i of dst
     int64_t topk;
@@ -52,9 +52,9 @@ struct DispatchArgs {
     DType dst_scale_dtype;
     int64_t dst_row_stride, dst_block_stride;  // elements
     bool vectorised;                           // whole vectors, aligned everywhere
-    int pieces, piece_bytes;                   // of a row, as it passes through shared memory
-    int bundle;                                // rows to one rank that are sent as one piece, at most
-    int stage_bytes;                           // a piece or a bundle
+    int pieces, piece_bytes;                   // of a row, on its way through shared memory
+    int bundle;                                // at most so many rows to one rank are sent as one piece
+    int stage_bytes;                           // holds a piece or a bundle
 
     __device__ const PeerGroup& group() const { return barrier.group; }
     __device__ int others() const { return group().size - 1; }
@@ -74,8 +74,8 @@ struct DispatchArgs {
         return recv_rows != nullptr ? groups.total() : received.offsets[group().size];
     }
 
-    // The n-th row to, or from, a rank. Items are interleaved over ranks, so that all links are busy at once.
-    // Ranks have different numbers of rows, so some items do not exist.
+    // Row n to, or from, a rank. Items are interleaved over ranks, to keep all links busy. Ranks have
+    // different numbers of rows, so some items do not exist.
     struct Item {
         int rank;
         int64_t n;
@@ -83,7 +83,7 @@ struct DispatchArgs {
     __device__ Item item(int64_t number) const {
         return {rank_after(1 + static_cast<int>(number % others())), number / others()};
     }
-    // Items that are sent are bundles, named by their first row.
+    // To send, an item is a bundle: its first row.
     __device__ int64_t sent_items() const {
         int64_t longest = 0;
         for (int r = 0; r < group().size; ++r)
@@ -126,8 +126,8 @@ struct DispatchArgs {
         return rows.scales_in(buffer, from, i - received.offsets[from]);
     }
     __device__ int64_t own_token(int64_t i) const { return received.source[i] - group().rank * rows.slots; }
-    // In lane k: the k-th row of dst that received row i is copied to; -1: none.
-    __device__ int64_t place(int64_t i, int lane) const {
+    // In lane k: the k-th row of dst for received row i; -1: none.
+    __device__ int64_t dst_row(int64_t i, int lane) const {
         if (recv_rows == nullptr) return lane == 0 ? i : -1;
         return lane < topk ? recv_rows[i * topk + lane] : -1;
     }
@@ -135,9 +135,9 @@ struct DispatchArgs {
 
 // ---- pieces of kernels
 
-// Stores the scales of all rows that this rank sends to their places in the receive buffers of call `epoch`;
-// this is warp number `warp` of `warps`. The last warp to finish signals all members that the scales are
-// there and that this rank has arrived: it no longer needs the buffers of earlier calls.
+// Stores the scales of all rows that this rank sends into the receive buffers of call `epoch`. Called by warp
+// `warp` of `warps`. The last warp to finish signals all members that the scales are there and that this rank
+// no longer needs the buffers of earlier calls.
 template <class Unit>
 __device__ __forceinline__ void send_scales_as(const DispatchArgs& args, uint64_t epoch, int64_t thread,
                                                int64_t threads) {
@@ -166,8 +166,8 @@ __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t e
     __syncwarp();
     if (lane == 0) {
         __threadfence_system();
-        if (atomicAdd(&group.words->signalled, 1u) == static_cast<uint32_t>(warps) - 1) {
-            group.words->signalled = 0;
+        if (atomicAdd(&group.words->scale_warps, 1u) == static_cast<uint32_t>(warps) - 1) {
+            group.words->scale_warps = 0;
             __threadfence_system();
             for (int step = 1; step < group.size; ++step)
                 store_release_system(group.flag(args.rank_after(step), group.rank), epoch);
@@ -176,15 +176,14 @@ __device__ __forceinline__ void send_scales(const DispatchArgs& args, uint64_t e
     __syncwarp();
 }
 
-// Ends a kernel that sends: the last CTA to finish makes `epoch` the group's latest. All threads of the CTA
-// call it.
+// Ends a kernel that sends: the last CTA to finish sets the group's epoch. All threads of the CTA call it.
 __device__ __forceinline__ void end_sending(const DispatchArgs& args, uint64_t epoch) {
     __syncthreads();
     if (threadIdx.x != 0) return;
     PeerWords* words = args.group().words;
     __threadfence();
-    if (atomicAdd(&words->ended, 1u) != gridDim.x - 1) return;
-    words->ended = words->drawn = 0;
+    if (atomicAdd(&words->finished_ctas, 1u) != gridDim.x - 1) return;
+    words->finished_ctas = words->claimed_bundles = 0;
     words->epochs[args.group().index] = epoch;
     count_wire(&words->wire[1], args.sent_rows() * (args.rows.row_bytes + args.rows.scale_bytes));
 }
@@ -198,8 +197,8 @@ __device__ __forceinline__ void store_scale(const DispatchArgs& args, int64_t ro
         static_cast<float*>(args.dst_scales)[at] = scale;
 }
 
-// Zeros a pad row. Called by one warp.
-__device__ __forceinline__ void zero_codes(const DispatchArgs& args, int64_t row) {
+// Writes zeros to a padding row. Called by one warp.
+__device__ __forceinline__ void zero_row(const DispatchArgs& args, int64_t row) {
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
     uint8_t* to = static_cast<uint8_t*>(args.dst.data) + row * args.rows.row_bytes;
     if (args.vectorised) {
@@ -210,8 +209,8 @@ __device__ __forceinline__ void zero_codes(const DispatchArgs& args, int64_t row
     }
 }
 
-// Writes the scales of one row of dst, one unit of memory of kScales scales at a time; `scales` null: a pad.
-// All loads of a pass are in flight at once, since a warp has little other work meanwhile.
+// Writes the scales of one row of dst, kScales per Unit; `scales` null: padding. All loads of a pass are in
+// flight at once, because the warp has little other work.
 template <class Unit, int kScales>
 __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_t row,
                                                 const uint8_t* scales) {
@@ -239,8 +238,8 @@ __device__ __forceinline__ void write_scales_as(const DispatchArgs& args, int64_
     }
 }
 
-// Writes the scales of 32 rows of dst, a row a lane, so that stores cover whole lines, and zeros pad rows.
-// All scales have arrived in the receive buffer.
+// Writes the scales of 32 rows of dst, one row per lane, so that stores fill whole lines, and zeros padding
+// rows. All scales must have arrived in the receive buffer.
 __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, uint8_t* buffer,
                                                       int64_t first) {
     const bool listed = args.recv_rows != nullptr;
@@ -259,9 +258,9 @@ __device__ __forceinline__ void write_scales_and_pads(const DispatchArgs& args, 
             write_scales_as<uint8_t, 1>(args, base + row, scales);
     }
     unsigned pads = __ballot_sync(kFullMask, exists && i < 0);
-    for (; pads != 0; pads &= pads - 1) zero_codes(args, base + first + __ffs(static_cast<int>(pads)) - 1);
+    for (; pads != 0; pads &= pads - 1) zero_row(args, base + first + __ffs(static_cast<int>(pads)) - 1);
 }
-// The same for all rows of dst, by warp number `warp` of `warps`.
+// The same for all rows of dst. Called by warp `warp` of `warps`.
 __device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& args, uint8_t* buffer,
                                                           int64_t warp, int64_t warps) {
     const int64_t rows = args.dst_rows();
@@ -270,10 +269,10 @@ __device__ __forceinline__ void write_all_scales_and_pads(const DispatchArgs& ar
         write_scales_and_pads(args, buffer, first);
 }
 
-// Sends rows that are not whole vectors; receiving is left to launch_deferred_rows.
+// Sends rows that are not whole vectors. launch_deferred_rows receives them.
 void launch_send_plain_rows(const DispatchArgs& args, const Launch& launch);
-// Follows the kernel that sent: waits, until the deadline, for the rows that it deferred, and receives them.
-// Always launched: whether rows were deferred is known on the device only.
+// After the kernel that sends: waits, until the deadline, for the rows that it deferred, and receives them.
+// Always launched, because only the device knows whether rows were deferred.
 void launch_deferred_rows(const DispatchArgs& args, const Launch& launch);
 
 }  // namespace fp8flow::hopper::peer

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// dispatch over peer memory by plain loads and stores: rows that TMA cannot move (not whole 16-byte vectors),
-// and rows that the dispatch kernel deferred because a peer was late.
+// dispatch over peer memory with plain loads and stores: for rows that TMA cannot move (not whole 16-byte
+// vectors), and for rows that the dispatch kernel deferred because a peer was late.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/exchange/peer/dispatch.h"
@@ -11,7 +11,7 @@ namespace fp8flow::hopper::peer {
 namespace {
 
 // Sends this rank's rows to the receive buffers of the ranks that need them, one warp per row. The kernels
-// below receive. One writer per byte.
+// below receive them. One writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const DispatchArgs args) {
     pdl_launch_dependents();
     const PeerGroup& group = args.group();
@@ -37,8 +37,8 @@ __global__ __launch_bounds__(kPeerThreads) void send_plain_rows_kernel(const Dis
     end_sending(args, epoch);
 }
 
-// Moves: nothing; one CTA polls until all ranks and all rows of the latest call have arrived. Returns at once
-// where nothing was deferred.
+// One CTA polls until all ranks and all rows of the latest call have arrived. Returns at once if nothing was
+// deferred.
 __global__ __launch_bounds__(kPeerThreads) void wait_for_deferred_rows_kernel(const DispatchArgs args) {
     pdl_wait();
     const PeerGroup& group = args.group();
@@ -65,27 +65,27 @@ __global__ __launch_bounds__(kPeerThreads) void wait_for_deferred_rows_kernel(co
 }
 
 constexpr int kCopyThreads = 512, kCopyWarps = kCopyThreads / kWarpSize;
-constexpr int kVectorsHeld = 14;  // 16-byte vectors of a thread: a row of 7168 bytes in one pass
+constexpr int kVectorsHeld = 14;  // 16-byte vectors per thread: a row of 7168 bytes in one pass
 
-// Copies received row i to all its places: one load of every byte, one store per place. Called by one warp.
-__device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i, const uint8_t* codes,
+// Copies received row i to all its rows of dst: loads every byte once. Called by one warp.
+__device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i, const uint8_t* row,
                                             int64_t base) {
     const int64_t row_bytes = args.rows.row_bytes;
     const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
-    const int64_t place = args.place(i, lane);
-    const int places = __popc(__ballot_sync(kFullMask, place >= 0));
+    const int64_t dst_row = args.dst_row(i, lane);
+    const int copies = __popc(__ballot_sync(kFullMask, dst_row >= 0));
     uint8_t* dst = static_cast<uint8_t*>(args.dst.data);
-    const auto out = [&](int k) { return dst + (base + __shfl_sync(kFullMask, place, k)) * row_bytes; };
+    const auto out = [&](int k) { return dst + (base + __shfl_sync(kFullMask, dst_row, k)) * row_bytes; };
     if (args.vectorised) {
         const int count = static_cast<int>(row_bytes / kPeerVector);
-        const uint4* in = reinterpret_cast<const uint4*>(codes);
+        const uint4* in = reinterpret_cast<const uint4*>(row);
         for (int begin = 0; begin < count; begin += kVectorsHeld * kWarpSize) {
             const int first = begin + lane;
             uint4 piece[kVectorsHeld] = {};
 #pragma unroll
             for (int j = 0; j < kVectorsHeld; ++j)
                 if (first + j * kWarpSize < count) piece[j] = __ldcg(in + first + j * kWarpSize);
-            for (int k = 0; k < places; ++k) {
+            for (int k = 0; k < copies; ++k) {
                 uint4* to = reinterpret_cast<uint4*>(out(k));
 #pragma unroll
                 for (int j = 0; j < kVectorsHeld; ++j)
@@ -95,8 +95,8 @@ __device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i,
     } else {
         for (int64_t begin = 0; begin < row_bytes; begin += kWarpSize) {
             const int64_t at = begin + lane;
-            const uint8_t byte = at < row_bytes ? __ldcg(codes + at) : uint8_t{0};
-            for (int k = 0; k < places; ++k) {
+            const uint8_t byte = at < row_bytes ? __ldcg(row + at) : uint8_t{0};
+            for (int k = 0; k < copies; ++k) {
                 uint8_t* to = out(k);
                 if (at < row_bytes) to[at] = byte;
             }
@@ -104,9 +104,9 @@ __device__ __forceinline__ void scatter_row(const DispatchArgs& args, int64_t i,
     }
 }
 
-// Moves: every received row once, out of the receive buffer or the caller's rows, and every row of dst out.
-// Returns at once where nothing was deferred; rows that were already written are written again with the same
-// bytes. A warp takes a row. Copies only, one writer a byte: deterministic.
+// Traffic: reads every received row once, from the receive buffer or the caller's rows, and writes every row
+// of dst. Returns at once if nothing was deferred. Rows that were already written get the same bytes again.
+// One warp per row. Deterministic: copies only, one writer per byte.
 __global__ __launch_bounds__(kCopyThreads, 1) void receive_deferred_rows_kernel(const DispatchArgs args) {
     pdl_wait();
     const PeerGroup& group = args.group();
@@ -114,7 +114,7 @@ __global__ __launch_bounds__(kCopyThreads, 1) void receive_deferred_rows_kernel(
     if (group.lost() || group.words->deferred != epoch) return;
     uint8_t* buffer = group.buffer(group.rank, epoch);
     const int64_t base = args.dst.base();
-    args.received.deal(group.rank, group.size, [&](int64_t i, int from, int64_t) {
+    args.received.for_each(group.rank, group.size, [&](int64_t i, int from, int64_t) {
         scatter_row(args, i, args.data_of(from, i, buffer), base);
     });
     write_all_scales_and_pads(args, buffer, grid_thread() / kWarpSize, grid_threads() / kWarpSize);

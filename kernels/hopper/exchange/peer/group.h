@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// What the kernels of the exchange over peer memory share: a group of ranks as the device sees it, its
-// receive buffers, and the group barrier. Read next: peer_exchange.h (the protocol), then dispatch.cu,
+// Device-side view of a group of ranks: their regions, receive buffers, flags and the group barrier, for all
+// kernels of the exchange over peer memory. Read next: peer_exchange.h (the protocol), then dispatch.cu,
 // combine.cu, reduce.cu or routing.cu.
 #pragma once
 
@@ -13,14 +13,14 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kPeerThreads = 1024;  // so that a limit of SMs is a number of CTAs
+constexpr int kPeerThreads = 1024;  // one CTA per SM: a limit of SMs limits CTAs
 constexpr int kPeerWarps = kPeerThreads / kWarpSize;
-constexpr int64_t kPeerVector = 16;  // bytes of one access
-constexpr int64_t kPeerAlign = 256;  // of everything inside a region
+constexpr int64_t kPeerVector = 16;  // bytes per access
+constexpr int64_t kPeerAlign = 256;  // alignment of offsets in a region
 
 inline int64_t peer_aligned(int64_t bytes) { return round_up(bytes, kPeerAlign); }
 
-// CTAs for `warps` warps of work, at most one on every SM that the launch may use.
+// CTAs for `warps` warps of work, at most one per SM that the launch may use.
 inline unsigned peer_grid(int64_t warps, const Launch& launch) {
     return grid_for(ceil_div(warps, kPeerWarps), launch, 1);
 }
@@ -38,11 +38,12 @@ struct LostPeers {
 struct PeerWords {
     uint64_t epochs[4];  // group barriers so far
     uint64_t wire[3];    // bytes sent to other ranks: routing, dispatch, combine
-    uint64_t deferred;   // epoch of the latest dispatch whose first kernel deferred rows
-    uint32_t drawn;      // bundles of rows of a dispatch that sender warps have claimed
-    uint32_t signalled;  // warps of a dispatch whose scales are sent
-    uint32_t ended;      // CTAs of a dispatch that have finished
-    uint32_t lost;       // a wait passed its deadline: nothing is read, written or waited for any more
+    uint64_t deferred;   // epoch of the latest dispatch that deferred rows
+    // of the current dispatch
+    uint32_t claimed_bundles;  // bundles of rows that sender warps have claimed
+    uint32_t scale_warps;      // warps that have sent their scales
+    uint32_t finished_ctas;
+    uint32_t lost;  // a wait passed its deadline: kernels no longer access peers or wait for them
 };
 
 // A group of ranks as a kernel sees it.
@@ -50,13 +51,13 @@ struct PeerGroup {
     uint8_t* const* regions;  // device table: every member's region
     PeerWords* words;
     int rank, size, index;
-    int64_t flags;                  // in a region: one line per member, written by that member
-    int64_t buffers, buffer_bytes;  // in a region: two receive buffers, of even and odd epochs
+    int64_t flags;                  // offset in a region: one line per member, which that member writes
+    int64_t buffers, buffer_bytes;  // offset in a region: two receive buffers, for even and odd epochs
 
     __device__ bool lost() const { return words->lost != 0; }
     __device__ uint64_t epoch() const { return words->epochs[index]; }
-    // The receive buffer of the next epoch (to write, before the barrier) and of the current one (to read,
-    // after it).
+    // The receive buffer of the next epoch, which is written before the barrier, and of the current one,
+    // which is read after it.
     __device__ uint8_t* next_buffer(int member) const { return buffer(member, epoch() + 1); }
     __device__ uint8_t* current_buffer(int member) const { return buffer(member, epoch()); }
     __device__ uint64_t* flag(int region, int writer) const {
@@ -69,8 +70,8 @@ struct PeerGroup {
     static constexpr int64_t kFlagLine = 128;
 };
 
-// A barrier over the members of a group: everything that each wrote before is visible to all afterwards.
-// `report` is host memory; `limit` in nanoseconds.
+// A barrier over the members of a group: what a member wrote before it is visible to all members after it.
+// `report` is host memory, `limit` is in nanoseconds.
 struct GroupBarrier {
     PeerGroup group;
     LostPeers* report;
@@ -102,9 +103,9 @@ struct ReceivedRows {
     const int32_t* source;   // rank * slots + token
     int64_t slots;
 
-    // Distributed over the warps of the grid so that all source ranks are served at once, starting with the
-    // successor of this rank: visit(i, source rank, token) for received row i.
-    template <class Visit> __device__ __forceinline__ void deal(int rank, int size, Visit visit) const {
+    // Calls visit(i, source rank, token) for each received row i, distributed over the warps of the grid.
+    // Rows of all source ranks are interleaved, beginning with the successor of this rank.
+    template <class Visit> __device__ __forceinline__ void for_each(int rank, int size, Visit visit) const {
         int64_t longest = 0;
         for (int r = 0; r < size; ++r) longest = max(longest, offsets[r + 1] - offsets[r]);
         const int64_t warps = static_cast<int64_t>(gridDim.x) * blockDim.x / kWarpSize,
@@ -130,8 +131,8 @@ struct ReceivedRows {
 
 // ---- pieces of kernels
 
-// Copies contiguous bytes with `threads` threads, this one being number `thread`: 16 bytes at a time, four
-// loads in flight, where both sides are aligned.
+// Copies contiguous bytes; called by thread `thread` of `threads`. 16 bytes at a time with four loads in
+// flight if both sides are aligned.
 __device__ __forceinline__ void copy_contiguous(uint8_t* to, const uint8_t* from, int64_t bytes,
                                                 int64_t thread, int64_t threads) {
     int64_t done = 0;
@@ -165,27 +166,27 @@ __device__ __forceinline__ int64_t grid_thread() {
 }
 __device__ __forceinline__ int64_t grid_threads() { return static_cast<int64_t>(gridDim.x) * blockDim.x; }
 
-// Counts bytes sent. Integer additions: the result does not depend on their order.
+// Counts bytes sent; integers, so the order of additions does not matter.
 __device__ __forceinline__ void count_wire(uint64_t* counter, int64_t bytes) {
     if (bytes > 0)
         atomicAdd(reinterpret_cast<unsigned long long*>(counter), static_cast<unsigned long long>(bytes));
 }
 
-// The experts of a token: which of them exist, the rank that hosts each, and their places in ascending order.
+// The experts of a token: which ids exist, the rank that hosts each, and their positions in ascending order.
 struct TokenChoices {
     const int32_t* ids;  // [topk]
     int64_t topk, experts, local_experts;
 
     __device__ bool exists(int64_t k) const { return ids[k] >= 0 && ids[k] < experts; }
     __device__ int host(int64_t k) const { return static_cast<int>(ids[k] / local_experts); }
-    // Number of existing experts of the token with a smaller id than choice k: all of them, or those that
-    // rank `on` hosts.
-    __device__ int64_t place(int64_t k) const {
+    // Position of choice k among the existing experts of the token in ascending order: among all of them, or
+    // among those that rank `on` hosts.
+    __device__ int64_t position(int64_t k) const {
         int64_t below = 0;
         for (int64_t other = 0; other < topk; ++other) below += exists(other) && ids[other] < ids[k];
         return below;
     }
-    __device__ int64_t place_on(int64_t k, int on) const {
+    __device__ int64_t position_on(int64_t k, int on) const {
         int64_t below = 0;
         for (int64_t other = 0; other < topk; ++other)
             below += exists(other) && host(other) == on && ids[other] < ids[k];

@@ -30,7 +30,7 @@ const char* name_of(PeerOperation operation) {
     return "?";
 }
 
-// The group barrier. Moves 8 bytes to and from every member. One warp, one thread a member: stores the new
+// The group barrier. One warp, one thread per member: stores the new
 // epoch into this rank's flag line at the member, then polls the member's line here. The fence and the
 // release store make what earlier kernels of this stream wrote, here or at a member, visible to whoever
 // acquires the flag. Deterministic: the flags are integers that only rise, so the order of arrival does not
@@ -59,13 +59,13 @@ void launch_group_barrier(const GroupBarrier& barrier, const Launch& launch) {
     check_launch("group barrier of peers");
 }
 
-PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const Exchange::Places& places) {
+PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const Exchange::GroupRanks& group) {
     const auto take = [this](int64_t size) {
         const int64_t at = bytes;
         bytes += peer_aligned(size);
         return at;
     };
-    const int64_t ranks = places.experts.size, slots = limits.tokens_per_rank, element = size_of(limits.row),
+    const int64_t ranks = group.experts.size, slots = limits.tokens_per_rank, element = size_of(limits.row),
                   blocks = ceil_div(limits.hidden, kBlock);
     words = take(sizeof(PeerWords));
     tables = take(3 * PeerMemory::kMaxRanks * static_cast<int64_t>(sizeof(uint8_t*)));
@@ -85,8 +85,8 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const E
     buffer_bytes = peer_aligned(std::max({routing, plain_rows, fp8_rows, sums}));
     buffers = take(2 * buffer_bytes);
 
-    world.size = places.world.size;
-    replicas.size = places.replicas.size;
+    world.size = group.world.size;
+    replicas.size = group.replicas.size;
     for (Reduction* reduction : {&world, &replicas}) {
         if (reduction->size == 1) continue;
         reduction->flags = take(kFlagBytes);
@@ -98,10 +98,10 @@ PeerLayout::PeerLayout(const ExchangeLimits& limits, CombineOrder order, const E
 
 PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const ExchangeLimits& limits,
                            CombineOrder order, double deadline_seconds, std::unique_ptr<PeerMemory> memory)
-    : Exchange(ops, order, groups.places()),
+    : Exchange(ops, order, groups.group_ranks()),
       groups_(groups),
       limits_(limits),
-      layout_(limits, order, places()),
+      layout_(limits, order, group_ranks()),
       deadline_seconds_(deadline_seconds),
       memory_(std::move(memory)),
       words_(reinterpret_cast<PeerWords*>(memory_->own() + layout_.words)),
@@ -109,13 +109,13 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
     ProcessGroup* const processes[kNumGroups] = {&groups_.expert_parallel, &groups_.world,
                                                  groups_.expert_replicas};
     const int world_rank = groups_.world.rank(), job_rank = groups_.rank_of_job();
-    names_.resize(static_cast<std::size_t>(groups_.world.size()));
-    groups_.world.all_gather(&job_rank, sizeof job_rank, names_.data());
+    job_ranks_.resize(static_cast<std::size_t>(groups_.world.size()));
+    groups_.world.all_gather(&job_rank, sizeof job_rank, job_ranks_.data());
     for (int g = 0; g < kNumGroups; ++g) {
-        const Place place = g == kExpertParallel ? places().experts
-                            : g == kWorld        ? places().world
-                                                 : places().replicas;
-        members_[g].assign(static_cast<std::size_t>(place.size), world_rank);
+        const GroupRank here = g == kExpertParallel ? group_ranks().experts
+                               : g == kWorld        ? group_ranks().world
+                                                    : group_ranks().replicas;
+        members_[g].assign(static_cast<std::size_t>(here.size), world_rank);
         if (processes[g] != nullptr)
             processes[g]->all_gather(&world_rank, sizeof world_rank, members_[g].data());
         std::vector<uint8_t*> table;
@@ -124,11 +124,11 @@ PeerExchange::PeerExchange(Ops& ops, const ExchangeGroups& groups, const Exchang
             reinterpret_cast<uint8_t**>(memory_->own() + layout_.tables) + g * PeerMemory::kMaxRanks;
         check_cuda(
             cudaMemcpy(device_table, table.data(), table.size() * sizeof(uint8_t*), cudaMemcpyHostToDevice),
-            "storing the addresses of peers");
+            "copying the addresses of peer memory");
         device_groups_[g] = {.regions = device_table,
                              .words = words_,
-                             .rank = place.rank,
-                             .size = place.size,
+                             .rank = here.rank,
+                             .size = here.size,
                              .index = g,
                              .flags = layout_.flags,
                              .buffers = layout_.buffers,
@@ -156,7 +156,7 @@ void PeerExchange::synchronize(GroupIndex group, PeerOperation operation, const 
 void PeerExchange::check_fits(int64_t bytes, const char* what) const {
     FP8FLOW_CHECK(
         bytes <= layout_.buffer_bytes,
-        "{} needs {} bytes, the exchange was made for {} ({} tokens per rank, top-{}, {} columns of {})",
+        "{} needs {} bytes, but the receive buffer has {} ({} tokens per rank, top-{}, {} columns of {})",
         what, bytes, layout_.buffer_bytes, limits_.tokens_per_rank, limits_.topk, limits_.hidden,
         fp8flow::name_of(limits_.row));
 }
@@ -169,7 +169,7 @@ void PeerExchange::check_peers() {
     const uint64_t sequence = report->sequence;
     std::vector<int> late;
     for (std::size_t r = 0; r < members_[group].size(); ++r)
-        if ((members >> r & 1) != 0) late.push_back(names_[static_cast<std::size_t>(members_[group][r])]);
+        if ((members >> r & 1) != 0) late.push_back(job_ranks_[static_cast<std::size_t>(members_[group][r])]);
     fail(ExitCode::peer,
          "rank {}: no answer from rank {} for {:g} s in {} over peer memory ({}; group barrier {}); "
          "parallel.peer_deadline_seconds is the limit",
@@ -210,12 +210,12 @@ std::unique_ptr<Exchange> make_peer_exchange(Ops& ops, const ExchangeGroups& gro
                                              double deadline_seconds, PeerMapping mapping,
                                              std::string& reason) {
     FP8FLOW_CHECK(deadline_seconds > 0, "deadline {} s", deadline_seconds);
-    if (limits.topk > kWarpSize) {  // bits of a word name a token's experts
+    if (limits.topk > kWarpSize) {  // a warp holds one expert of a token per lane
         reason =
             fmt::format("moe.moe_router_topk is {}, at most {} over peer memory", limits.topk, kWarpSize);
         return nullptr;
     }
-    const peer::PeerLayout layout(limits, order, groups.places());
+    const peer::PeerLayout layout(limits, order, groups.group_ranks());
     auto memory = peer::PeerMemory::create(groups.world, mapping, layout.bytes, reason);
     if (!memory) return nullptr;
     return std::make_unique<peer::PeerExchange>(ops, groups, limits, order, deadline_seconds,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// Maps the regions of all ranks of a host, and proves at start-up that stores and loads between them work.
+// Maps the regions of all ranks of a host, and tests at start-up that stores and loads between them work.
 #include "kernels/hopper/exchange/peer/peer_memory.h"
 
 #include "kernels/core/error.h"
@@ -18,8 +18,8 @@ namespace {
 constexpr int64_t kPageBytes = int64_t{2} << 20;
 constexpr int64_t kLineWords = 128 / sizeof(uint64_t);  // one line per writer
 
-// False on every rank alike if any rank has a problem; `reason` is then that of the first of them.
-// Collective: no rank returns before all have entered.
+// False on every rank if any rank has a problem; `reason` is that of the lowest such rank. Collective: no
+// rank returns before all have entered.
 bool all_succeeded(ProcessGroup& world, const std::string& own_problem, std::string& reason) {
     constexpr std::size_t kText = 256;
     char own[kText] = {};
@@ -44,7 +44,7 @@ __device__ __forceinline__ uint64_t pattern(int from, int to) {
     return 0x9E3779B97F4A7C15ull * static_cast<uint64_t>(from * PeerMemory::kMaxRanks + to + 1);
 }
 
-// One warp, one thread a peer; 8 bytes each.
+// One warp, one thread per peer, 8 bytes each.
 __global__ void write_patterns_kernel(const Regions regions) {
     const int peer = static_cast<int>(threadIdx.x);
     if (peer < regions.size)
@@ -78,7 +78,7 @@ Regions test_regions(const PeerMemory& memory, const ProcessGroup& world) {
 std::unique_ptr<PeerMemory> PeerMemory::create(ProcessGroup& world, PeerMapping mapping, int64_t bytes,
                                                std::string& reason) {
     if (world.size() > kMaxRanks) {
-        reason = fmt::format("{} ranks, at most {} share memory", world.size(), kMaxRanks);
+        reason = fmt::format("{} ranks, peer memory supports at most {}", world.size(), kMaxRanks);
         return nullptr;
     }
     auto regions =
@@ -97,8 +97,8 @@ std::string PeerMemory::check_reach() {
     std::vector<int64_t> all(static_cast<std::size_t>(world_.size()));
     world_.all_gather(&bytes_, sizeof bytes_, all.data());
     for (std::size_t r = 0; r < all.size(); ++r)
-        FP8FLOW_CHECK(all[r] == bytes_, "rank {} shares {} bytes, rank {} {}", r, all[r], world_.rank(),
-                      bytes_);
+        FP8FLOW_CHECK(all[r] == bytes_, "rank {} has a region of {} bytes, rank {} of {}", r, all[r],
+                      world_.rank(), bytes_);
     return regions_->check_reach();
 }
 
@@ -148,8 +148,8 @@ void PeerMemory::release() noexcept {
         regions_->free();
         cudaFreeHost(host_words_);
     } catch (const std::exception&) {
-        // A peer is gone or late. Freeing now could fault a live one, so the memory is left to the end of the
-        // process.
+        // A peer is gone or late. A live peer may still read the memory, so it stays allocated until the
+        // process ends.
     }
     cudaGetLastError();
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// The bandwidth between GPUs of one host: all ranks load from, or store to, the memory of all others at the
-// same time. It is the ceiling of the exchange.
+// Measures the bandwidth between GPUs of one host, the upper bound of the exchange: all ranks load from, or
+// store to, the memory of all others at the same time.
 #include "kernels/hopper/exchange/peer/peer_memory.h"
 #include "kernels/hopper/factory.h"
 #include "kernels/hopper/runtime/launch.h"
@@ -21,11 +21,11 @@ struct ProbeRegions {
 
 enum class Direction { load, store };
 
-// Bytes: 16 * words for each of `others` ranks, over the wire, and as many in that rank's memory. A rank owns
-// the rank-th part of `words` words in every region, so no two ranks touch the same bytes. A CTA serves one
-// peer, the blockIdx.x % others-th from `first_peer` on, so that all links are busy at once, and strides over
-// its part with the other CTAs of that peer. No barriers. Deterministic: a word is stored by one thread;
-// loaded words are combined by exclusive or, which could reach `sink`.
+// Traffic: 16 * words bytes per other rank over NVLink. Each rank has its own part of `words` words in every
+// region, so no two ranks access the same bytes. A CTA serves one peer, number blockIdx.x % others from
+// `first_peer` on, so that all links are busy. No barriers. Deterministic: one thread stores each word.
+// Loaded words are combined by exclusive or, and written to `sink` if the result is kNever, so that the
+// compiler keeps the loads.
 template <Direction direction>
 __global__ void __launch_bounds__(kThreads)
     peer_kernel(ProbeRegions regions, int rank, int ranks, int first_peer, int others, int64_t words,

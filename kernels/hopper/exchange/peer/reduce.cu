@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: MIT
-// all_reduce over peer memory, element by element in ascending rank order, so with the bits of
-// ProcessGroup's. Small tensors: every rank stores its values into every member's receive buffer, and reduces
-// all of them after one barrier. Large ones, a chunk at a time: every rank stages the chunk in its region,
-// reduces its shard of all members' chunks, and fetches the other shards' results; two barriers a chunk.
+// Reductions over peer memory, in ascending rank order, with the bits of ProcessGroup's reductions.
 //
-// reduce_scatter and all_gather, a round of shares at a time: slices are packed into the region, every rank
-// reduces its packed share of all members', or fetches the shares of the others; two barriers a round.
+// all_reduce of small tensors: every rank stores its values into every member's receive buffer, and adds all
+// of them after one barrier. Large tensors, chunk by chunk: every rank copies the chunk into its region,
+// reduces its shard over all members, and copies the results of the other shards. Two barriers per chunk.
+//
+// reduce_scatter and all_gather, in rounds: every rank packs its slices into its region, then reduces its
+// packed shard over all members, or copies the shards of the others. Two barriers per round.
 #include "kernels/core/error.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/hopper/device/widened.h"
@@ -28,11 +29,11 @@ struct ReduceArgs {
     PeerGroup group;
     uint8_t* values;
     int64_t bytes;          // of the tensor, or of this chunk of it
-    int64_t chunk, result;  // in a region
+    int64_t chunk, result;  // offsets in a region
     int64_t shard_bytes;    // a multiple of 16; the last members' shards may be short or empty
 };
 
-// Moves: the tensor to every member. No barriers, one writer a byte.
+// Traffic: writes the tensor to every member. No barriers, one writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void push_values_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -41,7 +42,7 @@ __global__ __launch_bounds__(kPeerThreads) void push_values_kernel(const ReduceA
             group.next_buffer((group.rank + step) % group.size) + group.rank * PeerLayout::kSmallBytes,
             args.values, args.bytes, grid_thread(), grid_threads());
 }
-// Moves: every member's tensor in, one out, all of it local. A thread takes one element at a time, members in
+// Traffic: reads every member's tensor, writes one, all in local memory. One element per thread, members in
 // ascending order.
 template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_values_kernel(const ReduceArgs args) {
@@ -57,16 +58,16 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_values_kernel(const Reduc
     }
 }
 
-// Moves: the chunk in and out once, all of it local.
+// Traffic: reads and writes the chunk once, in local memory.
 __global__ __launch_bounds__(kPeerThreads) void stage_chunk_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
     copy_contiguous(group.regions[group.rank] + args.chunk, args.values, args.bytes, grid_thread(),
                     grid_threads());
 }
-// Moves: one shard from every member over NVLink, one out. A thread takes 16 bytes of two places at a time
-// and adds members in ascending order; their loads do not depend on each other. Bytes past the chunk's end
-// are reduced too, and never fetched. No barriers, one writer a byte.
+// Traffic: reads one shard of every member over NVLink, writes one. A thread takes 16 bytes at two places and
+// adds members in ascending order, with independent loads. Bytes past the end of the chunk are reduced too,
+// but never read. No barriers, one writer per byte.
 template <class T, class Reduce>
 __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const ReduceArgs args) {
     constexpr int kElements = static_cast<int>(kPeerVector / sizeof(T)), kPlaces = 2;
@@ -104,8 +105,8 @@ __global__ __launch_bounds__(kPeerThreads) void reduce_shard_kernel(const Reduce
         }
     }
 }
-// Moves: every other member's shard over NVLink into the tensor, beginning with the successor's. No barriers,
-// one writer a byte.
+// Traffic: reads every other member's shard over NVLink, beginning with the successor's. No barriers, one
+// writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void fetch_shards_kernel(const ReduceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -119,7 +120,7 @@ __global__ __launch_bounds__(kPeerThreads) void fetch_shards_kernel(const Reduce
     }
 }
 
-// Slices of a tensor and their places in an area of the regions, in bytes; passed to kernels by value.
+// Slices of a tensor and their offsets in an area of the regions, in bytes; a kernel argument.
 constexpr int kMaxPieces = 96;
 struct Piece {
     int64_t tensor, packed, bytes;
@@ -132,9 +133,9 @@ struct PieceArgs {
     int count;
     Piece pieces[kMaxPieces];
 };
-static_assert(sizeof(PieceArgs) <= 4096);  // of all arguments of a kernel
+static_assert(sizeof(PieceArgs) <= 4096);  // limit of kernel arguments
 
-// Moves: the slices in and out once, all of it local. No barriers, one writer a byte.
+// Traffic: reads and writes the slices once, in local memory. No barriers, one writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void pack_pieces_kernel(const PieceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -143,8 +144,8 @@ __global__ __launch_bounds__(kPeerThreads) void pack_pieces_kernel(const PieceAr
                         args.values + args.pieces[i].tensor, args.pieces[i].bytes, grid_thread(),
                         grid_threads());
 }
-// Moves: the slices out of their members' regions, over NVLink where it is another rank's. No barriers, one
-// writer a byte.
+// Traffic: reads the slices from their members' regions, those of other ranks over NVLink. No barriers, one
+// writer per byte.
 __global__ __launch_bounds__(kPeerThreads) void unpack_pieces_kernel(const PieceArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -154,7 +155,7 @@ __global__ __launch_bounds__(kPeerThreads) void unpack_pieces_kernel(const Piece
                         args.pieces[i].bytes, grid_thread(), grid_threads());
 }
 
-// The slices of `member` are packed from `begin` of the area on, each at a whole vector. Returns their end.
+// Packs the slices of `member` into the area from `begin` on, each aligned to a vector. Returns their end.
 int64_t add_pieces(PieceArgs& args, const std::vector<Slice>& slices, int64_t element, int member,
                    int64_t begin) {
     for (const Slice& slice : slices) {
@@ -170,12 +171,11 @@ int64_t packed_bytes(const std::vector<Slice>& slices, int64_t element) {
     return bytes;
 }
 
-// Before its pieces are added.
 PieceArgs no_pieces(const PeerGroup& group, const TensorView& values, int64_t area) {
     return {.group = group, .values = values.bytes_ptr(), .area = area, .count = 0, .pieces = {}};
 }
 
-// Shares of which each takes at most `bytes` of an area, packed, and all together at most kMaxPieces.
+// Rounds in which a packed shard has at most `bytes`, and all shards together at most kMaxPieces slices.
 RoundLimits limits_of(int64_t bytes, int64_t element, int ranks) {
     const int64_t slices = kMaxPieces / ranks;
     return {.elements = (bytes - slices * kPeerVector) / element / kPeerVector * kPeerVector,
@@ -204,7 +204,7 @@ ReduceKernels choose(Reduce reduce, const TensorView& values) {
     if (values.dtype == DType::bf16 && sum) return kernels_of<Bf16, Sum>();
     if (values.dtype == DType::i64 && sum) return kernels_of<int64_t, Sum>();
     if (values.dtype == DType::i32 && !sum) return kernels_of<int32_t, Max>();
-    fail(ExitCode::internal, "all_reduce: no {} of {}", sum ? "sum" : "maximum", describe(values));
+    fail(ExitCode::internal, "all_reduce has no {} of {}", sum ? "sum" : "maximum", describe(values));
 }
 
 }  // namespace
@@ -238,23 +238,23 @@ void PeerExchange::do_all_reduce(Reduce reduce, Ranks ranks, const TensorView& v
     }
 }
 
-void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch) {
-    const auto& [ranks, values, shares] = shared;
+void PeerExchange::do_reduce_scatter(const Sharded& sharded, const Launch& launch) {
+    const auto& [ranks, values, shards] = sharded;
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
     const Kernel reduce_shard = choose(Reduce::sum, values).shard;
-    const int64_t element = size_of(values.dtype), room = PeerLayout::kChunkBytes / area.size;
+    const int64_t element = size_of(values.dtype), shard_space = PeerLayout::kChunkBytes / area.size;
     const int own = device_groups_[group].rank;
-    for (const Shares& round : rounds_of(shares, limits_of(room, element, area.size))) {
-        int64_t shard_bytes = 0;  // a place of equal size for each rank's share
-        for (const auto& share : round) shard_bytes = std::max(shard_bytes, packed_bytes(share, element));
+    for (const Shards& round : rounds_of(shards, limits_of(shard_space, element, area.size))) {
+        int64_t shard_bytes = 0;  // equal space for each rank's shard
+        for (const auto& shard : round) shard_bytes = std::max(shard_bytes, packed_bytes(shard, element));
         const std::vector<Slice>& here = round[static_cast<std::size_t>(own)];
         const int64_t own_bytes = packed_bytes(here, element);
         PieceArgs all = no_pieces(device_groups_[group], values, area.chunk);
         for (int r = 0; r < area.size; ++r)
             add_pieces(all, round[static_cast<std::size_t>(r)], element, own, r * shard_bytes);
-        launch_over(area.size * shard_bytes, pack_pieces_kernel, launch, "staging shares for peers", all);
+        launch_over(area.size * shard_bytes, pack_pieces_kernel, launch, "staging shards for peers", all);
         synchronize(group, PeerOperation::reduce_scatter, launch);
         if (own_bytes > 0) {
             const ReduceArgs args{.group = device_groups_[group],
@@ -263,23 +263,23 @@ void PeerExchange::do_reduce_scatter(const Shared& shared, const Launch& launch)
                                   .chunk = area.chunk,
                                   .result = area.result,
                                   .shard_bytes = shard_bytes};
-            launch_over(own_bytes, reduce_shard, launch, "reducing a share", args);
+            launch_over(own_bytes, reduce_shard, launch, "reducing a shard", args);
             PieceArgs mine = no_pieces(device_groups_[group], values, area.result);
             add_pieces(mine, here, element, own, 0);
-            launch_over(own_bytes, unpack_pieces_kernel, launch, "placing a share", mine);
+            launch_over(own_bytes, unpack_pieces_kernel, launch, "placing a shard", mine);
         }
         synchronize(group, PeerOperation::reduce_scatter, launch);
     }
 }
 
-void PeerExchange::do_all_gather(const Shared& shared, const Launch& launch) {
-    const auto& [ranks, values, shares] = shared;
+void PeerExchange::do_all_gather(const Sharded& sharded, const Launch& launch) {
+    const auto& [ranks, values, shards] = sharded;
     last_stream_ = launch.stream;
     const GroupIndex group = index_of(ranks);
     const PeerLayout::Reduction& area = area_of(ranks);
     const int64_t element = size_of(values.dtype);
     const int own = device_groups_[group].rank;
-    for (const Shares& round : rounds_of(shares, limits_of(PeerLayout::kChunkBytes, element, area.size))) {
+    for (const Shards& round : rounds_of(shards, limits_of(PeerLayout::kChunkBytes, element, area.size))) {
         PieceArgs mine = no_pieces(device_groups_[group], values, area.chunk);
         PieceArgs others = mine;
         const int64_t own_bytes = add_pieces(mine, round[static_cast<std::size_t>(own)], element, own, 0);
@@ -289,10 +289,10 @@ void PeerExchange::do_all_gather(const Shared& shared, const Launch& launch) {
             other_bytes += add_pieces(others, round[static_cast<std::size_t>(member)], element, member, 0);
         }
         if (own_bytes > 0)
-            launch_over(own_bytes, pack_pieces_kernel, launch, "staging a share for peers", mine);
+            launch_over(own_bytes, pack_pieces_kernel, launch, "staging a shard for peers", mine);
         synchronize(group, PeerOperation::all_gather, launch);
         if (other_bytes > 0)
-            launch_over(other_bytes, unpack_pieces_kernel, launch, "fetching shares", others);
+            launch_over(other_bytes, unpack_pieces_kernel, launch, "fetching shards", others);
         synchronize(group, PeerOperation::all_gather, launch);
     }
 }

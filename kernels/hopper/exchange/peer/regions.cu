@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-// PeerRegions by CUDA IPC: handles travel through the ProcessGroup; within one process, pointers.
+// PeerRegions with CUDA IPC. The ProcessGroup exchanges IPC handles, or pointers within one process.
 #include "kernels/hopper/exchange/peer/regions.h"
 
 #include "kernels/core/error.h"
@@ -31,7 +31,7 @@ uint64_t process_number() {
     return number;
 }
 
-// The number under which this process sees a GPU, or -1.
+// The device number of a GPU in this process, or -1.
 int device_of(const cudaUUID_t& gpu) {
     int count = 0;
     if (cudaGetDeviceCount(&count) != cudaSuccess) return -1;
@@ -54,9 +54,10 @@ public:
         own.process = process_number();
         int device = 0;
         cudaDeviceProp properties{};
-        std::string wrong = cuda_problem(cudaGetDevice(&device), "asking for the current GPU");
+        std::string wrong = cuda_problem(cudaGetDevice(&device), "reading the current GPU");
         if (wrong.empty())
-            wrong = cuda_problem(cudaGetDeviceProperties(&properties, device), "asking for the GPU's name");
+            wrong =
+                cuda_problem(cudaGetDeviceProperties(&properties, device), "reading the GPU's properties");
         own.gpu = properties.uuid;
         identities_.resize(size());
         world_.all_gather(&own, sizeof own, identities_.data());
@@ -68,11 +69,11 @@ public:
             reach_.push_back(r == rank()                   ? Reach::self
                              : peer.process == own.process ? Reach::same_process
                                                            : Reach::other_process);
-            // A GPU that this process does not see may still be reachable: map() finds out.
+            // a GPU that this process does not see may still be reachable; map() tries
             const int other = device_of(peer.gpu);
             if (other < 0 || other == device) continue;
             int possible = 0;
-            wrong = cuda_problem(cudaDeviceCanAccessPeer(&possible, device, other), "asking for peer access");
+            wrong = cuda_problem(cudaDeviceCanAccessPeer(&possible, device, other), "querying peer access");
             if (wrong.empty() && possible == 0)
                 wrong = fmt::format("GPU {} cannot access GPU {} of rank {}", device, other, r);
             if (!wrong.empty()) return wrong;
@@ -93,13 +94,12 @@ public:
         own.region = this->own();
         std::string wrong;
         if (std::find(reach_.begin(), reach_.end(), Reach::other_process) != reach_.end())
-            wrong = cuda_problem(cudaIpcGetMemHandle(&own.handle, this->own()),
-                                 "making a handle of memory for peers");
+            wrong = cuda_problem(cudaIpcGetMemHandle(&own.handle, this->own()), "making an IPC handle");
         world_.all_gather(&own, sizeof own, identities_.data());
         if (!wrong.empty()) return wrong;
 
         int device = 0;
-        wrong = cuda_problem(cudaGetDevice(&device), "asking for the current GPU");
+        wrong = cuda_problem(cudaGetDevice(&device), "reading the current GPU");
         for (std::size_t r = 0; r < size() && wrong.empty(); ++r) {
             const Identity& peer = identities_[r];
             if (reach_[r] == Reach::same_process) {
@@ -137,7 +137,7 @@ private:
     enum class Reach { self, same_process, other_process };
     struct Identity {
         char host[128];
-        uint64_t process;  // differs between processes, and between containers that number them alike
+        uint64_t process;  // random: process ids repeat across containers
         cudaUUID_t gpu;
         uint8_t* region;  // set by map()
         cudaIpcMemHandle_t handle;

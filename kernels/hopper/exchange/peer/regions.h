@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// PeerRegions: how PeerMemory gets one region of GPU memory per rank that all ranks map. Two ways:
-// CUDA IPC and windows of NCCL. IPC handles travel through the ProcessGroup; between threads of one process,
-// in tests, the pointers themselves do. Read next: peer_memory.h.
+// PeerRegions: one region of GPU memory per rank, mapped by all ranks, for PeerMemory. Two implementations:
+// CUDA IPC and NCCL windows. The ProcessGroup exchanges IPC handles; between threads of one process, in
+// tests, it exchanges pointers. Read next: peer_memory.h.
 #pragma once
 
 #include "kernels/comm/process_group.h"
@@ -15,19 +15,19 @@ namespace fp8flow::hopper::peer {
 
 class PeerRegions {
 public:
-    // Of `world`, which outlives this.
+    // `world` outlives this.
     explicit PeerRegions(ProcessGroup& world)
         : world_(world), regions_(static_cast<std::size_t>(world.size()), nullptr) {}
     virtual ~PeerRegions() = default;
     PeerRegions(const PeerRegions&) = delete;
     PeerRegions& operator=(const PeerRegions&) = delete;
 
-    // The steps, collective, in this order: each returns the problem of this rank, or nothing. `bytes` is the
-    // same on all ranks; the memory is on the calling thread's current GPU.
+    // Set-up steps, collective, in this order. Each returns this rank's error text, or nothing. `bytes` is
+    // the same on all ranks. The memory is on the current GPU of the calling thread.
     virtual std::string check_reach() = 0;
     virtual std::string allocate(int64_t bytes) = 0;
     virtual std::string map() = 0;
-    // Collective; after any number of the steps. unmap() on every rank comes before free() on any.
+    // Collective; after any number of set-up steps. All ranks call unmap() before any rank calls free().
     virtual void unmap() = 0;
     virtual void free() = 0;
 
@@ -43,7 +43,7 @@ protected:
 };
 
 std::unique_ptr<PeerRegions> make_ipc_regions(ProcessGroup& world);
-// Null, with the reason, in programs built without NCCL or with an NCCL that has no windows.
+// Null, with the reason, in a build without NCCL or with an NCCL that has no windows.
 std::unique_ptr<PeerRegions> make_window_regions(ProcessGroup& world, std::string& reason);
 
 }  // namespace fp8flow::hopper::peer

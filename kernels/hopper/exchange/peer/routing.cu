@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // gather_routing over peer memory: every rank stores its ids and probabilities into every member's receive
-// buffer; after one group barrier each copies out its own. From there all offsets are computed on the device,
-// equally on all ranks (permute/plan.cu).
+// buffer; after one group barrier each member copies them to the caller's tensors. permute/plan.cu then
+// computes all offsets on the device, the same on all ranks.
 #include "kernels/hopper/exchange/peer/peer_exchange.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -9,7 +9,7 @@ namespace fp8flow::hopper::peer {
 
 namespace {
 
-// A receive buffer: ids [G, S, K], then probs [G, S, K].
+// Layout of a receive buffer: ids [G, S, K], then probs [G, S, K].
 struct RoutingArgs {
     PeerGroup group;
     const int32_t* ids;
@@ -19,8 +19,8 @@ struct RoutingArgs {
     float* all_probs;
 };
 
-// Moves: 8 bytes a (token, k) to each of the other ranks. A thread takes one value at a time; the values of
-// absent tokens are written too, as -1 and 0. No barriers, one writer a word.
+// Traffic: writes 8 bytes per (token, k) to every rank. One value per thread; values of absent tokens are -1
+// and 0. No barriers, one writer per word.
 __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const RoutingArgs args) {
     const PeerGroup& group = args.group;
     if (group.lost()) return;
@@ -37,8 +37,8 @@ __global__ __launch_bounds__(kPeerThreads) void push_routing_kernel(const Routin
     if (grid_thread() == 0) count_wire(&group.words->wire[0], (group.size - 1) * args.values * 8);
 }
 
-// Moves: 8 bytes a (rank, token, k) in and out, all of it local. If a peer was lost all tokens count as
-// absent, so that the plan is valid.
+// Traffic: reads and writes 8 bytes per (rank, token, k) in local memory. If a peer was lost, all tokens
+// count as absent, so that the plan is valid.
 __global__ __launch_bounds__(kPeerThreads) void copy_routing_kernel(const RoutingArgs args) {
     const PeerGroup& group = args.group;
     const bool lost = group.lost();

@@ -199,11 +199,11 @@ TEST(DistributedOptimizer, SlicesCoverEveryElementOnceAndNoBlockTwice) {
         for (const int64_t numel :
              {1, 63, 64, 8000, 65, 8192, 8193, 12345, 1000, 500'000, 1, 16384, 200'001}) {
             SCOPED_TRACE(fmt::format("{} elements from {} on, {} ranks", numel, cut.first, size));
-            const Shares shares = state_shares(numel, size, cut);
+            const Shards shards = state_shards(numel, size, cut);
             std::map<int64_t, int64_t> slices;  // first -> count
-            for (size_t rank = 0; rank < shares.size(); ++rank) {
-                ASSERT_EQ(shares[rank].size(), 1u);
-                const Slice& slice = shares[rank].front();
+            for (size_t rank = 0; rank < shards.size(); ++rank) {
+                ASSERT_EQ(shards[rank].size(), 1u);
+                const Slice& slice = shards[rank].front();
                 EXPECT_LE(slice.count, numel / size + 2 * kNormBlock);
                 sums[rank] += slice.count;
                 if (slice.count == 0) continue;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // Two micro-batches in turns give the bits of one after the other, on streams that work as late as they may
 // (tests/support/layers/late_stream.h) and in whole training runs; and how turns change and end.
-#include "layers/schedule/turns.h"
+#include "layers/schedule/interleaved.h"
 
 #include "model/train/trainer.h"
 #include "tests/support/layers/layer_fixture.h"
@@ -23,18 +23,18 @@ struct Player {
     explicit Player(ProcessGroup& group) : rank(std::make_unique<RankFixture>(group, c)) {}
 };
 
-TEST(Turns, ChangeAtEveryPassUntilOneIsDone) {
+TEST(InterleavedPair, ChangeAtEveryPassUntilOneIsDone) {
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
         Player player(group);
-        Turns turns(player.rank->ops.device());
+        InterleavedPair turns(player.rank->ops.device());
         std::string order;
         const auto play = [&](char name, int passes) {
-            return [&, name, passes](Turn& turn) {
+            return [&, name, passes](InterleavedMicroBatch& turn) {
                 Context ctx = player.rank->context();
                 for (int i = 0; i < passes; ++i) {
                     order += name;
                     ctx.timer.set_layer(name);
-                    turn.pass(ctx);
+                    turn.yield(ctx);
                     EXPECT_EQ(ctx.timer.position().layer, name);
                 }
                 order += static_cast<char>(std::toupper(name));
@@ -49,20 +49,20 @@ TEST(Turns, ChangeAtEveryPassUntilOneIsDone) {
 }
 
 // The error of either ends both, and is the one thrown; afterwards turns can be played again.
-TEST(Turns, AnErrorEndsBoth) {
+TEST(InterleavedPair, AnErrorEndsBoth) {
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
         Player player(group);
-        Turns turns(player.rank->ops.device());
+        InterleavedPair turns(player.rank->ops.device());
         for (const int failing : {0, 1}) {
             bool went_on = false;
-            const auto fails = [&](Turn& turn) {
+            const auto fails = [&](InterleavedMicroBatch& turn) {
                 Context ctx = player.rank->context();
-                turn.pass(ctx);
+                turn.yield(ctx);
                 throw std::runtime_error("lost");
             };
-            const auto waits = [&](Turn& turn) {
+            const auto waits = [&](InterleavedMicroBatch& turn) {
                 Context ctx = player.rank->context();
-                for (int i = 0; i < 5; ++i) turn.pass(ctx);
+                for (int i = 0; i < 5; ++i) turn.yield(ctx);
                 went_on = true;
             };
             EXPECT_THROW(failing == 0 ? turns.run(player.rank->timer, fails, waits)
@@ -72,7 +72,8 @@ TEST(Turns, AnErrorEndsBoth) {
         }
         int played = 0;
         turns.run(
-            player.rank->timer, [&](Turn&) { ++played; }, [&](Turn&) { ++played; });
+            player.rank->timer, [&](InterleavedMicroBatch&) { ++played; },
+            [&](InterleavedMicroBatch&) { ++played; });
         EXPECT_EQ(played, 2);
     });
 }
@@ -95,20 +96,20 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
     RankFixture& rank = model.rank();
     OtherMemory other(rank);
     WireStream wire(rank.ops.device(), {});
-    Turns turns(rank.ops.device());
+    InterleavedPair turns(rank.ops.device());
     HostTensor loss(DType::f32, {1});
     loss.as<float>()[0] = 0;
     Context begin = rank.context();
     model.model().begin_step(begin);
     std::vector<Transformer::MicroBatch> batches(kMicroBatches);
-    const auto pass = [&](int64_t m, Turn* turn, bool forward) {
+    const auto pass = [&](int64_t m, InterleavedMicroBatch* turn, bool forward) {
         Context ctx = m % 2 == 0 ? rank.context() : rank.context(other.saved, other.scratch, other.rows);
         ctx.num_micro_batches = kMicroBatches;
         ctx.micro_batch = m;
         ctx.grad_mode = m == 0 ? Gradient::overwrite : Gradient::accumulate;
         ctx.reduces_gradients = m == kMicroBatches - 1;
         ctx.wire = &wire;
-        ctx.turn = turn;
+        ctx.interleaved = turn;
         Transformer::MicroBatch& batch = batches[static_cast<std::size_t>(m)];
         if (forward) {
             batch = {.tokens = model.tokens(),
@@ -124,8 +125,8 @@ LayerResult train_micro_batches(ProcessGroup& group, const LayerCase& c, bool in
         pass(0, nullptr, true);
         for (int64_t m = 1; m < kMicroBatches; ++m)
             turns.run(
-                rank.timer, [&](Turn& turn) { pass(m, &turn, true); },
-                [&](Turn& turn) { pass(m - 1, &turn, false); });
+                rank.timer, [&](InterleavedMicroBatch& turn) { pass(m, &turn, true); },
+                [&](InterleavedMicroBatch& turn) { pass(m - 1, &turn, false); });
         pass(kMicroBatches - 1, nullptr, false);
     } else {
         for (int64_t m = 0; m < kMicroBatches; ++m)
@@ -190,14 +191,14 @@ LayerCase model_of(Recipe recipe) {
     return c;
 }
 
-TEST(Turns, ChangeNoBitOnLateStreams) {
+TEST(InterleavedPair, ChangeNoBitOnLateStreams) {
     for (const Recipe recipe : kRecipes) {
         SCOPED_TRACE(recipe_name(recipe));
         expect_turns_change_no_bit(model_of(recipe));
     }
 }
 
-TEST(Turns, ChangeNoBitUnderRecomputation) {
+TEST(InterleavedPair, ChangeNoBitUnderRecomputation) {
     for (int mode = 0; mode < 6; ++mode) {
         SCOPED_TRACE(mode);
         LayerCase c = model_of(Recipe::fp8_flow);
@@ -211,7 +212,7 @@ TEST(Turns, ChangeNoBitUnderRecomputation) {
     }
 }
 
-TEST(Turns, ChangeNoBitOfOtherModels) {
+TEST(InterleavedPair, ChangeNoBitOfOtherModels) {
     LayerCase tied = model_of(Recipe::fp8_flow), one = tied, unpadded = tied;
     tied.model.untie_embeddings_and_output_weights = false;
     one.tokens = {48};
@@ -221,7 +222,7 @@ TEST(Turns, ChangeNoBitOfOtherModels) {
 
 // Whole runs, one step in flight: two ranks that share the experts, and four as two such groups, where expert
 // gradients are reduced too; with rows that run out, so that steps are redone.
-TEST(Turns, ChangeNoBitOfTraining) {
+TEST(InterleavedPair, ChangeNoBitOfTraining) {
     for (const int ranks : {2, 4})
         for (const bool tight : {false, true}) {
             SCOPED_TRACE(fmt::format("{} ranks, tight rows {}", ranks, tight));

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: MIT
-// How combine_sums.cu signals. The rows that a rank returns to an owner are divided into chunks, in the order
-// of the owner's tokens. A CTA that sends stores its progress at every owner: the chunks in which it has
-// nothing left to store. An owner adds its tokens up to the first one with a row that has not arrived. Here:
-// what the warps of a CTA share, the table of this rank's own rows, and the watcher warp that sends and
-// receives progress. The protocol is described in combine_sums.cu.
+// The progress protocol of combine_sums.cu, which describes it: what the warps of a CTA share, the table of
+// this rank's own rows, and the progress warp. The rows that a rank returns to an owner are divided into
+// chunks, in the order of the owner's tokens. The progress of a CTA is the number of chunks in which it has
+// stored all of its items.
 #pragma once
 
 #include "kernels/hopper/device/clock.h"
@@ -12,25 +11,25 @@
 
 namespace fp8flow::hopper::peer {
 
-constexpr int kWorkers = 15, kWatcher = kWorkers;  // warps of a CTA; the number of the watcher
+constexpr int kWorkers = 15, kProgressWarp = kWorkers;  // worker warps of a CTA; index of the progress warp
 constexpr int kCombineThreads = (kWorkers + 1) * kWarpSize;
 constexpr int kWordBits = 32;
-// Chunks of the rows that a rank returns to an owner: one for so many slots, the same number on all ranks,
-// whatever the routing; some may be empty. A watcher that is in the middle of a fence signals several at once
-// afterwards, so that small ones cost nothing.
+// Chunks of the rows that a rank returns to an owner: one per 16 slots, so the number does not depend on
+// routing, and some chunks may be empty. Small chunks are cheap: after a fence the progress warp signals all
+// chunks that were finished meanwhile at once.
 constexpr int kMostCombineChunks = 63, kChunkSlots = 16;
-static_assert(kMostCombineSenders == kWarpSize, "a lane watches the CTA of its number");
+static_assert(kMostCombineSenders == kWarpSize, "lane n polls CTA n");
 
 struct CombineSumsArgs {
     CombineArgs combine;
     GroupBarrier barrier;
     CombineWords* words;
-    int64_t progress;   // in a region: of all members' CTAs that send
-    int chunks;         // of the rows that a rank returns to an owner
-    int units, pieces;  // of a row
-    int drawn, draws;   // pieces per work item, work items per row
+    int64_t progress;            // offset in a region of the progress words
+    int chunks;                  // of the rows that a rank returns to an owner
+    int units, pieces;           // of a row
+    int item_pieces, row_items;  // pieces per work item, work items per row
 
-    // Rows of a chunk, if a rank returns `rows` rows.
+    // Rows per chunk if a rank returns `rows` rows.
     __device__ int chunk_rows(int64_t rows) const { return (static_cast<int>(rows) + chunks - 1) / chunks; }
     __device__ uint64_t* progress_of(int region, int writer, int cta) const {
         return reinterpret_cast<uint64_t*>(combine.group.regions[region] + progress) +
@@ -41,21 +40,21 @@ struct CombineSumsArgs {
 // What the warps of a CTA share while they run.
 struct CombineShared {
     uint8_t* buffer[PeerMemory::kMaxRanks];
-    int begin[PeerMemory::kMaxRanks + 1];   // of the received rows of an owner
-    int chunk_rows[PeerMemory::kMaxRanks];  // rows of a chunk that this rank returns to an owner
-    int chunk_draws;                        // work items of a chunk, to all owners
-    int senders;                            // CTAs of this rank that send, those of the lowest numbers
-    int lost;                               // at the start
-    // by atomics only
-    int progress[kWorkers];  // of a warp that sends: chunks in which it has nothing left to store
-    int arrived;             // this rank's tokens before this one have arrived from all members
+    int begin[PeerMemory::kMaxRanks + 1];   // first received row of each owner
+    int chunk_rows[PeerMemory::kMaxRanks];  // rows per chunk to each owner
+    int chunk_items;                        // work items per chunk, to all owners
+    int senders;                            // number of CTAs that send: the first ones
+    int lost;                               // a peer was lost before this call
+    // accessed by atomics only
+    int progress[kWorkers];  // chunks that each warp has finished
+    int arrived;             // all rows of this rank's tokens before this one have arrived
 };
 __device__ __forceinline__ int read_atomic(int* word) { return atomicAdd(word, 0); }
 
 // Which received rows are those of this rank's own tokens, in shared memory.
 struct OwnRows {
-    uint32_t* has_row;  // a bit for every own token: this rank hosts some of its experts
-    int* first;         // per 32 tokens: their first row; unset where none has a row
+    uint32_t* has_row;  // one bit per own token: this rank hosts one of its experts
+    int* first;         // per 32 tokens: their first row; not set if none has a row
 
     __host__ __device__ static int64_t words(const CombineSumsArgs& args) {
         return ceil_div(args.combine.slots, kWordBits);
@@ -68,7 +67,7 @@ struct OwnRows {
         const uint32_t bits = has_row[token / kWordBits], bit = 1u << token % kWordBits;
         return (bits & bit) == 0 ? -1 : first[token / kWordBits] + __popc(bits & (bit - 1));
     }
-    // Fills the table, by the whole CTA: reads the source of every own row, 16 KB for 4096 tokens. Barriers
+    // The whole CTA fills the table. It reads the source of every own row, 16 KB for 4096 tokens. Barriers
     // inside and at the end.
     __device__ __forceinline__ void fill(const CombineSumsArgs& args, int begin, int end) const {
         constexpr int kRun = 8;  // rows of a thread; loads in flight
@@ -99,11 +98,11 @@ struct OwnRows {
     }
 };
 
-// ---- the watcher warp
+// ---- the progress warp
 
-class ProgressWatcher {
+class ProgressWarp {
 public:
-    __device__ ProgressWatcher(const CombineSumsArgs& args, CombineShared& shared, uint64_t epoch)
+    __device__ ProgressWarp(const CombineSumsArgs& args, CombineShared& shared, uint64_t epoch)
         : args_(args),
           group_(args.combine.group),
           shared_(shared),
@@ -114,37 +113,37 @@ public:
           rows_(is_member_ ? static_cast<int>(args.combine.send_counts[lane_]) : 0),
           done_(is_member_ ? 0 : args.chunks) {}
 
-    // Runs until this CTA has sent everything and everything of the others has arrived, or until nothing has
-    // arrived for `limit` nanoseconds after it has sent. (Sending waits for nobody.)
-    __device__ __forceinline__ void watch() {
-        constexpr unsigned kNap = 100;  // nanoseconds
+    // Runs until this CTA has sent everything and all rows of other ranks have arrived. Reports lost peers
+    // if, after sending, nothing arrives for `limit` nanoseconds.
+    __device__ __forceinline__ void run() {
+        constexpr unsigned kPollNanoseconds = 100;
         if (cta_ == 0) signal_idle_ctas();
         publish_arrived();
         uint64_t since = global_nanoseconds();
-        for (bool sends = cta_ < shared_.senders, open = true; sends || open;) {
-            // polled only after that: a poll would hold up what this CTA signals
+        for (bool sends = cta_ < shared_.senders, receiving = true; sends || receiving;) {
+            // polls only after sending, because a poll would delay the signals
             const bool signalled = sends && signal_progress(), changed = !sends && poll_members();
             sends = sends && signalled_ < args_.chunks;
-            open = __any_sync(kFullMask, done_ < args_.chunks);
+            receiving = __any_sync(kFullMask, done_ < args_.chunks);
             if (signalled || changed) {
                 since = global_nanoseconds();
             } else if (!sends && __any_sync(kFullMask, global_nanoseconds() - since > args_.barrier.limit)) {
                 report_lost(args_.barrier, __ballot_sync(kFullMask, done_ < args_.chunks), epoch_);
-                // the workers end; their sums are not used
+                // lets the workers end; nobody uses their sums
                 if (lane_ == 0) atomicExch(&shared_.arrived, static_cast<int>(args_.combine.tokens));
                 return;
             } else {
-                __nanosleep(kNap);
+                __nanosleep(kPollNanoseconds);
             }
         }
     }
 
 private:
-    // A progress word of call `epoch`: the chunks done; words of earlier calls are smaller.
+    // The progress word of call `epoch` with `done` chunks. Words of earlier calls are smaller.
     static constexpr uint64_t kStep = kMostCombineChunks + 1;
     __device__ uint64_t word_of(int done) const { return epoch_ * kStep + static_cast<unsigned>(done); }
 
-    // CTAs that send nothing are done. Orders what the stream has done before, too.
+    // Stores the words of CTAs that do not send. The fence also orders earlier work of the stream.
     __device__ __forceinline__ void signal_idle_ctas() const {
         fence_system();
         if (lane_ < shared_.senders) return;
@@ -152,19 +151,19 @@ private:
             if (member != group_.rank)
                 store_relaxed_system(args_.progress_of(member, group_.rank, lane_), word_of(args_.chunks));
     }
-    // False if there was nothing new. The fence orders the workers' stores before the progress.
+    // False if nothing has changed. The fence orders the stores of the workers before the progress word.
     __device__ __forceinline__ bool signal_progress() {
         const int warps = lane_ < kWorkers ? read_atomic(shared_.progress + lane_) : args_.chunks,
                   done = __reduce_min_sync(kFullMask, warps);
         if (done == signalled_) return false;
         signalled_ = done;
-        __threadfence_block();  // what a lane has read is ordered before what the others store
+        __threadfence_block();  // orders what each lane has read before the stores of all lanes
         __syncwarp();
         fence_system();
         if (is_member_) store_relaxed_system(args_.progress_of(lane_, group_.rank, cta_), word_of(done));
         return true;
     }
-    // Reads the progress of all members' CTAs; false if nothing new has arrived.
+    // Reads the progress of all members' CTAs. False if nothing has changed.
     __device__ __forceinline__ bool poll_members() {
         constexpr int kBatch = 8;  // loads in flight
         bool changed = false;
@@ -192,7 +191,7 @@ private:
         if (changed) publish_arrived();
         return changed;
     }
-    // Tokens before that of the first row that some member has not signalled have arrived.
+    // Publishes the first token with a row that has not arrived.
     __device__ __forceinline__ void publish_arrived() const {
         const int rows = min(done_ * args_.chunk_rows(rows_), rows_),
                   tokens = static_cast<int>(args_.combine.tokens);
@@ -200,7 +199,7 @@ private:
         if (is_member_ && rows < rows_)
             arrived = args_.combine.send_tokens[lane_ * args_.combine.slots + rows];
         arrived = __reduce_min_sync(kFullMask, arrived);
-        __syncwarp();  // what all lanes have read is ordered before what lane 0 publishes
+        __syncwarp();  // orders what all lanes have read before lane 0 publishes
         __threadfence_block();
         if (lane_ == 0) atomicExch(&shared_.arrived, arrived);
     }
@@ -211,9 +210,9 @@ private:
     const int cta_;
     const uint64_t epoch_;
     const int lane_;
-    const bool is_member_;  // the lane's number is that of a member to wait for
-    const int rows_;        // that it returns
-    int done_;              // its chunks that have arrived
+    const bool is_member_;  // lane n waits for member n
+    const int rows_;        // rows that the member returns
+    int done_;              // chunks of it that have arrived
     int signalled_ = 0;     // this CTA's progress
 };
 

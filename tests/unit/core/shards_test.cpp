@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Shares in rounds: every element once, in order, and no round past its limits.
-#include "kernels/core/shares.h"
+// Shards in rounds: every element once, in order, and no round past its limits.
+#include "kernels/core/shards.h"
 
 #include "kernels/core/error.h"
 
@@ -10,9 +10,9 @@ namespace fp8flow {
 namespace {
 
 // What the rounds hold of one rank, neighbouring slices joined.
-std::vector<Slice> joined(const std::vector<Shares>& rounds, size_t rank) {
+std::vector<Slice> joined(const std::vector<Shards>& rounds, size_t rank) {
     std::vector<Slice> all;
-    for (const Shares& round : rounds)
+    for (const Shards& round : rounds)
         for (const Slice& slice : round[rank]) {
             if (!all.empty() && all.back().first + all.back().count == slice.first)
                 all.back().count += slice.count;
@@ -22,25 +22,25 @@ std::vector<Slice> joined(const std::vector<Shares>& rounds, size_t rank) {
     return all;
 }
 
-TEST(Shares, RoundsHoldEveryElementOnceAndKeepTheLimits) {
-    const Shares shares = {{{0, 10}, {20, 7}, {30, 0}, {31, 1}}, {}, {{10, 9}}};
+TEST(Shards, RoundsHoldEveryElementOnceAndKeepTheLimits) {
+    const Shards shards = {{{0, 10}, {20, 7}, {30, 0}, {31, 1}}, {}, {{10, 9}}};
     for (const int64_t elements : {1, 3, 7, 10, 100})
         for (const int64_t slices : {1, 2, 100}) {
-            const std::vector<Shares> rounds = rounds_of(shares, {elements, slices});
+            const std::vector<Shards> rounds = rounds_of(shards, {elements, slices});
             EXPECT_EQ(joined(rounds, 0), (std::vector<Slice>{{0, 10}, {20, 7}, {31, 1}}));
             EXPECT_TRUE(joined(rounds, 1).empty());
             EXPECT_EQ(joined(rounds, 2), (std::vector<Slice>{{10, 9}}));
-            for (const Shares& round : rounds)
-                for (const std::vector<Slice>& share : round) {
-                    EXPECT_LE(elements_of(share), elements);
-                    EXPECT_LE(static_cast<int64_t>(share.size()), slices);
+            for (const Shards& round : rounds)
+                for (const std::vector<Slice>& shard : round) {
+                    EXPECT_LE(elements_of(shard), elements);
+                    EXPECT_LE(static_cast<int64_t>(shard.size()), slices);
                 }
         }
-    EXPECT_EQ(rounds_of(shares, {100, 100}).size(), 1u);
-    EXPECT_EQ(rounds_of(shares, {6, 100}).size(), 3u);
+    EXPECT_EQ(rounds_of(shards, {100, 100}).size(), 1u);
+    EXPECT_EQ(rounds_of(shards, {6, 100}).size(), 3u);
 }
 
-TEST(Shares, NothingTakesNoRound) {
+TEST(Shards, NothingTakesNoRound) {
     EXPECT_TRUE(rounds_of({}, {1, 1}).empty());
     EXPECT_TRUE(rounds_of({{}, {{5, 0}}}, {1, 1}).empty());
     EXPECT_THROW(rounds_of({{{0, 1}}}, {0, 1}), Error);
