@@ -58,7 +58,10 @@ def error(got, want):
 
 
 # ---- layer
-T, H = compare_layer.T, compare_layer.H
+# Tokens: a router's gradient has one number per token and expert. With 96 tokens E4M3's error of it is 5.0e-2 to 1.04e-1 over
+# 24 seeds of kimi_k2 (mean 6.6e-2, deviation 1.1e-2), with 768 tokens 6.1e-2 to 7.2e-2.
+T, H = 768, compare_layer.H
+TARGETS = {"bf16": 4.5e-3, None: 8e-2}  # norm-wise error of every tensor
 # Sizes under the names of all families; a class takes those that it has.
 SMALL = dict(
     hidden_size=H, d_model=H, num_hidden_layers=4, n_layers=4, vocab_size=256, num_attention_heads=4, n_heads=4,
@@ -201,8 +204,7 @@ def compare_block(options, family, folder):
         print(f"{family:<17} {arm:<14} " + " ".join(f"{value:9.1e}" for value in errors.values()), flush=True)
         rows.append({"family": family, "arm": arm, **{name: float(f"{value:.2e}") for name, value in errors.items()}})
         if arm != "torch bf16":
-            bounds = compare_layer.bounds_of(options, arm)[1:]
-            holds &= all(e <= bound for e, bound in zip(errors.values(), bounds))
+            holds &= all(e <= TARGETS.get(arm, TARGETS[None]) for e in errors.values())
     return rows, holds
 
 
