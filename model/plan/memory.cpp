@@ -14,6 +14,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace fp8flow::plan {
 namespace {
@@ -144,16 +145,21 @@ double workspace_row_bytes(const Config& config) {
 }
 
 // Bytes per row of all MoE layers that wait for the last of the micro-batches of one GEMM: transposed copies
-// of dY [H] and a [F], dh [2F] and x [H].
+// of dY [H] and a [F] for fc2, dh [2F] and x [H] for fc1. Frozen weights have none.
 double delayed_row_bytes(const Config& config) {
-    const double per_row = f64(2 * config.model.hidden_size + 3 * config.moe.moe_ffn_hidden_size);
+    const int64_t hidden = config.model.hidden_size, width = config.moe.moe_ffn_hidden_size;
     double bytes = 0;
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) {
         const PrecisionSpec precision = layer_precision(config, layer);
         if (!is_moe(config, layer) || precision.moe_wgrad_micro_batches < 2) continue;
         // fp8_flow's scaling-aware transpose leaves one scale for each 128 x 128
         const bool tiles = precision.recipe == Recipe::fp8_flow && precision.moe_scaling_aware_transpose;
-        bytes += per_row * (1 + 4.0 / f64(tiles ? kBlock * kBlock : kBlock));
+        int64_t values = 0;
+        for (const auto& [fc, of_row] : {std::pair{"fc1", hidden + 2 * width}, {"fc2", hidden + width}})
+            if (!is_frozen(config.training.freeze,
+                           fmt::format("layers.{}.moe.experts.linear_{}.weight", layer, fc)))
+                values += of_row;
+        bytes += f64(values) * (1 + 4.0 / f64(tiles ? kBlock * kBlock : kBlock));
     }
     return bytes;
 }

@@ -210,6 +210,14 @@ TEST(DelayedWgrads, PlanCountsTheirMemory) {
             EXPECT_EQ(planned(config(1)), 0);
             EXPECT_EQ(planned(config_of(recipe, 2, 1)), 0);
         }
+    // of fc2 alone: dY [H] and a [F], of both another dh [2F] and x [H]
+    const Config all = config_of(Recipe::fp8_flow, 3, 3);
+    const Config fc2 = config_of(Recipe::fp8_flow, 3, 3, {"training.freeze=[experts.linear_fc1]"});
+    const auto hidden = static_cast<double>(all.model.hidden_size),
+               width = static_cast<double>(all.moe.moe_ffn_hidden_size);
+    EXPECT_GT(planned(all), 0);
+    EXPECT_NEAR(planned(fc2), planned(all) * (hidden + width) / (2 * hidden + 3 * width), 1);
+    EXPECT_EQ(planned(config_of(Recipe::fp8_flow, 3, 3, {"training.freeze=[experts]"})), 0);
 }
 
 TEST(DelayedWgrads, OtherRecipesAreRefusedByName) {
