@@ -502,11 +502,11 @@ def differences(name):
 
 
 def family_errors():
-    """Norm-wise errors of one layer of every family: output and gradient of the experts."""
+    """Norm-wise errors of one layer of every family: output, gradients of experts and router."""
     name, rows = "compare_torch_families.json", {}
     for arm in load(name)["arms"]:
         row = rows.setdefault(arm["family"], {"layer": arm["family"]})
-        row.update({f"{arm['arm']}: {what}": f"{arm[what]:.1e}" for what in ("output", "d experts")})
+        row.update({f"{arm['arm']}: {what}": f"{arm[what]:.1e}" for what in ("output", "d experts", "d router")})
     return table(rows.values(), name)
 
 
