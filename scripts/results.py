@@ -7,14 +7,13 @@
   scripts/results.py page RESULT.json [OUT.html]                         the report.html of a profile.json, a plan's JSON or a bench.json
   scripts/results.py screenshots FOLDER [OUT]                            its pictures (*.svg) and reports (*.html)
 
-check: every file is cited by a page; a commit from which a page checks files out has them. A .json is an object, a list of objects, or an object with `runs`, a list of objects that inherit what they
-lack. Each has
+check: every file is cited by a page. The commits that files name are in the history, and one from which a page checks runs out has them.
+A .json is an object, a list of objects, or an object with `runs`, a list of objects that inherit what they lack. Each has
   commit   seven hexadecimal digits or more
   command  the command line
   date     begins with YYYY-MM-DD
   machine  `gpu` (a name), or `machine` (a text, or an object as commands write it, or with `device`)
-A .txt names a commit and a date. A result without a control arm has no noise
-floor: null, never 0. Exit status 1 if a file breaks a rule.
+A .txt names a commit and a date. A result without a control arm has no noise floor: null, never 0. Exit status 1 if a file breaks a rule.
 
 compact: no values by step, numbers to six digits, one line per row. --keep arms leaves out the rows by stage; --keep times leaves out
 everything of an arm but the times of layer and step, which is what `calibrate.py --check` compares. Medians, spread, conditions, commit and command
@@ -88,9 +87,21 @@ def problems_of(path):
     return [f"no {name}" for name, pattern in patterns.items() if not re.search(pattern, text)]
 
 
-def has_runs(commit, folder):
-    git = subprocess.run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", commit, folder], capture_output=True, text=True)
-    return git.returncode != 0 or "/run.json" in git.stdout  # a copy without history cannot tell
+def history():
+    """The commits up to HEAD, one a line; None in a copy that has not all of them."""
+    git = ["git", "-C", ROOT]
+    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
+    return subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True).stdout if shallow.stdout == "false\n" else None
+
+
+def problems_of_history(files, pages, commits):
+    named = {(path.name, commit) for path in files for commit in re.findall(r'"commit": ?"([0-9a-f]{7,})"', path.read_text())}
+    problems = [f"/{name}: commit {commit} is not in the history" for name, commit in sorted(named) if "\n" + commit not in "\n" + commits]
+    for commit, folder in set(re.findall(r"git checkout ([0-9a-f]+) -- (docs/results/\w+)", pages)):
+        git = subprocess.run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", commit, folder], capture_output=True, text=True)
+        if "/run.json" not in git.stdout:
+            problems.append(f"/{pathlib.Path(folder).name}: commit {commit} has no runs of it")
+    return problems
 
 
 def check(_):
@@ -98,8 +109,9 @@ def check(_):
     pages = "".join(page.read_text() for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")] if page.parent != RESULTS)  # it lists all
     problems = [f"/{path.name}: {problem}" for path in files for problem in problems_of(path)[:5]]
     problems += [f"/{path.name}: no page cites it" for path in files if path.name not in pages]
-    problems += [f": {commit} has no runs in {folder}" for commit, folder in set(re.findall(r"git checkout ([0-9a-f]+) -- (docs/results/\w+)", pages))
-                 if not has_runs(commit, folder)]
+    commits = history()
+    if commits is not None:
+        problems += problems_of_history(files, pages, commits)
     size = sum(path.stat().st_size for path in files)
     if len(files) > MOST_FILES or size > MOST_BYTES:
         problems.append(f": {len(files)} files of {size} bytes, want at most {MOST_FILES} and {MOST_BYTES}; scripts/results.py compact")
