@@ -187,7 +187,7 @@ def run_block(model, x, dy):
 
 
 def compare_block(options, family, folder):
-    """Rows of the report, and whether those of fp8flow are within their bounds."""
+    """Row of the report, and whether the errors of fp8flow are within their targets."""
     torch.manual_seed(options.seed)
     model = small_model(family, torch.float64)
     save(copy.deepcopy(model).bfloat16(), family, folder)
@@ -196,7 +196,7 @@ def compare_block(options, family, folder):
     x, dy = torch.randn(T, H).bfloat16(), torch.randn(T, H).bfloat16()
     save_file({"hidden_states": x, "grad_output": dy}, f"{folder}/layer.safetensors")
     want, want_gradients = run_block(model, x, dy)
-    rows, holds = [], True
+    row, holds = {"family": family}, True
     for arm in ["torch bf16", *options.recipes.split(",")]:
         if arm == "torch bf16":
             got, gradients = run_block(copy.deepcopy(model).to(options.device, torch.bfloat16), x, dy)
@@ -205,10 +205,10 @@ def compare_block(options, family, folder):
                 options, arm, folder, ["--weights", f"{folder}/model.safetensors", "--layer", str(moe_of(model)[2])])
         errors = block_errors(got, gradients, want, want_gradients)
         print(f"{family:<17} {arm:<14} " + " ".join(f"{value:9.1e}" for value in errors.values()), flush=True)
-        rows.append({"family": family, "arm": arm, **{name: float(f"{value:.2e}") for name, value in errors.items()}})
+        row[arm] = [float(f"{value:.2e}") for value in errors.values()]
         if arm != "torch bf16":
             holds &= all(e <= TARGETS.get(arm, TARGETS[None]) for e in errors.values())
-    return rows, holds
+    return row, holds
 
 
 ERRORS = ["output", "d hidden", "d experts", "d router"]
@@ -246,10 +246,10 @@ def layer(options):
                 print(f"{family}: not in transformers {transformers.__version__}: {problem}")
                 absent.append(family)
                 continue
-            more, within = compare_block(options, family, folder)
-        rows, holds = rows + more, holds and within
+            row, within = compare_block(options, family, folder)
+        rows, holds = [*rows, row], holds and within
     print("all within their bounds" if holds else "above a bound")
-    return {"tokens": T, "not compared": absent, "arms": rows}, holds
+    return {"tokens": T, "not compared": absent, "errors": ERRORS, "families": rows}, holds
 
 
 # ---- fixtures
@@ -481,7 +481,8 @@ def folds_error(options, folder, family):
 
 # ---- training: the comparison
 def gradient_errors(got, want, target):
-    """Norm-wise error of all together, the tensors within the target (an expert's is a tensor), their median, and the largest by kind."""
+    """Norm-wise errors: of all together, how many tensors are within the target, their median, the largest of a kind. An expert's
+    is a tensor."""
     both = [torch.cat([side[name].double().flatten() for name in want]) for side in (got, want)]
     tensors = {f"{name} {i}": error(one, other) for name in want for i, (one, other) in
                enumerate(zip(got[name], want[name]) if want[name].dim() == 3 else [(got[name], want[name])])}
@@ -525,8 +526,8 @@ def compare_model(options, balancing, folder, model, windows):
         losses[recipe] = losses_of(options, folder, settings_of(model, balancing) | {"precision.recipe": recipe})
     want = losses.pop("torch fp64")
     return {"family": options.family, "balancing loss": f"Megatron's, coefficient {COEFFICIENT:g}" if balancing else "none",
-            "last loss": want[-1], "arms": {name: {"last loss": of[-1], "mean loss": loss_error(of, want), "gradient": found[name]}
-                                            for name, of in losses.items()}}
+            "last loss": round(want[-1], 6),
+            "arms": {name: {"mean loss": loss_error(of, want), "gradient": found[name]} for name, of in losses.items()}}
 
 
 def figures(gradient):
@@ -541,33 +542,37 @@ def beyond(options, what, arms):
             if not ours <= options.bound * floor]
 
 
-def reported(options, comparison, experts):
-    """Prints the gradients with `experts` per token, and the losses if there are some; returns what is beyond a bound. A token
-    that goes to another expert changes the gradient of that expert by more than rounding does, so that a single tensor has a
-    bound where every token goes to every expert."""
-    arms = comparison["arms"] if experts == TOPK else {name: {"gradient": of} for name, of in comparison["all experts"].items()}
-    what = f"{options.family}, balancing loss {comparison['balancing loss']}, {experts} experts per token"
+def reported(options, what, gradients_of, losses=None):
+    """Prints a table; returns what is beyond its bound. A token that goes to another expert changes the gradients of experts by
+    more than rounding does: single tensors have bounds where every token goes to every expert."""
     print(f"\n{what}\n  {'arm':<11} {'loss':>9} {'in target':>9} " +
-          " ".join(f"{name:>9}" for name in figures(arms["torch bf16"]["gradient"])))
-    for name, row in arms.items():
-        gradient = row["gradient"]
-        print(f"  {name:<11} {row.get('mean loss', math.nan):9.1e} {gradient['within']:>4}/{gradient['tensors']:<4} "
-              + " ".join(f"{value:9.1e}" for value in figures(gradient).values()), flush=True)
-    if experts == TOPK:
-        return beyond(options, what, {name: {
-            "mean loss": row["mean loss"], "all": row["gradient"]["all"], "median": row["gradient"]["median"]}
-            for name, row in arms.items()})
-    return beyond(options, what, {name: figures(row["gradient"]) for name, row in arms.items()}) + [
-        f"{what}, {name}: a tensor above {TARGETS[None]:g}" for name, row in arms.items()
-        if "bf16" not in name and row["gradient"]["within"] < row["gradient"]["tensors"]]
+          " ".join(f"{name:>9}" for name in figures(gradients_of["torch bf16"])))
+    for name, found in gradients_of.items():
+        loss = f"{losses[name]:.1e}" if losses else ""
+        print(f"  {name:<11} {loss:>9} {found['within']:>4}/{found['tensors']:<4} "
+              + " ".join(f"{value:9.1e}" for value in figures(found).values()), flush=True)
+    names = ("all", "median") if losses else figures(gradients_of["torch bf16"])
+    problems = beyond(options, what, {arm: {name: figures(of)[name] for name in names} for arm, of in gradients_of.items()})
+    return problems + [f"{what}, {arm}: {of['within']} tensors within {TARGETS[None]:g}, PyTorch has {gradients_of['torch fp8']['within']}"
+                       for arm, of in gradients_of.items() if not losses and "bf16" not in arm
+                       and of["within"] < min(of["tensors"], gradients_of["torch fp8"]["within"])]
 
 
-def rounded(value):
-    """With three digits, losses with six, for the file."""
-    if isinstance(value, dict):
-        return {key: round(one, 6) if key == "last loss" else rounded(one) for key, one in value.items()}
-    return [rounded(one) for one in value] if isinstance(value, list) else (
-        float(f"{value:.2e}") if isinstance(value, float) else value)
+def brief(gradients_of):
+    """For the file: lists by arm."""
+    kinds = [max(found["kinds"].items(), key=lambda item: item[1]) for found in gradients_of.values()]
+    return {"d all": [float(f"{found['all']:.1e}") for found in gradients_of.values()],
+            "d median": [float(f"{found['median']:.1e}") for found in gradients_of.values()],
+            "worst d": [f"{kind} {value:.1e}" for kind, value in kinds],
+            "in target": [found["within"] for found in gradients_of.values()],
+            "tensors": gradients_of["torch bf16"]["tensors"]}
+
+
+def briefs(comparison):
+    arms = comparison.pop("arms")
+    return comparison | {"mean loss": [float(f"{arm['mean loss']:.1e}") for arm in arms.values()],
+                         **brief({name: arm["gradient"] for name, arm in arms.items()}),
+                         **({"all experts": brief(comparison["all experts"])} if "all experts" in comparison else {})}
 
 
 def training(options):
@@ -581,21 +586,27 @@ def training(options):
             save(model, family, f"{folder}/hf")
             windows = windows_of(options, folder)
             for balancing in (False, True) if family in ("qwen3_moe", "mixtral") else (False,):
-                comparisons.append(compare_model(options, balancing, folder, model, windows))
-                problems += reported(options, comparisons[-1], TOPK)
+                found = compare_model(options, balancing, folder, model, windows)
+                comparisons.append(found)
+                what = f"{family}, balancing loss {found['balancing loss']}"
+                problems += reported(options, what, {name: arm["gradient"] for name, arm in found["arms"].items()},
+                                     {name: arm["mean loss"] for name, arm in found["arms"].items()})
                 if not balancing:
-                    comparisons[-1]["all experts"] = gradients(options, f"{folder}/all", everywhere, False, windows[0])
-                    problems += reported(options, comparisons[-1], EXPERTS)
+                    found["all experts"] = gradients(options, f"{folder}/all", everywhere, False, windows[0])
+                    problems += reported(options, f"{family}, every token at every expert", found["all experts"])
             if family.startswith("granite"):
                 comparisons[-1]["folds"] = folds_error(options, folder, family)
                 print(f"  logits of an export with constants in its weights: {comparisons[-1]['folds']:.1e}")
                 if comparisons[-1]["folds"] > 1e-2:
                     problems.append(f"{family}: folded constants")
+    # of all models: one training takes one of many paths
+    problems += beyond(options, "all models", {name: {"mean loss": statistics.mean(
+        found["arms"][name]["mean loss"] for found in comparisons)} for name in comparisons[0]["arms"]})
     print("\nloss: mean relative error over the steps; then norm-wise errors of the first step's gradients: how many tensors are within "
           "4.5e-3 (bf16) or 8e-2, all together, the median, and the largest tensor of each kind")
     print("\n".join(problems) or f"every figure is within {options.bound:g} x PyTorch's own")
     return {"steps": options.steps, "tokens per step": BATCH * SEQ, "seed": options.seed, "bound": options.bound,
-            "comparisons": rounded(comparisons)}, not problems
+            "arms": list(comparisons[0]["arms"]), "comparisons": [briefs(found) for found in comparisons]}, not problems
 
 
 # ---- predictions

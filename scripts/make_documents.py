@@ -503,40 +503,30 @@ def differences(name):
 
 def family_errors():
     """Norm-wise errors of one layer of every family: output, gradients of experts and router."""
-    name, rows = "compare_torch_families.json", {}
-    for arm in load(name)["arms"]:
-        row = rows.setdefault(arm["family"], {"layer": arm["family"]})
-        row.update({f"{arm['arm']}: {what}": f"{arm[what]:.1e}" for what in ("output", "d experts", "d router")})
-    return table(rows.values(), name)
-
-
-def training_with_transformers():
-    name, rows = "compare_training_cpu.json", []
+    name = "compare_torch_families.json"
     data = load(name)
-    for comparison in data["comparisons"]:
-        exact = comparison["arms"][0]["losses"][-1]  # PyTorch in FP32
-        for arm in comparison["arms"][1:]:
-            loss, gradient = arm["loss"], arm["gradient"]
-            kind = max(gradient["kinds"], key=gradient["kinds"].get)
-            rows.append({"model": comparison["family"], "balancing loss": comparison["balancing loss"], "arm": arm["arm"],
-                         "last loss, torch fp32": f"{exact:.4f}", "last loss": f"{arm['losses'][-1]:.4f}",
-                         "mean error": f"{loss['mean relative']:.1e}", "max error": f"{loss['max relative']:.1e}",
-                         "last tenth": f"{loss['last tenth relative']:+.1e}", "d all": f"{gradient['all']:.1e}",
-                         "worst kind of d": f"{kind} {gradient['kinds'][kind]:.1e}"})
-    return table(rows, name) + (f" {data['steps']} steps of {data['tokens per step']} tokens, torch {data['torch']}, "
-                                f"transformers {data['transformers']}.")
+    which = [(what, data["errors"].index(what)) for what in ("output", "d experts", "d router")]
+    return table([{"layer": row["family"], **{f"{arm}: {what}": f"{errors[i]:.1e}" for arm, errors in row.items()
+                                              if arm != "family" for what, i in which}} for row in data["families"]], name)
 
 
 def models_with_transformers():
-    """Errors of 20 steps against PyTorch in FP32, and of an export in transformers."""
-    name = "compare_training_cpu.json"
-    data = load(name)["families"]
-    rows = [{"model": model["family"],
-             **{f"{what}: {arm}": f"{value:.1e}" for what in ("mean error", "d all") for arm, value in zip(data["arms"], model[what])},
-             "worst kind, fp8_flow": model["worst kind of d"][-1],
-             "export: loss": f"{model['exported loss'] - model['in transformers']:+.0e}", "tokens alike": model["tokens alike"]}
-            for model in data["models"]]
-    return table(rows, name) + f" These rows: {data['commit']}, {data['steps']} steps."
+    """Errors of whole models against PyTorch in FP64, with PyTorch's own errors behind them, and of an export in transformers."""
+    name, rows = "compare_training_cpu.json", []
+    data = load(name)
+    exported = {row["family"]: row for row in data["predictions"]}
+    pairs = [(data["arms"].index(ours), data["arms"].index(theirs))
+             for ours, theirs in (("bf16", "torch bf16"), ("fp8_flow", "torch fp8"))]
+    for model in (model for model in data["comparisons"] if "all experts" in model):  # without a balancing loss
+        export = exported[model["family"]]
+        figures = {"loss": [f"{value:.1e}" for value in model["mean loss"]],
+                   "median d": [f"{value:.1e}" for value in model["d median"]],
+                   "worst d": [value.split()[1] for value in model["all experts"]["worst d"]]}
+        rows.append({"model": model["family"], **{f"{what}: {data['arms'][ours]}": f"{of[ours]} / {of[theirs]}"
+                                                  for what, of in figures.items() for ours, theirs in pairs},
+                     "export: loss": f"{export['loss'] - export['loss, transformers']:+.0e}",
+                     "tokens alike": export["greedy tokens alike"]})
+    return table(rows, name) + f" {data['steps']} steps of {data['tokens per step']} tokens."
 
 
 def transposed():
@@ -578,7 +568,7 @@ def commands():
 
 TABLES = {**{make.__name__: make for make in (
     headline, layers, baselines, layer_stages, whole_model, whole_models, block, latent_attention, micro_batch_size, gemm, deepgemm, memory_bound, upstream_counts,
-    exchange, exchange_sms, slow_operations, loss, family_errors, training_with_transformers, models_with_transformers, transposed, commands)},
+    exchange, exchange_sms, slow_operations, loss, family_errors, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
     "evidence": functools.partial(differences, LOSSES)}
