@@ -156,7 +156,6 @@ public:
         exchange.gather_routing(ids, probs, all_ids, all_probs);
         EXPECT_TRUE(same_bytes(all_ids, routing_.ids)) << c_.text();
         EXPECT_TRUE(same_bytes(all_probs, routing_.probs)) << c_.text();
-        EXPECT_TRUE(all_ids.guards_intact() && all_probs.guards_intact());
         // one part of the routing for each other rank
         int64_t elsewhere = 0;
         for (int64_t g = 0; g < c_.ranks(); ++g) elsewhere += crosses(g);
@@ -178,7 +177,6 @@ public:
             put_row(leg, rows_[r], want, c_.row_base + static_cast<int64_t>(r));
         EXPECT_TRUE(same_bytes(dst.data, want.data)) << c_.text() << ", leg " << leg;
         EXPECT_TRUE(c_.wire == Wire::plain || same_bytes(dst.scales, want.scales)) << c_.text();
-        EXPECT_TRUE(dst.guards_intact());
 
         if (c_.fixed_messages) return;
         const Sent sent = rows_dispatched();
@@ -255,7 +253,6 @@ public:
         }
         EXPECT_TRUE(same_bytes(y, want)) << c_.text() << ", leg " << leg << (with_weights ? ", weights" : "");
         EXPECT_TRUE(!with_dprob || same_bytes(dprob, want_dprob)) << c_.text();
-        EXPECT_TRUE(y.guards_intact() && dprob.guards_intact());
 
         if (c_.fixed_messages) return y;
         const bool by_rank = c_.order == CombineOrder::rank;

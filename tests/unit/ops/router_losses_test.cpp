@@ -75,7 +75,6 @@ TEST(RouterLogits, BlocksOfFmaChainsInAscendingOrder) {
     for (const Projection& p : projections()) {
         HostTensor logits(DType::f32, {p.tokens, p.experts});
         ReferenceOps().router_logits({.x = p.x, .weight = p.weight, .logits = logits});
-        ASSERT_TRUE(logits.guards_intact());
         for (int64_t t = 0; t < p.tokens; ++t)
             for (int64_t e = 0; e < p.experts; ++e) {
                 BlockedChain chain;
@@ -111,7 +110,6 @@ TEST(RouterLogitsBackward, SumsInDouble) {
                                                        .dweight_mode = mode,
                                                        .dx = dx,
                                                        .dweight = dweight});
-                ASSERT_TRUE(dx.guards_intact() && dweight.guards_intact());
                 for (int64_t t = 0; t < p.tokens; ++t)
                     for (int64_t h = 0; h < p.hidden; ++h) {
                         double sum = has_dx_in ? dx_in(t * p.hidden + h) : 0, size = std::abs(sum);
@@ -234,12 +232,10 @@ struct Balanced {
                     .losses = losses,
                     .dlogits = dlogits};
         ReferenceOps().router_top_k(forward);
-        EXPECT_TRUE(counts.guards_intact() && sums.guards_intact() && log_squares.guards_intact());
     }
     // Runs the backward; what dlogits is then.
     std::vector<double> gradient() {
         ReferenceOps().router_top_k_backward(backward);
-        EXPECT_TRUE(dlogits.guards_intact() && losses.guards_intact());
         return to_doubles(dlogits);
     }
     int64_t first_block(int64_t s) const {
@@ -477,7 +473,6 @@ TEST(ExpertBiasUpdate, SignOfTheExactMean) {
         fill(bias, [](int64_t e) { return 0.5 + static_cast<double>(e); });
         ReferenceOps().expert_bias_update(
             {.counts = HostTensor::of(counts), .rate = 0.25f, .status = status, .bias = bias});
-        EXPECT_TRUE(bias.guards_intact());
         return to_doubles(bias);
     };
     EXPECT_EQ(update({3, 1, 2, 2}, {}), (std::vector<double>{0.25, 1.75, 2.5, 3.5}));

