@@ -355,11 +355,11 @@ KINDS = {"embedding": r"embed_tokens", "head": r"lm_head", "norms": r"norm", "qk
 
 
 def learning_rate(step, steps):
-    """model/train/optimizer.cpp: linear warm-up, then a cosine."""
-    t = TRAINING
-    if step < t["lr_warmup_iters"]:
-        return t["lr"] * (step + 1) / t["lr_warmup_iters"]
-    done = (step - t["lr_warmup_iters"]) / max(1, steps - t["lr_warmup_iters"])
+    """model/train/optimizer.cpp: linear warm-up, in short runs until their end, then a cosine."""
+    t, warmup = TRAINING, min(TRAINING["lr_warmup_iters"], steps)
+    if step < warmup:
+        return t["lr"] * (step + 1) / warmup
+    done = (step - warmup) / max(1, steps - warmup)
     return t["min_lr"] + 0.5 * (t["lr"] - t["min_lr"]) * (1 + math.cos(math.pi * done))
 
 
