@@ -4,8 +4,6 @@
 // is at the end of this file (do_attention); rotary embedding and the packed projection: layout.cu.
 #include "kernels/core/error.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/workspace.h"
@@ -275,8 +273,6 @@ __device__ __forceinline__ void add_values(const ForwardArgs& args, const QueryT
 // reading those of other threads.
 //
 // Deterministic: each output is one thread's sum over ascending keys.
-//
-// Where to look next: no tensor cores are used; cuDNN (cudnn.cpp) is the fast path.
 template <class T>
 __global__ void __launch_bounds__(kThreads) attention_kernel(ForwardArgs args, int64_t num_tasks) {
     extern __shared__ __align__(16) uint8_t memory[];

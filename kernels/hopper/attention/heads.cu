@@ -4,7 +4,6 @@
 // layout.cu and norm/ (kernels/ops.cpp).
 #include "kernels/hopper/attention/heads.h"
 
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/dgamma.h"

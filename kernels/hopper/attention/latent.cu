@@ -2,7 +2,6 @@
 // Heads of multi-latent attention: from the projections of the latents to q, k and v, and back, in one pass
 // each way with the reference's bits. Contract: kernels/ops/attention.h.
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -3,7 +3,6 @@
 // the reference's bits.
 #include "kernels/hopper/attention/heads.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/runtime/launch.h"

@@ -4,11 +4,9 @@
 #include "kernels/hopper/head/cross_entropy.h"
 
 #include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
@@ -318,9 +316,6 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
 // blocks of rows up to r have arrived. cluster_sync before the first remote store and before any CTA exits.
 //
 // Deterministic: fixed order of every sum.
-//
-// Where to look next: the critical path is the row warp and the slowest worker of a row; all others wait for
-// them.
 template <class Out>  // of a gradient
 __global__ __launch_bounds__(kClusterThreads, 1) void row_cluster_kernel(const CrossEntropyArgs args,
                                                                          const Split split) {

@@ -4,7 +4,6 @@
 #include "kernels/core/random.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 

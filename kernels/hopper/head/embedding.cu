@@ -4,7 +4,6 @@
 // never an address.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/head/embedding.h"
 #include "kernels/hopper/head/sort_tokens.h"
@@ -148,9 +147,7 @@ __device__ __forceinline__ OwnPlaces<kBatch> own_places(const int32_t* sorted_id
 //
 // Deterministic: one writer an element, the reference's order.
 //
-// PDL: this kernel and the sort are launched with it: 85.5 -> 82.3 us. Its pointers are without __restrict__,
-// because the sort writes what it reads. Measured alternatives: an early trigger in the sort 99 us (these
-// CTAs then wait where the sort runs); __ldcg instead of ordinary loads 91 us.
+// PDL: pointers are without __restrict__, because the sort writes what this kernel reads.
 constexpr int kTokensPerId = 8;  // from this mean number on, embedding_few_ids.cu
 constexpr int kWaves = 6;        // of CTAs, at least, where there is enough work
 constexpr int kGradThreads = 128, kGradColumns = 4 * kGradThreads, kPlaces = 8;

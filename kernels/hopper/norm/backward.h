@@ -4,7 +4,6 @@
 #pragma once
 
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/norm/norm_rows.h"
 

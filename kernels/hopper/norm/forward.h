@@ -7,7 +7,6 @@
 #include "kernels/core/stream.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/norm/norm_rows.h"
 

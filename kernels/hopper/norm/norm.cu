@@ -3,9 +3,7 @@
 // the sum of the parts of dgamma. Rows of BF16 and FP16: held_rows.cu, rows.cu, front_backward.cu,
 // rows_backward.cu. Contract: kernels/ops/norm.h.
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/norm/dgamma.h"
 #include "kernels/hopper/norm/forward.h"

@@ -4,8 +4,6 @@
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/permute/permute.h"
 #include "kernels/hopper/runtime/launch.h"
 

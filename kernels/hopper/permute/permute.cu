@@ -5,8 +5,6 @@
 #include "kernels/hopper/permute/permute.h"
 
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/permute/tile_walk.h"
 #include "kernels/hopper/runtime/launch.h"

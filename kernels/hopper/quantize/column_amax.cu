@@ -1,10 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Maxima of the columns of each group: the first of two passes, for shapes that no one-read kernel supports.
 // Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/quantize/column_fp8.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"

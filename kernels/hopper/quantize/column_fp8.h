@@ -7,7 +7,6 @@
 #include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 
 namespace fp8flow::hopper::quantize {

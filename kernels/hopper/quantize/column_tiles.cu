@@ -2,14 +2,10 @@
 // Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read, for few or large
 // groups. Tiles stay in shared memory until the maxima of their columns are known. CTAs exchange maxima
 // through L2. Many groups that fit into a CTA: group_columns.cu. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_tiles.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"

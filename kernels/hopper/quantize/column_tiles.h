@@ -4,8 +4,6 @@
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_fp8.h"
 
 namespace fp8flow::hopper::quantize {

@@ -2,7 +2,6 @@
 // Chooses the kernel that quantises activations to transposed FP8 with scales along the rows, alone or
 // together with the row copy. README.md lists the kernels. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/quantize_rows.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"

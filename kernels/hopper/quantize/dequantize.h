@@ -3,7 +3,6 @@
 #pragma once
 
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper::quantize {
 

@@ -2,15 +2,11 @@
 // Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read: one CTA keeps a
 // column block of a group in shared memory. small_groups.cu is for small groups, column_tiles.cu for few or
 // very large ones. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
 #include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/quantize/column_blocks.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"

@@ -3,10 +3,7 @@
 // kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/quantize_rows.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"

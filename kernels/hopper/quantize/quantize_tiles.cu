@@ -4,12 +4,8 @@
 #include "kernels/hopper/quantize/quantize_tiles.h"
 
 #include "kernels/core/scaled_tensor.h"
-#include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/quantize_rows.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -9,7 +9,6 @@
 #include "kernels/core/stream.h"
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper::quantize {
 

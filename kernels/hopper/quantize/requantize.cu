@@ -2,14 +2,10 @@
 // FP8 rows to transposed FP8 with new scales along the routed rows: the double quantisation that the
 // scaling-aware transpose avoids. Widths that are no multiple of 128: quantize_tiles.cu. Contract:
 // kernels/ops/transpose.h.
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 

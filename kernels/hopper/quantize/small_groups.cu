@@ -2,13 +2,9 @@
 // Quantises BF16 rows to transposed FP8 with one scale per column of a group, with one read, for groups of a
 // few hundred rows: a CTA keeps a column block of a group in shared memory, with many CTAs per SM. Larger
 // groups: group_columns.cu. Contract: kernels/ops/quantize.h.
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/column_fp8.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"

@@ -3,14 +3,11 @@
 // kernels/ops/transpose.h.
 #include "kernels/hopper/quantize/transpose.h"
 
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/shift.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -4,7 +4,6 @@
 // experts. Contract: kernels/ops/quantize.h.
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/quantize/quantize_rows.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"

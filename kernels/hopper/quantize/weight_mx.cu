@@ -3,11 +3,8 @@
 // at once: quantize_tiles.cu. Contract: kernels/ops/quantize.h.
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/weight_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -5,13 +5,9 @@
 
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/hopper/device/adamw.h"
-#include "kernels/hopper/device/packed.h"
 #include "kernels/hopper/device/pdl.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::quantize {

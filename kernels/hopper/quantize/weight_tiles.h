@@ -6,7 +6,6 @@
 #include "kernels/core/scaled_tensor.h"
 #include "kernels/core/stream.h"
 #include "kernels/hopper/device/scales.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/ops/optimizer.h"
 
 namespace fp8flow::hopper::quantize {

@@ -2,13 +2,9 @@
 // 128x128 tiles of BF16 rows with a width that is a multiple of 128: transposed FP8 values with scales along
 // the routed rows, alone or together with the row copy. Everything else: quantize_tiles.cu. Contract:
 // kernels/ops/quantize.h.
-#include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/packed.h"
-#include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/scales.h"
 #include "kernels/hopper/device/tiles.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/quantize/quantize_tiles.h"
 #include "kernels/hopper/runtime/launch.h"
 

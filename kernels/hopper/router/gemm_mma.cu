@@ -7,7 +7,6 @@
 #include "kernels/hopper/device/mma.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 

@@ -3,12 +3,10 @@
 // launches them if shapes and alignment allow; gemm_mma.cu is for everything else. Stages, barriers, roles
 // and clusters come from gemm/sm90/pipeline.h; the kernel of dweight is gemm/sm90/bf16_wgrad.cu.
 #include "kernels/hopper/device/cluster.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/memory.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/device/warpgroup.h"
 #include "kernels/hopper/device/wgmma.h"

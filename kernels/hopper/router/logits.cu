@@ -4,7 +4,6 @@
 // rows run in gemm_wgmma.cu and gemm_mma.cu, all other types and alignments here.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/vector_io.h"
-#include "kernels/hopper/device/view.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/router/gemm.h"
 #include "kernels/hopper/runtime/launch.h"

@@ -4,8 +4,6 @@
 #include "kernels/hopper/device/groups.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/hopper_ops.h"
 #include "kernels/hopper/runtime/launch.h"
 #include "kernels/hopper/swiglu/swiglu_rows.h"

@@ -5,13 +5,10 @@
 #include "kernels/hopper/swiglu/swiglu_rows.h"
 
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/mbarrier.h"
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/rows.h"
 #include "kernels/hopper/device/sigmoid.h"
 #include "kernels/hopper/device/tma.h"
-#include "kernels/hopper/device/view.h"
-#include "kernels/hopper/device/warp.h"
 #include "kernels/hopper/runtime/launch.h"
 
 namespace fp8flow::hopper::swiglu {
@@ -286,7 +283,6 @@ __device__ __forceinline__ void store_fp8(const RowView& t, int64_t at, const fl
 // Barriers: full[warp][slot], an mbarrier (TMA bytes, one arrival per phase). Warps share only the table of
 // sigmoids: one __syncthreads.
 // Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
-// Issue slots are 60 % busy: fewer instructions (a probability folded into the multiplier) gain nothing.
 template <class Args, Output kOutput>
 __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     swiglu_rows_kernel(const Args args, RowSegments segments) {

@@ -6,7 +6,6 @@
 #include "kernels/core/stream.h"
 #include "kernels/hopper/device/gated_unit.h"
 #include "kernels/hopper/device/groups.h"
-#include "kernels/hopper/device/view.h"
 
 namespace fp8flow::hopper::swiglu {
 
