@@ -36,6 +36,15 @@ inline Config test_config(Recipe recipe, std::vector<std::string> overrides = {}
     return config;
 }
 
+// On the reference backend, in the stated summation order.
+struct ReferenceTrainer : Trainer {
+    ReferenceTrainer(const Config& config, ProcessGroup& world,
+                     const std::shared_ptr<const data::TokenSource>& data)
+        : Trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data) {}
+    ReferenceTrainer(const Config& config, ProcessGroup& world)
+        : ReferenceTrainer(config, world, open_data(config)) {}
+};
+
 using Values = std::map<std::string, std::vector<float>>;
 
 // Slices of all ranks, `stride` apart, as the tensors of `holders` expert-parallel ranks one after the other.
@@ -163,8 +172,7 @@ inline void after_timed_step(const Config& config, int ranks,
                              const std::function<void(Trainer&, ProcessGroup&)>& look) {
     std::mutex mutex;
     run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                        open_data(config));
+        ReferenceTrainer trainer(config, world);
         trainer.time_stages(TimerDetail::parts);
         trainer.run_step();
         const std::lock_guard lock(mutex);

@@ -56,7 +56,7 @@ void train_once(const Config& config, const std::string& run, int ranks, Reached
     std::vector<Reached> of_rank(static_cast<size_t>(ranks));
     run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
         Reached& mine = of_rank[static_cast<size_t>(world.rank())];
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        ReferenceTrainer trainer(config, world, data);
         collect(trainer.ops(), run, mine);
         TensorStats stats;
         if (config.output.tensor_stats) trainer.set_tensor_stats(&stats);
@@ -72,8 +72,7 @@ void train_once(const Config& config, const std::string& run, int ranks, Reached
 // A weight that is not a number: the step is refused, and the trainer looks for the culprit.
 void train_nan(const Config& config, Reached& reached) {
     run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                        open_data(config));
+        ReferenceTrainer trainer(config, world);
         const Parameter& parameter = trainer.transformer().parameters().all().front();
         const float nan = std::numeric_limits<float>::quiet_NaN();
         trainer.ops().device().copy_in(parameter.master.data, &nan, sizeof nan);

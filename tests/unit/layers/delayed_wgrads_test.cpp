@@ -16,9 +16,7 @@ using namespace plan;
 
 namespace {
 
-using test::test_config;
-using test::train;
-using test::TrainingRun;
+using namespace test;
 
 constexpr Recipe kJoining[] = {Recipe::fp8_flow, Recipe::fp8_blockwise};
 
@@ -50,7 +48,7 @@ TEST(DelayedWgrads, GradientsAreThoseOfEachMicroBatchAlone) {
                 int experts = 0;
                 for (const auto& [name, values] : alone.state) {
                     if (!name.starts_with("gradient ")) continue;
-                    const double error = test::norm_wise_error(joined.state.at(name), values);
+                    const double error = norm_wise_error(joined.state.at(name), values);
                     const bool reordered = is_expert_gradient(name) && micro_batches >= n + 2;
                     EXPECT_EQ(error > 0, reordered) << name;
                     EXPECT_LE(error, 1.5e-7) << name;
@@ -112,7 +110,7 @@ TEST(DelayedWgrads, RecomputationKeepsEveryBit) {
                       1, {.steps = 2, .eval_batches = 1});
             EXPECT_EQ(again.losses(), plain.losses());
             EXPECT_EQ(again.held_out, plain.held_out);
-            test::expect_same_bits(again.state, plain.state);
+            expect_same_bits(again.state, plain.state);
         }
     }
 }
@@ -136,7 +134,7 @@ TEST(DelayedWgrads, TrainsAsWithout) {
                 const TrainingRun joined =
                     train(config_of(recipe, n, kThreeOfEachRank, keys), 2, {.steps = 3});
                 EXPECT_EQ(joined.losses(), alone.losses());
-                test::expect_same_bits(joined.state, alone.state);
+                expect_same_bits(joined.state, alone.state);
             }
         }
 }
@@ -154,16 +152,15 @@ TEST(DelayedWgrads, AnOverflowIsRedone) {
         const TrainingRun ample = run("0"), tight = run("0.01");
         EXPECT_GT(tight.steps[0].redone, 0);
         EXPECT_EQ(tight.losses(), ample.losses());
-        test::expect_same_bits(tight.state, ample.state);
+        expect_same_bits(tight.state, ample.state);
     }
 }
 
 TEST(DelayedWgrads, AWarmStepAllocatesNothingAndStopsTheHostNowhere) {
     for (const Recipe recipe : kJoining) {
         const Config config = config_of(recipe, 2, 3);
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                            open_data(config));
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            ReferenceTrainer trainer(config, world);
             for (int i = 0; i < 3; ++i) trainer.step();
             const Device& device = trainer.ops().device();
             const int64_t stops = device.num_synchronisations(), waits = device.num_waits(),

@@ -19,15 +19,13 @@
 namespace fp8flow {
 namespace {
 
-using test::HostScaled;
-using test::HostTensor;
-using test::LayerCase;
+using namespace test;
 
 // Rows of which the second half of each 32-block is far below its first half: some values underflow to code
 // 0.
 HostTensor wide_range(int64_t rows, int64_t columns) {
     HostTensor x(DType::bf16, {rows, columns});
-    test::fill(x, [&](int64_t i) {
+    fill(x, [&](int64_t i) {
         const double small = i % 32 < 16 ? 1.0 : 1e-6;
         return i % 9 == 0 ? 0.0 : small * random_normal(3, 0, static_cast<uint64_t>(i));
     });
@@ -37,12 +35,12 @@ HostTensor wide_range(int64_t rows, int64_t columns) {
 TEST(TensorStats, CountsOfOneTensor) {
     constexpr int64_t kRows = 8, kColumns = 256;
     const std::vector<int64_t> counts{3, 0, 2};
-    const test::GroupsFixture groups(counts, 1, 1);  // rows 0..4 of 6 are valid
+    const GroupsFixture groups(counts, 1, 1);  // rows 0..4 of 6 are valid
     for (ScaleLayout layout :
          {ScaleLayout::vec128, ScaleLayout::row, ScaleLayout::tensor, ScaleLayout::mx32}) {
         const LayerCase c;
         run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-            test::RankFixture rank(group, c);
+            RankFixture rank(group, c);
             Context ctx = rank.context();
             const HostTensor x = wide_range(kRows, kColumns);
             HostScaled q(DType::e4m3, {kRows, kColumns}, layout);
@@ -103,7 +101,7 @@ TEST(TensorStats, CountsOfOneTensor) {
 TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
     const LayerCase c;
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        test::RankFixture rank(group, c);
+        RankFixture rank(group, c);
         Context ctx = rank.context();
         const auto observed = [&](DType code, double maximum, auto quantise) {
             HostTensor x(DType::bf16, {4, 256});
@@ -120,8 +118,8 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
                 observed(code, fp8_max(code), [](HostTensor& x, HostScaled& q, double max) {
                     const double values[] = {max,        -max,        max,        max * 0.99, -max * 0.98,
                                              max * 1.05, -max * 1.01, max * 1.15, -max * 8,   1.0};
-                    test::fill(x, [&](int64_t i) { return i < 10 ? values[i] : 0.25; });
-                    test::fill(q.scales, [](int64_t) { return 1.0; });
+                    fill(x, [&](int64_t i) { return i < 10 ? values[i] : 0.25; });
+                    fill(q.scales, [](int64_t) { return 1.0; });
                     for (int64_t i = 0; i < 1024; ++i)
                         q.data.view().bytes_ptr()[i] = to_fp8(static_cast<float>(x(i)), q.data.view().dtype);
                 });
@@ -132,14 +130,14 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
         for (const ScaleFormat format : {ScaleFormat::pow2, ScaleFormat::fp32}) {
             const op::QuantizationCounts row =
                 observed(DType::e4m3, 0, [&](HostTensor& x, HostScaled& q, double) {
-                    test::fill_normal(x, 5);
+                    fill_normal(x, 5);
                     rank.ops.quantize_rows({.src = x, .scale_format = format, .dst = q});
                 });
             EXPECT_EQ(row.clipped, 0);
             EXPECT_GE(row.at_maximum, format == ScaleFormat::fp32 ? 8 : 0);
         }
         HostTensor x(DType::bf16, {4, 256});
-        test::fill_normal(x, 5);
+        fill_normal(x, 5);
         HostScaled q(DType::e4m3, {4, 256}, ScaleLayout::mx32);
         rank.ops.quantize_rows({.src = x, .mx_rounding = MxRounding::floor, .dst = q});
         int64_t beyond = 0;
@@ -157,10 +155,10 @@ TEST(TensorStats, ClippedValuesAreNotThoseAtTheMaximum) {
 TEST(TensorStats, RowBaseIsRespected) {
     const LayerCase c;
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        test::RankFixture rank(group, c);
+        RankFixture rank(group, c);
         Context ctx = rank.context();
         constexpr int64_t kBase = 128, kRows = 256;
-        const test::GroupsFixture groups({5}, 128);
+        const GroupsFixture groups({5}, 128);
         HostTensor x = wide_range(kRows, 128);
         HostScaled q(DType::e4m3, {kRows, 128}, ScaleLayout::vec128);
         rank.ops.quantize_rows({.src = x, .dst = q});
@@ -187,11 +185,11 @@ TEST(TensorStats, FlushedByTheTransposeExactly) {
     const std::map<int64_t, double> tiny{{5, 0x1p-17}, {70, 0x1p-18}, {127, 0x1p-19}};
     const LayerCase c;
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        test::RankFixture rank(group, c);
+        RankFixture rank(group, c);
         Context ctx = rank.context();
-        const test::GroupsFixture groups({128, 1}, 128, 128);
+        const GroupsFixture groups({128, 1}, 128, 128);
         HostTensor x(DType::bf16, {groups.capacity() + kRowBase, kColumns});
-        test::fill(x, [&](int64_t i) {
+        fill(x, [&](int64_t i) {
             const int64_t row = i / kColumns - kRowBase, column = i % kColumns;
             if (column % 2 == 0) return 0.0;
             return (column % 4 == 1 ? 1.0 : -1.0) * (tiny.contains(row) ? tiny.at(row) : 1.0);
@@ -238,10 +236,10 @@ TEST(TensorStats, FlushedByTheTransposeExactly) {
 TEST(TensorStats, FlushedByDoubleQuantisation) {
     const LayerCase c;
     run_thread_ranks(1, 60, [&](ProcessGroup& group) {
-        test::RankFixture rank(group, c);
+        RankFixture rank(group, c);
         Context ctx = rank.context();
         HostTensor x(DType::bf16, {128, 128});
-        test::fill(x, [](int64_t i) {
+        fill(x, [](int64_t i) {
             const bool tiny = i / 128 == 7, own = i % 128 < 32;
             return tiny == own ? (tiny ? 0x1p-20 : 1.0) : i % 128 < 64 ? 0.0 : tiny ? 0x1p-20 : 1.0;
         });
@@ -296,7 +294,7 @@ TEST(TensorStats, OfALayer) {
     for (const auto& [recipe, names] : wanted) {
         const LayerCase c = LayerCase::of(recipe);
         TensorStats stats;
-        run_thread_ranks(1, 60, [&](ProcessGroup& group) { test::run_block(group, c, &stats); });
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) { run_block(group, c, &stats); });
         ASSERT_EQ(stats.rows().size(), names.size());
         for (size_t i = 0; i < names.size(); ++i) {
             const TensorStatsRow& row = stats.rows()[i];
@@ -321,8 +319,7 @@ TEST(TensorStats, OfALayer) {
             recomputed.moe.moe_shared_expert_intermediate_size = 128;
             const auto values = [&] {
                 TensorStats all;
-                run_thread_ranks(1, 60,
-                                 [&](ProcessGroup& group) { test::run_block(group, recomputed, &all); });
+                run_thread_ranks(1, 60, [&](ProcessGroup& group) { run_block(group, recomputed, &all); });
                 std::map<std::string, double> result;
                 for (const TensorStatsRow& row : all.rows()) result[row.tensor] = row.counts.values;
                 for (const TensorStatsRow& row : all.transposed())
@@ -344,9 +341,9 @@ TEST(TensorStats, OfALayer) {
         // a diagnosis changes nothing
         if (recipe != Recipe::fp8_flow) continue;
         LayerCase apart = c;
-        const auto with = test::run_block(apart)[0];
-        run_thread_ranks(
-            1, 60, [&](ProcessGroup& group) { EXPECT_TRUE(test::run_block(group, c, &stats).y == with.y); });
+        const auto with = run_block(apart)[0];
+        run_thread_ranks(1, 60,
+                         [&](ProcessGroup& group) { EXPECT_TRUE(run_block(group, c, &stats).y == with.y); });
     }
 }
 
@@ -358,7 +355,7 @@ TEST(TensorStats, OfTheFlowWithoutAnFp8Wire) {
         c.model.moe_layer_freq = {routed ? 1 : 0};
         c.precision.moe_quantize_before_dispatch = false;
         TensorStats stats;
-        run_thread_ranks(1, 60, [&](ProcessGroup& group) { test::run_block(group, c, &stats); });
+        run_thread_ranks(1, 60, [&](ProcessGroup& group) { run_block(group, c, &stats); });
         std::map<std::string, double> values;
         for (const TensorStatsRow& row : stats.rows()) {
             if (!row.tensor.ends_with("weight")) values[row.tensor] = row.counts.values;

@@ -17,11 +17,7 @@
 namespace fp8flow {
 namespace {
 
-using test::fill_normal;
-using test::HostTensor;
-using test::nmse;
-using test::same_bytes;
-using test::to_doubles;
+using namespace test;
 
 struct Shape {
     int64_t sequences, length, heads, kv_heads, depth;
@@ -264,10 +260,10 @@ TEST(Attention, FutureTokensDoNotChangeThePast) {
     for (int64_t last : {0, 1, 2, 30, 31, 32, 68}) {
         Problem changed(shape, DType::bf16);
         for (int64_t i = (last + 1) * kv_row; i < shape.length * kv_row; ++i) {
-            test::set(changed.k, i, std::numeric_limits<double>::quiet_NaN());
-            test::set(changed.v, i, std::numeric_limits<double>::quiet_NaN());
+            set(changed.k, i, std::numeric_limits<double>::quiet_NaN());
+            set(changed.v, i, std::numeric_limits<double>::quiet_NaN());
         }
-        for (int64_t i = (last + 1) * row; i < shape.length * row; ++i) test::set(changed.q, i, 7.0);
+        for (int64_t i = (last + 1) * row; i < shape.length * row; ++i) set(changed.q, i, 7.0);
         changed.forward();
         EXPECT_TRUE(same_bytes(problem.o.view().slice(0, last + 1), changed.o.view().slice(0, last + 1)))
             << last;
@@ -303,8 +299,8 @@ TEST(Attention, GroupedQueriesShareTheirKeyHead) {
     for (int64_t token = 0; token < grouped.tokens(); ++token)
         for (int64_t head = 0; head < 6; ++head)
             for (int64_t d = 0; d < 8; ++d) {
-                test::set(b.k, (token * 6 + head) * 8 + d, a.k((token * 2 + head / 3) * 8 + d));
-                test::set(b.v, (token * 6 + head) * 8 + d, a.v((token * 2 + head / 3) * 8 + d));
+                set(b.k, (token * 6 + head) * 8 + d, a.k((token * 2 + head / 3) * 8 + d));
+                set(b.v, (token * 6 + head) * 8 + d, a.v((token * 2 + head / 3) * 8 + d));
             }
     a.forward();
     b.forward();
@@ -330,8 +326,8 @@ TEST(Attention, GroupedQueriesShareTheirKeyHead) {
 TEST(Attention, LargeScoresStayFinite) {
     const Shape shape{1, 40, 1, 1, 8};
     Problem problem(shape, DType::f32);
-    test::fill(problem.q, [&](int64_t i) { return 100.0 * problem.q(i); });
-    test::fill(problem.k, [&](int64_t i) { return 100.0 * problem.k(i); });
+    fill(problem.q, [&](int64_t i) { return 100.0 * problem.q(i); });
+    fill(problem.k, [&](int64_t i) { return 100.0 * problem.k(i); });
     problem.forward();
     problem.backward();
     const NaiveResult wanted =
@@ -395,7 +391,7 @@ TEST(Attention, CountsCausalWork) {
 
 HostTensor rope_table(int64_t length, int64_t depth) {
     HostTensor table(DType::f32, {length, depth / 2, 2});
-    test::fill(table, [&](int64_t i) {
+    fill(table, [&](int64_t i) {
         const int64_t position = i / depth, pair = i % depth / 2;
         const double angle = static_cast<double>(position) *
                              std::pow(10000.0, -2.0 * static_cast<double>(pair) / static_cast<double>(depth));
@@ -453,8 +449,8 @@ TEST(Rope, ScoresDependOnDistanceOnly) {
     const int64_t length = 12, depth = 16;
     const HostTensor table = rope_table(length, depth);
     HostTensor q(DType::f32, {length, 1, depth}), k(DType::f32, {length, 1, depth});
-    test::fill(q, [&](int64_t i) { return random_normal(1, 0, static_cast<uint64_t>(i % depth)); });
-    test::fill(k, [&](int64_t i) { return random_normal(2, 0, static_cast<uint64_t>(i % depth)); });
+    fill(q, [&](int64_t i) { return random_normal(1, 0, static_cast<uint64_t>(i % depth)); });
+    fill(k, [&](int64_t i) { return random_normal(2, 0, static_cast<uint64_t>(i % depth)); });
     ops.rope({.table = table, .x = q});
     ops.rope({.table = table, .x = k});
     const auto score = [&](int64_t i, int64_t j) {

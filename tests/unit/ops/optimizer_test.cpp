@@ -16,11 +16,7 @@
 namespace fp8flow {
 namespace {
 
-using test::fill_normal;
-using test::HostTensor;
-using test::nmse;
-using test::same_bytes;
-using test::to_doubles;
+using namespace test;
 
 struct Weights {
     explicit Weights(int64_t count)
@@ -123,7 +119,7 @@ TEST(AdamW, Bf16StateIsFp32OfTheSameValuesRoundedAtTheEnd) {
                 v(v_narrow ? DType::bf16 : DType::f32, {count}), master(DType::f32, {count});
             fill_normal(grad, 5, 0.01);
             fill_normal(m, 6, 1e-4);
-            test::fill_uniform(v, 7, 0, 1e-6);
+            fill_uniform(v, 7, 0, 1e-6);
             op::AdamW args = wide.args(3);
             for (int64_t i = 0; i < count; ++i) {
                 wide.grad.as<float>()[i] = static_cast<float>(grad(i));
@@ -385,7 +381,7 @@ TEST(AdamWQuantize, IsAdamWThenQuantizeWeight) {
         const int64_t rows = 128, columns = 256;
         Weights fused(rows * columns), composed(rows * columns);
         fused.status.as<int32_t>()[0] = composed.status.as<int32_t>()[0] = status;
-        const test::HostScaled fprop(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
+        const HostScaled fprop(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
             dgrad(DType::e4m3, {1, columns, rows}, ScaleLayout::block128),
             fprop_wanted(DType::e4m3, {1, rows, columns}, ScaleLayout::block128),
             dgrad_wanted(DType::e4m3, {1, columns, rows}, ScaleLayout::block128);
@@ -408,12 +404,12 @@ TEST(AdamWQuantize, ChecksTheCopies) {
     HostTensor grad(DType::f32, {2, 128, 256}), master(DType::f32, {2, 128, 256}),
         m(DType::f32, {2, 128, 256}), v(DType::f32, {2, 128, 256});
     const HostTensor scale = HostTensor::of<float>({1.0f});
-    const test::HostScaled wrong(DType::e4m3, {2, 256, 128}, ScaleLayout::block128);
+    const HostScaled wrong(DType::e4m3, {2, 256, 128}, ScaleLayout::block128);
     op::AdamWQuantize args{.adamw = {.grad = grad, .grad_scale = scale, .master = master, .m = m, .v = v}};
     args.fprop = wrong;
     EXPECT_THROW(ops.adamw_quantize(args), Error);
     args.fprop = {};
-    args.dgrad = test::HostScaled(DType::e4m3, {2, 128, 256}, ScaleLayout::block128);
+    args.dgrad = HostScaled(DType::e4m3, {2, 128, 256}, ScaleLayout::block128);
     EXPECT_THROW(ops.adamw_quantize(args), Error);
 }
 

@@ -19,11 +19,7 @@
 namespace fp8flow {
 namespace {
 
-using test::fill_normal;
-using test::HostTensor;
-using test::nmse;
-using test::same_bytes;
-using test::to_doubles;
+using namespace test;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -86,7 +82,7 @@ TEST(Embedding, BackwardAddsRepeatedIdsInOrder) {
         with_one_and_four_threads([&](int) {
             ReferenceOps ops;
             HostTensor dtable(DType::f32, {vocab, hidden});  // poisoned: overwrite must clear all of it
-            if (mode == Gradient::accumulate) test::fill(dtable, [](int64_t) { return 0.25; });
+            if (mode == Gradient::accumulate) fill(dtable, [](int64_t) { return 0.25; });
             ops.embedding_backward({.ids = ids, .dy = dy, .mode = mode, .dtable = dtable});
             EXPECT_TRUE(same_bytes(dtable, HostTensor::of(wanted)));
         });
@@ -336,8 +332,7 @@ TEST(Add, RoundsOnceAndMayWorkInPlace) {
             fill_normal(a, 1);
             fill_normal(b, 2);
             HostTensor wanted(dtype, {rows, columns});
-            test::fill(wanted,
-                       [&](int64_t i) { return static_cast<float>(a(i)) + static_cast<float>(b(i)); });
+            fill(wanted, [&](int64_t i) { return static_cast<float>(a(i)) + static_cast<float>(b(i)); });
             ops.add({.a = a, .b = b, .y = y});
             EXPECT_TRUE(same_bytes(y, wanted));
             if (a_dtype == dtype) {

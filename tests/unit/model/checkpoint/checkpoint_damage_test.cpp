@@ -143,7 +143,7 @@ TEST_F(CheckpointDamage, ResumeTakesTheOneBeforeAndKeepsTheDamagedOneAside) {
     std::optional<Resumed> resumed;
     run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
         const auto data = open_data(config);
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        ReferenceTrainer trainer(config, world, data);
         const auto mine = resume(trainer, config, *data, world, folder_.path());
         if (world.rank() == 1) resumed = mine;
     });

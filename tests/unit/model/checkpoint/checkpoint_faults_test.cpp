@@ -215,7 +215,7 @@ TEST_F(CheckpointFaults, EveryCallOfTheOtherRank) {
     const auto data = open_data(config);
     const auto run = [&](const std::string& folder, const std::shared_ptr<FaultyDisk>& second) {
         run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            ReferenceTrainer trainer(config, world, data);
             trainer.run_step();
             CheckpointSaver saver(
                 config, data->fingerprint(), world, folder, kRun,

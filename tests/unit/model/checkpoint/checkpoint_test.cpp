@@ -243,7 +243,7 @@ TEST(Checkpoint, WritingWaitsWhereItIsAskedTo) {
     config.checkpoint.async_save = false;
     run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
         const auto data = open_data(config);
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        ReferenceTrainer trainer(config, world, data);
         CheckpointSaver saver(config, data->fingerprint(), world, folder.path(), 1);
         trainer.run_step();
         const auto published = saver.save(trainer);
@@ -264,7 +264,7 @@ TEST(Checkpoint, StepsBehindTheCopyDoNotReachIt) {
         config.checkpoint.async_save = !wait;
         run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const auto data = open_data(config);
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            ReferenceTrainer trainer(config, world, data);
             CheckpointSaver saver(config, data->fingerprint(), world, folder, 1);
             for (int i = 0; i < 3; ++i) trainer.run_step();
             saver.save(trainer);
@@ -352,7 +352,7 @@ TEST(Checkpoint, DataThatChangedUnderTheSameNamesAreOtherData) {
         std::optional<Resumed> result;
         run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const auto data = open_data(c);
-            Trainer trainer(c, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            ReferenceTrainer trainer(c, world, data);
             result = resume(trainer, c, *data, world, saved);
         });
         return result;

@@ -58,7 +58,7 @@ TEST_F(MoreData, KeepsMomentsAndStepAndBeginsTheNewOrder) {
         run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const Config config = config_of(more);
             const auto data = open_data(config);
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+            ReferenceTrainer trainer(config, world, data);
             const auto resumed = checkpoint::resume(trainer, config, *data, world, path("other"));
             ASSERT_TRUE(resumed.has_value());
             EXPECT_EQ(resumed->step, 4);

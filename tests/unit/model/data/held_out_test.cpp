@@ -180,7 +180,7 @@ TEST_P(HeldOut, StepsAndEvaluationsReadTheirOwnPart) {
             world.barrier();
         };
         run_thread_ranks(ranks, test::kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(c, world, choose_backend(BackendKind::reference), Arithmetic::stated, source);
+            test::ReferenceTrainer trainer(c, world, source);
             for (int i = 0; i < 3; ++i) trainer.run_step();
             expect_served(world, Split::train, 3 * 8);
             trainer.evaluate(2);
@@ -202,7 +202,7 @@ TEST_P(HeldOut, TheModelIsAskedWhatItHasNotSeen) {
     const Config c = config({"training.micro_batch_size=4", "training.train_iters=60", "training.lr=0.01"});
     const auto data = open_data(c);
     run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(c, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        test::ReferenceTrainer trainer(c, world, data);
         const double before = trainer.evaluate(2);
         double loss = 0;
         for (int i = 0; i < 25; ++i) loss = trainer.run_step().lm_loss;

@@ -97,8 +97,7 @@ TEST(DistributedOptimizer, StateIsDividedOverTheRanksThatReplicateIt) {
         for (const bool sharded : {false, true}) {
             const Config config = config_of(expert_ranks, sharded);
             run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
-                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                                open_data(config));
+                ReferenceTrainer trainer(config, world);
                 if (world.rank() != 0) return;
                 bytes[sharded] = trainer.parameter_bytes();
                 experts = all = 0;

@@ -14,9 +14,7 @@
 namespace fp8flow {
 namespace {
 
-using test::test_config;
-using test::train;
-using test::TrainingRun;
+using namespace test;
 
 TEST(DivergenceLimits, TheMedianOfTheLossesBeforeTheTwoUnderWay) {
     constexpr auto kWindow = static_cast<int64_t>(DivergenceLimits::kWindow);
@@ -65,7 +63,7 @@ Baseline baseline(int ranks, Recipe recipe = Recipe::fp8_flow) {
 void expect_same_run(const TrainingRun& a, const TrainingRun& b) {
     EXPECT_EQ(a.losses(), b.losses());
     for (size_t i = 0; i < a.steps.size(); ++i) EXPECT_EQ(a.steps[i].skipped, b.steps[i].skipped) << i;
-    test::expect_same_bits(a.state, b.state);
+    expect_same_bits(a.state, b.state);
 }
 
 TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
@@ -76,9 +74,9 @@ TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
         base.keys.insert(base.keys.end(), {fmt::format("training.grad_norm_limit={}", base.limit),
                                            "training.on_divergence=skip"});
         const Config config = test_config(Recipe::fp8_flow, base.keys);
-        std::vector<test::Values> states;
+        std::vector<Values> states;
         const auto watch = [&](Trainer& trainer, ProcessGroup& world, int64_t) {
-            test::Values state = test::collect(trainer, world, ranks);
+            Values state = collect(trainer, world, ranks);
             std::erase_if(state, [](const auto& entry) { return entry.first.starts_with("gradient "); });
             if (world.rank() == 0) states.push_back(std::move(state));
         };
@@ -89,7 +87,7 @@ TEST(Divergence, ASkippedStepChangesNothingAndTheRunIsTheSameTwice) {
             EXPECT_EQ(in_flight.steps[i].skipped.find("training.grad_norm_limit") != std::string::npos,
                       i == base.step)
                 << i << ": " << in_flight.steps[i].skipped;
-        test::expect_same_bits(states[base.step], states[base.step + 1]);
+        expect_same_bits(states[base.step], states[base.step + 1]);
         EXPECT_NE(states[(base.step + 1) % kSteps], states[(base.step + 1) % kSteps + 1]);
     }
 }
@@ -121,7 +119,7 @@ TEST(Divergence, AfterASkipTheRunIsThatWithoutTheBatch) {
             EXPECT_EQ(without.steps[i].skipped, "");
             EXPECT_EQ(run.steps[i].learning_rate, without.steps[i].learning_rate) << i;
         }
-        test::expect_same_bits(run.state, without.state);
+        expect_same_bits(run.state, without.state);
     }
 }
 
@@ -129,9 +127,8 @@ TEST(Divergence, AfterASkipTheRunIsThatWithoutTheBatch) {
 TEST(Divergence, TheFirstUpdateAfterTwoSkipsIsTheFirst) {
     const Config config = test_config(Recipe::bf16, {"training.on_divergence=skip", "training.clip_grad=0",
                                                      "training.lr_warmup_iters=0", "training.lr=0.01"});
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                        open_data(config));
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world);
         Parameter& weight = trainer.transformer().parameters().all().front();
         Bf16& copy = weight.plain.as<Bf16>()[0];
         const Bf16 whole = copy;
@@ -164,9 +161,8 @@ TEST(Divergence, SkipsEndWithTheNameOfTheTensor) {
     const Config config = test_config(
         Recipe::bf16,
         {"training.on_divergence=skip", fmt::format("training.train_iters={}", kMostSkippedInARow + 2)});
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                        open_data(config));
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world);
         trainer.run_step();
         Parameter& weight = trainer.transformer().parameters().all().front();
         weight.plain.as<Bf16>()[0] = to_bf16(std::numeric_limits<float>::quiet_NaN());
@@ -197,8 +193,8 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
         if (divided) keys.emplace_back("training.use_distributed_optimizer=true");
         const Config config = test_config(Recipe::fp8_flow, keys);
         const auto data = open_data(config);
-        run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
+            ReferenceTrainer trainer(config, world, data);
             try {
                 for (int64_t i = 0; i < kSteps; ++i) trainer.step();
                 trainer.drain();
@@ -209,7 +205,7 @@ TEST(Divergence, AStopNamesTheLargestGradientAndLeavesTheModelBeforeTheStep) {
                 if (world.rank() == 0) messages[divided] = problem.what();
             }
             EXPECT_EQ(trainer.steps_done(), steps);
-            test::Values state = test::collect(trainer, world, 2);
+            Values state = collect(trainer, world, 2);
             for (const auto& [name, values] : before.state)
                 if (!name.starts_with("gradient ")) {
                     EXPECT_EQ(state[name], values) << name;
@@ -226,8 +222,8 @@ TEST(Divergence, LossesBeforeAResumeDoNotCount) {
         test_config(Recipe::bf16, {"training.loss_spike_factor=0.5", "training.train_iters=100"});
     const auto data = open_data(config);
     for (const bool resumed : {false, true}) {
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+            ReferenceTrainer trainer(config, world, data);
             for (int64_t i = 0; i < kFirstJudged; ++i) trainer.run_step();
             if (resumed) {
                 trainer.resume_at(kFirstJudged, kFirstJudged);
@@ -244,8 +240,8 @@ TEST(Divergence, AnotherFirstBatchIsOtherData) {
     const Config config = test_config(Recipe::bf16);
     const TrainingRun run = train(config, 1, {.steps = 3});
     const auto data = open_data(config);
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world, data);
         trainer.set_first_batch(1);
         EXPECT_NE(trainer.run_step().lm_loss, run.steps[0].lm_loss);
     });

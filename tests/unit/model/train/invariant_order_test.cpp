@@ -10,17 +10,14 @@
 namespace fp8flow {
 namespace {
 
-using test::kInvariantRecipes;
-using test::test_config;
-using test::train;
-using test::TrainingRun;
+using namespace test;
 
 // Whole steps: losses, gradient norms, gradients, weights and moments.
 void expect_same_run(const TrainingRun& run, const TrainingRun& wanted) {
     EXPECT_EQ(run.losses(), wanted.losses());
     for (size_t i = 0; i < wanted.steps.size(); ++i)
         EXPECT_EQ(run.steps[i].grad_norm, wanted.steps[i].grad_norm) << "step " << i;
-    test::expect_same_bits(run.state, wanted.state);
+    expect_same_bits(run.state, wanted.state);
 }
 
 using Keys = std::vector<std::string>;

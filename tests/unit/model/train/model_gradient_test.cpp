@@ -13,9 +13,7 @@
 namespace fp8flow {
 namespace {
 
-using test::LayerCase;
-using test::LayerResult;
-using test::ModelFixture;
+using namespace test;
 
 constexpr double kBound = 1e-3;  // of the gradient's norm
 
@@ -27,7 +25,7 @@ public:
         for (const auto& block : model_.model().blocks()) {
             if (block->router() == nullptr || !block->router()->expert_bias()) continue;
             const TensorView bias = block->router()->expert_bias();
-            test::fill(bias, [](int64_t i) { return 0.1 * static_cast<double>((i * 5) % 7) - 0.3; });
+            fill(bias, [](int64_t i) { return 0.1 * static_cast<double>((i * 5) % 7) - 0.3; });
         }
         for (Parameter& p : model_.parameters().all())
             origin_.push_back({p.master.as<float>(), p.master.as<float>() + p.numel()});

@@ -13,13 +13,7 @@
 namespace fp8flow {
 namespace {
 
-using test::GlobalResult;
-using test::kInvariantRecipes;
-using test::LayerCase;
-using test::run_global_batch;
-using test::test_config;
-using test::train;
-using test::TrainingRun;
+using namespace test;
 
 struct Layout {
     int ranks, expert_ranks;
@@ -72,7 +66,7 @@ TEST(Parallel, InvariantOrderKeepsEveryBitOfForwardAndInputGradient) {
                 if (layout.expert_ranks == 1)
                     apart = result;
                 else
-                    test::expect_same_bits(result.values, apart.values);
+                    expect_same_bits(result.values, apart.values);
             }
         }
     }
@@ -158,8 +152,7 @@ TEST(Parallel, EdgeScenarios) {
             EXPECT_EQ(run.distance(one, "dx"), 0);
             expect_gradients_within(run, one, 1e-5);
             EXPECT_EQ(run.counts, one.counts);
-            test::expect_same_bits(run.values,
-                                   run_scenario(scenario, recipe, Spread::experts_replicated).values);
+            expect_same_bits(run.values, run_scenario(scenario, recipe, Spread::experts_replicated).values);
             const int64_t tokens =
                 std::accumulate(scenario.tokens.begin(), scenario.tokens.end(), int64_t{0});
             EXPECT_EQ(std::accumulate(run.counts.begin(), run.counts.end(), int64_t{0}),
@@ -192,7 +185,7 @@ TEST(Parallel, EdgeScenarios) {
 // learning rate another order of summation alone (Arithmetic::alternative) moves the loss by 2e-3 at the
 // sixth.
 TEST(Parallel, SwigluAndCombineTrainAlike) {
-    for (Recipe recipe : test::kRecipesAndFp32) {
+    for (Recipe recipe : kRecipesAndFp32) {
         const auto losses = [&](const char* where) {
             return train(test_config(recipe, {fmt::format("precision.moe_apply_probs_in={}", where)}), 1,
                          {.steps = 4})
@@ -243,7 +236,7 @@ TEST(Parallel, ModelTrainsTheSameOnEveryNumberOfRanks) {
             EXPECT_NEAR(runs.back().steps[0].lm_loss, runs[0].steps[0].lm_loss, 1e-6);
             EXPECT_NEAR(runs.back().steps[0].balancing_loss, runs[0].steps[0].balancing_loss, 1e-7);
             EXPECT_EQ(runs.back().steps[0].load[0].cv, runs[0].steps[0].load[0].cv);
-            test::expect_close(runs.back().state, runs[0].state, "gradient ", 1e-5);
+            expect_close(runs.back().state, runs[0].state, "gradient ", 1e-5);
         }
     }
 }

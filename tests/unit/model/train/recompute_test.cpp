@@ -6,6 +6,7 @@
 #include "model/train/transformer.h"
 #include "tests/support/files.h"
 #include "tests/support/layers/layer_fixture.h"
+#include "tests/support/training.h"
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
@@ -15,9 +16,7 @@
 namespace fp8flow {
 namespace {
 
-using test::LayerCase;
-using test::LayerResult;
-using test::ModelFixture;
+using namespace test;
 
 constexpr int64_t kLayers = 2, kTokens = 32, kHidden = 128, kFfn = 128;
 
@@ -302,7 +301,7 @@ TEST(Recompute, CastsPerMoeLayer) {
         auto casts = [&](const RecomputeSpec& set) {
             LayerCase c = LayerCase::of(recipe);
             c.recompute = set;
-            return test::run_block(c)[0].casts;
+            return run_block(c)[0].casts;
         };
         EXPECT_EQ(casts(selective(0)), base) << recipe_name(recipe);
         EXPECT_EQ(casts(selective(2)), base) << recipe_name(recipe);               // layernorm
@@ -332,8 +331,7 @@ TEST(Recompute, ASecondStepAllocatesNothing) {
                 "data:\n  data_kind: synthetic\n  synthetic_vocab_size: 16\n",
             "test", {}, 2);
         run_thread_ranks(2, 60, [&](ProcessGroup& group) {
-            Trainer trainer(config, group, choose_backend(BackendKind::reference), Arithmetic::stated,
-                            open_data(config));
+            ReferenceTrainer trainer(config, group);
             trainer.run_step();
             const int64_t warm = trainer.allocations();
             EXPECT_GT(warm, 0);

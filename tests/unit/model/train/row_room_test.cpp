@@ -14,9 +14,7 @@
 namespace fp8flow {
 namespace {
 
-using test::test_config;
-using test::train;
-using test::TrainingRun;
+using namespace test;
 
 constexpr int64_t kTokens = 512;  // of a rank and micro-batch
 
@@ -124,13 +122,13 @@ TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
                 std::vector<std::string> keys = keys_of(ranks, skew);
                 keys.insert(keys.end(), more.begin(), more.end());
                 SCOPED_TRACE(fmt::format("{} ranks, skew {}, {}", ranks, skew, fmt::join(more, " ")));
-                const test::RunOptions options{.steps = 3, .eval_batches = 1};
+                const RunOptions options{.steps = 3, .eval_batches = 1};
                 const TrainingRun grows = train(test_config(Recipe::fp8_flow, keys), ranks, options);
                 keys.push_back("moe.moe_expert_rank_capacity_factor=0");
                 const TrainingRun worst = train(test_config(Recipe::fp8_flow, keys), ranks, options);
                 EXPECT_EQ(grows.losses(), worst.losses());
                 EXPECT_EQ(grows.held_out, worst.held_out);
-                test::expect_same_bits(grows.state, worst.state);
+                expect_same_bits(grows.state, worst.state);
                 int64_t redone = 0;
                 for (const StepResult& step : grows.steps) {
                     redone += step.redone;
@@ -145,16 +143,14 @@ TEST(RowRoom, ARunThatGrowsHasTheBitsOfTheWorstCase) {
 // What is reserved after a growth is what the new room takes: nothing of the old buffers stays.
 TEST(RowRoom, OldBuffersAreGivenBack) {
     const Config config = test_config(Recipe::fp8_flow, keys_of(4, 4.0));
-    run_thread_ranks(4, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                        open_data(config));
+    run_thread_ranks(4, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world);
         EXPECT_EQ(trainer.run_step().redone, 1);
         const Trainer::MemorySums after = trainer.workspace_memory();
         Config direct = config;
         direct.moe.moe_expert_rank_capacity_factor =
             static_cast<double>(trainer.row_capacity().layer - 127) / kTokens;
-        Trainer other(direct, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                      open_data(direct));
+        ReferenceTrainer other(direct, world);
         EXPECT_EQ(other.row_capacity().layer, trainer.row_capacity().layer);
         EXPECT_EQ(other.run_step().redone, 0);
         EXPECT_EQ(other.workspace_memory().reserved, after.reserved);

@@ -11,11 +11,7 @@
 namespace fp8flow {
 namespace {
 
-using test::kRecipesAndFp32;
-using test::test_config;
-using test::train;
-using test::TrainingRun;
-using test::Values;
+using namespace test;
 
 int64_t total_redone(const TrainingRun& run) {
     int64_t redone = 0;
@@ -50,7 +46,7 @@ TEST(TrainingTransaction, OverflowIsRedoneAndNothingIsLost) {
             EXPECT_EQ(worst.held_out, tight.held_out);
             EXPECT_EQ(worst.steps[1].load[0].max, tight.steps[1].load[0].max);
             EXPECT_EQ(worst.steps[1].balancing_loss, tight.steps[1].balancing_loss);
-            test::expect_same_bits(worst.state, tight.state);
+            expect_same_bits(worst.state, tight.state);
         }
     }
 }
@@ -76,7 +72,7 @@ TEST(TrainingTransaction, OverflowWithSavedRowsIsRedone) {
         EXPECT_GT(total_redone(tight), 0) << rows;
         EXPECT_EQ(tight.losses(), sorted.losses()) << rows;
         EXPECT_EQ(tight.held_out, sorted.held_out) << rows;
-        test::expect_same_bits(tight.state, sorted.state);
+        expect_same_bits(tight.state, sorted.state);
     }
 }
 
@@ -108,14 +104,14 @@ TEST(TrainingTransaction, CapacityIsExact) {
         EXPECT_EQ(run.steps[0].redone, c.redone) << c.sequences * c.length << " rows";
         EXPECT_EQ(total_redone(run), c.redone);
         EXPECT_EQ(run.losses(), ample.losses());
-        test::expect_same_bits(run.state, ample.state);
+        expect_same_bits(run.state, ample.state);
     }
 }
 
 // Every rank's error, from a run whose ranks all fail.
 std::vector<std::string> errors_of(int ranks, ExitCode code, const std::function<void(ProcessGroup&)>& body) {
     std::vector<std::string> messages(static_cast<size_t>(ranks));
-    run_thread_ranks(ranks, test::kTestDeadline, [&](ProcessGroup& world) {
+    run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
         try {
             body(world);
         } catch (const Error& error) {
@@ -148,8 +144,7 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
             SCOPED_TRACE(fmt::format("{}: {}", recipe_name(recipe), plant.name));
             int planted_on = -1;
             const auto messages = errors_of(2, ExitCode::numeric, [&](ProcessGroup& world) {
-                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                                data);
+                ReferenceTrainer trainer(config, world, data);
                 trainer.run_step();
                 for (Parameter& p : trainer.transformer().parameters().all()) {
                     if (p.spec.name != plant.name) continue;
@@ -160,14 +155,13 @@ TEST(TrainingTransaction, NanInAWeightStopsTheStep) {
                     trainer.transformer().parameters().write_copies(p);
                     if (p.spec.expert || world.rank() == 0) planted_on = world.rank();
                 }
-                const Values before = test::collect(trainer, world, 2);
+                const Values before = collect(trainer, world, 2);
                 std::string message;
                 try {
                     trainer.run_step();
                 } catch (const Error& error) {
-                    const Values after = test::collect(trainer, world, 2);
-                    for (const char* kind : {"weight ", "m ", "v "})
-                        test::expect_same_bits(before, after, kind);
+                    const Values after = collect(trainer, world, 2);
+                    for (const char* kind : {"weight ", "m ", "v "}) expect_same_bits(before, after, kind);
                     throw;
                 }
             });
@@ -194,18 +188,17 @@ TEST(TrainingTransaction, WhatExplodesIsNamedAndNotApplied) {
             const Config config =
                 test_config(Recipe::bf16, {fmt::format("training.use_distributed_optimizer={}", divided)});
             return errors_of(2, ExitCode::numeric, [&](ProcessGroup& world) {
-                Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated,
-                                open_data(config));
+                ReferenceTrainer trainer(config, world);
                 for (Parameter& p : trainer.transformer().parameters().all()) {
                     if (p.spec.name != c.weight) continue;
                     for (int64_t i = 0; i < p.master.numel(); ++i) p.master.as<float>()[i] *= c.factor;
                 }
                 trainer.weights_replaced();
-                const Values before = test::collect(trainer, world, 1);
+                const Values before = collect(trainer, world, 1);
                 try {
                     trainer.run_step();
                 } catch (const Error&) {
-                    test::expect_same_bits(before, test::collect(trainer, world, 1), "weight ");
+                    expect_same_bits(before, collect(trainer, world, 1), "weight ");
                     throw;
                 }
             });
@@ -219,9 +212,7 @@ TEST(TrainingTransaction, WhatExplodesIsNamedAndNotApplied) {
 }
 
 TEST(TrainingTransaction, RanksThatDisagreeAreNamed) {
-    const auto start = [](const Config& config, ProcessGroup& world) {
-        Trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, open_data(config));
-    };
+    const auto start = [](const Config& config, ProcessGroup& world) { ReferenceTrainer(config, world); };
     for (const char* key : {"training.lr=0.5", "data.synthetic_seed=7", "moe.moe_router_topk=1"}) {
         std::vector<std::string> keys = {"moe.moe_router_pre_softmax=true"};
         const Config same = test_config(Recipe::bf16, keys);
@@ -246,7 +237,7 @@ TEST(TrainingTransaction, StatusWordBlocksEveryPersistentWrite) {
                  {0, std::numeric_limits<float>::quiet_NaN(), op::kStepNonFinite},
                  {0, 4.0f, 0}};
     for (const auto& c : cases) {
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const auto ops = make_ops(choose_backend(BackendKind::reference), Arithmetic::stated);
             const RankGroups groups = make_rank_groups(world, 1);
             Config config = test_config(Recipe::fp8_tensorwise, {"moe.moe_router_score_function=sigmoid",

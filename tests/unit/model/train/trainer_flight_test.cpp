@@ -12,11 +12,7 @@
 namespace fp8flow {
 namespace {
 
-using test::kRecipesAndFp32;
-using test::test_config;
-using test::train;
-using test::TrainingRun;
-using test::Values;
+using namespace test;
 
 const std::vector<std::string> kManyParts = {
     "model.moe_layer_freq=[1, 1]",
@@ -27,14 +23,13 @@ const std::vector<std::string> kManyParts = {
     "moe.moe_router_load_balancing_type=[seq_aux_loss, global_aux_loss]",
     "moe.moe_aux_loss_coeff=[0.01, 0.01]"};
 
-std::unique_ptr<Trainer> make_trainer(const Config& config, ProcessGroup& world) {
-    return std::make_unique<Trainer>(config, world, choose_backend(BackendKind::reference),
-                                     Arithmetic::stated, open_data(config));
+std::unique_ptr<ReferenceTrainer> make_trainer(const Config& config, ProcessGroup& world) {
+    return std::make_unique<ReferenceTrainer>(config, world);
 }
 
 TEST(StepsInFlight, ResultsComeOneStepLate) {
     const Config config = test_config(Recipe::bf16);
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
         const auto trainer = make_trainer(config, world);
         EXPECT_FALSE(trainer->drain().has_value());
         EXPECT_FALSE(trainer->step().has_value());
@@ -77,7 +72,7 @@ TEST(StepsInFlight, ChangeNoBit) {
             EXPECT_EQ(a.peak_bytes, b.peak_bytes);
             EXPECT_GT(a.wire.dispatch, 0);
         }
-        test::expect_same_bits(flying.state, one_by_one.state);
+        expect_same_bits(flying.state, one_by_one.state);
     }
 }
 
@@ -90,7 +85,7 @@ TEST(StepsInFlight, AWarmStepStopsTheHostNowhere) {
             std::vector<std::string> keys = kManyParts;
             keys.push_back(std::string("moe.moe_router_force_load_balancing=") + forced);
             const Config config = test_config(recipe, keys);
-            run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+            run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
                 const auto trainer = make_trainer(config, world);
                 for (int i = 0; i < 3; ++i) trainer->step();
                 const Device& device = trainer->ops().device();
@@ -163,7 +158,7 @@ TEST(StepsInFlight, AnOverflowOnTheWayIsRedoneWithTheStepBehindIt) {
         EXPECT_GT(redone, 0);
         EXPECT_EQ(run.losses(), wanted.losses());
         EXPECT_EQ(run.held_out, wanted.held_out);
-        test::expect_same_bits(run.state, wanted.state);
+        expect_same_bits(run.state, wanted.state);
     }
 }
 
@@ -175,7 +170,7 @@ TEST(StepsInFlight, ARedoneStepIsObservedOnce) {
         const Config config =
             test_config(Recipe::fp8_flow, {"model.seq_length=64", "training.micro_batch_size=4",
                                            std::string("moe.moe_expert_rank_capacity_factor=") + factor});
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             TensorStats stats;
             const auto trainer = make_trainer(config, world);
             trainer->set_tensor_stats(&stats);
@@ -213,7 +208,7 @@ TEST(StepsInFlight, TheRightStepAndGradientAreNamed) {
     const Config config = test_config(Recipe::bf16);
     std::vector<std::string> messages;
     for (const bool one_by_one : {true, false}) {
-        run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
+        run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
             const auto trainer = make_trainer(config, world);
             trainer->run_step();
             for (Parameter& p : trainer->transformer().parameters().all()) {
@@ -221,7 +216,7 @@ TEST(StepsInFlight, TheRightStepAndGradientAreNamed) {
                 for (int64_t i = 0; i < p.numel(); ++i) p.master.as<float>()[i] *= 1e38f;
                 trainer->transformer().parameters().write_copies(p);
             }
-            const Values before = test::collect(*trainer, world, 1);
+            const Values before = collect(*trainer, world, 1);
             try {
                 EXPECT_FALSE(trainer->step().has_value());
                 one_by_one ? trainer->drain() : trainer->step();
@@ -229,7 +224,7 @@ TEST(StepsInFlight, TheRightStepAndGradientAreNamed) {
                 messages.push_back(error.what());
             }
             for (const char* kind : {"weight ", "m ", "v "})
-                test::expect_same_bits(before, test::collect(*trainer, world, 1), kind);
+                expect_same_bits(before, collect(*trainer, world, 1), kind);
             EXPECT_EQ(trainer->steps_done(), 1);
         });
     }

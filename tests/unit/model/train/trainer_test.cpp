@@ -12,11 +12,7 @@
 namespace fp8flow {
 namespace {
 
-using test::kRecipesAndFp32;
-using test::test_config;
-using test::train;
-using test::TrainingRun;
-using test::Values;
+using namespace test;
 
 const std::vector<std::string> kNoBalancing = {"moe.moe_router_load_balancing_type=[]",
                                                "moe.moe_aux_loss_coeff=[]"};
@@ -28,7 +24,7 @@ TEST(Training, SameSeedGivesTheSameBits) {
         const Config config = test_config(recipe, kTwoExpertRanks);
         const TrainingRun first = train(config, 2), second = train(config, 2);
         EXPECT_EQ(first.losses(), second.losses());
-        test::expect_same_bits(first.state, second.state);
+        expect_same_bits(first.state, second.state);
         for (const auto& [name, values] : first.state)
             for (float value : values) ASSERT_TRUE(std::isfinite(value)) << name;
     }
@@ -67,17 +63,17 @@ TEST(Training, PassesAloneLeaveTheWeights) {
     const Config config = test_config(Recipe::fp8_flow);
     const TrainingRun whole = train(config, 1, {.steps = 1});
     const auto data = open_data(config);
-    run_thread_ranks(1, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
-        const Values before = test::collect(trainer, world, 1);
+    run_thread_ranks(1, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world, data);
+        const Values before = collect(trainer, world, 1);
         trainer.run_passes_alone(true);
         EXPECT_EQ(trainer.run_step().lm_loss, whole.steps[0].lm_loss);
-        const Values after = test::collect(trainer, world, 1);
-        test::expect_same_bits(whole.state, after, "gradient ");
-        for (const char* kind : {"weight ", "m ", "v "}) test::expect_same_bits(before, after, kind);
+        const Values after = collect(trainer, world, 1);
+        expect_same_bits(whole.state, after, "gradient ");
+        for (const char* kind : {"weight ", "m ", "v "}) expect_same_bits(before, after, kind);
         trainer.run_passes_alone(false);
         trainer.run_step();
-        EXPECT_NE(test::collect(trainer, world, 1), after);
+        EXPECT_NE(collect(trainer, world, 1), after);
     });
 }
 
@@ -88,8 +84,8 @@ TEST(Training, PassesAloneAreRedoneByAllRanks) {
                                    "moe.moe_row_alignment=1", "moe.moe_expert_rank_capacity_factor=1",
                                    "training.micro_batch_size=4"});
     const auto data = open_data(config);
-    run_thread_ranks(2, test::kTestDeadline, [&](ProcessGroup& world) {
-        Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+    run_thread_ranks(2, kTestDeadline, [&](ProcessGroup& world) {
+        ReferenceTrainer trainer(config, world, data);
         trainer.run_passes_alone(true);
         EXPECT_EQ(trainer.run_step().redone, 1);
         EXPECT_EQ(trainer.run_step().redone, 0);
@@ -160,7 +156,7 @@ TEST(Training, MicroBatchesAddUpToTheGlobalBatch) {
         EXPECT_NEAR(whole.steps[0].z_loss, parts.steps[0].z_loss, 1e-7);
         EXPECT_GT(whole.steps[0].balancing_loss, 0);
         EXPECT_GT(whole.steps[0].z_loss, 0);
-        test::expect_close(parts.state, whole.state, "gradient ", 1e-5);
+        expect_close(parts.state, whole.state, "gradient ", 1e-5);
     }
 }
 
@@ -238,9 +234,9 @@ TEST(Training, TheFirstStepOfAWarmUpFromZeroChangesNoWeight) {
     const Config config = test_config(Recipe::bf16, {"training.lr_warmup_style=from_zero"});
     std::vector<Values> states(3);
     train(config, 1, {.steps = 2, .before_step = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
-                          states[static_cast<size_t>(step)] = test::collect(trainer, world, 1);
+                          states[static_cast<size_t>(step)] = collect(trainer, world, 1);
                       }});
-    test::expect_same_bits(states[0], states[1], "weight ");
+    expect_same_bits(states[0], states[1], "weight ");
     EXPECT_NE(states[1], states[2]);
     const std::string name = "layers.1.moe.router.weight";
     EXPECT_NE(states[0].at("m " + name), states[1].at("m " + name));
@@ -258,8 +254,8 @@ TEST(Training, RouterLossesAreMegatrons) {
                            "moe.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss,aux_loss]",
                            "moe.moe_aux_loss_coeff=[0.125,0.25,0]", "moe.moe_z_loss_coeff=0.5"});
         const auto data = open_data(config);
-        run_thread_ranks(ranks, test::kTestDeadline, [&](ProcessGroup& world) {
-            Trainer trainer(config, world, choose_backend(BackendKind::reference), Arithmetic::stated, data);
+        run_thread_ranks(ranks, kTestDeadline, [&](ProcessGroup& world) {
+            ReferenceTrainer trainer(config, world, data);
             for (Parameter& p : trainer.transformer().parameters().all())
                 if (p.spec.name == "layers.0.moe.router.weight")
                     std::fill_n(p.master.as<float>(), p.numel(), 0.0f);
@@ -322,7 +318,7 @@ TEST(Training, UpdateIsClippedAdamW) {
         std::vector<Values> states(3);
         train(config, 2,
               {.steps = 2, .before_step = [&](Trainer& trainer, ProcessGroup& world, int64_t step) {
-                   const Values state = test::collect(trainer, world, 2);
+                   const Values state = collect(trainer, world, 2);
                    if (world.rank() == 0) states[static_cast<size_t>(step)] = state;
                }});
         const TrainingSpec& t = config.training;
@@ -349,9 +345,9 @@ TEST(Training, UpdateIsClippedAdamW) {
                     wanted.push_back(-lr * (m1[i] / c1 / (std::sqrt(v1[i] / c2) + t.adam_eps) + decay * w));
                     change.push_back(static_cast<double>(weights[i]) - w);
                 }
-                EXPECT_LE(test::norm_wise_error(change, wanted), 1e-4) << name << ", clip " << clip;
-                EXPECT_LE(test::norm_wise_error(after.at("m " + name), m1), 1e-5) << name;
-                EXPECT_LE(test::norm_wise_error(after.at("v " + name), v1), 1e-5) << name;
+                EXPECT_LE(norm_wise_error(change, wanted), 1e-4) << name << ", clip " << clip;
+                EXPECT_LE(norm_wise_error(after.at("m " + name), m1), 1e-5) << name;
+                EXPECT_LE(norm_wise_error(after.at("v " + name), v1), 1e-5) << name;
             }
         }
     }
@@ -441,8 +437,8 @@ TEST(Training, RanksWithoutTokensChangeNothing) {
         EXPECT_EQ(two.steps[0].lm_loss, four.steps[0].lm_loss);
         EXPECT_NEAR(two.steps[2].lm_loss, four.steps[2].lm_loss, 1e-4 * two.steps[2].lm_loss);
         EXPECT_NEAR(two.held_out, four.held_out, 1e-4 * two.held_out);
-        test::expect_close(train(config, 4, {.steps = 1}).state, train(config, 2, {.steps = 1}).state,
-                           "gradient ", 1e-5);
+        expect_close(train(config, 4, {.steps = 1}).state, train(config, 2, {.steps = 1}).state, "gradient ",
+                     1e-5);
     }
 }
 

@@ -21,18 +21,7 @@ using namespace weights;
 
 namespace {
 
-using test::at;
-using test::HandMade;
-using test::kE;
-using test::kF;
-using test::kH;
-using test::LayerCase;
-using test::mark;
-using test::marked;
-using test::ModelFixture;
-using test::on_one_rank;
-using test::whole_model;
-using test::write_file;
+using namespace test;
 
 // Every master, after both sides' experts are side by side.
 using Masters = std::map<std::string, std::vector<float>>;
@@ -77,7 +66,7 @@ RoundTrip round_trip(LayerCase c, const ExportChoice& choice, int from, int to, 
     c.tokens.assign(static_cast<size_t>(to), 16);
     run_thread_ranks(to, 60, [&](ProcessGroup& group) {
         ModelFixture model(group, c);
-        load_model(folder, test::config_of(c), model.model(), model.rank().ops.device());
+        load_model(folder, config_of(c), model.model(), model.rank().ops.device());
         const Masters mine = masters(model, group);
         if (group.rank() == 0) result.after = mine;
         // pads of the vocabulary are zero
@@ -112,8 +101,7 @@ std::vector<HandMade> qwen_tensors(const LayerCase& c) {
     tensors.push_back(marked("model.layers.0.mlp.down_proj.weight", {kH, ffn}, 53));
     tensors.push_back(marked("model.layers.1.mlp.gate.weight", {kE, kH}, 99));
     const std::string p = "model.layers.1.mlp.experts.{}.";
-    for (HandMade& expert :
-         test::experts(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight"))
+    for (HandMade& expert : experts(p + "gate_proj.weight", p + "up_proj.weight", p + "down_proj.weight"))
         tensors.push_back(std::move(expert));
     return tensors;
 }
@@ -128,7 +116,7 @@ TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
     write_file(folder, "model.safetensors", qwen_tensors(c));
     on_one_rank([&](ProcessGroup& group) {
         ModelFixture model(group, c);
-        load_model(folder.path(), test::config_of(c), model.model(), model.rank().ops.device());
+        load_model(folder.path(), config_of(c), model.model(), model.rank().ops.device());
         const auto rows_are = [&](const std::string& name, int64_t first, int64_t rows, int64_t cols,
                                   int tag) {
             for (const Parameter& parameter : model.parameters().all()) {
@@ -168,9 +156,9 @@ TEST(HfModels, AttentionEmbeddingAndDenseLayersByTheirNames) {
 TEST(HfModels, AnExportReplacesTheOneBefore) {
     const TemporaryFolder folder;
     const LayerCase c = whole_model(false);
-    ExportChoice choice{.names = export_names(test::config_of(c)),
+    ExportChoice choice{.names = export_names(config_of(c)),
                         .format = ExportFormat::f32,
-                        .config_json = hf_config_of(test::config_of(c), ExportFormat::f32)};
+                        .config_json = hf_config_of(config_of(c), ExportFormat::f32)};
     const std::string hf = folder.path("hf");
     const auto files = [&] {
         std::set<std::string> names;
@@ -206,7 +194,7 @@ TEST(HfModels, EveryTensorOfTheFilesIsUsedOrRefused) {
         std::vector<std::string> lines;
         on_one_rank([&](ProcessGroup& group) {
             ModelFixture model(group, c);
-            lines = load_model(folder.path(), test::config_of(c), model.model(), model.rank().ops.device());
+            lines = load_model(folder.path(), config_of(c), model.model(), model.rank().ops.device());
         });
         return lines;
     };
@@ -244,7 +232,7 @@ TEST(HfModels, ANarrowerDenseLayerIsExportedIfTheRestIsZero) {
     const TemporaryFolder folder;
     LayerCase c = whole_model(true);
     c.tokens = {16};
-    ExportChoice choice{export_names(test::config_of(c)), ExportFormat::f32};
+    ExportChoice choice{export_names(config_of(c)), ExportFormat::f32};
     choice.names.dense_width = 200;
     on_one_rank([&](ProcessGroup& group) {
         ModelFixture model(group, c);
@@ -283,8 +271,8 @@ TEST(HfModels, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
             SCOPED_TRACE(fmt::format("{} {} -> {}", qwen ? "qwen3" : "mixtral", from, to));
             const TemporaryFolder folder;
             const LayerCase c = whole_model(qwen);
-            const RoundTrip trip = round_trip(c, {export_names(test::config_of(c)), ExportFormat::f32}, from,
-                                              to, folder.path("hf"));
+            const RoundTrip trip =
+                round_trip(c, {export_names(config_of(c)), ExportFormat::f32}, from, to, folder.path("hf"));
             EXPECT_EQ(trip.before, trip.after);
             EXPECT_TRUE(std::filesystem::exists(
                 folder.path(fmt::format("hf/model-{0:05}-of-{0:05}.safetensors", from))));
@@ -294,7 +282,7 @@ TEST(HfModels, WholeModelsSurviveTheRoundTripOnAnyNumberOfRanks) {
 TEST(HfModels, FilesOfAnEarlierExportAreNotMixedIn) {
     const TemporaryFolder folder;
     LayerCase c = whole_model(true);
-    const ExportChoice choice{export_names(test::config_of(c)), ExportFormat::f32};
+    const ExportChoice choice{export_names(config_of(c)), ExportFormat::f32};
     round_trip(c, choice, 2, 1, folder.path("hf"));
     c.model.init_method_std = 0.2;
     const RoundTrip trip = round_trip(c, choice, 1, 1, folder.path("hf"));
@@ -313,9 +301,8 @@ TEST(HfModels, FusedExpertsSurviveTheRoundTrip) {
 TEST(HfModels, ExportedNamesAreThoseOfTheFamilies) {
     const TemporaryFolder folder;
     const std::set<std::string> mixtral =
-        round_trip(whole_model(false),
-                   {export_names(test::config_of(whole_model(false))), ExportFormat::bf16}, 1, 1,
-                   folder.path("m"))
+        round_trip(whole_model(false), {export_names(config_of(whole_model(false))), ExportFormat::bf16}, 1,
+                   1, folder.path("m"))
             .names;
     std::set<std::string> wanted = {"model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"};
     for (const std::string layer : {"model.layers.0.", "model.layers.1."}) {
@@ -330,8 +317,8 @@ TEST(HfModels, ExportedNamesAreThoseOfTheFamilies) {
     }
     EXPECT_EQ(mixtral, wanted);
     const std::set<std::string> qwen =
-        round_trip(whole_model(true), {export_names(test::config_of(whole_model(true))), ExportFormat::bf16},
-                   1, 1, folder.path("q"))
+        round_trip(whole_model(true), {export_names(config_of(whole_model(true))), ExportFormat::bf16}, 1, 1,
+                   folder.path("q"))
             .names;
     for (const char* name :
          {"model.layers.0.mlp.gate_proj.weight", "model.layers.0.mlp.up_proj.weight",
@@ -345,7 +332,7 @@ TEST(HfModels, ExportedNamesAreThoseOfTheFamilies) {
 TEST(HfModels, NarrowFormatsRoundOnce) {
     const TemporaryFolder folder;
     LayerCase c = whole_model(true);
-    const HfNames names = export_names(test::config_of(c));
+    const HfNames names = export_names(config_of(c));
     for (const RouterDtype router : {RouterDtype::bf16, RouterDtype::fp32}) {  // FP32 stays as it is
         c.moe.moe_router_dtype = router;
         const RoundTrip bf16 = round_trip(c, {names, ExportFormat::bf16}, 2, 1, folder.path("bf16"));
@@ -372,7 +359,7 @@ TEST(HfModels, NarrowFormatsRoundOnce) {
 
 TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
     for (const bool qwen : {true, false}) {
-        const Config config = test::config_of(whole_model(qwen));
+        const Config config = config_of(whole_model(qwen));
         const Config back =
             parse_config("training: {train_iters: 1}", "t.yaml", {}, std::nullopt,
                          parse_hf_config(hf_config_of(config, ExportFormat::fp8), "config.json"));
@@ -384,7 +371,7 @@ TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
             for (const std::string& line : diff_configs(config, back))
                 EXPECT_EQ(line.find(std::string(".") + key + ":"), std::string::npos) << line;
     }
-    Config longer = test::config_of(whole_model(true));
+    Config longer = config_of(whole_model(true));
     const auto positions = [](const Config& config) {
         return nlohmann::json::parse(hf_config_of(config, ExportFormat::bf16))["max_position_embeddings"]
             .get<int64_t>();
@@ -392,7 +379,7 @@ TEST(HfModels, TheExportedConfigReadsBackAsTheSameModel) {
     EXPECT_EQ(positions(longer), longer.model.seq_length);
     longer.model.max_position_embeddings = 40960;  // of the model that it was imported from
     EXPECT_EQ(positions(longer), 40960);
-    Config sigmoid = test::config_of(whole_model(true));
+    Config sigmoid = config_of(whole_model(true));
     sigmoid.moe.moe_router_score_function = ScoreFunction::sigmoid;
     expect_contains(error_of(ExitCode::usage, [&] { hf_config_of(sigmoid, ExportFormat::bf16); }),
                     "export: no family computes what this configuration says; ");
@@ -409,11 +396,11 @@ TEST(HfModels, AModelOfAnotherFamilyBesideTheWeightsIsRefused) {
                 load_model(folder.path("hf"), config, model.model(), model.rank().ops.device());
             });
         };
-        expect_contains(load(test::config_of(c)), "model_type gpt_oss is not supported");
-        Config other = test::config_of(c);
+        expect_contains(load(config_of(c)), "model_type gpt_oss is not supported");
+        Config other = config_of(c);
         other.model.attention = false;
         expect_contains(load(other), "with model.attention: true only");
-        other = test::config_of(c);
+        other = config_of(c);
         other.model.zero_centered_gamma = true;
         expect_contains(load(other), "zero_centered_gamma: got true");
     });

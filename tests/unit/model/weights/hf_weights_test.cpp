@@ -19,16 +19,7 @@ using namespace weights;
 
 namespace {
 
-using test::at;
-using test::HandMade;
-using test::kE;
-using test::kF;
-using test::kH;
-using test::LayerCase;
-using test::mark;
-using test::marked;
-using test::on_one_rank;
-using test::write_file;
+using namespace test;
 
 LayerCase moe_case() {
     LayerCase c = LayerCase::of(Recipe::fp8_flow);
@@ -74,7 +65,7 @@ public:
 
 private:
     LayerCase case_;
-    test::RankFixture rank_;
+    RankFixture rank_;
     ParameterStore store_;
     MoeLayer layer_;
 };
@@ -100,7 +91,7 @@ TEST(HfWeights, MixtralByItsOwnNames) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.7.block_sparse_moe.";
     auto tensors =
-        test::experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
+        experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
     tensors.push_back(
         marked("model.layers.6.block_sparse_moe.gate.weight", {9, 9}, 1));  // another layer's business
@@ -119,7 +110,7 @@ TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.7.block_sparse_moe.";
     auto tensors =
-        test::experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
+        experts(p + "experts.{}.w1.weight", p + "experts.{}.w3.weight", p + "experts.{}.w2.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
     tensors.push_back({{p + "e_score_correction_bias", FileDType::f32, {kE}},
                        [](int64_t r, int64_t) { return 0.1 * static_cast<double>(r) - 0.2; }});
@@ -139,8 +130,8 @@ TEST(HfWeights, MiniMaxM2ByItsOwnNames) {
 TEST(HfWeights, Qwen3ByItsOwnNamesOnTwoRanks) {
     const TemporaryFolder folder;
     const std::string p = "model.layers.0.mlp.";
-    auto tensors = test::experts(p + "experts.{}.gate_proj.weight", p + "experts.{}.up_proj.weight",
-                                 p + "experts.{}.down_proj.weight");
+    auto tensors = experts(p + "experts.{}.gate_proj.weight", p + "experts.{}.up_proj.weight",
+                           p + "experts.{}.down_proj.weight");
     tensors.push_back(marked(p + "gate.weight", {kE, kH}, 99));
     const std::string path = write_file(folder, "m.safetensors", tensors);
     run_thread_ranks(2, 60, [&](ProcessGroup& group) {
