@@ -263,6 +263,8 @@ __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const
     }
 }
 
+enum class Access { any, bf16_vectors };
+
 // Calls visit(first row, end row) for this CTA's tiles. Consecutive CTAs take different groups at the same
 // fraction of each, so that the gradient rows read at one time belong to one part of the tokens, which stays
 // in L2. A group is cut into a power of two of parts, so that no 64-bit division is needed. Every row is read
@@ -285,9 +287,11 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
     }
 }
 
-// The same by routed row, for any dtype, alignment and K, and for plans without recv_rows. CTA: tiles of
-// walk_parts, one warp a row, a lane's strand every 32nd unit. No barriers; row numbers are uniform in a
-// warp. Deterministic: fixed order, one writer a word.
+// The same by routed row: BF16 rows where K is above 8 or the plan has no recv_rows (Access::bf16_vectors),
+// and any dtype and alignment (Access::any). CTA: tiles of walk_parts, one warp a row, a lane's strand every
+// 32nd unit, with eight loads in flight. No barriers; row numbers are uniform in a warp. Deterministic: fixed
+// order, one writer a word.
+template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);
     const int64_t base = args.src.base(), prob_base = args.drow_prob.base();
@@ -301,16 +305,22 @@ __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(c
         const int64_t source = row_source[row];
         float strand = 0.0f;
         if (source >= 0) {
-            for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
-                const int64_t width = args.hidden - column;
-                float gradient[kUnit], value[kUnit];
-                load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
-                             args.vectorised, gradient);
-                load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
-                             args.vectorised, value);
+            if constexpr (kAccess == Access::bf16_vectors) {
+                const int units = static_cast<int>(args.hidden / kUnit);
+                strand = strand_dot(static_cast<const uint4*>(args.ddst.data) + source * units,
+                                    static_cast<const uint4*>(args.src.data) + (base + row) * units, units);
+            } else {
+                for (int64_t column = lane * kUnit; column < args.hidden; column += kWarpSize * kUnit) {
+                    const int64_t width = args.hidden - column;
+                    float gradient[kUnit], value[kUnit];
+                    load_up_to_8(args.ddst.data, args.ddst.dtype, source * args.hidden + column, width,
+                                 args.vectorised, gradient);
+                    load_up_to_8(args.src.data, args.src.dtype, (base + row) * args.hidden + column, width,
+                                 args.vectorised, value);
 #pragma unroll
-                for (int i = 0; i < kUnit; ++i)
-                    if (i < width) strand = fma_float(gradient[i], value[i], strand);
+                    for (int i = 0; i < kUnit; ++i)
+                        if (i < width) strand = fma_float(gradient[i], value[i], strand);
+                }
             }
             strand = warp_sum(strand);
         }
@@ -408,8 +418,10 @@ void HopperOps::do_unpermute_probs_backward(const op::UnpermuteProbsBackward& ar
                    kernel_args);
         return;
     }
-    launch_kernel(unpermute_probs_backward_kernel, grid_for(ceil_div(capacity, kTileRows), launch), kThreads,
-                  launch, "unpermute_probs_backward", kernel_args);
+    const auto kernel = wide ? unpermute_probs_backward_kernel<Access::bf16_vectors>
+                             : unpermute_probs_backward_kernel<Access::any>;
+    launch_kernel(kernel, grid_for(ceil_div(capacity, kTileRows), launch), kThreads, launch,
+                  "unpermute_probs_backward", kernel_args);
 }
 
 }  // namespace fp8flow
