@@ -37,8 +37,13 @@ def nvidia_smi(field):
     return run(["nvidia-smi", f"--query-gpu={field}", "--format=csv,noheader,nounits"], check=False).split("\n")[:-1]
 
 
+def git(*arguments):
+    """What a git command prints; nothing if it fails."""
+    return run(["git", "-C", ROOT, *arguments], check=False).strip()
+
+
 def commit():
-    return run(["git", "-C", ROOT, "rev-parse", "--short", "HEAD"], check=False).strip()
+    return git("rev-parse", "--short", "HEAD")
 
 
 def origin():

@@ -88,18 +88,16 @@ def problems_of(path):
 
 
 def history():
-    """The commits up to HEAD, one a line; None in a copy that has not all of them."""
-    git = ["git", "-C", ROOT]
-    shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], capture_output=True, text=True)
-    return subprocess.run([*git, "rev-list", "HEAD"], capture_output=True, text=True).stdout if shallow.stdout == "false\n" else None
+    """The commits up to HEAD; None in a copy that does not have all of them."""
+    return jobs.git("rev-list", "HEAD").split() if jobs.git("rev-parse", "--is-shallow-repository") == "false" else None
 
 
 def problems_of_history(files, pages, commits):
     named = {(path.name, commit) for path in files for commit in re.findall(r'"commit": ?"([0-9a-f]{7,})"', path.read_text())}
-    problems = [f"/{name}: commit {commit} is not in the history" for name, commit in sorted(named) if "\n" + commit not in "\n" + commits]
+    problems = [f"/{name}: commit {commit} is not in the history" for name, commit in sorted(named)
+                if not any(one.startswith(commit) for one in commits)]
     for commit, folder in set(re.findall(r"git checkout ([0-9a-f]+) -- (docs/results/\w+)", pages)):
-        git = subprocess.run(["git", "-C", ROOT, "ls-tree", "-r", "--name-only", commit, folder], capture_output=True, text=True)
-        if "/run.json" not in git.stdout:
+        if "/run.json" not in jobs.git("ls-tree", "-r", "--name-only", commit, folder):
             problems.append(f"/{pathlib.Path(folder).name}: commit {commit} has no runs of it")
     return problems
 
