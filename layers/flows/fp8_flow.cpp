@@ -4,8 +4,7 @@
 // BF16.
 //
 //  1. Quantise before dispatch: FP8 rows and E8M0 scale bytes on the wire.
-//  2. Scaling-aware transpose: weight gradients read a transposed copy that was made by exponent shifts,
-//  without
+//  2. Scaling-aware transpose: weight gradients read a transposed copy, made by exponent shifts without
 //     dequantising.
 //  3. Fused permute + pad: part of dispatch.
 //  4. Fused activation + quantise: SwiGLU x prob writes FP8, forward and backward.

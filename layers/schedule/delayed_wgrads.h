@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Expert weight gradients of several micro-batches in one GEMM (moe_wgrad_micro_batches): the operands of all
-// but the last are kept in an arena. The GEMM then reads and writes dW once, whose traffic bounds it. Read
-// next: flows/steps.h.
+// Expert weight gradients of several micro-batches in one GEMM (moe_wgrad_micro_batches). An arena keeps the
+// operands until the last of these micro-batches. The GEMM then reads and writes dW once: traffic of dW
+// limits its speed. Read next: flows/steps.h.
 #pragma once
 
 #include "kernels/core/arena.h"

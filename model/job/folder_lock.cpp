@@ -144,8 +144,7 @@ FolderLock::Attempt FolderLock::try_to_take() {
         require(
             error == 0, ExitCode::output,
             "{}: its file system has no locks ({}), and {} may be using it; choose a folder on one that has "
-            "locks, "
-            "or, if no run is in this one, add --take-over",
+            "locks, or, if no run is in this one, add --take-over",
             path_, std::strerror(error), holder_);
         write_record();
     }

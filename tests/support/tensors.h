@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// Host tensors for tests: owning buffers whose guard zones are checked at their end, fills (random, poison),
-// RowGroups from a list of counts, error measures. A new HostTensor holds 0xFF bytes (NaN in every float
-// format, -1 in integers), so an element that an op forgets is noticed.
+// Host tensors for tests: owning buffers with guard zones, which the destructor checks; fills (random,
+// poison); RowGroups from a list of counts; error measures. A new HostTensor holds 0xFF bytes (NaN in every
+// float format, -1 in integers), so an element that an op forgets is noticed.
 #pragma once
 
 #include "kernels/core/random.h"

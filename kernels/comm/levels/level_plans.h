@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
-// The two plans of the hierarchical exchange. `rail`: between hosts, where each rank of this rank's rail
-// stands for its host. `inside`: inside the host, where the tokens are the rows that arrived over the rail.
-// Both are derived from the plan of the whole group and its HostLayout. This file allocates them and declares
-// the reference that fills them in. On GPUs kernels/hopper/exchange/levels writes the same bytes. Read next:
+// The two plans of the hierarchical exchange. `rail`: between hosts, over the ranks of this rank's rail, one
+// per host. `inside`: between the ranks of one host. Its tokens are the rows that arrived over the rail. Both
+// are derived from the plan of the whole group and its HostLayout. This file allocates them and declares the
+// reference that fills them in. On GPUs kernels/hopper/exchange/levels writes the same bytes. Read next:
 // hierarchical_exchange.h, kernels/ops/permute.h (the lists of a plan).
 //
 // Letters: G ranks, N hosts, P ranks per host, S slots, K top-k, L local experts.

@@ -109,8 +109,9 @@ __device__ __forceinline__ void store_transposed(const uint32_t* transposed, uin
     }
 }
 
-// Stores the first kCols columns of a whole transposed tile, where columns are aligned: from column `col` on,
-// this thread's first, whose `piece` goes to `out`; every thread a piece of every kThreads / 8-th column.
+// Stores the first kCols columns of a whole transposed tile. Columns are aligned. A thread stores piece
+// `piece` of column `col` to `out`, and then that piece of every kThreads / kTransposedPieces-th column after
+// it.
 template <int kThreads, int kColumns, int kCols = static_cast<int>(kBlock)>
 __device__ __forceinline__ void store_whole_columns(const uint32_t* transposed, int col, int piece,
                                                     uint8_t* out, int64_t stride) {

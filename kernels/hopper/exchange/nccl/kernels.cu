@@ -189,7 +189,7 @@ struct MoveArgs {
     int64_t row_bytes, stride;
     bool vectorised;
     const int64_t* recv_offsets;
-    int ranks, skipped;  // rank whose rows are not copied; -1: none
+    int ranks, skipped;  // rows of rank `skipped` are not copied; -1: none
 };
 
 // Traffic: reads and writes every received row once. One warp per row.
