@@ -490,7 +490,8 @@ def loss():
 
 def interval(of, digits=3):
     """A difference with its 95 % interval, from validate.json."""
-    return f"{of['mean_percent']:+.{digits}f} ± {(of['interval_percent'][1] - of['interval_percent'][0]) / 2:.{digits}f} %"
+    low, high = of["interval_percent"]  # None: one held-out loss has no interval
+    return f"{of['mean_percent']:+.{digits}f}" + (f" ± {(high - low) / 2:.{digits}f} %" if high is not None else " %")
 
 
 def differences(name):
@@ -571,7 +572,8 @@ TABLES = {**{make.__name__: make for make in (
     exchange, exchange_sms, slow_operations, loss, family_errors, models_with_transformers, transposed, commands)},
     **{name: functools.partial(by_arm, name) for name in BY_ARM},
     "planted_faults": functools.partial(differences, "validate_planted_faults_cpu.json"),
-    "evidence": functools.partial(differences, LOSSES)}
+    "evidence": functools.partial(differences, LOSSES),
+    "fixed_routing": functools.partial(differences, "validate_evidence_routing_h200.json")}
 
 
 # ---- the picture docs/pictures/deepseek_v3_layer.svg
