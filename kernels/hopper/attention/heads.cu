@@ -57,8 +57,7 @@ template <int kLanes> struct Group {
     }
 };
 
-// What a lane knows of its place in a head of D columns: a unit of eight columns, and the angles of its
-// pairs.
+// A lane's unit of eight columns in a head of D columns, and the angles of its pairs.
 struct Place {
     int unit, other;  // other: the lane with the second columns of the pairs
     bool active, low;
@@ -138,8 +137,8 @@ __device__ __forceinline__ uint4* unit_at(uint16_t* data, int64_t row, int depth
 // qkv -> q, k, v; with gammas also q_raw, k_raw and the factors of their norm.
 // Lower bound: qkv in, q, k, v (and raw) out: T=4096, 16 + 2 x 4 heads of 64: 36 MB, 11 us; angles from L2.
 // A warp takes a token at a time, so that the angles and gammas of its lanes stay in registers; a group of
-// lanes takes a head, a lane eight columns, kBatch heads in flight. No barriers. Deterministic: one writer a
-// byte, sums in the order of the contract.
+// lanes takes a head, a lane eight columns, kBatch heads in flight. No barriers. Deterministic: one writer
+// per byte, sums in the order of the contract.
 template <int kLanes, bool kBias>
 __global__ void __launch_bounds__(kThreads) heads_kernel(const HeadsArgs args) {
     constexpr int kGroups = Group<kLanes>::kGroups;
@@ -400,7 +399,7 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 }
 
-// What runs with kLanes lanes per head. chunk_sums: backward with a norm.
+// Launches the kernel for kLanes lanes per head. chunk_sums: for the backward pass with a norm.
 enum class Pass { forward, backward };
 template <int kLanes> void run(const HeadsArgs& args, Pass pass, float* chunk_sums, const Launch& launch) {
     const auto start = [&](auto kernel, unsigned ctas, auto... more) {
@@ -470,7 +469,7 @@ bool launch_heads(const op::QkvHeads& a, const Launch& launch) {
 bool launch_heads_backward(const op::QkvHeadsBackward& a, float* partials, uint32_t* tickets,
                            const Launch& launch) {
     const int64_t depth = a.dq.dim(2), tokens = a.dq.dim(0), heads = a.dq.dim(1), kv_heads = a.dk.dim(1);
-    if (a.rows && (depth & (depth - 1)) != 0) return false;  // lanes without columns would part a block
+    if (a.rows && (depth & (depth - 1)) != 0) return false;  // lanes without columns would split a block
     if (!takes(a.dqkv, a.dq, a.q_gamma,
                {a.dqkv, a.dq, a.dk, a.dv, a.table, a.q_raw, a.k_raw, a.q_gamma, a.k_gamma}))
         return false;

@@ -81,8 +81,8 @@ __device__ __forceinline__ void rotate_pairs(const Latent& args, int64_t token, 
     Unit::store(to, args.dtype, place + args.half, high);
 }
 
-// What thread after thread of a CTA does for one head of a token: copies columns of k, copies columns of v,
-// rotates pairs.
+// What a thread does for one head of a token: it copies columns of k, or copies columns of v, or rotates
+// pairs.
 struct Item {
     int64_t qk, kv, v;     // first elements of the head
     int key, value, pair;  // the first column of the item, or -1

@@ -24,7 +24,7 @@ struct RopeUnits {
 // Rotates x in place: BF16, D / 2 a multiple of eight, aligned.
 //
 // Lower bound: x read and written once (134 MB at T=4096, 64 heads of 128: 33 us), the table from L2; 3 FLOPs
-// an element.
+// per element.
 //
 // Thread: the same eight pairs of kRopeHeads heads of a token, so that the eight angles are loaded once and
 // eight 16-byte loads are in flight together (three CTAs per SM: 96 KB); consecutive threads take consecutive
@@ -164,7 +164,7 @@ void sum_bias(const TensorView& dqkv, Gradient mode, const TensorView& dbias, fl
 }
 
 // Bytes: everything read and written once. Grid-stride over the words of the packed rows. No barriers.
-// Deterministic: one writer a word.
+// Deterministic: one writer per word.
 template <class Word> __global__ void packed_kernel(Packed packed, Copy copy) {
     const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads, words = packed.tokens * packed.stride;
     for (int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x; i < words; i += step) {

@@ -26,7 +26,7 @@ struct AdamWArgs {
     float beta1, beta2, rest1, rest2, eps, weight_decay;
 };
 
-// What the step has of its own, read once a thread.
+// Values that change from step to step, read once per thread.
 struct AdamWStep {
     float grad_scale, lr, correction1, correction2;
     uint64_t m_key, v_key;

@@ -68,8 +68,8 @@ __device__ __forceinline__ uint32_t high_magnitude(uint32_t pair) {
     return bits > 0x7F800000u ? 0u : bits;
 }
 
-// Makes the words opaque to the compiler: what follows from them is computed after this line, and not kept in
-// registers from before.
+// Makes the words opaque to the compiler: it computes what depends on them after this line, and keeps nothing
+// of it in registers from before.
 __device__ __forceinline__ void opaque(uint4& words) {
     asm volatile("" : "+r"(words.x), "+r"(words.y), "+r"(words.z), "+r"(words.w));
 }

@@ -23,7 +23,7 @@ __device__ __forceinline__ void pdl_wait() { cudaGridDependencySynchronize(); }
 
 // The first and the last statement of a kernel that may run in parallel with the one before it, in all
 // threads. The next kernel may be one that does not wait, so it starts only after this one has waited; and no
-// kernel ends before the one before it has, so that who waits for the last waits for all.
+// kernel ends before the one before it has. So a wait for the last kernel is a wait for all.
 __device__ __forceinline__ void pdl_begin(PdlOrder order) {
     if (order == PdlOrder::after) pdl_wait();
     pdl_launch_dependents();

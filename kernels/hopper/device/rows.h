@@ -114,7 +114,7 @@ __device__ __forceinline__ void load_unit(const RowView& t, int64_t row, int col
     load_unit(t, row, col, t.cols, v);
 }
 
-// One rounding an element; nothing from column `limit` on. The wide form is for whole units.
+// One rounding per element; nothing from column `limit` on. The wide form is for whole units.
 __device__ __forceinline__ void store_unit(const RowView& t, int64_t row, int col, int limit,
                                            const float (&v)[kUnit]) {
     const int64_t first = row * t.cols + col;
@@ -163,7 +163,7 @@ __device__ __forceinline__ uint32_t magnitude_bits(float x) {
     const uint32_t bits = __float_as_uint(x) & 0x7FFFFFFFu;
     return bits > 0x7F800000u ? 0u : bits;
 }
-// The same over a unit; fmaxf ignores a NaN: one instruction an element.
+// The same over a unit; fmaxf ignores a NaN: one instruction per element.
 __device__ __forceinline__ uint32_t unit_magnitude(const float (&v)[kUnit]) {
     float largest = 0.0f;
 #pragma unroll

@@ -53,7 +53,7 @@ __device__ __forceinline__ void sigmoids_of(const float (&x)[kCount], float (&si
 // the other; smaller magnitudes have the sigmoid of 2^-24 (1/2), larger ones that of 127.5 (0 or 1). A unit
 // that scales gates (by up to op::GluForm::kMaxAlpha) needs one more binade below: 1.7 * 2^-24 is not 1/2.
 // NaN: any number, as sigmoids_of. Negative numbers start at a power of two, so that the sign is a bit of the
-// index. Five instructions per column and 3.5 bank passes of shared memory a warp, instead of 17
+// index. Five instructions per column and 3.5 bank passes of shared memory per warp, instead of 17
 // instructions.
 template <class Unit> struct SigmoidTable {
     static constexpr int kBinades = std::is_same_v<Unit, SwigluUnit> ? 31 : 32;

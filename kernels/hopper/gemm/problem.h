@@ -199,8 +199,8 @@ __device__ __forceinline__ void store_sum(const GemmProblem& p, int64_t row, int
         store_float(p.d, p.d_dtype, at, sum);
 }
 
-// An operation as a GEMM problem (problem.cu), and what the choice of a kernel also depends on. form of FP8
-// operands: nt, since those of weight gradients are the transposed copies.
+// An operation as a GEMM problem (problem.cu), and what else decides which kernel runs. The form of FP8
+// operands is nt, because weight gradients read the transposed copies.
 struct GemmCall {
     GemmProblem problem;
     op::GemmForm form = op::GemmForm::nt;

@@ -6,7 +6,7 @@
 // Lower bound: D once (3.76 GB at 32 x 4096 x 7168, 0.82 ms at 4.6 TB/s); of the empty groups alone, nothing
 // where there are none.
 //
-// Warp: a patch; an access is 8 rows x 32 bytes (16 of BF16), 16 of them in flight a lane. No barrier. Each
+// Warp: a patch; an access is 8 rows x 32 bytes (16 of BF16), 16 of them in flight per lane. No barrier. Each
 // warp reads the sizes of 32 groups at once.
 //
 // Deterministic: one writer per sum, fixed order, the same as in the epilogues.

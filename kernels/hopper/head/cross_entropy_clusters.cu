@@ -287,7 +287,7 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
     }
 }
 
-// Loss and gradient with every logit read once: a cluster of up to eight CTAs (one an SM) holds a row in
+// Loss and gradient with every logit read once: a cluster of up to eight CTAs (one per SM) holds a row in
 // shared memory from its exponentials to its gradient.
 //
 // Lower bound: logits once, dlogits once (V=129280, bf16: 776 KB per token, 190 us for 1024 tokens). About 26
@@ -301,7 +301,7 @@ __device__ __forceinline__ void gather_rows(Shared& shared, const CrossEntropyAr
 // factor for each block of the CTA, the loss; meanwhile the workers process another step.
 //
 // Shared memory and barriers:
-//   stages    3 blocks of 4 KB a worker, filled by its own bulk copies
+//   stages    3 blocks of 4 KB per worker, filled by its own bulk copies
 //   loaded    a stage; the bytes of its copy; used by one warp
 //   complete  a slot of rows; the bytes of the blocks of all CTAs (st.async). The row warp arms it for the
 //             slot's next row after the phase before; bytes that arrive earlier leave the count negative.

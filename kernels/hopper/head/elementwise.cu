@@ -13,7 +13,7 @@ namespace {
 
 constexpr int kThreads = 256;
 
-// y = a + b, or y = a in another dtype when b is absent. Bytes: every element once. Eight elements a thread
+// y = a + b, or y = a in another dtype when b is absent. Bytes: every element once. Eight elements per thread
 // and iteration; y may alias a or b, because a thread writes what only it has read. kBf16: three BF16 tensors
 // of whole vectors, whose few registers let all of an SM's threads run, which keeps enough reads in flight.
 template <bool kBf16>
@@ -51,9 +51,9 @@ void launch_add(const TensorView& a, const TensorView& b, const TensorView& y, c
                device_view(b), device_view(y), count, vectorised);
 }
 
-// *sum += the values, in double: blocks of 64 in ascending order, one a thread, then the block sums, which
-// thread 0 adds (about 5 ns each; the operation is meant for one value a token). One CTA, since a second
-// would have to wait for the first's sums. Two barriers an iteration, reached by all threads. Deterministic:
+// *sum += the values, in double: blocks of 64 in ascending order, one per thread, then the block sums, which
+// thread 0 adds (about 5 ns each; the operation is meant for one value per token). One CTA, since a second
+// would have to wait for the first's sums. Two barriers per iteration, reached by all threads. Deterministic:
 // fixed order.
 __global__ __launch_bounds__(kThreads) void sum_kernel(const float* values, int64_t count, float* sum) {
     constexpr int kBlockValues = static_cast<int>(op::kSumBlock);
@@ -106,7 +106,7 @@ __global__ __launch_bounds__(kThreads) void count_non_finite_kernel(DeviceView x
     atomicMin(first, lowest);
 }
 
-// y = scale * normal random numbers by global index. Bytes: y once. One element a thread: about 100
+// y = scale * normal random numbers by global index. Bytes: y once. One element per thread: about 100
 // double-precision operations, shared with the host bit for bit.
 __global__ void fill_normal_kernel(uint64_t seed, uint64_t stream, uint64_t first, float scale, float* y,
                                    int64_t count) {

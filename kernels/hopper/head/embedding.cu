@@ -17,8 +17,8 @@ namespace {
 
 constexpr uint32_t kNanBits = 0x7FC00000u;
 
-// y[t] = table[ids[t]] for any dtypes. Bytes: one table row read, one activation row written a token. One
-// warp a token, eight elements a thread and iteration. Element-wise.
+// y[t] = table[ids[t]] for any dtypes. Bytes: one table row read, one activation row written per token.
+// One warp per token, eight elements per thread and iteration. Element-wise.
 constexpr int kRowWarps = 8;
 __global__ __launch_bounds__(kRowWarps* kWarpSize) void embedding_kernel(const int32_t* ids, int64_t tokens,
                                                                          DeviceView table, DeviceView y,
@@ -111,8 +111,8 @@ struct AnyRows {  // any dtype and alignment; `left` columns are inside the row
     }
 };
 
-// Which of the sorted places from `place` on are of `owner` (a bit each, the lowest the first), and their
-// positions. Without a branch, so that all loads are in flight together.
+// Which of the sorted places from `place` on belong to `owner` (one bit per place, the lowest is the first),
+// and their positions. Without a branch, so that all loads are in flight together.
 template <int kBatch> struct OwnPlaces {
     uint32_t mine;
     int32_t positions[kBatch];
@@ -137,15 +137,15 @@ __device__ __forceinline__ OwnPlaces<kBatch> own_places(const int32_t* sorted_id
 //
 // Lower bound: dy read once (58.7 MB at T=4096, H=7168: 14 us), the touched table rows once.
 //
-// CTA: kPlaces places of the sorted tokens and some tiles of 512 columns, four columns of each a thread. The
-// CTA owns the ids that begin among its places, up to their last token, which may lie beyond them. Ids and
-// positions are read once for all tiles. All rows of the places, of dy and of the table, are loaded before
-// the first addition, because a load of the table after a store would wait for it: 24 bytes a place and
-// thread, 98 KB in flight an SM. Then kBatch rows at a time, the next ones' places in flight with them: an id
-// with many tokens (a byte of a text: some hundreds) waits for memory once a batch. No shared memory, no
-// barriers.
+// CTA: kPlaces places of the sorted tokens and some tiles of 512 columns, four columns of each per thread.
+// The CTA owns the ids that begin among its places, up to their last token, which may lie beyond them. Ids
+// and positions are read once for all tiles. All rows of the places, of dy and of the table, are loaded
+// before the first addition, because a load of the table after a store would wait for it: 24 bytes per place
+// and thread, 98 KB in flight per SM. Then kBatch rows at a time, the next ones' places in flight with them:
+// an id with many tokens (a byte of a text: some hundreds) waits for memory once per batch. No shared memory,
+// no barriers.
 //
-// Deterministic: one writer an element, the reference's order.
+// Deterministic: one writer per element, the reference's order.
 //
 // PDL: pointers are without __restrict__, because the sort writes what this kernel reads.
 constexpr int kTokensPerId = 8;  // from this mean number on, embedding_few_ids.cu

@@ -21,12 +21,12 @@ constexpr int kMostCounted = 8192;
 // Tokens by (id, position): sorted_ids, and order, where order[i] is the position of the i-th. A token's
 // place is the number of tokens before it.
 //
-// Bytes: the ids, read once a CTA (from L2). CTA: all ids in shared memory. A warp counts for two tokens, a
+// Bytes: the ids, read once per CTA (from L2). CTA: all ids in shared memory. A warp counts for two tokens, a
 // lane four ids at a time. Among positions below the token an equal id counts, above it does not, so that a
 // pair takes one comparison except in the two chunks around the tokens (16.8 M at T=4096: 1.5 us over the
 // whole chip). One barrier.
 //
-// Deterministic: every place is taken once, one writer a word.
+// Deterministic: every place is taken once, one writer per word.
 constexpr int kRankThreads = 256, kWarpTokens = 2;
 constexpr int kRankTokens = kRankThreads / kWarpSize * kWarpTokens;  // tokens per CTA
 constexpr int kChunk = 4 * kWarpSize;                                // ids that a warp compares at once
@@ -76,7 +76,7 @@ __global__ __launch_bounds__(kRankThreads) void count_before_kernel(const int32_
     }
 }
 
-// positions[t] = t. Bytes: 4 written a token.
+// positions[t] = t. Bytes: 4 written per token.
 constexpr int kPositionThreads = 256;
 __global__ __launch_bounds__(kPositionThreads) void positions_kernel(int tokens, int32_t* positions) {
     const int first = static_cast<int>(blockIdx.x) * kPositionThreads + static_cast<int>(threadIdx.x);

@@ -32,11 +32,11 @@ __device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_flo
 
 // The sums of the parts of dgamma, then dgamma. Lower bound: dy and x read once; after the pass that made dx
 // both are in L2 (T=4096, 16 heads of 64: 16.8 MB, 4 us at 4 TB/s).
-// A CTA takes a part and up to kMostPairs pairs of columns; row y of its threads a chunk of the part, so that
-// four chains of additions a column run side by side, each with kAhead rows in flight.
-// The last CTA of a job and column tile adds the parts: its rows of threads take three groups each.
-// Barriers: the sums of the chunks are in shared memory; the ticket is known; the groups are summed.
-// Deterministic: sums in the order of the contract; the ticket only says who comes last.
+// A CTA takes a part and up to kMostPairs pairs of columns; row y of its threads takes a chunk of the part,
+// so that four chains of additions per column run in parallel, each with kAhead rows in flight. The last CTA
+// of a job and column tile adds the parts: its rows of threads take three groups each. Barriers: the sums of
+// the chunks are in shared memory; the ticket is known; the groups are summed. Deterministic: sums in the
+// order of the contract; the ticket only says which CTA is the last.
 __global__ void __launch_bounds__(kMostPairs* kChunks) narrow_gamma_kernel(const GammaJobs args) {
     __shared__ float2 sums[kGroups][kMostPairs];
     __shared__ bool is_last;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm forward of a row in registers: its sum and its outputs. For the kernel that loads rows to registers
-// (held_rows.cu) and the one that prefetches several rows to shared memory (rows.cu). Contract:
+// (held_rows.cu) and the one that prefetches several rows to shared memory (norm_rows.cu). Contract:
 // kernels/ops/norm.h.
 #pragma once
 

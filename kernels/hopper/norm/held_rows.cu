@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
 // RMSNorm forward on aligned rows of BF16 or FP16 that are loaded straight to registers: up to 2048 columns
-// by one warp, wider ones by a CTA. Contract: kernels/ops/norm.h. Other rows: rows.cu, norm.cu.
+// by one warp, wider ones by a CTA. Contract: kernels/ops/norm.h. Other rows: norm_rows.cu, norm.cu.
 #include "kernels/hopper/device/pdl.h"
 #include "kernels/hopper/device/view.h"
 #include "kernels/hopper/device/warp.h"
@@ -37,10 +37,10 @@ __device__ __forceinline__ float sum_of_teams(const float* sums, int segments) {
 // RMSNorm forward, x [T, H] -> y, FP8 values and scales, rstd, amax, as NormForward asks.
 // Lower bound at T=16384, H=4096: x and y 268 MB, 68 us; each byte once.
 // Three shapes: a warp per row of up to 2048 columns; a CTA of eight warps per row of one segment with y
-// alone; four warps per segment otherwise, up to four segments in a CTA, so that what a thread does once a
+// alone; four warps per segment otherwise, up to four segments in a CTA, so that what a thread does once per
 // row is shared by 64 values. The hardware schedules a row as soon as an SM has space. Gamma is read from L1,
 // where the rows of an SM share it.
-// Barriers: none for a warp per row. Otherwise one __syncthreads a row, after which the strand sums are
+// Barriers: none for a warp per row. Otherwise one __syncthreads per row, after which the strand sums are
 // combined; they alternate between two places where a CTA takes several rows (a limited launch), so that
 // those of the next row are not written before this row's are read.
 // PDL: launching is a tenth of the time of a kernel, so it overlaps the end of the previous one; a CTA that

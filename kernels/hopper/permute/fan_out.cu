@@ -36,7 +36,7 @@ struct FanOutArgs {
     int64_t dst_block_stride;
 };
 
-// Scales of 32 rows of dst, one row a lane, so that a warp stores whole lines; zeros into the values of pad
+// Scales of 32 rows of dst, one row per lane, so that a warp stores whole lines; zeros into the values of pad
 // rows.
 __device__ __forceinline__ void write_scales_and_pads(const FanOutArgs& args, int64_t tile, int64_t base,
                                                       const int32_t* row_source) {
@@ -87,9 +87,9 @@ __device__ __forceinline__ void copy_to_places(const FanOutArgs& args, int64_t t
 // at T=4096, H=7168, K=8 (529 MB of BF16), 0.066 (0.129) ms at 4.1 TB/s; nine tenths are writes. By
 // destination row (permute.cu) a token's row is read K times, far apart in time, mostly from memory.
 //
-// Grid: one item a CTA. The first items are 32 rows of dst each (scales and pads), the others one token each.
-// A thread issues all its loads (up to kInFlight x 16 bytes) before the first store. No shared memory, no
-// barriers.
+// Grid: one item per CTA. The first items are 32 rows of dst each (scales and pads), the others one token
+// each. A thread issues all its loads (up to kInFlight x 16 bytes) before the first store. No shared memory,
+// no barriers.
 //
 // Deterministic: every byte has one writer, because tokens' rows and pads are different rows.
 __global__ __launch_bounds__(kThreads, kCtas) void fan_out_kernel(const FanOutArgs args) {

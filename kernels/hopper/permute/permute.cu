@@ -15,7 +15,7 @@ namespace {
 
 constexpr int kWarps = 8;
 constexpr int kThreads = kWarps * kWarpSize;
-static_assert(kTileRows == kWarps);  // one warp a row
+static_assert(kTileRows == kWarps);  // one warp per row
 constexpr int64_t kCopyVector = 16;  // bytes
 
 // The source row of a row of dst: from a list (permute), or from its position in its group (pad, unpad). -1:

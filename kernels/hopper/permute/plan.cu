@@ -88,7 +88,7 @@ __device__ __forceinline__ int marked(const uint32_t* masks, int column) {
     return count;
 }
 
-// Histograms of the blocks. Bytes: the ids read once, one count a block and column written. CTA: a block of
+// Histograms of the blocks. Bytes: the ids read once, one count per block and column written. CTA: a block of
 // 128 tokens. PDL: waits for the kernel before it, then lets place_kernel start.
 __global__ __launch_bounds__(kThreads) void count_kernel(const PlanArgs args) {
     extern __shared__ uint32_t masks[];
@@ -310,15 +310,15 @@ __device__ __forceinline__ void fill_rest(const PlanArgs& args, const PlaceShare
 // on one rank) read by every CTA in two rounds of loads; a launch of its own for their sums took longer.
 //
 // CTA: a block of 128 tokens. It adds up the blocks before it; its first warp places the groups (that of CTA
-// 0 publishes them); one thread a token places rows: a token's slot in a group is the block's start plus the
-// earlier tokens of the block with that expert, counted from bit masks, experts in ascending order. Then all
-// CTAs fill what no token fills: pads, and the ends of the lists.
+// 0 publishes them); one thread per token places rows: a token's slot in a group is the block's start plus
+// the earlier tokens of the block with that expert, counted from bit masks, experts in ascending order. Then
+// all CTAs fill what no token fills: pads, and the ends of the lists.
 //
 // Barriers: __syncthreads between these steps, outside of any branch. The masks of the CTA's first block are
 // made before pdl_wait: count_kernel does not write the ids, and starts this kernel only after all kernels
 // before it have ended.
 //
-// Deterministic: integers, one writer a word.
+// Deterministic: integers, one writer per word.
 __global__ __launch_bounds__(kThreads) void place_kernel(const PlanArgs args) {
     extern __shared__ int64_t memory[];
     const PlaceShared shared(memory, args.groups, args.columns());

@@ -13,7 +13,7 @@ constexpr int kTileRows = 8;  // consecutive rows of a group; their scales of on
 constexpr int kWalkSteps = 8;
 constexpr int kRangeRows = kWalkSteps * kTileRows;
 
-// Grid for walk_tiles: one tile a CTA on average; CTAs without a tile exit at once.
+// Grid for walk_tiles: one tile per CTA on average; CTAs without a tile exit at once.
 inline unsigned walk_grid(int64_t row_capacity, const Launch& launch) {
     return grid_of_items(ceil_div(row_capacity, int64_t{kRangeRows}) * kWalkSteps, launch);
 }

@@ -155,9 +155,9 @@ struct UnpermuteArgs {
 };
 
 // The same for any dtype, width and K. Bytes: every received row's source rows read once, every destination
-// row written once. One warp a destination row; a thread adds eight columns at a time over the source rows in
-// the order of recv_rows, in registers, and rounds once. No barriers. Deterministic: fixed order, one writer
-// a byte.
+// row written once. One warp per destination row; a thread adds eight columns at a time over the source rows
+// in the order of recv_rows, in registers, and rounds once. No barriers. Deterministic: fixed order, one
+// writer per byte.
 __global__ __launch_bounds__(kThreads) void unpermute_kernel(const UnpermuteArgs args) {
     const int64_t received = *args.num_rows, base = args.src.base(), prob_base = args.row_prob.base();
     const float* prob = static_cast<const float*>(args.row_prob.data);
@@ -229,15 +229,15 @@ __device__ __forceinline__ float strand_dot(const uint4* gradients, const uint4*
 
 // drow_prob[r] = <gradient row of r's token, row r>, by token: BF16 in whole vectors, K <= 8.
 //
-// Lower bound: every routed row read once, every token's gradient row once, 4 bytes written a row: 529 MB at
-// T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. By routed row every gradient row is read K times from L2 (940
+// Lower bound: every routed row read once, every token's gradient row once, 4 bytes written per row: 529 MB
+// at T=4096, H=7168, K=8, 0.129 ms at 4.1 TB/s. By routed row every gradient row is read K times from L2 (940
 // MB), and L2 bandwidth is the limit.
 //
 // CTA: one token, one warp for each of its rows: the gradient row comes from L2 for one warp and from L1 for
 // the others. Eight loads per lane in flight, half of them from memory (64 KB per SM). The first CTAs search
 // kPadRows rows each for pads and clear them. No shared memory, no barriers.
 //
-// Deterministic: one writer a word, because tokens' rows and pads are different rows.
+// Deterministic: one writer per word, because tokens' rows and pads are different rows.
 constexpr int kPadRows = 256;
 __global__ __launch_bounds__(kThreads, 4) void token_probs_backward_kernel(const ProbsBackwardArgs args) {
     pdl_wait();
@@ -268,7 +268,7 @@ enum class Access { any, bf16_vectors };
 // Calls visit(first row, end row) for this CTA's tiles. Consecutive CTAs take different groups at the same
 // fraction of each, so that the gradient rows read at one time belong to one part of the tokens, which stays
 // in L2. A group is cut into a power of two of parts, so that no 64-bit division is needed. Every row is read
-// here and pads are free, so a persistent loop is faster than one tile a CTA.
+// here and pads are free, so a persistent loop is faster than one tile per CTA.
 template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGroups& groups, Visit visit) {
     const unsigned count = static_cast<unsigned>(groups.num_groups);
     const unsigned tiles = static_cast<unsigned>((groups.total() + kTileRows - 1) / kTileRows);
@@ -287,10 +287,10 @@ template <class Visit> __device__ __forceinline__ void walk_parts(const DeviceGr
     }
 }
 
-// The same by routed row: BF16 rows where K is above 8 or the plan has no recv_rows (Access::bf16_vectors),
-// and any dtype and alignment (Access::any). CTA: tiles of walk_parts, one warp a row, a lane's strand every
-// 32nd unit, with eight loads in flight. No barriers; row numbers are uniform in a warp. Deterministic: fixed
-// order, one writer a word.
+// The same by routed row. Access::bf16_vectors: BF16 rows, if K is above 8 or the plan has no recv_rows.
+// Access::any: any dtype and alignment. CTA: tiles of walk_parts, one warp per row, a lane's strand
+// every 32nd unit, with eight loads in flight. No barriers; row numbers are uniform in a warp. Deterministic:
+// fixed order, one writer per word.
 template <Access kAccess>
 __global__ __launch_bounds__(kThreads, 3) void unpermute_probs_backward_kernel(const ProbsBackwardArgs args) {
     static_assert(kTileRows == kWarps && op::kProbStrands == kWarpSize && op::kProbUnit == kUnit);

@@ -7,7 +7,7 @@
 namespace fp8flow::hopper {
 
 std::optional<LaunchCount> count_launches(const std::function<void(const Launch&)>& call) {
-    // a blocking stream: work that a call gives to the default stream ends the capture
+    // a blocking stream: work that a call enqueues on the default stream ends the capture
     cudaStream_t stream = nullptr;
     check_cuda(cudaStreamCreate(&stream), "making a stream");
     std::unique_ptr<WorkGraph> graph;

@@ -29,7 +29,7 @@ std::string device_name(int device);  // "NVIDIA H200"
 double max_clock_hertz(int device);   // highest SM clock
 int64_t memory_bytes(int device);     // all of it, used or not
 
-// Two GPUs of which one does not reach the other's memory, in one line; empty: there are none.
+// One line that names two GPUs if one does not reach the memory of the other; empty if all do.
 std::string peer_problem();
 
 // Energy that the device has used since the driver was loaded; absent if it has no counter. The counter is

@@ -58,7 +58,7 @@ OwnedGraph end_capture(cudaStream_t stream, cudaError_t& status) {
 
 }  // namespace
 
-// Other threads may use the device meanwhile, but for its legacy stream.
+// During the capture other threads may use the device, except its legacy stream.
 std::unique_ptr<WorkGraph> capture_work(cudaStream_t stream, const std::function<void()>& work) {
     cudaError_t status = cudaSuccess;
     check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "beginning a capture");

@@ -132,15 +132,14 @@ __device__ __forceinline__ void unit_sigmoids(const Unit& unit, float (&gate)[kU
 
 // h [M, 2F] (gate, up), prob -> a [M, F] = silu(gate) * up * prob, as values or FP8 with 1x128 scales; few
 // rows, or rows of any kind.
-// Lower bound: 2F values in and F values (or FP8 values and F/128 scales) out a row: 5.03 bytes per column,
+// Lower bound: 2F values in and F values (or FP8 values and F/128 scales) out per row: 5.03 bytes per column,
 // 0.082 ms at 32768 x 2048 and 4.1 TB/s.
-// A warp owns neighbouring rows and takes 512 columns a step, 16 per lane. As soon as a step is in registers
-// and multiplied, the next one, of the next row too, is loaded and in flight while the block is quantised and
-// stored, and while other warps compute: 64 KB per SM. No barriers.
-// Deterministic: the maximum of a 128-column block, over eight lanes, does not depend on the order.
-// Instructions for 16 columns (SASS, FP8 output): 525, 272 of them the sigmoid. An SM issues 36 thread
-// instructions per column at 4.1 TB/s and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so
-// many BF16 rows run in swiglu_rows.cu.
+// A warp owns neighbouring rows and takes 512 columns per step, 16 per lane. As soon as a step is in
+// registers and multiplied, the next one, of the next row too, is loaded and in flight while the block is
+// quantised and stored, and while other warps compute: 64 KB per SM. No barriers. Deterministic: the maximum
+// of a 128-column block, over eight lanes, does not depend on the order. Instructions for 16 columns (SASS,
+// FP8 output): 525, 272 of them the sigmoid. An SM issues 36 thread instructions per column at 4.1 TB/s
+// and 1.75 GHz; these 33 kept the scheduler busy and memory at 79 %, so many BF16 rows run in swiglu_rows.cu.
 template <class Args, class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kForwardCtas)
     swiglu_kernel(const Args args) {
@@ -195,7 +194,7 @@ __global__ void __launch_bounds__(Source::kForwardWarps* kWarpSize, Source::kFor
     }
 }
 
-// The sum of the 16 units of a block, two a lane, neighbours first; the same in all eight lanes.
+// The sum of the 16 units of a block, two per lane, neighbours first; the same in all eight lanes.
 __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
     float sum = unit0 + unit1;
 #pragma unroll
@@ -205,13 +204,11 @@ __device__ __forceinline__ float sum_over_block(float unit0, float unit1) {
 
 // da [M, F], h [M, 2F], prob -> dh [M, 2F], as values or FP8 with 1x128 scales, and dprob [M]; few rows, or
 // rows of any kind.
-// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
-// ms at 32768 x 2048 and 4.1 TB/s.
-// Rows, columns and loads as in swiglu_kernel: 60 KB per SM. Pads: zeros. No barriers.
-// Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
-// ascending order, all inside the warp: the sum does not depend on the grid.
-// Instructions for 16 columns (SASS, FP8 output): 770, 48 per column of the 58 that an SM issues at 4.1 TB/s
-// and 1.75 GHz.
+// Lower bound: 3F values in and 2F values (or FP8 values and scales) out per row: 8.06 bytes per column,
+// 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, columns and loads as in swiglu_kernel: 60 KB per SM. Pads:
+// zeros. No barriers. Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks
+// of the row in ascending order, all inside the warp: the sum does not depend on the grid. Instructions for
+// 16 columns (SASS, FP8 output): 770, 48 per column of the 58 that an SM issues at 4.1 TB/s and 1.75 GHz.
 template <class Args, class Source, Output kOutput>
 __global__ void __launch_bounds__(Source::kBackwardWarps* kWarpSize, Source::kBackwardCtas)
     swiglu_backward_kernel(const Args args) {

@@ -5,11 +5,11 @@
 //
 // Lower bound: 2 m n k FLOPs at the BF16 rate of the tensor cores; every operand read once, D written once.
 //
-// Roles: a consumer warpgroup computes 64 rows by all 256 columns of the tile, 64 of the contraction a stage
-// (512 cycles), with its sums in registers, 128 per thread. The wgmma of the next stage are issued before the
-// last ones are waited for. Epilogue: BF16 results are packed into 64 registers, which takes about 100
-// cycles, and stored during the first stages of the next tile, an eighth in each. K-major operands are boxes
-// of rows x 128 bytes; MN-major weights are panels of 64 outputs x 64 contraction rows.
+// Roles: a consumer warpgroup computes 64 rows by all 256 columns of the tile, 64 of the contraction per
+// stage (512 cycles), with its sums in registers, 128 per thread. The wgmma of the next stage are issued
+// before the last ones are waited for. Epilogue: BF16 results are packed into 64 registers, which takes about
+// 100 cycles, and stored during the first stages of the next tile, an eighth in each. K-major operands are
+// boxes of rows x 128 bytes; MN-major weights are panels of 64 outputs x 64 contraction rows.
 //
 // Deterministic: an element of D is one thread's sum over ascending k, written once.
 #include "kernels/hopper/gemm/sm90/pipeline.h"

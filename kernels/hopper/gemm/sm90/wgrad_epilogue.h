@@ -38,15 +38,15 @@ __device__ __forceinline__ BlockOrigin second_block(const BlockOrigin& first) {
 // The row of the block before the first: past every D, so that its store writes nothing.
 constexpr int kNoRow = 1 << 30;
 
-// What a thread knows of the squares of its warp's patch: the quarters that it has stored so far.
+// Squares of a warp's patch: the sum over the quarters that this thread has stored so far.
 template <Squares kSquares> struct PatchSquares {
     float quarters = 0.0f;
 
     __device__ __forceinline__ void add_quarter(const op::SquareStrands& strands) {
         quarters += strands.sum();
     }
-    // All lanes: adds them, writes the patch of the tile of `origin` (of either block), begins the next
-    // patch. Nothing is written of the tile before the first and past the last column.
+    // Called by all lanes. Adds their sums, writes the patch of the tile at `origin` (of either block),
+    // begins the next patch. Before the first tile, and past the last column, nothing is written.
     __device__ __forceinline__ void finish(const GemmProblem& p, const BlockOrigin& origin) {
         double sum = op::lane_of_squares(quarters);
         for (int step = kWarpSize / 2; step > 0; step /= 2) sum += __shfl_xor_sync(kFullMask, sum, step);
