@@ -339,7 +339,7 @@ bool launch_norm_backward_front(NormBackward args, const Launch& launch) {
     args.max_lead =
         with_residual || args.rows >= kLongPart * args.parts ? max_lead_of(teams, with_residual) : -1;
     launch_rows(kernel, args, std::min<int64_t>(args.parts, args.rows), 1, dim3(threads_of(units)),
-                args.depth * row_bytes + sums, launch, "rms_norm_backward");
+                args.depth * row_bytes + sums, launch, "rms_norm_backward", true);
     return true;
 }
 

@@ -92,9 +92,8 @@ __device__ __forceinline__ void merge_amax(const NormForward& args, uint32_t ama
 // ---- wide rows
 // The contract's numbers (kernels/ops/norm_order.h) on a Hopper GPU of 132 SMs: a strand is a thread, a part
 // of dgamma is an SM, with one, two or four rows at a time (chunks). The segments of a row need as many SMs
-// of one GPC, which has about 16. The number of parts is the number of clusters that surely fit at once, so
-// that there is no second wave. Of 32 clusters of four, 30 fit; of clusters of two, all: a GPC has an even
-// number of SMs.
+// of one GPC, which has about 16: there are as many parts as such clusters surely fit at once, lest a
+// second wave waits for the first. Of 32 clusters of four, 30 fitted; of two, all: a GPC has an even number.
 constexpr int kNormThreads = static_cast<int>(op::kNormStrands), kNormWarps = kNormThreads / 32;
 constexpr int kMinWidth = 1024;   // of a row that has a CTA per row or segment
 constexpr int kMostSegments = 8;  // the largest portable cluster
@@ -259,22 +258,32 @@ inline int units_a_thread(int width) {
 }
 
 // Launches at most `ctas` CTAs per SM, a cluster for the segments of a row, and no more clusters than there
-// are rows or fit at once. PDL: all threads of the kernel call pdl_wait() before they touch memory other than
-// by prefetches into L2.
+// are rows or fit at once. with_pdl: all threads of the kernel call pdl_wait() before they touch memory other
+// than by prefetches into L2, so that it may start while the previous kernel ends.
 template <class Args>
-void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 threads,
-                 std::size_t shared_bytes, const Launch& launch, const char* op) {
+void launch_rows(void (*kernel)(Args), const Args& args, int64_t rows, int ctas, dim3 block, int bytes,
+                 const Launch& launch, const char* op, bool with_pdl = false) {
+    constexpr int kDefault = 48 * 1024, kStatic = 4 * 1024;  // at most, of static variables
+    if (bytes > kDefault - kStatic)
+        allow_shared_memory(kernel, static_cast<std::size_t>(bytes), "shared memory of rms_norm");
     const unsigned segments = static_cast<unsigned>(args.segments);
+    cudaLaunchAttribute attributes[2]{};
+    cudaLaunchConfig_t config{};
+    config.blockDim = block;
+    config.dynamicSmemBytes = static_cast<std::size_t>(bytes);
+    config.stream = stream_of(launch);
+    config.attrs = attributes;
     unsigned clusters = std::max(1u, grid_for(rows * segments, launch, ctas) / segments);
-    if (segments == 1) return launch_pdl(kernel, clusters, threads, shared_bytes, launch, op, args);
-    cudaLaunchAttribute attributes[] = {cluster_attribute(segments), pdl_attribute()};
-    const cudaLaunchConfig_t config =
-        launch_config(std::span(attributes, 1), clusters * segments, threads, shared_bytes, launch);
-    allow_shared_memory(kernel, shared_bytes, op);
-    int most = 0;
-    check_cuda(cudaOccupancyMaxActiveClusters(&most, kernel, &config), op);
-    clusters = std::clamp(static_cast<unsigned>(most), 1u, clusters);
-    launch_with(attributes, kernel, clusters * segments, threads, shared_bytes, launch, op, args);
+    config.gridDim = clusters * segments;
+    if (segments > 1) {
+        attributes[config.numAttrs++] = cluster_attribute(segments);
+        int most = 0;
+        check_cuda(cudaOccupancyMaxActiveClusters(&most, kernel, &config), op);
+        clusters = std::clamp(static_cast<unsigned>(most), 1u, clusters);
+        config.gridDim = clusters * segments;
+    }
+    if (with_pdl) attributes[config.numAttrs++] = pdl_attribute();
+    check_cuda(cudaLaunchKernelEx(&config, kernel, args), op);
 }
 
 // False where these rows need another kernel: nothing is launched.

@@ -110,8 +110,8 @@ private:
         }
         Counts& counts = marked_[next_];
         counts.turn = ++turn_;
-        hopper::launch_kernel(count_cycles_kernel, hopper::kNumSms, 1, {.stream = stream}, "counting cycles",
-                              counts.cycles, counts.turn);
+        count_cycles_kernel<<<hopper::kNumSms, 1, 0, stream_of(stream)>>>(counts.cycles, counts.turn);
+        hopper::check_launch("counting cycles");
     }
     cudaEvent_t at(int64_t index) const {
         FP8FLOW_CHECK(index >= 0 && static_cast<std::size_t>(index) < next_, "mark {} of {}", index, next_);

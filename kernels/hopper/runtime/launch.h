@@ -32,20 +32,19 @@ inline unsigned grid_of_items(int64_t items, const Launch& launch, int per_sm = 
     return launch.sm_limit > 0 ? grid_for(items, launch, per_sm) : static_cast<unsigned>(items);
 }
 
+inline void check_launch(const char* op) { check_cuda(cudaGetLastError(), op); }
+
 inline void clear_memory(void* data, int64_t bytes, const Launch& launch, const char* op) {
     if (bytes > 0)
         check_cuda(cudaMemsetAsync(data, 0, static_cast<std::size_t>(bytes), stream_of(launch)), op);
 }
 
 #ifdef __CUDACC__
-// Shared memory beyond 48 KB is an opt-in of the kernel. The launch functions below call this themselves; a
-// kernel needs it earlier only for a query of its occupancy.
-template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t dynamic_bytes, const char* op) {
-    constexpr std::size_t kDefault = 16 << 10;  // no kernel has more than 32 KB of static variables
-    if (dynamic_bytes > kDefault)
-        check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        static_cast<int>(dynamic_bytes)),
-                   op);
+// Dynamic shared memory beyond 48 KB, static memory included, is an opt-in of the kernel.
+template <class Kernel> void allow_shared_memory(Kernel kernel, std::size_t bytes, const char* op) {
+    check_cuda(
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+        op);
 }
 
 // kernel_of.operator()<kFp8>() of an FP8 dtype: the kernel that has the type as a template argument.
@@ -64,9 +63,8 @@ template <class KernelOf> auto of_half(DType dtype, KernelOf kernel_of) {
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, std::size_t shared_bytes,
                    const Launch& launch, const char* op, const Args&... args) {
-    allow_shared_memory(kernel, shared_bytes, op);
     kernel<<<grid, threads, shared_bytes, stream_of(launch)>>>(static_cast<Params>(args)...);
-    check_cuda(cudaGetLastError(), op);
+    check_launch(op);
 }
 template <class... Params, class... Args>
 void launch_kernel(void (*kernel)(Params...), dim3 grid, dim3 threads, const Launch& launch, const char* op,
@@ -103,7 +101,6 @@ template <class... Params, class... Args>
 void launch_with(std::span<cudaLaunchAttribute> attributes, void (*kernel)(Params...), dim3 grid,
                  dim3 threads, std::size_t shared_bytes, const Launch& launch, const char* op,
                  const Args&... args) {
-    allow_shared_memory(kernel, shared_bytes, op);
     const cudaLaunchConfig_t config = launch_config(attributes, grid, threads, shared_bytes, launch);
     check_cuda(cudaLaunchKernelEx(&config, kernel, static_cast<Params>(args)...), op);
 }

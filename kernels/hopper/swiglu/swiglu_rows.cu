@@ -58,7 +58,7 @@ __device__ __forceinline__ void prologue(Shared<kWarps, Unit>& shared, const Uni
     pdl_wait();
 }
 
-// Assigns rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
+// Hands out rows, pads too, in ascending order: row r belongs to warp r % kWarps of the CTA that takes it.
 // The first two rounds go by the index of the CTA, all others by a ticket counter in global memory, one per
 // warp index (one counter for all warps was too slow: 1.8 ns a row). A ticket is requested when the previous
 // one is taken, and has arrived when it is needed. Outputs do not depend on which warp works on a row.
@@ -86,7 +86,7 @@ private:
     int round_ = 0, taken_ = 0;
 };
 
-// A lane's part of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
+// What a lane has of a step: the block that its eight lanes work on, from `col` on; row < 0: none. The first
 // `blocks` blocks of the step are used; 0: the warp has no more rows.
 struct Step {
     int row, col;
@@ -333,8 +333,8 @@ __global__ void __launch_bounds__(kForwardWarps* kWarpSize, 1)
     input.finish();
 }
 
-// The sum of the 16 units of a block; a lane holds two. Neighbours first, then pairs, and so on; the same in
-// all eight lanes. The lower halves of the block are added in even lanes while the upper halves are
+// The sum of the 16 units of a block, of which a lane holds two: neighbours first, then pairs, and so on; the
+// same in all eight lanes. The lower halves of the block are added in even lanes while the upper halves are
 // in odd ones.
 __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
     const bool odd = threadIdx.x % 2 != 0;
@@ -346,12 +346,13 @@ __device__ __forceinline__ float sum_over_block(const float (&units)[kUnits]) {
 }
 
 // da [M, F], h [M, 2F] BF16, prob -> dh [M, 2F], BF16 or FP8 with 1x128 scales, and dprob [M].
-// Lower bound: 3F values in and 2F values (or FP8 values and scales) out per row: 8.06 bytes per column,
-// 0.132 ms at 32768 x 2048 and 4.1 TB/s. Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96
-// KB per SM. The maxima of gate and up are reduced together: even lanes end with the one of gate and odd
-// lanes with that of up, compute its scale, and exchange multipliers. Pads: zeros. Deterministic: dprob adds
-// the units of a lane, the eight lanes of the block, the blocks of the row in ascending order, all inside the
-// warp: the sum does not depend on the grid.
+// Lower bound: 3F values in and 2F values (or FP8 values and scales) out a row: 8.06 bytes per column, 0.132
+// ms at 32768 x 2048 and 4.1 TB/s.
+// Rows, slots and barriers as in swiglu_rows_kernel, with 16 warps: 96 KB per SM. The maxima of gate and up
+// are reduced together: even lanes end with the one of gate and odd lanes with that of up, compute its scale,
+// and exchange multipliers. Pads: zeros.
+// Deterministic: dprob adds the units of a lane, the eight lanes of the block, the blocks of the row in
+// ascending order, all inside the warp: the sum does not depend on the grid.
 template <class Args, Output kOutput>
 __global__ void __launch_bounds__(kBackwardWarps* kWarpSize, 1) swiglu_backward_rows_kernel(const Args args) {
     extern __shared__ __align__(128) uint8_t ring[];
@@ -439,6 +440,15 @@ RowSegments segments_of(int width) {
     return {shift, static_cast<int>(round_up(ceil_div(width, 1 << shift), kBlockCols))};
 }
 
+template <class... Params, class... Args>
+void run(void (*kernel)(Params...), int warps, int inputs, int64_t rows, const Launch& launch, const char* op,
+         const Args&... args) {
+    const std::size_t bytes = static_cast<std::size_t>(ring_bytes(warps, inputs));
+    allow_shared_memory(kernel, bytes, op);
+    launch_pdl(kernel, grid_for(rows, launch, 1), dim3(kWarpSize, static_cast<unsigned>(warps)), bytes,
+               launch, op, args...);
+}
+
 }  // namespace
 
 template <class Args>
@@ -447,8 +457,7 @@ void launch_swiglu_rows(const Args& args, Output output, int64_t rows, const Lau
                         : output == Output::e4m3 ? swiglu_rows_kernel<Args, Output::e4m3>
                                                  : swiglu_rows_kernel<Args, Output::e5m2>;
     const RowSegments segments = segments_of(args.a.cols);
-    launch_pdl(kernel, grid_for(rows << segments.shift, launch, 1), dim3(kWarpSize, kForwardWarps),
-               ring_bytes(kForwardWarps, kForwardInputs), launch, "swiglu", args, segments);
+    run(kernel, kForwardWarps, kForwardInputs, rows << segments.shift, launch, "swiglu", args, segments);
 }
 
 template <class Args>
@@ -456,8 +465,7 @@ void launch_swiglu_backward_rows(const Args& args, Output output, int64_t rows, 
     const auto kernel = output == Output::values ? swiglu_backward_rows_kernel<Args, Output::values>
                         : output == Output::e4m3 ? swiglu_backward_rows_kernel<Args, Output::e4m3>
                                                  : swiglu_backward_rows_kernel<Args, Output::e5m2>;
-    launch_pdl(kernel, grid_for(rows, launch, 1), dim3(kWarpSize, kBackwardWarps),
-               ring_bytes(kBackwardWarps, kBackwardInputs), launch, "swiglu_backward", args);
+    run(kernel, kBackwardWarps, kBackwardInputs, rows, launch, "swiglu_backward", args);
 }
 
 template void launch_swiglu_rows(const SwigluForward&, Output, int64_t, const Launch&);

@@ -86,8 +86,9 @@ private:
     template <Direction direction> void run(const Launch& launch) {
         const int others = ranks_ - 1,
                   ctas = others * std::max(1, kNumSms * kCtasPerSm / others);  // equal for all ranks
-        launch_kernel(peer_kernel<direction>, ctas, kThreads, launch, "peer traffic", regions_, rank_, ranks_,
-                      (rank_ + 1) % ranks_, others, words_, sink_);
+        peer_kernel<direction><<<ctas, kThreads, 0, stream_of(launch)>>>(
+            regions_, rank_, ranks_, (rank_ + 1) % ranks_, others, words_, sink_);
+        check_launch("peer traffic");
     }
 
     Device& device_;

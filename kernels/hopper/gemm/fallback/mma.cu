@@ -249,7 +249,7 @@ __device__ __forceinline__ void write_tile(const GemmProblem& problem, const Til
 // D(i, j) (+)= sum over k of A(i, k) B(j, k). Bytes: each operand tile once per tile of D across it (A n/128
 // times, B m/128 times, mostly from L2), D once; 2*m*n*k FLOPs. CTA: tiles of 128 x 128 of D, one after the
 // other, 8 warps of 64 x 32; the next stage of 32 is loaded into registers while tensor cores work on the
-// current one. Barriers: two around the tile's description, then one per stage: after it all writes to this
+// current one. Barriers: two around the tile's description, then one a stage: after it all writes to this
 // stage are visible and nobody reads the other stage, which is written next. The scales of a block are
 // double-buffered in the same way. Deterministic: an output is one warp's sum over ascending k, promoted at
 // every scale block, and has one writer.
@@ -313,8 +313,9 @@ void launch_fallback(const GemmProblem& problem, GemmBackend backend, const Laun
                                              : mma_kernel<false, false, false>;
     const ChunkOrder order =
         backend == GemmBackend::alternative ? ChunkOrder::descending : ChunkOrder::ascending;
-    launch_kernel(kernel, grid_for(tiles, launch, scaled ? 1 : 2), kThreads, launch, "GEMM (mma)", problem,
-                  tiles, order);
+    kernel<<<grid_for(tiles, launch, scaled ? 1 : 2), kThreads, 0, stream_of(launch)>>>(problem, tiles,
+                                                                                        order);
+    check_launch("GEMM (mma)");
 }
 
 }  // namespace fp8flow::hopper::gemm

@@ -39,9 +39,6 @@ namespace fp8flow::hopper::gemm {
 
 namespace {
 
-// Scales per 128 of the contraction: one for a tile of each operand, or one per row of A and per column of B.
-enum class WgradScales { tiles, vectors };
-
 // ---- scales of a step
 //
 // Where a warp's tile has its scales in those of a step: the group's table, elements from its scales on. In
@@ -58,7 +55,7 @@ public:
         : p_(p), shared_(shared), at_(shared.scales.tiles[warp]) {}
 
     __device__ __forceinline__ void begin(const WgradTile& tile, int64_t column) {
-        if (Policy::kVectors) return;
+        if (Policy::kRowScales) return;
         if (lane() == 0)
             at_ = {static_cast<int>(tile.a_output / kTileRows * p_.a.scale.output_stride),
                    static_cast<int>(min(column, p_.n - 1) / kWarpgroupCols * p_.b.scale.output_stride),
@@ -93,7 +90,7 @@ private:
 
 // The scales of a step: one per row of this thread (8 apart, both blocks) or one for all; and its columns'.
 template <class Policy> struct StepFactors {
-    static constexpr int kRows = Policy::kVectors ? 4 : 1;
+    static constexpr int kRows = Policy::kRowScales ? 4 : 1;
     float row[kRows];
     const float2* columns;
     __device__ __forceinline__ float above(int block) const { return row[kRows / 2 * block]; }
@@ -101,19 +98,6 @@ template <class Policy> struct StepFactors {
         return row[kRows / 2 * block + (kRows > 1 ? 1 : 0)];
     }
 };
-
-// Promotion with scales of columns: `columns` has those of this thread's first two, further ones 8 apart.
-__device__ __forceinline__ void promote_columns(const float (&partial)[64], float (&result)[64], float above,
-                                                float below, const float2* columns) {
-#pragma unroll
-    for (int j = 0; j < 16; ++j) {
-        const float2 column = columns[4 * j];
-        result[4 * j] = fma_float(partial[4 * j], above * column.x, result[4 * j]);
-        result[4 * j + 1] = fma_float(partial[4 * j + 1], above * column.y, result[4 * j + 1]);
-        result[4 * j + 2] = fma_float(partial[4 * j + 2], below * column.x, result[4 * j + 2]);
-        result[4 * j + 3] = fma_float(partial[4 * j + 3], below * column.y, result[4 * j + 3]);
-    }
-}
 
 // Accumulate: after kFetchStep, the second block's old values are loaded into the staging boxes. Their stores
 // are complete by then. After kAddStep they are added to its sums, and the first block's old values are
@@ -148,7 +132,7 @@ public:
         store_second(0);
         store_second(1);
         d_.squares.finish(d_.p, previous_);
-        if (lane() == 0) bulk_wait<0>();
+        if (lane() == 0) bulk_wait_all();
     }
 
 private:
@@ -176,15 +160,14 @@ private:
     __device__ __forceinline__ void wait_and_promote(float (&partial)[64], int block,
                                                      const Factors& factors) {
         wait_mma(partial);
-        if constexpr (Policy::kVectors)
-            promote_columns(partial, sum_[block], factors.above(block), factors.below(block),
-                            factors.columns);
+        if constexpr (Policy::kColumnScales)
+            promote(partial, sum_[block], factors.above(block), factors.below(block), factors.columns);
         else
             promote(partial, sum_[block], factors.above(block), factors.below(block));
     }
     __device__ __forceinline__ Factors read_factors(int step) {
         Factors factors;
-        if constexpr (Policy::kVectors) {
+        if constexpr (Policy::kRowScales) {
             const int row = static_cast<int>(threadIdx.x) % kWarpgroup / 32 * kWarpRows + lane() / 4;
 #pragma unroll
             for (int i = 0; i < Factors::kRows; ++i)
@@ -334,21 +317,23 @@ static_assert(kTileRows == kStageOutputs && kWarpgroupCols == kStageOutputs);
 
 // Transposed copies, K-major: a stage has 128 rows of 128 bytes of each. The policy of wgrad_roles.h, and
 //   Wgmma                        the MMA
-//   kVectors                     one scale per row of A, per column of B; else one for all of a tile's step
+//   kRowScales, kColumnScales    one scale per row of A, per column of B; else one for all of a tile's step
 //   Scales                       rows[stage], columns[warpgroup][stage], tiles[warp]
-template <class Multiply, WgradScales kScales, int kMost> struct Fp8Policy {
+template <class Multiply, ScaleMode kMode, int kMost> struct Fp8Policy {
     using Wgmma = Multiply;
     static constexpr int kSets = kMost;
-    static constexpr bool kVectors = kScales == WgradScales::vectors;
-    static constexpr int kStageK = kFp8StageK, kStagesA = kVectors ? 3 : 4, kStagesB = 3;
+    static constexpr bool kRowScales = has_row_scales(kMode), kColumnScales = has_column_scales(kMode);
+    static constexpr int kStageK = kFp8StageK, kStagesA = kMode == ScaleMode::tiles ? 4 : 3, kStagesB = 3;
     static constexpr uint32_t kOperandStageBytes = kStageOutputs * kStageRowBytes;
-    template <Multicast>
-    static constexpr uint32_t kLoadBytes = kOperandStageBytes + (kVectors ? kScaleBytes : 0);
+    template <Multicast kOperand>
+    static constexpr bool kLoadsScales = kOperand == Multicast::a ? kRowScales : kColumnScales;
+    template <Multicast kOperand>
+    static constexpr uint32_t kLoadBytes = kOperandStageBytes + (kLoadsScales<kOperand> ? kScaleBytes : 0);
 
     // Row and column scales of the stages. Tile scales are read from global memory.
     struct Scales {
-        alignas(16) float rows[kStagesA][kVectors ? kStageOutputs : 1];
-        alignas(16) float columns[kConsumerWarpgroups][kStagesB][kVectors ? kStageOutputs : 1];
+        alignas(16) float rows[kStagesA][kRowScales ? kStageOutputs : 1];
+        alignas(16) float columns[kConsumerWarpgroups][kStagesB][kColumnScales ? kStageOutputs : 1];
         TileScales tiles[kConsumerWarps];
     };
 
@@ -367,7 +352,7 @@ template <class Multiply, WgradScales kScales, int kMost> struct Fp8Policy {
     static __device__ __forceinline__ void load_scales(const GemmProblem& p, const StepSource& from,
                                                        int64_t output, Mbarrier* full, Scales& to,
                                                        const StageOf& at) {
-        if constexpr (!kVectors) return;
+        if constexpr (!kLoadsScales<kOperand>) return;
         if constexpr (kOperand == Multicast::a)
             bulk_load(from.scales + output, full, to.rows[at.index], kScaleBytes);
         else  // columns past the last are not stored, so any scale is fine
@@ -387,9 +372,9 @@ __global__ void __launch_bounds__(kCtaThreads, 1)
         });
 }
 
-template <class Wgmma, WgradScales kScales, int kSets>
+template <class Wgmma, ScaleMode kScaleMode, int kSets>
 void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& maps) {
-    using Policy = Fp8Policy<Wgmma, kScales, kSets>;
+    using Policy = Fp8Policy<Wgmma, kScaleMode, kSets>;
     launch_wgrad<Policy>(p, how, maps, [&]<DType kOutput, Squares kSquares>() {
         return wgrad_kernel<Policy, kOutput, kSquares>;
     });
@@ -397,11 +382,11 @@ void launch(const GemmProblem& p, const Launch& how, const WgradMaps<kSets>& map
 
 template <int kSets>
 void launch_sets(const GemmProblem& p, const std::vector<StoredSet>& sets, const Launch& how) {
-    const bool vectors = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
-    const auto run = vectors ? (e5m2 ? launch<WgmmaE5m2, WgradScales::vectors, kSets>
-                                     : launch<WgmmaE4m3, WgradScales::vectors, kSets>)
-                             : (e5m2 ? launch<WgmmaE5m2, WgradScales::tiles, kSets>
-                                     : launch<WgmmaE4m3, WgradScales::tiles, kSets>);
+    const bool columns = p.b.scale.outputs_per_scale == 1, e5m2 = p.a.dtype == DType::e5m2;
+    const auto run = columns ? (e5m2 ? launch<WgmmaE5m2, ScaleMode::rows_columns, kSets>
+                                     : launch<WgmmaE4m3, ScaleMode::rows_columns, kSets>)
+                             : (e5m2 ? launch<WgmmaE5m2, ScaleMode::tiles, kSets>
+                                     : launch<WgmmaE4m3, ScaleMode::tiles, kSets>);
     run(p, how, wgrad_maps<kSets>(p, sets, kOperandBoxRows));
 }
 

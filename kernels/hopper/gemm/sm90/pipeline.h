@@ -94,16 +94,15 @@ struct WorkTile {
     int32_t past_end;
 };
 
-// Shared memory of a CTA: the stages, with what else a kernel needs per CTA, and the rings.
-struct Stages {
+struct SharedStorage {
     alignas(1024) uint8_t stages[kStages][kStageBytes];
-};
-template <class OfKernel> struct PipelineStorage : OfKernel {
+    alignas(16) float row_scales[kStages][kTileRows];  // FP8: scales of A's rows
+    alignas(
+        16) float col_scales[kStages][kTileCols];  // FP8: scales of B's columns, where it has one a column
     WorkTile tiles[kTileSlots];
     Mbarrier full[kStages], empty[kStages], tile_full[kTileSlots], tile_empty[kTileSlots];
     SharedQueue queue;
 };
-using SharedStorage = PipelineStorage<Stages>;
 // What a CTA has; and what a kernel is launched with, so that the stages are aligned inside: where the
 // padding does not fit, the declared alignment of the base must do (prepare_shared).
 constexpr size_t kMaxSharedBytes = 227 * 1024, kSharedAlignment = 1024;
@@ -350,7 +349,7 @@ __device__ __forceinline__ void run_roles(Produce produce, Consume consume, Fill
     }
 }
 
-// ---- epilogue from registers: 16 bytes (BF16) or 8 bytes (FP32) per thread and store
+// ---- epilogue from registers: 16 bytes (BF16) or 8 bytes (FP32) a thread and store
 //
 // A quad of lanes holds 4 chunks of 8 columns, each lane 2 columns of every chunk; afterwards lane q holds
 // all of chunk q.
@@ -527,6 +526,7 @@ void launch_persistent(Kernel kernel, const GemmProblem& problem, const Launch& 
     static_assert(kSharedBytes<Shared> <= kMaxSharedBytes);
     const int64_t tiles = row_tiles_bound(problem, kTileRows) * ceil_div(problem.n, kTileCols);
     if (tiles == 0) return;
+    allow_shared_memory(kernel, kSharedBytes<Shared>, "shared memory of a GEMM");
     launch_clusters(kernel, grid_for(tiles, launch, 1), kSharedBytes<Shared>, launch, "GEMM (wgmma)", problem,
                     maps...);
 }
