@@ -15,7 +15,6 @@ template <class Args> void Ops::begin(const char* name, const Args& args) {
     if (observer_ != nullptr) observer_->op_called({.op = name, .cost = c, .cast = is_cast(name)});
 }
 
-// An operation of the list without its declaration in ops.h does not compile here.
 #define FP8FLOW_DEFINE(name, Args)                               \
     void Ops::name(const op::Args& args, const Launch& launch) { \
         begin(#name, args);                                      \

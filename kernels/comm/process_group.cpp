@@ -45,25 +45,20 @@ void reduce_rows(const T* rows, std::size_t ranks, std::size_t count, T* result,
     }
 }
 
-// Copies the slices between `data` and a packed buffer; returns the packed bytes.
-std::size_t pack(const std::byte* data, std::size_t element, const std::vector<Slice>& shard, std::byte* to) {
-    std::size_t done = 0;
+// Copies the slices of `data` to a packed buffer, and back.
+void pack(const std::byte* data, std::size_t element, const std::vector<Slice>& shard, std::byte* to) {
     for (const Slice& slice : shard) {
         const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
-        std::memcpy(to + done, data + static_cast<std::size_t>(slice.first) * element, bytes);
-        done += bytes;
+        std::memcpy(to, data + static_cast<std::size_t>(slice.first) * element, bytes);
+        to += bytes;
     }
-    return done;
 }
-std::size_t unpack(const std::byte* from, std::size_t element, const std::vector<Slice>& shard,
-                   std::byte* data) {
-    std::size_t done = 0;
+void unpack(const std::byte* from, std::size_t element, const std::vector<Slice>& shard, std::byte* data) {
     for (const Slice& slice : shard) {
         const std::size_t bytes = static_cast<std::size_t>(slice.count) * element;
-        std::memcpy(data + static_cast<std::size_t>(slice.first) * element, from + done, bytes);
-        done += bytes;
+        std::memcpy(data + static_cast<std::size_t>(slice.first) * element, from, bytes);
+        from += bytes;
     }
-    return done;
 }
 
 // Consecutive parts, one per rank, each as long as the shard of its rank.

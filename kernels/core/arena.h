@@ -21,7 +21,7 @@ public:
     Arena(const Arena&) = delete;
     Arena& operator=(const Arena&) = delete;
 
-    // 256-byte aligned, uninitialised, one after the other but for where a chunk ends. `category` groups
+    // 256-byte aligned, uninitialised, one after the other except at the end of a chunk. `category` groups
     // bytes in reports ("norm", "fc1", ...); a string literal.
     TensorView tensor(DType dtype, std::initializer_list<int64_t> shape, const char* category);
     ScaledTensor fp8(DType dtype, std::initializer_list<int64_t> shape, ScaleLayout layout,
@@ -34,18 +34,18 @@ public:
     };
     Mark mark() const;
     void rewind(const Mark& mark);
-    // Several chunks become one, as large as what was in use at most, once the device has done its work:
-    // together they are larger, since a chunk that the next tensor does not fit into is passed over. Does
+    // Replaces several chunks by one that is as large as the most that was in use. Together they are larger,
+    // because a chunk is skipped if the next tensor does not fit into it. Waits for the device first. Does
     // nothing while memory is in use.
     void join();
-    // Gives its memory back; the next use takes a chunk of `expected` bytes, or more. Nothing is in use, on
-    // the device neither.
+    // Gives its memory back; the next use takes a chunk of at least `expected` bytes. Nothing may be in use,
+    // neither on the host nor on the device.
     void release(int64_t expected = 0);
 
     int64_t bytes_in_use() const { return bytes_in_use_; }
     int64_t peak_bytes() const { return peak_bytes_; }
     int64_t reserved_bytes() const;
-    // The most in use since it has the memory that it has, whatever reset_peak() forgot.
+    // The most in use since its memory was last released; reset_peak() does not change it.
     int64_t deepest_bytes() const { return deepest_; }
     int64_t num_growths() const { return num_growths_; }  // must not rise once warm
     // Bytes by category at the moment of peak use since reset_peak().

@@ -77,14 +77,14 @@ public:
     virtual std::unique_ptr<WorkGraph> capture(Stream, const std::function<void()>& /*work*/) {
         return nullptr;
     }
-    // The calling thread may use this device from now on. The thread that made it may without.
+    // The calling thread may use this device from now on. The thread that made it need not call this.
     virtual void enter_thread() {}
 
     // Number of calls so far that block the host until the device has caught up, or may block it: allocate,
     // free, copy_in, copy_out, synchronize, and others that the backend counts. num_waits() counts waits for
     // events. Tests of the warm step read both.
     int64_t num_synchronisations() const { return num_synchronisations_; }
-    // The host was blocked by another call than those above.
+    // Counts a call outside this class that blocked the host.
     void count_synchronisation() { ++num_synchronisations_; }
     int64_t num_waits() const { return num_waits_; }
 

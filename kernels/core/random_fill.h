@@ -28,7 +28,7 @@ struct RandomFill {
 // Fills `view` on `device`; element i depends on the seed, the kind of draw and i modulo the period alone.
 void fill_random(Device& device, const TensorView& view, const RandomFill& fill = {});
 
-// The same for who fills many tensors: a period is drawn once and kept on the host.
+// The same for many tensors: a period is drawn once and kept on the host.
 class RandomFiller {
 public:
     void fill(Device& device, const TensorView& view, const RandomFill& fill = {});

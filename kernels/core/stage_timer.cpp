@@ -42,7 +42,7 @@ void StageTimer::open(StageLevel level, const char* name, const Launch& launch) 
                    .parent = at_.span,
                    .level = level,
                    .role = launch.role,
-                   .turn = at_.turn};
+                   .micro_batch = at_.micro_batch};
     timeline_->begin_range(at_.direction, name);
     span.first = timeline_->mark(launch.stream);
     at_.span = static_cast<int>(spans_.size());

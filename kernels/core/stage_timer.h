@@ -24,7 +24,7 @@ namespace fp8flow {
 
 enum class StageLevel : uint8_t { part = 1, stage = 2 };
 // parts: only parts leave marks, so that events between kernels do not count in the time of a whole layer;
-// they tell the device's clock, too.
+// they also measure the device's clock.
 enum class TimerDetail : uint8_t { off = 0, parts = 1, stages = 2 };
 
 struct StageSpan {
@@ -34,7 +34,7 @@ struct StageSpan {
     int parent = -1;  // index of the span around this one
     StageLevel level = StageLevel::stage;
     StreamRole role = StreamRole::main;
-    int turn = 0;                 // of two micro-batches (StageTimer::Position)
+    int micro_batch = 0;          // 0 or 1: of two interleaved ones
     int64_t first = 0, last = 0;  // marks
     double wire_bytes = 0;        // that left this rank, children not counted
     int64_t peak_bytes = 0;       // of the watched arenas while it was open, children counted
@@ -58,8 +58,8 @@ public:
     struct Position {
         const char* direction = "forward";
         int layer = -1;
-        int span = -1;  // the innermost open one
-        int turn = 0;   // of two micro-batches
+        int span = -1;        // the innermost open one
+        int micro_batch = 0;  // 0 or 1: of two interleaved ones
     };
     Position position() const { return at_; }
     void set_position(const Position& position) { at_ = position; }

@@ -27,12 +27,12 @@ struct Launch {
     // 0: all; otherwise at most so many SMs, so that communication can run in parallel
     int sm_limit = 0;
     StreamRole role = StreamRole::main;
-    // This call depends on no call of the stream since the last one without this mark, that one included, and
-    // none of them depends on it. A backend may run these calls in parallel. A call without the mark waits
-    // for everything before it.
+    // This call, and the calls of the stream since the last call without this mark (including that one), do
+    // not depend on each other. A backend may run them in parallel. A call without the mark waits for
+    // everything before it.
     bool independent = false;
-    // Kernels of other streams run at the same time. A backend may give each SM the work it has time for,
-    // where it otherwise divides work evenly; the results are the same.
+    // Kernels of other streams run at the same time. A backend may then give each SM as much work as it has
+    // time for, instead of equal shares; the results are the same.
     bool shared_device = false;
 };
 

@@ -18,7 +18,7 @@ public:
     virtual int64_t mark(Stream stream) = 0;
     // From mark a to mark b; waits until both have passed.
     virtual double seconds_between(int64_t a, int64_t b) = 0;
-    // Forgets all marks and keeps their storage. Marks that are still under way may be forgotten, too.
+    // Forgets all marks and keeps their storage, also of marks that the device has not reached yet.
     virtual void reset() = 0;
 
     // From now on marks count the device's cycles, too, which costs it some microseconds each. Not every

@@ -85,9 +85,9 @@ struct QkvHeads {
     TensorView q_raw, k_raw;    // out, with gammas: q and k before the norm
     TensorView q_rstd, k_rstd;  // out, with gammas: [rows of the norm] f32
 };
-// The same upwards: Rope backward of dq and dk; with gammas, RmsNormBackward of their rows; MergeQkv. What dq
-// and dk hold afterwards is not said. rows: dqkv quantised from its values (QuantizeRows); then what dqkv
-// holds afterwards is not said either. dbias is summed from dqkv before it is quantised.
+// The backward of QkvHeads: Rope backward of dq and dk; with gammas, RmsNormBackward of their rows; MergeQkv.
+// dq and dk are undefined afterwards. rows: dqkv quantised from its values (QuantizeRows); dqkv is then
+// undefined, too. dbias is summed from dqkv before it is quantised.
 struct QkvHeadsBackward {
     TensorView dq, dk, dv;  // dq, dk in/out
     TensorView table;
@@ -112,8 +112,8 @@ struct LatentHeads {
     TensorView k;       // out [T, heads, Dn + Dr]
     TensorView v;       // out [T, heads, Dv]
 };
-// The same upwards. dk_rope: the rotated columns of dk added over ascending heads in fp32, then rotated back,
-// then rounded once.
+// The backward of LatentHeads. dk_rope: the rotated columns of dk added over ascending heads in fp32, then
+// rotated back, then rounded once.
 struct LatentHeadsBackward {
     TensorView dk, dv;
     TensorView table;

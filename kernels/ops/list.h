@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
-// The list of every local operation, by family, as X(name, Args). From it come the definitions and virtual
-// do_x of Ops, the overrides of both backends, bench's registry and the tests' coverage: a missing operation
-// is a compile error. Adding one: here, its declaration in kernels/ops.h, check and cost, both backends.
+// The list of every local operation, by family, as X(name, Args). From it come the methods and virtual do_x
+// of Ops, the overrides of both backends, bench's registry and the tests' coverage: a missing operation is a
+// compile error. Adding one: here, check and cost, both backends.
 #pragma once
 
 #include "kernels/ops/attention.h"

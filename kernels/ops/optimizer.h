@@ -11,9 +11,9 @@ namespace fp8flow::op {
 // sum += sum of squares of x, in double, rounded to f32 once per call. In a block of 8192 elements, element i
 // goes to strand i % 128 (ascending); each four neighbouring strands are added as (0+1) + (2+3), the 32 sums
 // in halves (s + (s+16), then + 8, 4, 2, 1). The sum of block b goes to strand b % 1024 (ascending); each 32
-// neighbouring strands are added in halves, then the 32 sums likewise. Either half can be done alone: with
-// block_sums and no sum the sums of x's blocks are stored, with block_sums and no x they are added. So ranks
-// that have whole blocks of a tensor add up what one rank with all of it does.
+// neighbouring strands are added in halves, then the 32 sums in the same way. The two steps can be separate
+// calls: block_sums without sum stores the sums of x's blocks, block_sums without x adds them. So ranks that
+// have whole blocks of a tensor get the same sum as one rank that has the whole tensor.
 constexpr int64_t kNormSquaredBlock = 8192, kNormSquaredStrands = 128, kNormSquaredBlockStrands = 1024;
 struct NormSquared {
     TensorView x;           // f32 | bf16, any shape
@@ -26,7 +26,7 @@ struct NormSquared {
 // Nothing is written when *status != 0. Moments in BF16 are read as they are and rounded stochastically when
 // they are written, each with its own key, by global element (kernels/core/stochastic_rounding.h); the update
 // itself takes the values before that.
-// What a step has of its own, lr, c1 and c2 among it, is read from the device.
+// Values that change from step to step, such as lr, c1 and c2, are read from the device.
 struct AdamW {
     TensorView grad;      // f32 | bf16
     TensorView schedule;  // [3] f32: lr, c1 = 1 - b1^t, c2 = 1 - b2^t of step t, from 1

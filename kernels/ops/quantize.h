@@ -83,8 +83,8 @@ struct Dequantize {
     TensorView dst;    // out
 };
 
-// Values whose magnitude is larger than share x the dtype's largest value, rounded to FP8, become it; NaN
-// stays NaN. With groups: rows of the groups, pads included.
+// limit = share x the dtype's largest value, rounded to FP8. Values with a larger magnitude become the limit
+// with their sign; NaN stays NaN. With groups: rows of the groups, pads included.
 struct ClipFp8 {
     RowGroups groups;
     float share = 1;

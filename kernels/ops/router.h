@@ -27,8 +27,8 @@ struct RouterLogits {
 };
 // dx = dlogits W (fma, ascending e; then + dx_in, optional, in fp32 before the one rounding), dW (+)=
 // dlogits^T x (blocks of 256 tokens by fma in ascending t, then the block sums in ascending order; accumulate
-// adds the finished sum). Tensor cores as above, and dlogits may go in as two BF16 parts (16 bits), whose
-// sums may be joined at the end; accumulate may then add the parts of the sum one after the other. dW within
+// adds the finished sum). Tensor cores as above. They may also take dlogits as two BF16 parts (16 bits) and
+// join the sums of the parts at the end; accumulate may then add these sums one after the other. dW within
 // 1e-5 (norm-wise) of the exact sum (5e-5 as above), dx within its rounding to BF16.
 struct RouterLogitsBackward {
     TensorView dlogits;  // [T, E] f32

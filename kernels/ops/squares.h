@@ -44,7 +44,7 @@ FP8FLOW_HD double lane_of_squares(float quarters) {
 
 // sum += all entries, in double, rounded to f32 once per call: blocks of 1024 entries; in a block entry i
 // goes to strand i % 32 (ascending), the strands are added in halves. The sum of block b goes to strand b %
-// 1024 (ascending); each 32 neighbouring strands are added in halves, then the 32 sums likewise.
+// 1024 (ascending); each 32 neighbouring strands are added in halves, then the 32 sums in the same way.
 constexpr int64_t kAddSquaresBlock = 1024, kAddSquaresStrands = 32;
 struct AddSquares {
     TensorView squares;  // f64, any shape

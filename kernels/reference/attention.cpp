@@ -22,7 +22,7 @@ using reference::rotate_pairs;
 using reference::store_floats;
 
 constexpr int64_t kWidth = 16;       // rows of the fp32 copies are padded to this: inner loops have no tail
-constexpr int64_t kQueryBlock = 32;  // query rows whose scores are held at a time
+constexpr int64_t kQueryBlock = 32;  // query rows with scores in memory at a time
 
 // c[0, n) += sum over ascending k in [first, last) of a[k * a_stride] * b[k][0, n): one fma per term. n is a
 // multiple of kWidth. Eight terms at a time save loads and stores of c; every c[x] sees its terms in order.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 // Blocked GEMM: a task is a block of columns of D by a range of its rows. It packs its columns of B once as
 // fp32 [k][16] panels, decodes A a tile of rows at a time, and runs a 6x16 register kernel over both. Vector
-// lanes hold different outputs, never parts of one sum, so that each output is summed in the stated order
-// whatever the blocking.
+// lanes hold different outputs, never parts of one sum, so that the blocking does not change the order in
+// which an output is summed.
 #include "kernels/reference/gemm_kernel.h"
 
 #include "kernels/reference/rows.h"
@@ -17,17 +17,15 @@ namespace fp8flow::reference {
 
 namespace {
 
-constexpr int64_t kTileRows = 6,
-                  kTileCols = 16;  // 12 accumulators of 8 floats leave 4 of 16 vector registers for operands
-constexpr int64_t kTileSize = kTileRows * kTileCols;
-constexpr int64_t kMaxRowsA = 72, kMaxColsB = 256;  // of one task's packed tile of A and block of B
-constexpr int64_t kMaxFloatsA = 1 << 19,
-                  kMaxFloatsB = 1 << 20;  // 2 MiB and 4 MiB, unless one panel needs more
-constexpr int64_t kChunk =
-    256;  // contraction between visits of the accumulators in memory: 16 KiB of B in L1
-constexpr int64_t kSplitChunk = 32;  // the same for plain operands under SummationOrder::split
-constexpr int64_t kRowPadding =
-    16;  // floats between rows of A, so that rows do not compete for one cache set
+// A tile's 12 accumulators of 8 floats leave 4 of 16 vector registers for operands.
+constexpr int64_t kTileRows = 6, kTileCols = 16, kTileSize = kTileRows * kTileCols;
+// Of one task's packed tile of A and block of B: 2 MiB and 4 MiB, unless one panel needs more.
+constexpr int64_t kMaxRowsA = 72, kMaxColsB = 256, kMaxFloatsA = 1 << 19, kMaxFloatsB = 1 << 20;
+// Contraction between visits of the accumulators in memory: 16 KiB of B in L1. kSplitChunk: for plain
+// operands under SummationOrder::split.
+constexpr int64_t kChunk = 256, kSplitChunk = 32;
+// Floats between rows of A, so that rows do not compete for one cache set.
+constexpr int64_t kRowPadding = 16;
 constexpr double kParallelFlops = 1e6;
 
 // acc[6][16] += A B over `depth` steps; row i of A starts at a + i * row_stride. Sanitizers leave it out:

@@ -254,10 +254,10 @@ void measure_row(const op::MeasureQuantization& args, int64_t row, int64_t sourc
     const float largest = fp8_max(fp8.dtype);
     for (int64_t col = 0; col < source.cols(); ++col) {
         const int64_t r = transposed ? col : row, c = transposed ? row : col;
-        const float code = value_at(fp8, r * fp8.cols() + c), scale = scale_of(args.quantized, r, c, 0);
+        const float value = value_at(fp8, r * fp8.cols() + c), scale = scale_of(args.quantized, r, c, 0);
         const double truth = static_cast<double>(value_at(source, source_row * source.cols() + col)) *
                              static_cast<double>(scale_of(args.source, source_row, col, 0));
-        sums.counts.count(code, scale, truth, largest);
+        sums.counts.count(value, scale, truth, largest);
         ++sums.exponents[float_bits(scale) >> 23 & 0xFF];
     }
 }

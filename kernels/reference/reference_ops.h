@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 // The CPU backend: plain loops with a stated order of accumulation; OpenMP over independent outputs is the
-// only speed-up. It is the definition that the Hopper backend is compared with. One op family a file; shared
-// row helpers in rows.h.
+// only speed-up. It is the definition that the Hopper backend is compared with. One op family per file;
+// shared row helpers in rows.h.
 #pragma once
 
 #include "kernels/ops.h"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Row helpers of the reference backend: any float tensor is read and written a row at a time as fp32, so that
-// the operations are plain fp32 loops for every storage type; and the iteration over routed rows.
+// Row helpers of the reference backend: any float tensor is read and written as fp32, one row at a time, so
+// that the operations are plain fp32 loops for every storage type; and the iteration over routed rows.
 #pragma once
 
 #include "kernels/core/scalar_math.h"
@@ -48,7 +48,7 @@ struct GroupRange {
 std::vector<GroupRange> group_ranges(const RowGroups& groups, int64_t rows);
 // Throws Error(usage) unless each of the first `count` numbers is -1 or below `end`.
 void check_rows_named(const TensorView& numbers, int64_t count, const char* what, int64_t end);
-// The same for ids [.., K] of experts, from `least` on, different in a row but for -1.
+// The same for ids [.., K] of experts: each in [least, experts), no expert twice in a row; -1 may repeat.
 void check_expert_ids(const TensorView& ids, const char* what, int32_t least, int64_t experts);
 
 // Adds the upper half of N strands to the lower half until one is left.

@@ -100,66 +100,67 @@ float prob_gradient(const float* da, const float* weighted, int64_t width) {
     return sum;
 }
 
-// Rows of `a` made from rows of h; store(row, values) writes a valid row, clear(row) a pad.
-template <class Args, class Store, class Clear> void forward(const Args& args, Store store, Clear clear) {
+// Where rows are written: values, or FP8 values and scales.
+struct PlainRows {
+    const TensorView& view;
+    void store(int64_t row, const float* values) const { store_row(view, base_of(view) + row, values); }
+    void clear(int64_t row) const { zero_row_of(view, row); }
+};
+struct QuantizedRows {
+    const ScaledTensor& rows;
+    ScaleFormat format;
+    void store(int64_t row, const float* values) const {
+        quantize_row(values, rows, base_of(rows.data) + row, {.scale_format = format});
+    }
+    void clear(int64_t row) const { zero_row(rows, base_of(rows.data) + row); }
+};
+
+// Rows of `a` made from rows of h.
+template <class Args, class Rows> void forward(const Args& args, const Rows& out) {
     const int64_t width = args.h.cols() / 2;
     const Unit unit(args.form);
     for_each_row(args.groups, args.h.dim(0), 3 * width, [&](int64_t row, RowKind kind, float* h_row) {
-        if (kind == RowKind::pad) return clear(row);
+        if (kind == RowKind::pad) return out.clear(row);
         float* a_row = h_row + 2 * width;
         load_row(args.h, base_of(args.h) + row, h_row);
         forward_row(h_row, unit, prob_of(args.prob, row), width, a_row);
-        store(row, a_row);
+        out.store(row, a_row);
     });
 }
 
 // The same for rows of dh; dprob is written here.
-template <class Args, class Store, class Clear> void backward(const Args& args, Store store, Clear clear) {
+template <class Args, class Rows> void backward(const Args& args, const Rows& out) {
     const int64_t width = args.da.cols();
     float* dprob = args.dprob ? args.dprob.template as<float>() + base_of(args.dprob) : nullptr;
     const Unit unit(args.form);
     for_each_row(args.groups, args.da.dim(0), 6 * width, [&](int64_t row, RowKind kind, float* h_row) {
         if (kind == RowKind::pad) {
             if (dprob != nullptr) dprob[row] = 0.0f;
-            return clear(row);
+            return out.clear(row);
         }
         float *dh_row = h_row + 2 * width, *da_row = h_row + 4 * width, *weighted = h_row + 5 * width;
         load_row(args.h, base_of(args.h) + row, h_row);
         load_row(args.da, base_of(args.da) + row, da_row);
         backward_row(da_row, h_row, unit, prob_of(args.prob, row), width, dh_row, weighted);
         if (dprob != nullptr) dprob[row] = prob_gradient(da_row, weighted, width);
-        store(row, dh_row);
+        out.store(row, dh_row);
     });
 }
 
 }  // namespace
 
-void ReferenceOps::do_swiglu(const op::Swiglu& args, const Launch&) {
-    forward(
-        args, [&](int64_t row, const float* a) { store_row(args.a, base_of(args.a) + row, a); },
-        [&](int64_t row) { zero_row_of(args.a, row); });
-}
+void ReferenceOps::do_swiglu(const op::Swiglu& args, const Launch&) { forward(args, PlainRows{args.a}); }
 
 void ReferenceOps::do_swiglu_quantize(const op::SwigluQuantize& args, const Launch&) {
-    const QuantizeRule rule{.scale_format = args.scale_format};
-    const int64_t base = base_of(args.a.data);
-    forward(
-        args, [&](int64_t row, const float* a) { quantize_row(a, args.a, base + row, rule); },
-        [&](int64_t row) { zero_row(args.a, base + row); });
+    forward(args, QuantizedRows{args.a, args.scale_format});
 }
 
 void ReferenceOps::do_swiglu_backward(const op::SwigluBackward& args, const Launch&) {
-    backward(
-        args, [&](int64_t row, const float* dh) { store_row(args.dh, base_of(args.dh) + row, dh); },
-        [&](int64_t row) { zero_row_of(args.dh, row); });
+    backward(args, PlainRows{args.dh});
 }
 
 void ReferenceOps::do_swiglu_backward_quantize(const op::SwigluBackwardQuantize& args, const Launch&) {
-    const QuantizeRule rule{.scale_format = args.scale_format};
-    const int64_t base = base_of(args.dh.data);
-    backward(
-        args, [&](int64_t row, const float* dh) { quantize_row(dh, args.dh, base + row, rule); },
-        [&](int64_t row) { zero_row(args.dh, base + row); });
+    backward(args, QuantizedRows{args.dh, args.scale_format});
 }
 
 }  // namespace fp8flow

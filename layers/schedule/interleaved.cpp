@@ -36,7 +36,7 @@ void InterleavedPair::play(StageTimer& timer, const Work& work, int side) {
     wait_for_turn(side);
     try {
         if (!error_) {
-            timer.set_position({.turn = side});
+            timer.set_position({.micro_batch = side});
             work(micro_batches_[side]);
         }
     } catch (...) {

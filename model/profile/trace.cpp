@@ -19,8 +19,8 @@ std::string chrome_trace(const std::vector<ArmProfile>& arms, int rank) {
         // a thread for each stream, and for the second of two micro-batches on the main one
         constexpr int kThreads = kNumStreamRoles + 1;
         const auto thread_of = [](const StageSpan& span) {
-            return span.role == StreamRole::main && span.turn > 0 ? kNumStreamRoles
-                                                                  : static_cast<int>(span.role);
+            return span.role == StreamRole::main && span.micro_batch > 0 ? kNumStreamRoles
+                                                                         : static_cast<int>(span.role);
         };
         constexpr const char* kNames[kThreads] = {"", ", side stream", ", wire stream",
                                                   ", the other micro-batch"};

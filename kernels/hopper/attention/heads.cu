@@ -16,7 +16,7 @@ namespace fp8flow::hopper::attention {
 namespace {
 
 constexpr int kThreads = 256, kWarps = kThreads / 32;
-constexpr int kBatch = 4;  // heads of a group of lanes whose loads are in flight together
+constexpr int kBatch = 4;  // heads that a group of lanes loads together
 
 // A tensor [T, heads, D]; a warp processes the heads of one token.
 struct Heads {

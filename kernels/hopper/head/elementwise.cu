@@ -15,7 +15,7 @@ constexpr int kThreads = 256;
 
 // y = a + b, or y = a in another dtype when b is absent. Bytes: every element once. Eight elements per thread
 // and iteration; y may alias a or b, because a thread writes what only it has read. kBf16: three BF16 tensors
-// of whole vectors, whose few registers let all of an SM's threads run, which keeps enough reads in flight.
+// of whole vectors. It needs few registers, so all of an SM's threads run and keep enough reads in flight.
 template <bool kBf16>
 __global__ __launch_bounds__(kThreads, kBf16 ? 8 : 1) void add_kernel(DeviceView a, DeviceView b,
                                                                       DeviceView y, int64_t count,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: MIT
-// Stable sort of tokens by id: few by counting, for each token, the tokens before it; many by CUB's radix
-// sort, whose time grows linearly. Integers: the result is the same in every run.
+// Stable sort of tokens by id. Few tokens: each counts the tokens before it. Many: CUB's radix sort, because
+// its time grows linearly. Integers: the result is the same in every run.
 #include "kernels/hopper/head/sort_tokens.h"
 
 #include "kernels/core/error.h"

@@ -17,7 +17,7 @@ namespace {
 constexpr int kParts = static_cast<int>(op::kGammaParts), kGroup = static_cast<int>(op::kGammaGroup),
               kGroups = kParts / kGroup, kChunks = static_cast<int>(op::gamma_chunks(1));
 constexpr int kMostPairs = 64;  // pairs of columns of a CTA
-constexpr int kAhead = 16;      // rows of a chunk whose loads are in flight together
+constexpr int kAhead = 16;      // rows of a chunk that are loaded together
 
 struct GammaJobs {
     GammaJob job[kMostGammas];

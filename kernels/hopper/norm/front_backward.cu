@@ -24,9 +24,9 @@ constexpr int bound_of(int units) { return units == 2 ? 768 : 512; }
 static_assert(op::gamma_chunks(2 * kUnit * kNormThreads) == teams_of(2) &&
               op::gamma_chunks(3 * kUnit * kNormThreads) == teams_of(kMostUnits));
 
-// Found by measurement. kRoom: shared memory for rows; kFewRows: as many slots as are of use where one team
-// has no residual. A CTA is limited (max_lead) where a part has at least kLongPart rows, or where a residual
-// is read too.
+// Found by measurement. kRoom: shared memory for all slots. kFewRows: the most slots that help one team
+// without a residual. The lead of a CTA is limited (max_lead) if a part has at least kLongPart rows or a
+// residual is read.
 constexpr int kRoom = 220 * 1024, kFewRows = 4, kFirstRows = 2, kLongPart = 48;
 constexpr int max_lead_of(int teams, bool with_residual) {
     return teams == 2 ? (with_residual ? 4 : 8) : (with_residual ? 1 : 4);

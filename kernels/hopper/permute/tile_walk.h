@@ -30,7 +30,7 @@ __device__ __forceinline__ int share_of(int row, int rows, int tiles) {
 //
 // Rows of a group ascend by token, and a token feeds K groups: in row order a token's row is read K times,
 // far apart in time, from memory. So tiles are ordered in kWalkSteps steps: step s covers the s-th eighth of
-// every group, hence about one eighth of the tokens, which stays in L2.
+// every group, that is about one eighth of the tokens, which stays in L2.
 //
 // Within a step, tiles are distributed in proportion to rows: range r is rows [kRangeRows r, kRangeRows (r +
 // 1)), and its CTA takes from each group it overlaps the same share of the step's tiles as it has of the

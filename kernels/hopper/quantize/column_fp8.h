@@ -15,7 +15,7 @@ constexpr int kWidestShift = 3;  // a row of 1 << 3 units: 128 bytes
 // The first tile of a group begins at a multiple of 32 rows of the output, so that stores are whole sectors.
 constexpr int kSectorRows = 32;
 
-// Position of a warp in a ring of kSlots slots, of which it takes every kStep-th, and the phase parity of the
+// Position of a warp that takes every kStep-th slot of a ring of kSlots slots, and the phase parity of the
 // slot.
 template <int kSlots, int kStep> struct SlotCursor {
     int index;

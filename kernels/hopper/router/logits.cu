@@ -215,7 +215,7 @@ void input_gradient_simt(const op::RouterLogitsBackward& args, const Launch& lau
                              launch, "router_logits_backward: dx");
 }
 
-// dweight on CUDA cores, in rounds over the columns whose block sums fit the workspace.
+// dweight on CUDA cores, in rounds of as many columns as have block sums that fit the workspace.
 void weight_gradient_simt(const op::RouterLogitsBackward& args, const HopperOps::Workspace& workspace,
                           const Launch& launch) {
     const int64_t tokens = args.x.dim(0), hidden = args.x.dim(1), experts = args.weight.dim(0);

@@ -106,7 +106,7 @@ __device__ __forceinline__ void store_keys(const R& row, const TopKArgs& args, c
                        row.experts(), args.topk, keys, keys + row.experts());
 }
 
-// Probabilities of a token whose choices are in args.ids; own is that of k = lane.
+// Probabilities of the choices of a token in args.ids; own is the choice of k = lane.
 __device__ __forceinline__ void choice_probs(const TopKArgs& args, int experts, int64_t t, int own,
                                              float largest, float sum) {
     const int topk = args.topk;

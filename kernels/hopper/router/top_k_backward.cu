@@ -103,7 +103,7 @@ __device__ __forceinline__ void choices_backward(const R& row, const BackwardArg
     }
 }
 
-// dlogits += the gradients of the balancing losses; slopes: d score / d logit but for the mean.
+// dlogits += the gradients of the balancing losses; slopes: d score / d logit without the mean.
 template <class R>
 __device__ __forceinline__ void balance_backward(const R& row, const BackwardArgs& args, int64_t t,
                                                  const float (&scores)[R::kCount],

@@ -27,7 +27,7 @@ struct Cycles {
     unsigned long long counted, when, turn;
 };
 // [kNumSms] in host memory. There is one CTA for each SM, but several may run on one SM and none on another:
-// the entry of that one keeps an older turn.
+// the entry of the SM without a CTA keeps an older turn.
 __global__ void count_cycles_kernel(Cycles* cycles, unsigned long long turn) {
     cycles[hopper::sm_id()] = {static_cast<unsigned long long>(clock64()), hopper::global_nanoseconds(),
                                turn};

@@ -12,7 +12,7 @@ namespace fp8flow::hopper {
 
 namespace {
 
-// The library's own types (nvml.h), of which only these are used.
+// The types of nvml.h that are used.
 using Handle = void*;
 struct Library {
     int (*init)() = nullptr;

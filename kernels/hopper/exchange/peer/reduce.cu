@@ -124,7 +124,7 @@ __global__ __launch_bounds__(kPeerThreads) void fetch_shards_kernel(const Reduce
 constexpr int kMaxPieces = 96;
 struct Piece {
     int64_t tensor, packed, bytes;
-    int member;  // whose region
+    int member;  // owner of the region
 };
 struct PieceArgs {
     PeerGroup group;

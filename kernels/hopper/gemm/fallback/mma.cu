@@ -69,7 +69,7 @@ __device__ __forceinline__ uint4 decode(const uint4& raw, DType dtype) {
             decode_pair(raw.y >> 16, kind)};
 }
 
-// Reads this thread's pieces of the tile whose first element is `first`; zeros outside `outputs` x `depth`.
+// Reads this thread's pieces of the tile that begins at `first`; zeros outside `outputs` x `depth`.
 template <bool kAlong>
 __device__ __forceinline__ void fetch(const GemmOperand& operand, int64_t first, int64_t outputs,
                                       int64_t depth, uint4 (&raw)[kOcts]) {

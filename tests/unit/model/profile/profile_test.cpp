@@ -351,7 +351,7 @@ TEST(Profile, TraceHasAThreadForEachStream) {
     arm.trace.assign(4, span);
     arm.trace[1].role = StreamRole::side;
     arm.trace[2].role = StreamRole::wire;
-    arm.trace[3].turn = 1;
+    arm.trace[3].micro_batch = 1;
     const json trace = json::parse(chrome_trace({arm}, 0));
     std::map<int, std::string> names;
     std::set<int> threads;
